@@ -1,0 +1,50 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package healthz
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// Elector is what the leader watchdog asks.
+type Elector interface {
+	// Healthy answers an error when this process still leads although its lease expired more than tolerance ago.
+	Healthy(tolerance time.Duration) error
+}
+
+// LeaderWatchdog is the check "leader-election". It fails when an elector leads more than tolerance past its lease:
+// the process should have ended by then, so a failing /livez has the kubelet restart it. A standby passes.
+func LeaderWatchdog(tolerance time.Duration, electors ...Elector) Check {
+	return NamedCheck("leader-election", func(*http.Request) error {
+		var errs []error
+		for _, e := range electors {
+			errs = append(errs, e.Healthy(tolerance))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// Worker is what a controller's check asks.
+type Worker interface {
+	// LongestRunning returns the key of the reconcile that has been in flight for longest, and for how long; zero if
+	// none is.
+	LongestRunning(now time.Time) (key string, running time.Duration)
+	// Problem tells what else keeps the controller from its work, for instance a permission that its cache lacks.
+	Problem() error
+}
+
+// Controller is the check "controller-NAME". It fails while a reconcile of the controller has been running for longer
+// than limit, since a stuck reconcile holds its worker and its key for ever and nothing else would show it; and while
+// the controller has a problem.
+func Controller(name string, worker Worker, limit time.Duration) Check {
+	return NamedCheck("controller-"+name, func(*http.Request) error {
+		if key, age := worker.LongestRunning(time.Now()); age > limit {
+			return fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), limit)
+		}
+		return worker.Problem()
+	})
+}
