@@ -1,0 +1,93 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+// podNameExtra is where kube-apiserver tells the Pod that a token is bound to.
+const podNameExtra = "authentication.kubernetes.io/pod-name"
+
+// AuditLog is the path of kube-apiserver's audit log, one JSON object a line.
+func (c *Cluster) AuditLog() string { return filepath.Join(c.box.Dir, "audit.log") }
+
+// AuditEvents reads the audit log: every request at level Metadata but those for health, patches and
+// writes of Leases with their bodies, never with the body of a Secret or a token. A request whose
+// answer was read to its end is in it. A watch is in it twice, at its begin and its end.
+func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
+	log, err := os.ReadFile(c.AuditLog())
+	if err != nil {
+		return nil, fmt.Errorf("read the audit log: %w", err)
+	}
+	var events []auditv1.Event
+	for line := range bytes.Lines(log) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break // kube-apiserver is writing it
+		}
+		var event auditv1.Event
+		if err := json.Unmarshal(line, &event); err != nil {
+			return nil, fmt.Errorf("read the audit log: %w", err)
+		}
+		events = append(events, event)
+	}
+	return events, nil
+}
+
+// WaitForAudit returns the first event of the audit log that matches, or waits for it until ctx ends.
+func (c *Cluster) WaitForAudit(ctx context.Context, match func(auditv1.Event) bool) (auditv1.Event, error) {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		events, err := c.AuditEvents()
+		if err != nil {
+			return auditv1.Event{}, err
+		}
+		for _, event := range events {
+			if match(event) {
+				return event, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return auditv1.Event{}, fmt.Errorf("wait for an event in the audit log: %w", context.Cause(ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// AuditPod is the name of the Pod whose token made the request, or "".
+func AuditPod(event auditv1.Event) string {
+	if names := event.User.Extra[podNameExtra]; len(names) == 1 {
+		return names[0]
+	}
+	return ""
+}
+
+// AuditWrite tells whether the request changed an object: a mutating verb, not a dry run, that succeeded.
+// Requests to create reviews and tokens change nothing.
+func AuditWrite(event auditv1.Event) bool {
+	switch event.Verb {
+	case "create", "update", "patch", "delete", "deletecollection":
+	default:
+		return false
+	}
+	if event.Stage != auditv1.StageResponseComplete || event.ResponseStatus == nil || event.ResponseStatus.Code >= 300 {
+		return false
+	}
+	if ref := event.ObjectRef; ref != nil {
+		if ref.APIGroup == "authentication.k8s.io" || ref.APIGroup == "authorization.k8s.io" || ref.Subresource == "token" {
+			return false
+		}
+	}
+	return !dryRun(event.RequestURI)
+}

@@ -1,0 +1,199 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+)
+
+// startTimeout bounds the start on a busy machine; it takes about 6 s on two idle cores.
+const startTimeout = 3 * time.Minute
+
+//go:embed audit-policy.yaml
+var auditPolicy []byte
+
+// Options are those of Start; the zero value is a complete cluster in a temporary directory.
+type Options struct {
+	// Dir is made for the cluster and removed with it; empty: a new one below os.TempDir.
+	Dir string
+	// Hold are files that stay open until the clean-up is done, see sandbox.New.
+	Hold []*os.File
+	// APIServerArgs are added to kube-apiserver's; a flag that is given twice counts as given last.
+	APIServerArgs []string
+	// FeatureGates of kube-apiserver and kube-controller-manager, such as "A=true,B=false".
+	FeatureGates string
+	// WithoutControllerManager leaves out kube-controller-manager. Nothing then makes the default
+	// ServiceAccounts, so that Pods need their own.
+	WithoutControllerManager bool
+	// Progress gets lines about the build of the control plane and the start; nil: none.
+	Progress io.Writer
+}
+
+// Cluster is a running control plane. Its methods may be called from several goroutines.
+type Cluster struct {
+	opts Options
+	bin  string
+	box  *sandbox.Sandbox
+	pki  *pki
+
+	apiServerPort int
+
+	apiServerMu sync.Mutex // held while it is started or stopped
+	apiServer   *sandbox.Process
+
+	mu      sync.Mutex
+	ports   portSet
+	unwatch func() bool // undoes the AfterFunc on the context of Start
+
+	stopping sync.Once
+	stopErr  error
+}
+
+// Start starts a cluster and waits until it is ready, at most 3 minutes besides the build of missing
+// programs. The cluster lives as long as ctx, or until Stop. After an error nothing is left.
+func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
+	if opts.Progress == nil {
+		opts.Progress = io.Discard
+	}
+	bin, err := controlplane.Ensure(ctx, opts.Progress)
+	if err != nil {
+		return nil, err
+	}
+	box, err := sandbox.New(ctx, opts.Dir, opts.Hold...)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{opts: opts, bin: bin, box: box}
+	defer func() {
+		if p := recover(); p != nil {
+			_ = c.Stop() // the panic is what counts
+			panic(p)
+		}
+		if err != nil {
+			err = errors.Join(err, c.Stop())
+		}
+	}()
+	start, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("it took longer than %v", startTimeout))
+	defer cancel()
+	if err := c.startAll(start); err != nil {
+		return nil, fmt.Errorf("start the control plane: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unwatch = context.AfterFunc(ctx, func() { _ = c.Stop() }) // a caller that asks gets the same result
+	return c, nil
+}
+
+func (c *Cluster) startAll(ctx context.Context) error {
+	begin := time.Now()
+	var err error
+	if c.pki, err = newPKI(filepath.Join(c.box.Dir, "pki")); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(c.box.Dir, "audit-policy.yaml"), auditPolicy, 0o600); err != nil {
+		return err
+	}
+	if c.apiServerPort, err = c.reservePort(); err != nil {
+		return err
+	}
+	if err := c.WriteKubeconfig(c.Kubeconfig()); err != nil {
+		return err
+	}
+	if err := c.startEtcd(); err != nil {
+		return err
+	}
+	if err := c.StartAPIServer(ctx); err != nil {
+		return err
+	}
+	if !c.opts.WithoutControllerManager {
+		if err := c.startControllerManager(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(c.opts.Progress, "The control plane is ready after %s\n", time.Since(begin).Round(100*time.Millisecond))
+	return nil
+}
+
+// Stop kills every process of the cluster, managers included, and removes its directory. Stop the
+// managers first if their end matters. Further calls return the first one's result.
+func (c *Cluster) Stop() error {
+	c.stopping.Do(func() {
+		c.stopErr = c.box.Close()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.unwatch != nil {
+			c.unwatch()
+		}
+		c.ports.release()
+	})
+	return c.stopErr
+}
+
+func (c *Cluster) reservePort() (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ports.reserve()
+}
+
+// Dir is the cluster's directory; files that are written there are removed with it.
+func (c *Cluster) Dir() string { return c.box.Dir }
+
+// Binary is the path of one of the built programs, such as "kubectl".
+func (c *Cluster) Binary(name string) string { return filepath.Join(c.bin, name) }
+
+// URL is that of kube-apiserver.
+func (c *Cluster) URL() string {
+	return "https://" + net.JoinHostPort(loopback, strconv.Itoa(c.apiServerPort))
+}
+
+// config has the server and its CA, and no credentials.
+func (c *Cluster) config() *rest.Config {
+	return &rest.Config{
+		Host:            c.URL(),
+		TLSClientConfig: rest.TLSClientConfig{CAData: certPEM(c.pki.servingCA.cert)},
+	}
+}
+
+// AdminConfig is that of a member of system:masters, without a limit of its rate.
+func (c *Cluster) AdminConfig() *rest.Config {
+	config := c.config()
+	config.CertData, config.KeyData = c.pki.adminCert, c.pki.adminKey
+	config.QPS = -1
+	config.UserAgent = "quartermaster-test-admin"
+	return config
+}
+
+// Kubeconfig is the path of the administrator's kubeconfig.
+func (c *Cluster) Kubeconfig() string { return filepath.Join(c.box.Dir, "kubeconfig") }
+
+// WriteKubeconfig writes the administrator's kubeconfig to another path, mode 0600.
+func (c *Cluster) WriteKubeconfig(path string) error {
+	return writeKubeconfig(path, c.AdminConfig())
+}
+
+// cleanEnv is this program's environment without what would point a child elsewhere.
+func cleanEnv(extra ...string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return name == "KUBECONFIG" || strings.HasPrefix(name, "KUBERNETES_") || strings.HasPrefix(name, "POD_")
+	})
+	return append(env, extra...)
+}

@@ -1,0 +1,241 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+)
+
+const (
+	loopback       = "127.0.0.1"
+	frontProxyUser = "front-proxy-client"
+	pollInterval   = 50 * time.Millisecond
+
+	// etcd listens on unix sockets: they need no port, and only this user can open them. The names are
+	// relative, as the path of a socket may not be longer than about 100 bytes, and look like
+	// host:port, as etcd asks for.
+	etcdSocket     = "unix://localhost:1"
+	etcdPeerSocket = "unix://localhost:2"
+
+	// apiServerGrace is how long kube-apiserver may take to end its requests.
+	apiServerGrace = 15 * time.Second
+)
+
+func (c *Cluster) startEtcd() error {
+	_, err := c.start("etcd",
+		"--data-dir=etcd",
+		"--listen-client-urls="+etcdSocket,
+		"--advertise-client-urls="+etcdSocket,
+		"--listen-peer-urls="+etcdPeerSocket,
+		"--initial-advertise-peer-urls="+etcdPeerSocket,
+		"--initial-cluster=default="+etcdPeerSocket,
+		"--unsafe-no-fsync", // the data do not outlive the process
+		"--log-level=warn",
+	)
+	return err // kube-apiserver waits for it
+}
+
+// apiServerArgs are those of a hardened installation, as far as one machine without nodes can have them.
+func (c *Cluster) apiServerArgs() []string {
+	args := []string{
+		"--bind-address=" + loopback,
+		fmt.Sprintf("--secure-port=%d", c.apiServerPort),
+		"--advertise-address=" + loopback,
+		"--endpoint-reconciler-type=none", // a loopback address is none for an endpoint
+		"--etcd-servers=" + etcdSocket,
+		"--service-cluster-ip-range=10.0.0.0/24",
+		"--tls-cert-file=" + c.pki.path("apiserver.crt"),
+		"--tls-private-key-file=" + c.pki.path("apiserver.key"),
+		"--client-ca-file=" + c.pki.path("client-ca.crt"),
+		"--requestheader-client-ca-file=" + c.pki.path("front-proxy-ca.crt"),
+		"--requestheader-allowed-names=" + frontProxyUser,
+		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--proxy-client-cert-file=" + c.pki.path("front-proxy.crt"),
+		"--proxy-client-key-file=" + c.pki.path("front-proxy.key"),
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + c.pki.path("service-account.key"),
+		"--service-account-signing-key-file=" + c.pki.path("service-account.key"),
+		"--authorization-mode=RBAC",
+		"--anonymous-auth=true", // as by default: the managers' tests ask what it may do
+		"--profiling=false",
+		"--shutdown-watch-termination-grace-period=1s", // else open watches hold up its end for a minute
+		"--audit-policy-file=" + filepath.Join(c.box.Dir, "audit-policy.yaml"),
+		"--audit-log-path=" + c.AuditLog(),
+		"--audit-log-mode=blocking", // an answered request is in the log
+		"--audit-log-format=json",
+		"--audit-log-maxsize=100000", // MiB: never rotated
+	}
+	if c.opts.FeatureGates != "" {
+		args = append(args, "--feature-gates="+c.opts.FeatureGates)
+	}
+	return append(args, c.opts.APIServerArgs...)
+}
+
+// StartAPIServer starts kube-apiserver after StopAPIServer, with the same port, certificates and data,
+// and waits until it is ready.
+func (c *Cluster) StartAPIServer(ctx context.Context) error {
+	c.apiServerMu.Lock()
+	defer c.apiServerMu.Unlock()
+	if c.apiServer != nil && c.apiServer.ExitCode() < 0 {
+		return nil
+	}
+	p, err := c.start("kube-apiserver", c.apiServerArgs()...)
+	if err != nil {
+		return err
+	}
+	c.apiServer = p
+	client, err := rest.HTTPClientFor(c.AdminConfig())
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	return poll(ctx, p, func(ctx context.Context) error {
+		return get(ctx, client, c.URL()+"/readyz?verbose")
+	})
+}
+
+// StopAPIServer ends kube-apiserver by SIGTERM, and by SIGKILL after 15 s. It is no error if it was
+// stopped already.
+func (c *Cluster) StopAPIServer(ctx context.Context) error {
+	c.apiServerMu.Lock()
+	defer c.apiServerMu.Unlock()
+	return c.apiServer.Stop(ctx, apiServerGrace)
+}
+
+// KillAPIServer ends kube-apiserver by SIGKILL: connections end in the middle of an answer.
+func (c *Cluster) KillAPIServer() {
+	c.apiServerMu.Lock()
+	defer c.apiServerMu.Unlock()
+	c.apiServer.Kill()
+}
+
+// RestartAPIServer is StopAPIServer and StartAPIServer.
+func (c *Cluster) RestartAPIServer(ctx context.Context) error {
+	if err := c.StopAPIServer(ctx); err != nil {
+		return err
+	}
+	return c.StartAPIServer(ctx)
+}
+
+// SignalAPIServer sends a signal such as SIGSTOP or SIGCONT to kube-apiserver.
+func (c *Cluster) SignalAPIServer(sig syscall.Signal) error {
+	c.apiServerMu.Lock()
+	defer c.apiServerMu.Unlock()
+	return c.apiServer.Signal(sig)
+}
+
+// startControllerManager starts kube-controller-manager and waits until a namespace has what Pods need.
+func (c *Cluster) startControllerManager(ctx context.Context) error {
+	kubeconfig := filepath.Join(c.box.Dir, "controller-manager.kubeconfig")
+	config := c.config()
+	config.CertData, config.KeyData = c.pki.controllerCert, c.pki.controllerKey
+	if err := writeKubeconfig(kubeconfig, config); err != nil {
+		return err
+	}
+	args := []string{
+		"--kubeconfig=" + kubeconfig,
+		"--secure-port=0",
+		"--leader-elect=false",
+		"--use-service-account-credentials", // as in production: each controller is a user of its own
+		"--service-account-private-key-file=" + c.pki.path("service-account.key"),
+		"--root-ca-file=" + c.pki.path("serving-ca.crt"),
+		"--controller-start-interval=0s",
+		"--kube-api-qps=500",
+		"--kube-api-burst=1000",
+	}
+	if c.opts.FeatureGates != "" {
+		args = append(args, "--feature-gates="+c.opts.FeatureGates)
+	}
+	p, err := c.start("kube-controller-manager", args...)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(c.AdminConfig())
+	if err != nil {
+		return err
+	}
+	return poll(ctx, p, func(ctx context.Context) error {
+		for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+			if _, err := client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{}); err != nil {
+				return err
+			}
+			if _, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// start starts one of the built programs.
+func (c *Cluster) start(name string, args ...string) (*sandbox.Process, error) {
+	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.bin, name), Args: args, Env: cleanEnv()})
+}
+
+// poll calls ready until it succeeds. It fails when the process ends or ctx does.
+func poll(ctx context.Context, p *sandbox.Process, ready func(context.Context) error) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	var last error
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		err := ready(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil { // keep what it said before ctx cut it short
+			last = err
+		}
+		select {
+		case <-p.Done():
+			return fmt.Errorf("%s ended with code %d before it was ready; its last lines:\n%s", p.Name, p.ExitCode(), p.Tail(15))
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), context.Canceled) { // its caller knows why
+				return fmt.Errorf("wait for %s: %w", p.Name, context.Canceled)
+			}
+			return fmt.Errorf("%s is not ready: %w; last answer: %w; its last lines:\n%s", p.Name, context.Cause(ctx), last, p.Tail(15))
+		case <-tick.C:
+		}
+	}
+}
+
+func get(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode == http.StatusOK {
+		return err
+	}
+	var failed []string
+	for line := range strings.Lines(string(body)) {
+		if strings.HasPrefix(line, "[-]") { // a check that failed
+			failed = append(failed, strings.TrimSpace(line))
+		}
+	}
+	return fmt.Errorf("%s %s", resp.Status, strings.Join(failed, ", "))
+}

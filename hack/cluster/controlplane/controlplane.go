@@ -1,0 +1,299 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controlplane builds etcd, kube-apiserver, kube-controller-manager and kubectl from the modules
+// that hack/controlplane/go.mod pins, into a cached folder of the checkout.
+package controlplane
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+)
+
+// progressInterval is how long a person waits for a sign of life, on a terminal or not.
+const progressInterval = 5 * time.Second
+
+// binary is one of the programs. Their packages are also the tools of hack/controlplane/go.mod.
+type binary struct{ name, pkg string }
+
+func binaries() []binary {
+	return []binary{
+		{"etcd", "go.etcd.io/etcd/server/v3"},
+		{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
+		{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
+		{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
+	}
+}
+
+// Ensure returns the folder with the four programs. When they are missing there it builds them, which
+// takes minutes, and reports the progress to w, a line every 5 s. Builds in several processes at once
+// wait for the first one's result. Nothing is left of a build that fails or is cancelled.
+func Ensure(ctx context.Context, w io.Writer) (dir string, err error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	b := builder{
+		module: filepath.Join(root, "hack", "controlplane"),
+		cache:  filepath.Join(root, ".cache", "controlplane"),
+		bins:   binaries(),
+		out:    w,
+	}
+	if dir, err = b.ensure(ctx); err != nil {
+		return "", fmt.Errorf("build the control plane: %w", err)
+	}
+	return dir, nil
+}
+
+// Root finds the root of the checkout: upwards from the working directory, or else from where this file
+// was compiled.
+func Root() (string, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	_, file, _, _ := runtime.Caller(0)
+	for _, dir := range []string{wd, filepath.Dir(file)} {
+		for ; ; dir = filepath.Dir(dir) {
+			mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+			if err == nil && moduleLine.Match(mod) {
+				return dir, nil
+			}
+			if dir == filepath.Dir(dir) {
+				break
+			}
+		}
+	}
+	return "", fmt.Errorf("%s is not inside a checkout of Quartermaster", wd)
+}
+
+var (
+	moduleLine  = regexp.MustCompile(`(?m)^module github\.com/quartermaster-dev/quartermaster$`)
+	versionLine = regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v(\d+)\.(\d+)\S*)`)
+)
+
+type builder struct {
+	module string // folder of the nested module
+	cache  string // holds the lock and a folder for every key
+	bins   []binary
+	out    io.Writer
+
+	version string // of Kubernetes
+	ldflags string
+	key     string // of everything that decides about the result
+}
+
+func (b *builder) ensure(ctx context.Context) (dir string, err error) {
+	if err := b.plan(ctx); err != nil {
+		return "", err
+	}
+	dir = filepath.Join(b.cache, b.version+"-"+b.key)
+	if b.complete(dir) {
+		return dir, nil
+	}
+	if err := os.MkdirAll(b.cache, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := b.lock(ctx)
+	if err != nil {
+		return "", fmt.Errorf("wait for the lock: %w", err)
+	}
+	defer lock.Close()
+	if b.complete(dir) { // another process built it while this one waited
+		return dir, nil
+	}
+	return dir, b.build(ctx, dir, lock)
+}
+
+// complete looks at the files too: the folder appears at once, but somebody may have deleted from it.
+func (b *builder) complete(dir string) bool {
+	for _, bin := range b.bins {
+		if _, err := os.Stat(filepath.Join(dir, bin.name)); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func (b *builder) plan(ctx context.Context) error {
+	mod, err := os.ReadFile(filepath.Join(b.module, "go.mod"))
+	if err != nil {
+		return err
+	}
+	sum, err := os.ReadFile(filepath.Join(b.module, "go.sum"))
+	if err != nil {
+		return err
+	}
+	match := versionLine.FindSubmatch(mod)
+	if match == nil {
+		return errors.New("go.mod does not require k8s.io/kubernetes")
+	}
+	b.version = string(match[1])
+	b.ldflags = ldflags(b.version, string(match[2]), string(match[3]))
+	cmd := exec.CommandContext(ctx, "go", "env", "GOVERSION")
+	cmd.Dir, cmd.Env = b.module, b.env()
+	goVersion, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("ask go for its version: %w", err)
+	}
+	hash := sha256.New()
+	for _, part := range [][]byte{mod, sum, goVersion, []byte(runtime.GOOS + "/" + runtime.GOARCH), []byte(b.ldflags)} {
+		fmt.Fprintf(hash, "%d\n%s\n", len(part), part)
+	}
+	b.key = fmt.Sprintf("%x", hash.Sum(nil))[:12]
+	return nil
+}
+
+// ldflags stamp the version in as Kubernetes' own build does; a plain `go build` says v0.0.0-master.
+// The commit and the date of the tag are not known to a module: the commit stays empty, the date is 1970.
+func ldflags(version, major, minor string) string {
+	flags := []string{"-s", "-w"}
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		flags = append(flags,
+			"-X", pkg+".gitVersion="+version,
+			"-X", pkg+".gitMajor="+major,
+			"-X", pkg+".gitMinor="+minor,
+			"-X", pkg+".gitTreeState=clean",
+			"-X", pkg+".gitCommit=")
+	}
+	return strings.Join(flags, " ")
+}
+
+// env builds for this machine, whatever the user's settings for builds of their own are.
+func (b *builder) env() []string {
+	return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+}
+
+// lock waits for another build to end. The lock ends with the file's last holder, so that none is left behind.
+func (b *builder) lock(ctx context.Context) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(b.cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	begin, said := time.Now(), time.Time{}
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			f.Close()
+			return nil, err
+		}
+		if time.Since(said) >= progressInterval {
+			said = time.Now()
+			fmt.Fprintf(b.out, "Another process builds the control plane; waiting (%s)\n", since(begin))
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+// build builds into a sandbox beside dir and renames the result, so that dir is complete or absent.
+func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
+	temp := filepath.Join(b.cache, "building")
+	if err := os.RemoveAll(temp); err != nil { // of a machine that lost its power
+		return err
+	}
+	box, err := sandbox.New(ctx, temp, lock)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	fmt.Fprintf(b.out, "Building the control plane, Kubernetes %s; this takes some minutes, once\n", b.version)
+	done := filepath.Join(box.Dir, "bin")
+	for i, bin := range b.bins {
+		step := fmt.Sprintf("[%d/%d] %s", i+1, len(b.bins), bin.name)
+		if err := b.compile(ctx, box, bin, step, filepath.Join(done, bin.name)); err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", bin.name, err), box.Close())
+		}
+	}
+	// What is there is incomplete, see Ensure.
+	if err := errors.Join(os.RemoveAll(dir), os.Rename(done, dir), box.Close()); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "Built the control plane in %s: %s\n", since(begin), dir)
+	return nil
+}
+
+// compile builds one program and reports how far it is.
+func (b *builder) compile(ctx context.Context, box *sandbox.Sandbox, bin binary, step, output string) error {
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	p, err := box.Start(sandbox.Command{
+		Name: bin.name,
+		Path: goTool,
+		Args: []string{"build", "-v", "-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags", b.ldflags, "-o", output, bin.pkg},
+		Env:  b.env(),
+		Dir:  b.module,
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "%s\n", step)
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			p.Kill()
+			return context.Cause(ctx)
+		case <-tick.C:
+			fmt.Fprintf(b.out, "%s: %s, %s\n", step, since(begin), progress(p.Log))
+		case <-p.Done():
+			if err := p.Wait(ctx); err != nil {
+				return fmt.Errorf("%w; go build said:\n%s", err, p.Tail(20))
+			}
+			fmt.Fprintf(b.out, "%s: built in %s\n", step, since(begin))
+			return nil
+		}
+	}
+}
+
+// progress reads what `go build -v` has said so far.
+func progress(log string) string {
+	text, err := os.ReadFile(log)
+	if err != nil {
+		return "no log"
+	}
+	var modules, packages int
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "go: downloading ") {
+			modules++
+		} else {
+			packages++
+		}
+	}
+	switch {
+	case packages > 0:
+		return fmt.Sprintf("compiled %d packages", packages)
+	case modules > 0:
+		return fmt.Sprintf("downloaded %d modules", modules)
+	default: // the packages are in go's build cache
+		return "linking"
+	}
+}
+
+func since(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }

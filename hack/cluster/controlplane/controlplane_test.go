@@ -1,0 +1,195 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// newBuilder has a module with two programs, whose go.mod names a version of Kubernetes without requiring it.
+func newBuilder(t *testing.T) (*builder, *bytes.Buffer) {
+	t.Helper()
+	dir, out := t.TempDir(), &bytes.Buffer{}
+	b := &builder{
+		module: filepath.Join(dir, "module"),
+		cache:  filepath.Join(dir, "cache"),
+		bins:   []binary{{"one", "./one"}, {"two", "./two"}},
+		out:    out,
+	}
+	write(t, filepath.Join(b.module, "go.mod"), "module example.com/tools\n\ngo 1.26.0\n\nexclude (\n\tk8s.io/kubernetes v1.2.3\n)\n")
+	write(t, filepath.Join(b.module, "go.sum"), "")
+	for _, bin := range b.bins {
+		write(t, filepath.Join(b.module, bin.name, "main.go"), "package main\n\nfunc main() {}\n")
+	}
+	return b, out
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cached are the entries of the cache, except for the lock.
+func cached(t *testing.T, b *builder) []string {
+	t.Helper()
+	entries, err := os.ReadDir(b.cache)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Name() != "lock" {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+func TestBuildsOnceForAKey(t *testing.T) {
+	b, out := newBuilder(t)
+	dir, err := b.ensure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(filepath.Base(dir), "v1.2.3-") || !b.complete(dir) {
+		t.Errorf("the folder %s is not named by the version, or not complete", dir)
+	}
+	if diff := cmp.Diff([]string{filepath.Base(dir)}, cached(t, b)); diff != "" {
+		t.Error(diff)
+	}
+	for _, want := range []string{"[1/2] one: built in ", "[2/2] two: built in ", "Kubernetes v1.2.3"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in the progress:\n%s", want, out)
+		}
+	}
+
+	out.Reset()
+	if again, err := b.ensure(t.Context()); err != nil || again != dir || out.Len() > 0 {
+		t.Errorf("the second time: %s, %v, and it said %q", again, err, out)
+	}
+	if err := os.Remove(filepath.Join(dir, "two")); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := b.ensure(t.Context()); err != nil || again != dir || !b.complete(dir) {
+		t.Errorf("after a program was deleted: %s, %v, complete: %v", again, err, b.complete(dir))
+	}
+	write(t, filepath.Join(b.module, "go.sum"), "\n")
+	if other, err := b.ensure(t.Context()); err != nil || other == dir {
+		t.Errorf("after go.sum changed: %s again, %v", other, err)
+	}
+}
+
+func TestTwoBuildsAtOnce(t *testing.T) {
+	first, out := newBuilder(t)
+	second := *first
+	second.out = &bytes.Buffer{}
+	var both sync.WaitGroup
+	for _, b := range []*builder{first, &second} {
+		both.Go(func() {
+			if _, err := b.ensure(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	both.Wait()
+	said := out.String() + second.out.(*bytes.Buffer).String()
+	if n := strings.Count(said, "Built the control plane"); n != 1 {
+		t.Errorf("built %d times:\n%s", n, said)
+	}
+}
+
+func TestAFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
+	b, _ := newBuilder(t)
+	write(t, filepath.Join(b.module, "two", "main.go"), "package main\n\nfunc main() { nonsense }\n")
+	if _, err := b.ensure(t.Context()); err == nil || !strings.Contains(err.Error(), "undefined: nonsense") {
+		t.Errorf("error %v, want what the compiler says", err)
+	}
+	if left := cached(t, b); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestACancelledBuildLeavesNothing(t *testing.T) {
+	b, _ := newBuilder(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	b.out = writerFunc(func(text []byte) { // as soon as it has started
+		if strings.Contains(string(text), "[1/2]") {
+			cancel()
+		}
+	})
+	if _, err := b.ensure(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want Canceled", err)
+	}
+	if left := cached(t, b); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
+
+func TestAStaleBuildIsCleared(t *testing.T) {
+	b, _ := newBuilder(t)
+	write(t, filepath.Join(b.cache, "building", "bin", "one"), "half")
+	if _, err := b.ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := cached(t, b); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestWaitingForTheLockIsReportedAndEndsWithTheContext(t *testing.T) {
+	b, _ := newBuilder(t)
+	if err := os.MkdirAll(b.cache, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	held, err := b.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	b.out = writerFunc(func(text []byte) {
+		if strings.Contains(string(text), "waiting") {
+			cancel()
+		}
+	})
+	if _, err := b.ensure(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want Canceled", err)
+	}
+}
+
+func TestThePinnedVersionIsFound(t *testing.T) {
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := builder{module: filepath.Join(root, "hack", "controlplane"), out: &bytes.Buffer{}}
+	if err := b.plan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := b.key
+	if !strings.HasPrefix(b.version, "v1.") || !strings.Contains(b.ldflags, "gitVersion="+b.version+" ") {
+		t.Errorf("version %q, ldflags %q", b.version, b.ldflags)
+	}
+	if err := b.plan(t.Context()); err != nil || b.key != first {
+		t.Errorf("the key changed from %s to %s, %v", first, b.key, err)
+	}
+}

@@ -1,0 +1,270 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faultproxy
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"k8s.io/client-go/rest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// backend plays the API server.
+type backend struct {
+	*httptest.Server
+	requests atomic.Int32  // to any path
+	next     chan struct{} // lets /watch send one line each
+}
+
+// start returns a backend, a proxy before it and a client of the proxy.
+func start(t *testing.T) (*backend, *Proxy, *http.Client) {
+	t.Helper()
+	b := &backend{next: make(chan struct{})}
+	b.Server = httptest.NewUnstartedServer(http.HandlerFunc(b.serve))
+	b.EnableHTTP2 = true
+	b.StartTLS()
+	t.Cleanup(b.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: b.Certificate().Raw})
+	p, err := Start(&rest.Config{Host: b.URL, TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b, p, newClient(t, p)
+}
+
+// newClient makes a client with connections of its own.
+func newClient(t *testing.T, p *Proxy) *http.Client {
+	t.Helper()
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(p.CA()) {
+		t.Fatal("no certificate")
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}}
+	t.Cleanup(client.CloseIdleConnections)
+	return client
+}
+
+func (b *backend) serve(w http.ResponseWriter, r *http.Request) {
+	b.requests.Add(1)
+	if r.URL.Path != "/watch" {
+		_, _ = io.WriteString(w, r.Proto+" "+r.Header.Get("Authorization"))
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+	for {
+		w.(http.Flusher).Flush()
+		select {
+		case <-b.next:
+			_, _ = io.WriteString(w, "event\n")
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func get(ctx context.Context, client *http.Client, url string) (status int, body string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("Authorization", "Bearer token")
+	req.Header.Set("User-Agent", "client")
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+func TestItForwards(t *testing.T) {
+	_, p, client := start(t)
+	status, body, err := get(t.Context(), client, p.URL()+"/a?b=c")
+	if err != nil || status != 200 || body != "HTTP/2.0 Bearer token" {
+		t.Errorf("%d %q %v", status, body, err)
+	}
+	want := []Request{{Method: "GET", Path: "/a", Query: "b=c", UserAgent: "client"}}
+	got := p.Requests()
+	got[0].Time = time.Time{}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if n := p.Count(func(r Request) bool { return r.UserAgent == "somebody else" }); n != 0 {
+		t.Errorf("counted %d", n)
+	}
+}
+
+func TestRules(t *testing.T) {
+	for name, test := range map[string]struct {
+		rule     Rule
+		status   int // 0: an error
+		reached  int32
+		secondOK bool
+	}{
+		"an answer instead of the server's":      {rule: Rule{Status: 429, RetryAfter: time.Second}, status: 429},
+		"one time only":                          {rule: Rule{Status: 500, Times: 1}, status: 500, secondOK: true},
+		"a request that does not match":          {rule: Rule{Status: 500, Match: Path("", "/other")}, status: 200, reached: 1, secondOK: true},
+		"a method that does not match":           {rule: Rule{Status: 500, Match: Path("PUT", "/a")}, status: 200, reached: 1, secondOK: true},
+		"a response that is lost on the way":     {rule: Rule{DropResponse: true}, reached: 1},
+		"a delay changes nothing but the time":   {rule: Rule{Delay: time.Millisecond}, status: 200, reached: 1, secondOK: true},
+		"a delay before an answer by the proxy":  {rule: Rule{Delay: time.Millisecond, Status: 500}, status: 500},
+		"a hold that was released before it was": {rule: Rule{Hold: closed()}, status: 200, reached: 1, secondOK: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, p, client := start(t)
+			rule := p.Add(test.rule)
+			status, _, err := get(t.Context(), client, p.URL()+"/a")
+			if status != test.status || (err != nil) != (test.status == 0) {
+				t.Errorf("status %d, error %v, want status %d", status, err, test.status)
+			}
+			if got := b.requests.Load(); got != test.reached {
+				t.Errorf("%d requests reached the server, want %d", got, test.reached)
+			}
+			if status, _, _ := get(t.Context(), client, p.URL()+"/a"); (status == 200) != test.secondOK {
+				t.Errorf("the second request: status %d", status)
+			}
+			rule.Remove()
+			if status, _, err := get(t.Context(), client, p.URL()+"/a"); status != 200 {
+				t.Errorf("after Remove: status %d, error %v", status, err)
+			}
+		})
+	}
+}
+
+func closed() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+func TestHold(t *testing.T) {
+	b, p, client := start(t)
+	release := make(chan struct{})
+	rule := p.Add(Rule{Hold: release, Times: 1})
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := get(context.WithoutCancel(t.Context()), client, p.URL()+"/held")
+		done <- err
+	}()
+	if err := rule.WaitHits(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := get(t.Context(), client, p.URL()+"/other"); err != nil {
+		t.Errorf("another request while one is held: %v", err)
+	}
+	if n := b.requests.Load(); n != 1 {
+		t.Errorf("%d requests reached the server, want only the other one", n)
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := rule.WaitHits(ctx, 2); !errors.Is(err, context.Canceled) {
+		t.Errorf("WaitHits: %v", err)
+	}
+}
+
+// watch opens a stream and returns a function that reads its next line.
+func watch(t *testing.T, p *Proxy, client *http.Client) func() (string, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.URL()+"/watch", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = resp.Body.Close() })
+	r := bufio.NewReader(resp.Body)
+	return func() (string, error) { return r.ReadString('\n') }
+}
+
+func TestPartitionThatHangs(t *testing.T) {
+	b, p, client := start(t)
+	next := watch(t, p, client)
+	b.next <- struct{}{}
+	if line, err := next(); line != "event\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+
+	p.Partition(Hang)
+	b.next <- struct{}{} // is sent now and arrives after the end of the partition
+	got := make(chan string, 1)
+	go func() { line, _ := next(); got <- line }()
+	// There is no event for "nothing arrives"; a request with a deadline passes the time.
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, _, err := get(short, client, p.URL()+"/a"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a request during the partition: %v", err)
+	}
+	short2, cancel2 := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel2()
+	if _, _, err := get(short2, newClient(t, p), p.URL()+"/a"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a new connection during the partition: %v", err)
+	}
+	select {
+	case line := <-got:
+		t.Errorf("%q arrived during the partition", line)
+	default:
+	}
+
+	p.Heal()
+	if line := <-got; line != "event\n" {
+		t.Errorf("after the partition: %q", line)
+	}
+	if _, _, err := get(t.Context(), client, p.URL()+"/a"); err != nil {
+		t.Errorf("after the partition: %v", err)
+	}
+}
+
+func TestPartitionThatResets(t *testing.T) {
+	_, p, client := start(t)
+	next := watch(t, p, client)
+	p.Partition(Reset)
+	if _, err := next(); err == nil {
+		t.Error("the stream goes on")
+	}
+	if _, _, err := get(t.Context(), client, p.URL()+"/a"); err == nil {
+		t.Error("a request got through")
+	}
+	p.Heal()
+	if _, _, err := get(t.Context(), client, p.URL()+"/a"); err != nil {
+		t.Errorf("after the partition: %v", err)
+	}
+}
+
+func TestCloseDuringAPartition(t *testing.T) {
+	_, p, client := start(t)
+	next := watch(t, p, client)
+	p.Partition(Hang)
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := next(); err == nil {
+		t.Error("the stream goes on")
+	}
+}

@@ -1,0 +1,37 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+)
+
+// writeKubeconfig writes a kubeconfig for the server, CA and credentials of config, readable by this
+// user only.
+func writeKubeconfig(path string, config *rest.Config) error {
+	const name = "quartermaster"
+	kubeconfig := api.Config{
+		Clusters: map[string]*api.Cluster{name: {
+			Server:                   config.Host,
+			CertificateAuthorityData: config.CAData,
+		}},
+		AuthInfos: map[string]*api.AuthInfo{name: {
+			ClientCertificateData: config.CertData,
+			ClientKeyData:         config.KeyData,
+			TokenFile:             config.BearerTokenFile,
+		}},
+		Contexts:       map[string]*api.Context{name: {Cluster: name, AuthInfo: name}},
+		CurrentContext: name,
+	}
+	data, err := clientcmd.Write(kubeconfig)
+	if err != nil {
+		return fmt.Errorf("encode the kubeconfig %s: %w", path, err)
+	}
+	return os.WriteFile(path, data, 0o600)
+}

@@ -1,0 +1,114 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// Kubectl runs the built kubectl as administrator and returns what it writes to stdout. The error
+// contains what it writes to stderr.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
+	return c.kubectl(ctx, nil, args...)
+}
+
+func (c *Cluster) kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, c.Binary("kubectl"), args...)
+	// HOME: its caches shall go with the cluster, and nobody's kuberc shall count.
+	cmd.Env = cleanEnv("KUBECONFIG="+c.Kubeconfig(), "HOME="+c.box.Dir)
+	cmd.Stdin = stdin
+	var out, problems bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(problems.String()))
+	}
+	return out.String(), nil
+}
+
+// ApplyDir applies a kustomization, a folder of manifests or a file, as `kubectl apply` does, without the
+// objects of the kinds in skip.
+func (c *Cluster) ApplyDir(ctx context.Context, path string, skip ...string) error {
+	manifests, err := c.render(ctx, path)
+	if err != nil {
+		return err
+	}
+	if manifests, err = withoutKinds(manifests, skip); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	_, err = c.kubectl(ctx, bytes.NewReader(manifests), "apply", "-f", "-")
+	return err
+}
+
+func (c *Cluster) render(ctx context.Context, path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return os.ReadFile(path)
+	}
+	if _, err := os.Stat(filepath.Join(path, "kustomization.yaml")); err == nil {
+		out, err := c.Kubectl(ctx, "kustomize", path)
+		return []byte(out), err
+	}
+	files, err := filepath.Glob(filepath.Join(path, "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	var all [][]byte
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, text)
+	}
+	return bytes.Join(all, []byte("\n---\n")), nil
+}
+
+func withoutKinds(manifests []byte, skip []string) ([]byte, error) {
+	if len(skip) == 0 {
+		return manifests, nil
+	}
+	var kept [][]byte
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifests)))
+	for {
+		doc, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return bytes.Join(kept, []byte("\n---\n")), nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var object struct {
+			Kind string `json:"kind"`
+		}
+		if err := yaml.Unmarshal(doc, &object); err != nil {
+			return nil, err
+		}
+		if !slices.Contains(skip, object.Kind) {
+			kept = append(kept, doc)
+		}
+	}
+}
+
+// dryRun tells whether a request's URI asks for a dry run.
+func dryRun(uri string) bool {
+	u, err := url.Parse(uri)
+	return err == nil && u.Query().Get("dryRun") == "All"
+}

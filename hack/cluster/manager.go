@@ -1,0 +1,145 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+)
+
+// ManagerOptions say how to start a manager.
+type ManagerOptions struct {
+	Binary string   // see BuildManager
+	Args   []string // after those that StartManager gives, so that they win
+	Env    []string // in addition to this program's environment
+}
+
+// Manager is a process of the manager. Log, Signal, Wait, Stop, Kill, Lines and WaitForLine are those of
+// its process; the clean-up of its cluster kills it.
+type Manager struct {
+	*sandbox.Process
+
+	Pod         string // empty outside of a local cluster
+	Kubeconfig  string
+	SecureURL   string // https://127.0.0.1:PORT
+	InsecureURL string // http://127.0.0.1:PORT
+	CertDir     string // the self-signed serving certificate appears here
+}
+
+// StartManager starts a manager as the replica and returns at once; WaitForLine or /readyz tells more.
+func (c *Cluster) StartManager(r *Replica, o ManagerOptions) (*Manager, error) {
+	securePort, err := c.reservePort()
+	if err != nil {
+		return nil, err
+	}
+	insecurePort, err := c.reservePort()
+	if err != nil {
+		return nil, err
+	}
+	o.Env = append([]string{"POD_NAME=" + r.Pod, "POD_NAMESPACE=" + metav1.NamespaceSystem}, o.Env...)
+	m := &Manager{Pod: r.Pod, Kubeconfig: r.Kubeconfig}
+	return m, m.start(c.box, r.Pod, securePort, insecurePort, o)
+}
+
+// StartManagerIn starts a manager against the existing cluster of kubeconfig, as that one's user, in a
+// sandbox of the caller.
+func StartManagerIn(box *sandbox.Sandbox, name, kubeconfig string, o ManagerOptions) (*Manager, error) {
+	securePort, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	insecurePort, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{Kubeconfig: kubeconfig}
+	return m, m.start(box, name, securePort, insecurePort, o)
+}
+
+func (m *Manager) start(box *sandbox.Sandbox, name string, securePort, insecurePort int, o ManagerOptions) (err error) {
+	m.SecureURL = "https://" + net.JoinHostPort(loopback, strconv.Itoa(securePort))
+	m.InsecureURL = "http://" + net.JoinHostPort(loopback, strconv.Itoa(insecurePort))
+	m.CertDir = filepath.Join(box.Dir, name+"-certs")
+	m.Process, err = box.Start(sandbox.Command{
+		Name: name,
+		Path: o.Binary,
+		Args: append([]string{
+			"--kubeconfig=" + m.Kubeconfig,
+			"--bind-address=" + loopback,
+			fmt.Sprintf("--secure-port=%d", securePort),
+			fmt.Sprintf("--insecure-port=%d", insecurePort),
+			"--cert-dir=" + m.CertDir,
+		}, o.Args...),
+		Env: cleanEnv(o.Env...),
+	})
+	return err
+}
+
+// BuildManager builds cmd/manager, see BuildProgram.
+func BuildManager(ctx context.Context, race bool) (string, error) {
+	return BuildProgram(ctx, "cmd/manager", race)
+}
+
+// BuildProgram builds a program of the checkout, with the race detector if asked, and returns its path
+// below .cache. Go's build cache makes it fast when nothing changed.
+func BuildProgram(ctx context.Context, pkg string, race bool) (string, error) {
+	root, err := controlplane.Root()
+	if err != nil {
+		return "", err
+	}
+	name, args := strings.ReplaceAll(pkg, "/", "-"), []string{"build"}
+	if race {
+		name, args = name+"-race", append(args, "-race")
+	}
+	bin := filepath.Join(root, ".cache", "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return "", err
+	}
+	// In a sandbox, so that nothing is left of a build that is killed, and then renamed, as another process may
+	// be starting the same file.
+	box, err := sandbox.New(ctx, filepath.Join(bin, fmt.Sprintf("build-%x", rand.Uint64())))
+	if err != nil {
+		return "", err
+	}
+	built, path := filepath.Join(box.Dir, name), filepath.Join(bin, name)
+	err = goBuild(ctx, box, root, append(args, "-o", built, "./"+pkg))
+	if err == nil {
+		err = os.Rename(built, path)
+	}
+	if err := errors.Join(err, box.Close()); err != nil {
+		return "", fmt.Errorf("build %s: %w", pkg, err)
+	}
+	return path, nil
+}
+
+func goBuild(ctx context.Context, box *sandbox.Sandbox, dir string, args []string) error {
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		return err
+	}
+	p, err := box.Start(sandbox.Command{Name: "go", Path: goTool, Args: args, Dir: dir})
+	if err != nil {
+		return err
+	}
+	if err := p.Wait(ctx); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		return fmt.Errorf("%w; go build said:\n%s", err, p.Tail(20))
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	serviceAccount = "quartermaster"
+
+	// tokenSeconds is longer than any cluster of this package lives: nothing renews a replica's token.
+	tokenSeconds = 30 * 24 * 60 * 60
+)
+
+// Replica is who a manager is towards the API server: a Pod and a token that is bound to it.
+type Replica struct {
+	Pod        string // name, in kube-system
+	UID        types.UID
+	Kubeconfig string // path; mode 0600, like that of the token's file
+
+	cluster *Cluster
+	token   string // path
+}
+
+// NewReplica makes the Pod quartermaster-NAME in kube-system, of ServiceAccount quartermaster, which must
+// exist: ApplyDir deploy/ first. No kubelet runs the Pod; it stays Pending and lends its identity to a
+// process. The token is valid for 30 days or until the Pod is deleted.
+func (c *Cluster) NewReplica(ctx context.Context, name string) (*Replica, error) {
+	client, err := kubernetes.NewForConfig(c.AdminConfig())
+	if err != nil {
+		return nil, err
+	}
+	pod, err := client.CoreV1().Pods(metav1.NamespaceSystem).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   "quartermaster-" + name,
+			Labels: map[string]string{"app.kubernetes.io/name": "quartermaster"},
+		},
+		Spec: corev1.PodSpec{
+			ServiceAccountName: serviceAccount,
+			Containers:         []corev1.Container{{Name: "manager", Image: "quartermaster"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("create the Pod of replica %s: %w", name, err)
+	}
+	review, err := client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, serviceAccount, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{
+			ExpirationSeconds: ptr.To[int64](tokenSeconds),
+			BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("create the token of Pod %s: %w", pod.Name, err)
+	}
+	r := &Replica{Pod: pod.Name, UID: pod.UID, cluster: c, token: filepath.Join(c.box.Dir, pod.Name+".token")}
+	if err := os.WriteFile(r.token, []byte(review.Status.Token), 0o600); err != nil {
+		return nil, err
+	}
+	r.Kubeconfig = filepath.Join(c.box.Dir, pod.Name+".kubeconfig")
+	return r, writeKubeconfig(r.Kubeconfig, r.Config())
+}
+
+// Config is for a client that speaks as the replica.
+func (r *Replica) Config() *rest.Config {
+	config := r.cluster.config()
+	config.BearerTokenFile = r.token
+	return config
+}
+
+// Via points the replica's kubeconfig at another server, such as a proxy, that proves itself by the given
+// CA certificates (PEM). It counts for managers that start afterwards.
+func (r *Replica) Via(server string, ca []byte) error {
+	if server == "" || len(ca) == 0 {
+		return errors.New("point the replica at another server: URL or CA is empty")
+	}
+	config := r.Config()
+	config.Host, config.CAData = server, ca
+	return writeKubeconfig(r.Kubeconfig, config)
+}

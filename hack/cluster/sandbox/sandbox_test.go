@@ -1,0 +1,284 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// ownerEnv makes this test binary play the owner of a sandbox that ends in the way it names.
+const ownerEnv = "SANDBOX_TEST_OWNER"
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(ownerEnv); how != "" {
+		owner(how)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// owner makes a sandbox with two processes, tells about them, and ends without closing it.
+func owner(how string) {
+	s, err := New(context.Background(), "")
+	if err != nil {
+		panic(err)
+	}
+	pids := []string{strconv.Itoa(s.reaper.Process.Pid)}
+	for _, name := range []string{"one", "two"} {
+		p, err := s.Start(Command{Name: name, Path: "/bin/sh", Args: []string{"-c", "trap '' TERM INT; while :; do sleep 100; done"}})
+		if err != nil {
+			panic(err)
+		}
+		pids = append(pids, strconv.Itoa(p.PID()))
+	}
+	fmt.Println(s.Dir, strings.Join(pids, " "))
+	switch how {
+	case "panic":
+		panic("on purpose")
+	case "exit":
+		os.Exit(3)
+	default:
+		select {}
+	}
+}
+
+func TestNothingIsLeftWhenTheOwnerEnds(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{
+		"panic":                  0,
+		"exit":                   0,
+		"killed":                 syscall.SIGKILL,
+		"Ctrl-C on the terminal": syscall.SIGINT,
+		"terminal closed":        syscall.SIGHUP,
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), ownerEnv+"="+name)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the foreground group of a terminal
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(out).ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			if signal != 0 {
+				if err := syscall.Kill(-cmd.Process.Pid, signal); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Error("the owner ended well; it was to be killed or to fail")
+			}
+			fields := strings.Fields(line)
+			eventually(t, "the directory is removed", func() bool { return !exists(fields[0]) })
+			for _, pid := range fields[1:] {
+				eventually(t, "process "+pid+" is gone", func() bool { return !alive(t, pid) })
+			}
+		})
+	}
+}
+
+func TestClose(t *testing.T) {
+	s, err := New(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	// A stubborn process with a child that the sandbox knows nothing of.
+	p, err := s.Start(Command{Name: "stubborn", Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; sleep 1000 & echo $!; wait; sleep 1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := p.WaitForLine(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+	if exists(s.Dir) {
+		t.Errorf("%s is left", s.Dir)
+	}
+	for _, pid := range []string{strconv.Itoa(p.PID()), strconv.Itoa(s.reaper.Process.Pid)} {
+		if alive(t, pid) {
+			t.Errorf("process %s is left", pid)
+		}
+	}
+	eventually(t, "the grandchild is gone", func() bool { return !alive(t, child) })
+	if _, err := s.Start(Command{Name: "late", Path: "/bin/sh"}); err == nil {
+		t.Error("a closed sandbox started a process")
+	}
+}
+
+func TestNewFailsWhenTheDirectoryExists(t *testing.T) {
+	dir := t.TempDir()
+	if s, err := New(t.Context(), dir); err == nil {
+		t.Errorf("no error; Close: %v", s.Close())
+	}
+	if !exists(dir) {
+		t.Error("it removed a directory that was not its own")
+	}
+}
+
+func TestTheReaperHoldsTheLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	lock, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(t.Context(), "", lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	lock.Close() // what the kernel does when the owner is killed
+	other, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := syscall.Flock(int(other.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+		t.Errorf("lock while the sandbox is open: %v, want EWOULDBLOCK", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(other.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Errorf("lock after Close: %v", err)
+	}
+}
+
+func TestAProcessThatComesTooLateDoesNotStart(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	gone := filepath.Join(t.TempDir(), "pids") // as after the reaper moved it away
+	if err := exec.Command("/bin/sh", "-c", launcher, gone, "/bin/sh", "-c", ": >"+mark).Run(); err == nil {
+		t.Error("the launcher reports no error")
+	}
+	if exists(mark) {
+		t.Error("the program ran")
+	}
+}
+
+func TestProcess(t *testing.T) {
+	s, err := New(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+
+	first, err := s.Start(Command{Name: "p", Path: "/bin/sh", Args: []string{"-c", "echo one; echo two >&2; exit 7"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := first.Wait(t.Context()); !errors.As(err, &exit) || first.ExitCode() != 7 {
+		t.Errorf("Wait: %v, exit code %d, want 7", err, first.ExitCode())
+	}
+	if got := first.Tail(1); got != "two" {
+		t.Errorf("Tail(1) = %q", got)
+	}
+	if _, err := first.WaitForLine(t.Context(), "three"); err == nil || !strings.Contains(err.Error(), "it ended") {
+		t.Errorf("WaitForLine of an ended process: %v", err)
+	}
+	if err := first.Signal(syscall.SIGTERM); err != nil {
+		t.Errorf("Signal of an ended process: %v", err)
+	}
+
+	// The second of the name appends to the log and sees its own lines only.
+	second, err := s.Start(Command{Name: "p", Path: "/bin/sh", Args: []string{"-c", "echo three; sleep 1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := second.WaitForLine(t.Context(), ""); err != nil || got != "three" {
+		t.Errorf("first line %q, %v", got, err)
+	}
+	if got := second.ExitCode(); got != -1 {
+		t.Errorf("exit code of a running process: %d", got)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("enough"))
+	if err := second.Wait(ctx); err == nil || !strings.Contains(err.Error(), "enough") {
+		t.Errorf("Wait with an ended context: %v", err)
+	}
+	if err := second.Stop(t.Context(), time.Minute); err != nil {
+		t.Error(err)
+	}
+	if got, want := second.ExitCode(), 128+int(syscall.SIGTERM); got != want {
+		t.Errorf("exit code %d, want %d", got, want)
+	}
+	if _, err := s.Start(Command{Name: "none", Path: "/nowhere/none"}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("start of a program that does not exist: %v", err)
+	}
+}
+
+func TestStopKillsAfterTheGracePeriod(t *testing.T) {
+	s, err := New(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p, err := s.Start(Command{Name: "stubborn", Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; echo set; while :; do sleep 100; done"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.WaitForLine(t.Context(), "set"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Stop(t.Context(), time.Millisecond); err == nil || p.ExitCode() != 128+int(syscall.SIGKILL) {
+		t.Errorf("Stop: %v, exit code %d", err, p.ExitCode())
+	}
+}
+
+// eventually fails the test if cond is not met within a generous time: the clean-up runs in another process.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.After(time.Minute)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			t.Fatalf("not in a minute: %s", what)
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// alive does not count zombies: an orphan's waits for the init process, which is not ours.
+func alive(t *testing.T, pid string) bool {
+	t.Helper()
+	out, err := exec.Command("ps", "-o", "stat=", "-p", pid).Output()
+	if err != nil {
+		return false // ps found none
+	}
+	return !strings.HasPrefix(strings.TrimSpace(string(out)), "Z")
+}
