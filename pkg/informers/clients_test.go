@@ -1,0 +1,239 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/utils/clock"
+)
+
+var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widgets"}
+
+// newFactory builds a factory on real clients.
+func newFactory(t *testing.T, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
+	t.Helper()
+	reg := metrics.NewKubeRegistry()
+	f, err := New(t.Name(), Config{Standby: StandbyWarm, CacheMutationDetection: true}, clients, needs, reg, clock.RealClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f.Shutdown()
+		f.mutations.check(t.Context())
+		if err := f.CheckMutation(nil); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, reg
+}
+
+// eventually waits for something that other goroutines and the network bring about.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(2 * time.Minute)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func TestSecretsComeByOneStreamInProtobufWithoutTheExcludedTypes(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
+	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets})
+	startSynced(t, f)
+	server.secrets.put(named("c", "1"))
+	informer, _ := f.Informer(Secrets)
+	eventually(t, "c in the cache", func() bool {
+		_, ok, _ := informer.GetStore().GetByKey("shop/c")
+		return ok
+	})
+	obj, _, _ := informer.GetStore().GetByKey("shop/c")
+	if got, want := obj.(*Entry).Digest("reload"), digestSHA1(named("c", "1")); !slices.Equal(got, want) {
+		t.Errorf("digest %x, want %x", got, want)
+	}
+	if diff := cmp.Diff([]string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf"}, server.requests()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	want := []string{"watch rv= match=NotOlderThan limit=0 selector=type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"}
+	if diff := cmp.Diff(want, server.secrets.requests); diff != "" {
+		t.Errorf("options (-want +got):\n%s", diff)
+	}
+}
+
+func TestMetadataSufficesWithoutADigest(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1"))}
+	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: Secrets})
+	startSynced(t, f)
+	want := []string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+	if diff := cmp.Diff(want, server.requests()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	if got := names(t, f); !slices.Equal(got, []string{"shop/a"}) {
+		t.Errorf("cached %v", got)
+	}
+}
+
+func TestTheVersionOfAResourceIsFoundAndFoundAgain(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1beta1"}}
+	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
+	startSynced(t, f)
+	server.set(func() { server.widgets = []string{"v2", "v1"} })
+	server.secrets.breakWatches(false)
+	server.secrets.put(named("b", "1"))
+	informer, _ := f.Informer(widgets)
+	eventually(t, "b in the cache", func() bool {
+		_, ok, _ := informer.GetStore().GetByKey("shop/b")
+		return ok
+	})
+	var paths []string
+	for _, r := range server.requests() {
+		if path := strings.Fields(r)[0]; strings.HasSuffix(path, "widgets") && !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	if diff := cmp.Diff([]string{"/apis/example.com/v1beta1/widgets", "/apis/example.com/v2/widgets"}, paths); diff != "" {
+		t.Errorf("paths (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnAPIThatIsDownDuringDiscoveryIsNotTakenForAbsent(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
+	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
+	f.Start(t.Context())
+	if err := f.WaitForSync(t.Context(), "reload"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the failure in the problem of its controller", func() bool {
+		err := f.Problem("names")
+		return err != nil && strings.Contains(err.Error(), "discover example.com/v1")
+	})
+	if f.HasSynced("names") {
+		t.Error("synced without an answer")
+	}
+	if err := f.Problem("reload"); err != nil {
+		t.Errorf("another controller has a problem: %v", err)
+	}
+	server.set(func() { server.down = false })
+	if err := f.WaitForSync(t.Context(), "names"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAResourceThatDiscoveryDoesNotKnowCountsAsEmptyIfOptional(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1"))}
+	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
+	startSynced(t, f)
+	if s := f.Status().Resources[0]; !s.Absent || s.Objects != 0 {
+		t.Errorf("absent %t, objects %d", s.Absent, s.Objects)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	server := &apiServer{secrets: newCluster()}
+	clients := serve(t, server)
+	f, reg := newFactory(t, clients, reloadNeed)
+	if _, err := New(t.Name(), NewConfig(), clients, nil, metrics.NewKubeRegistry(), clock.RealClock{}); err == nil {
+		t.Error("a second factory of the same name was accepted")
+	}
+	if _, err := New("other", NewConfig(), clients, nil, reg, clock.RealClock{}); err == nil {
+		t.Error("a second factory on the same registry was accepted")
+	}
+	if _, err := New("other", NewConfig(), clients, []Need{{}}, metrics.NewKubeRegistry(), clock.RealClock{}); err == nil {
+		t.Error("an invalid need was accepted")
+	}
+	if _, ok := f.Informer(ConfigMaps); ok {
+		t.Error("an informer that nobody needs")
+	}
+	f.Shutdown()
+	again, err := New(t.Name(), NewConfig(), clients, nil, metrics.NewKubeRegistry(), clock.RealClock{})
+	if err != nil {
+		t.Fatalf("the name is not free after Shutdown: %v", err)
+	}
+	again.Shutdown()
+}
+
+func TestDebugInformersAndMetrics(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
+	f, reg := newFactory(t, serve(t, server), reloadNeed)
+	startSynced(t, f)
+	informer, _ := f.Informer(Secrets)
+	registration, err := informer.AddEventHandler(&slowHandler{name: "reload"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !cache.WaitFor(t.Context(), "", registration.HasSyncedChecker()) {
+		t.Fatal("handler has not synced")
+	}
+
+	var status Status
+	recorder := httptest.NewRecorder()
+	f.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers?format=json", nil))
+	if err := json.Unmarshal(recorder.Body.Bytes(), &status); err != nil {
+		t.Fatal(err)
+	}
+	got := status.Resources[0]
+	if got.LastEventAge == nil || got.LastBookmarkAge == nil || got.LastActivityAge == nil || got.ApproximateBytes == 0 {
+		t.Errorf("ages or size are missing: %+v", got)
+	}
+	got.LastEventAge, got.LastBookmarkAge, got.LastActivityAge, got.ApproximateBytes = nil, nil, nil, 0
+	want := ResourceStatus{Version: "v1", Resource: "secrets", For: []string{"reload"}, Form: "content digest", FieldSelector: got.FieldSelector,
+		Synced: true, Objects: 2, ResourceVersion: "102", Lists: 1, StreamedLists: 1, Watches: 1, Events: 2, Bookmarks: 1,
+		Handlers: []HandlerStatus{{Name: "reload", Handled: 2}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+
+	recorder = httptest.NewRecorder()
+	f.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers", nil))
+	text := recorder.Body.String()
+	for _, want := range []string{"secrets", "content digest", "reload", "102", "0s ago"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in\n%s", want, text)
+		}
+	}
+
+	expected := `
+		# HELP quartermaster_informer_cache_mutations_total [ALPHA] Number of cached objects that were found changed. Without --cache-mutation-detection nobody looks.
+		# TYPE quartermaster_informer_cache_mutations_total counter
+		quartermaster_informer_cache_mutations_total 0
+		# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
+		# TYPE quartermaster_informer_objects gauge
+		quartermaster_informer_objects{group="",resource="secrets"} 2
+		# HELP quartermaster_informer_synced [ALPHA] 1 if the cache has been filled once.
+		# TYPE quartermaster_informer_synced gauge
+		quartermaster_informer_synced{group="",resource="secrets"} 1
+		# HELP quartermaster_informer_handlers [ALPHA] Number of registered event handlers.
+		# TYPE quartermaster_informer_handlers gauge
+		quartermaster_informer_handlers{group="",resource="secrets"} 1
+	`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(expected), "quartermaster_informer_cache_mutations_total",
+		"quartermaster_informer_objects", "quartermaster_informer_synced", "quartermaster_informer_handlers"); err != nil {
+		t.Error(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(families) != 12 {
+		t.Errorf("%d metric families, want 12", len(families))
+	}
+}

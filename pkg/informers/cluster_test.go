@@ -1,0 +1,249 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
+)
+
+// cluster is one resource of an API server, Secrets, with the semantics of list, watch and streamed list
+// that reflectors rely on.
+type cluster struct {
+	mu        sync.Mutex
+	version   int
+	compacted int // watches from before this version get 410
+	objects   map[string]*corev1.Secret
+	history   []watch.Event
+	changed   chan struct{} // closed at every change
+	broken    chan struct{} // closed to end all watches
+	fail      func(verb string) error
+	requests  []string // verb and options of all requests
+	noStreams bool
+}
+
+func newCluster(objects ...*corev1.Secret) *cluster {
+	c := &cluster{version: 100, objects: map[string]*corev1.Secret{}, changed: make(chan struct{}), broken: make(chan struct{})}
+	for _, o := range objects {
+		c.put(o)
+	}
+	return c
+}
+
+func (c *cluster) source() source {
+	return source{
+		list:    func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
+		watch:   c.watch,
+		example: &Entry{},
+	}
+}
+
+// record makes a new version and appends what happened.
+func (c *cluster) record(kind watch.EventType, s *corev1.Secret) {
+	c.version++
+	s.ResourceVersion = strconv.Itoa(c.version)
+	c.history = append(c.history, watch.Event{Type: kind, Object: s})
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *cluster) put(s *corev1.Secret) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s = s.DeepCopy()
+	key := s.Namespace + "/" + s.Name
+	kind := watch.Added
+	if _, ok := c.objects[key]; ok {
+		kind = watch.Modified
+	}
+	c.objects[key] = s
+	c.record(kind, s)
+}
+
+func (c *cluster) remove(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.objects[key].DeepCopy()
+	delete(c.objects, key)
+	c.record(watch.Deleted, s)
+}
+
+func (c *cluster) bookmark() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.record(watch.Bookmark, &corev1.Secret{})
+}
+
+// breakWatches ends all watches; with compact, they cannot be resumed either.
+func (c *cluster) breakWatches(compact bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if compact {
+		c.version++
+		c.compacted = c.version
+	}
+	close(c.broken)
+	c.broken = make(chan struct{})
+}
+
+// failWith makes requests fail until it is called with nil.
+func (c *cluster) failWith(fail func(verb string) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail = fail
+}
+
+func (c *cluster) request(verb string, o metav1.ListOptions) error {
+	c.requests = append(c.requests, fmt.Sprintf("%s rv=%s match=%s limit=%d selector=%s", verb, o.ResourceVersion,
+		o.ResourceVersionMatch, o.Limit, o.FieldSelector))
+	if c.fail != nil {
+		if err := c.fail(verb); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.requests)
+}
+
+func (c *cluster) list(ctx context.Context, o metav1.ListOptions) (*corev1.SecretList, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.request("list", o); err != nil {
+		return nil, err
+	}
+	list := &corev1.SecretList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(c.version)}}
+	keys := slices.Sorted(maps.Keys(c.objects))
+	for i, key := range keys {
+		if o.Continue != "" && key < o.Continue {
+			continue
+		}
+		if o.Limit > 0 && len(list.Items) == int(o.Limit) {
+			list.Continue = keys[i]
+			break
+		}
+		list.Items = append(list.Items, *c.objects[key].DeepCopy())
+	}
+	return list, ctx.Err()
+}
+
+func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.request("watch", o); err != nil {
+		return nil, err
+	}
+	stream := o.SendInitialEvents != nil && *o.SendInitialEvents
+	if stream && c.noStreams {
+		return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("ListOptions").GroupKind(), "", nil)
+	}
+	from, _ := strconv.Atoi(o.ResourceVersion)
+	if from != 0 && from < c.compacted && !stream {
+		return nil, apierrors.NewResourceExpired("too old resource version")
+	}
+	var first []watch.Event
+	if stream || from == 0 {
+		for _, key := range slices.Sorted(maps.Keys(c.objects)) {
+			first = append(first, watch.Event{Type: watch.Added, Object: c.objects[key].DeepCopy()})
+		}
+		from = c.version
+	}
+	if stream {
+		first = append(first, watch.Event{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: strconv.Itoa(from), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}})
+	}
+	ctx, stop := context.WithCancel(ctx)
+	w := &clusterWatch{result: make(chan watch.Event), stop: stop}
+	go w.run(ctx, c, first, from, c.broken)
+	return w, nil
+}
+
+type clusterWatch struct {
+	result chan watch.Event
+	stop   context.CancelFunc
+}
+
+func (w *clusterWatch) ResultChan() <-chan watch.Event { return w.result }
+func (w *clusterWatch) Stop()                          { w.stop() }
+
+func (w *clusterWatch) run(ctx context.Context, c *cluster, events []watch.Event, from int, broken chan struct{}) {
+	defer close(w.result)
+	for {
+		for _, e := range events {
+			select {
+			case w.result <- e:
+			case <-ctx.Done():
+				return
+			case <-broken:
+				return
+			}
+		}
+		var changed chan struct{}
+		events, from, changed = c.since(from)
+		if len(events) > 0 {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		case <-broken:
+			return
+		}
+	}
+}
+
+// since returns what happened after a version, and the present version.
+func (c *cluster) since(from int) ([]watch.Event, int, chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var events []watch.Event
+	for _, e := range c.history {
+		m, _ := meta.Accessor(e.Object)
+		if v, _ := strconv.Atoi(m.GetResourceVersion()); v > from {
+			events = append(events, watch.Event{Type: e.Type, Object: e.Object.DeepCopyObject()})
+		}
+	}
+	return events, c.version, c.changed
+}
+
+// newTestFactory builds a factory whose only source is the cluster, with mutation detection as in all
+// tests.
+func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
+	t.Helper()
+	f := &Factory{clock: clock.RealClock{}, mutations: newMutationDetector(clock.RealClock{})}
+	plans, err := newPlans(needs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range plans {
+		r, err := f.newResource(p, c.source())
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.resources = append(f.resources, r)
+	}
+	if err := metrics.NewKubeRegistry().CustomRegister(newCollector(f)); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}

@@ -1,0 +1,49 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+)
+
+// Values of --standby.
+const (
+	StandbyWarm = "warm"
+	StandbyCold = "cold"
+)
+
+// Config is what an operator can set.
+type Config struct {
+	// Standby is StandbyWarm (default: informers run on every replica) or StandbyCold (they start when
+	// this replica starts leading).
+	Standby string
+	// CacheMutationDetection compares cached objects with what they were when they were cached.
+	CacheMutationDetection bool
+}
+
+// NewConfig returns the defaults.
+func NewConfig() Config {
+	return Config{Standby: StandbyWarm}
+}
+
+// AddFlags binds the flags; their defaults are the values that c has.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Standby, "standby", c.Standby,
+		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
+			"becomes the leader; or \"cold\", none: it saves the memory and lists everything on becoming the leader.")
+	fs.BoolVar(&c.CacheMutationDetection, "cache-mutation-detection", c.CacheMutationDetection,
+		"Look for controllers that change cached objects. A finding is logged, counted in "+
+			"quartermaster_informer_cache_mutations_total and fails the health check cache-mutation. "+
+			"Costs a checksum per cached object, all of them computed again every 10 seconds.")
+}
+
+// Validate reports what is wrong with c.
+func (c *Config) Validate() error {
+	if c.Standby != StandbyWarm && c.Standby != StandbyCold {
+		return fmt.Errorf("--standby: %q is neither %q nor %q", c.Standby, StandbyWarm, StandbyCold)
+	}
+	return nil
+}

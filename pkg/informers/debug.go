@@ -1,0 +1,214 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Status is what /debug/informers shows.
+type Status struct {
+	Started        bool             `json:"started"`
+	CacheMutations int64            `json:"cacheMutations"`
+	Resources      []ResourceStatus `json:"resources"`
+}
+
+// ResourceStatus is the state of one informer. Ages are nil if there was none yet.
+type ResourceStatus struct {
+	Group            string           `json:"group"`
+	Version          string           `json:"version"`
+	Resource         string           `json:"resource"`
+	For              []string         `json:"for"`
+	Form             string           `json:"form"`
+	FieldSelector    string           `json:"fieldSelector,omitempty"`
+	Synced           bool             `json:"synced"`
+	Absent           bool             `json:"absent,omitempty"`
+	Objects          int              `json:"objects"`
+	ApproximateBytes int64            `json:"approximateBytes"`
+	ResourceVersion  string           `json:"resourceVersion"`
+	LastActivityAge  *metav1.Duration `json:"lastActivityAge,omitempty"`
+	LastEventAge     *metav1.Duration `json:"lastEventAge,omitempty"`
+	LastBookmarkAge  *metav1.Duration `json:"lastBookmarkAge,omitempty"`
+	Lists            int64            `json:"lists"`
+	Relists          int64            `json:"relists"`
+	StreamedLists    int64            `json:"streamedLists"`
+	Watches          int64            `json:"watches"`
+	Events           int64            `json:"events"`
+	Bookmarks        int64            `json:"bookmarks"`
+	Failures         int64            `json:"failures"`
+	LastFailure      *FailureStatus   `json:"lastFailure,omitempty"`
+	Problem          string           `json:"problem,omitempty"`
+	Handlers         []HandlerStatus  `json:"handlers"`
+}
+
+// FailureStatus is the last series of failed requests with one verb.
+type FailureStatus struct {
+	Verb  string      `json:"verb"`
+	Error string      `json:"error"`
+	Count int64       `json:"count"`
+	Since metav1.Time `json:"since"`
+	Last  metav1.Time `json:"last"`
+}
+
+// HandlerStatus is the state of one event handler.
+type HandlerStatus struct {
+	Name    string `json:"name"`
+	Handled int64  `json:"handled"`
+	Backlog int    `json:"backlog"`
+}
+
+func (s *ResourceStatus) backlog() int {
+	n := 0
+	for _, h := range s.Handlers {
+		n += h.Backlog
+	}
+	return n
+}
+
+// Status returns the present state of all informers. It walks all cached objects.
+func (f *Factory) Status() Status {
+	s := Status{Started: f.started(), Resources: make([]ResourceStatus, 0, len(f.resources))}
+	if f.mutations != nil {
+		s.CacheMutations = f.mutations.count()
+	}
+	for _, r := range f.resources {
+		s.Resources = append(s.Resources, r.status())
+	}
+	return s
+}
+
+func (r *resource) status() ResourceStatus {
+	s := ResourceStatus{
+		Group:         r.plan.resource.Group,
+		Version:       r.plan.resource.Version,
+		Resource:      r.plan.resource.Resource,
+		For:           r.plan.controllers(),
+		Form:          r.plan.form(),
+		FieldSelector: r.plan.fieldSelector,
+		Synced:        r.informer.HasSynced(),
+		Handlers:      r.informer.handlers(),
+	}
+	for _, obj := range r.informer.GetStore().List() {
+		s.Objects++
+		s.ApproximateBytes += int64(sizeOf(obj))
+	}
+	if err := r.problem(); err != nil {
+		s.Problem = err.Error()
+	}
+	r.state.fill(&s)
+	return s
+}
+
+func (s *state) fill(out *ResourceStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Absent = s.absent
+	out.ResourceVersion = s.resourceVersion
+	out.LastEventAge = s.age(s.lastEvent)
+	out.LastBookmarkAge = s.age(s.lastBookmark)
+	out.LastActivityAge = s.age(latest(s.lastEvent, s.lastBookmark, s.lastList))
+	out.Lists, out.Relists, out.StreamedLists = s.lists, max(0, s.lists-1), s.streamed
+	out.Watches, out.Events, out.Bookmarks, out.Failures = s.watches, s.events, s.bookmarks, s.failures
+	if f := s.lastFailure; f != nil {
+		out.LastFailure = &FailureStatus{Verb: f.verb, Error: f.err.Error(), Count: f.count,
+			Since: metav1.NewTime(f.since), Last: metav1.NewTime(f.last)}
+	}
+}
+
+func (s *state) age(t time.Time) *metav1.Duration {
+	if t.IsZero() {
+		return nil
+	}
+	return &metav1.Duration{Duration: s.clock.Since(t).Round(time.Millisecond)}
+}
+
+func latest(times ...time.Time) time.Time {
+	var last time.Time
+	for _, t := range times {
+		if t.After(last) {
+			last = t
+		}
+	}
+	return last
+}
+
+// sizeOf estimates the bytes of heap that a cached object holds. API types know the size of their
+// encoding; decoded they take about three times as much, most of it pointers and headers.
+func sizeOf(obj any) int {
+	switch o := obj.(type) {
+	case *Entry:
+		return o.size()
+	case interface{ Size() int }:
+		return 3 * o.Size()
+	case runtime.Object:
+		return 0
+	}
+	return 0
+}
+
+// ServeHTTP serves /debug/informers: readable text, or JSON if the request accepts it or says
+// ?format=json.
+func (f *Factory) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	status := f.Status()
+	asJSON := strings.Contains(req.Header.Get("Accept"), "application/json")
+	if format := req.URL.Query().Get("format"); format != "" {
+		asJSON = format == "json"
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	if asJSON {
+		w.Header().Set("Content-Type", "application/json")
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		_ = encoder.Encode(status) // the client went away
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	status.writeText(w)
+}
+
+func (s *Status) writeText(w io.Writer) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "RESOURCE\tFORM\tFOR\tSYNCED\tOBJECTS\tBYTES\tVERSION\tEVENT\tBOOKMARK\tLISTS\tRELISTS\tWATCHES\tHANDLERS\tBACKLOG")
+	for i := range s.Resources {
+		r := &s.Resources[i]
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n",
+			r.name(), r.Form, strings.Join(r.For, ","), r.Synced, r.Objects, r.ApproximateBytes, r.ResourceVersion,
+			ago(r.LastEventAge), ago(r.LastBookmarkAge), r.Lists, r.Relists, r.Watches, len(r.Handlers), r.backlog())
+	}
+	_ = t.Flush()
+	for i := range s.Resources {
+		r := &s.Resources[i]
+		if r.Problem != "" {
+			_, _ = fmt.Fprintf(w, "\n%s: %s\n", r.name(), r.Problem)
+		}
+		if f := r.LastFailure; f != nil {
+			_, _ = fmt.Fprintf(w, "\n%s: last failure: %s, %d times from %s to %s: %s\n", r.name(), f.Verb, f.Count,
+				f.Since.UTC().Format(time.RFC3339), f.Last.UTC().Format(time.RFC3339), f.Error)
+		}
+	}
+	_, _ = fmt.Fprintf(w, "\nstarted: %t, cache mutations: %d\n", s.Started, s.CacheMutations)
+}
+
+func (s *ResourceStatus) name() string {
+	if s.Group == "" {
+		return s.Resource
+	}
+	return s.Resource + "." + s.Group
+}
+
+func ago(d *metav1.Duration) string {
+	if d == nil {
+		return "never"
+	}
+	return d.Round(time.Second).String() + " ago"
+}

@@ -1,0 +1,271 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// digestSHA1 and digestHMAC have the sizes of what config-reload and replication declare.
+func digestSHA1(obj apiruntime.Object) []byte {
+	sum := sha1.Sum(contentOf(obj))
+	return sum[:]
+}
+
+func digestHMAC(obj apiruntime.Object) []byte {
+	sum := sha256.Sum256(contentOf(obj))
+	return sum[:16]
+}
+
+func contentOf(obj apiruntime.Object) []byte {
+	switch o := obj.(type) {
+	case *corev1.Secret:
+		return o.Data["value"]
+	case *corev1.ConfigMap:
+		return []byte(o.Data["value"])
+	}
+	return nil
+}
+
+func mustPlan(tb testing.TB, needs ...Need) *plan {
+	tb.Helper()
+	plans, err := newPlans(needs)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if len(plans) != 1 {
+		tb.Fatalf("got %d plans", len(plans))
+	}
+	return plans[0]
+}
+
+// secret number i of a cluster of about 100 Secrets a namespace.
+func secret(i, size int) *corev1.Secret {
+	var id [16]byte
+	r := rand.New(rand.NewPCG(uint64(i), 1))
+	for j := range id {
+		id[j] = byte(r.Uint32())
+	}
+	value := make([]byte, size)
+	for j := range value {
+		value[j] = byte(r.Uint32())
+	}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       fmt.Sprintf("team-%03d-production", i/100),
+			Name:            fmt.Sprintf("application-credentials-%06d", i),
+			UID:             types.UID(uuid.UUID(id).String()),
+			ResourceVersion: fmt.Sprint(1000000 + i),
+			Labels:          map[string]string{"app.kubernetes.io/name": "shop", "app.kubernetes.io/part-of": "shop"},
+			Annotations:     map[string]string{corev1.LastAppliedConfigAnnotation: "{...}", "example.com/unrelated": "x"},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 400))}},
+		},
+		Type: corev1.SecretTypeOpaque,
+		Data: map[string][]byte{"value": value},
+	}
+}
+
+func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Entry {
+	tb.Helper()
+	r, err := p.reduce(obj)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r.(*Entry)
+}
+
+// A Secret may cost 700 bytes of RSS, store and index included. With the garbage collector's default
+// goal RSS is about twice the live heap.
+func TestASecretCostsLessThan350BytesOfHeap(t *testing.T) {
+	p := mustPlan(t,
+		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: digestSHA1},
+		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
+	const n = 50_000
+	before := liveHeap()
+	store := cache.NewIndexer(cache.DeletionHandlingMetaNamespaceKeyFunc,
+		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	for i := range n {
+		if err := store.Add(reduced(t, p, secret(i, 1024))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	added := (liveHeap() - before) / n
+	for i := range n { // a change of every Secret leaves new keys behind
+		if err := store.Update(reduced(t, p, secret(i, 1024))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changed := (liveHeap() - before) / n
+	t.Logf("%d bytes of heap per Secret when added, %d after a change of each", added, changed)
+	if added > 350 || changed > 400 {
+		t.Errorf("a Secret costs %d bytes of heap, %d after a change; at most 350 and 400 are allowed", added, changed)
+	}
+	runtime.KeepAlive(store)
+}
+
+func liveHeap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func TestEntry(t *testing.T) {
+	const id = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+	deleted := metav1.Unix(1700000000, 0)
+	cases := map[string]struct {
+		needs  []Need
+		object corev1.Secret
+		want   map[string]any
+	}{
+		"keeps identity and drops everything that nobody declared": {
+			needs: []Need{{For: "a", Resource: Secrets}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: id, ResourceVersion: "42",
+				Labels: map[string]string{"l": "1"}, Annotations: map[string]string{"k": "v"},
+				OwnerReferences: []metav1.OwnerReference{{Name: "o"}}}},
+			want: map[string]any{"namespace": "shop", "name": "db", "uid": id, "rv": "42"},
+		},
+		"keeps the union of declared annotations that the object has": {
+			needs: []Need{{For: "a", Resource: Secrets, Annotations: []string{"one", "absent"}},
+				{For: "b", Resource: Secrets, Annotations: []string{"one", "two"}}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"one": "1", "two": "", "three": "3"}}},
+			want:   map[string]any{"name": "n", "annotations": map[string]string{"one": "1", "two": ""}},
+		},
+		"keeps the fields of a need only where its condition holds": {
+			needs: []Need{{For: "a", Resource: Secrets, Fields: Labels | OwnerReferences,
+				When: func(o metav1.Object) bool { return o.GetAnnotations()["take-part"] == "yes" }}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"l": "1"}}},
+			want:   map[string]any{"name": "n"},
+		},
+		"keeps labels, owners and times where the condition holds": {
+			needs: []Need{{For: "a", Resource: Secrets, Fields: Labels | OwnerReferences | CreationTimestamp,
+				When: func(o metav1.Object) bool { return o.GetAnnotations()["take-part"] == "yes" }}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"l": "1"},
+				Annotations: map[string]string{"take-part": "yes"}, CreationTimestamp: deleted,
+				OwnerReferences: []metav1.OwnerReference{{Name: "o"}}}},
+			want: map[string]any{"name": "n", "labels": map[string]string{"l": "1"},
+				"owners": []metav1.OwnerReference{{Name: "o"}}, "created": deleted.Unix()},
+		},
+		"keeps a deletion timestamp that nobody declared": {
+			needs:  []Need{{For: "a", Resource: Secrets}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", DeletionTimestamp: &deleted}},
+			want:   map[string]any{"name": "n", "deleted": deleted.Unix()},
+		},
+		"keeps one digest for each need that declares one": {
+			needs: []Need{{For: "a", Resource: Secrets, Digest: digestSHA1}, {For: "none", Resource: Secrets},
+				{For: "b", Resource: Secrets, Digest: digestHMAC}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Data: map[string][]byte{"value": []byte("v")}},
+			want:   map[string]any{"name": "n", "digest a": "7a38d8cbd20d9932ba948efaa364bb62651d5ad4", "digest b": "4c94485e0c21ae6c41ce1dfe7b6bfaceea5ab68e40a2476f50208e526f506080"[:32]},
+		},
+		"keeps a digest of more than 127 bytes and an empty one": {
+			needs: []Need{{For: "a", Resource: Secrets, Digest: func(apiruntime.Object) []byte { return bytes.Repeat([]byte{7}, 300) }},
+				{For: "b", Resource: Secrets, Digest: func(apiruntime.Object) []byte { return nil }}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db"}},
+			want:   map[string]any{"namespace": "shop", "name": "db", "digest a": fmt.Sprintf("%x", bytes.Repeat([]byte{7}, 300))},
+		},
+		"keeps UIDs and resourceVersions of any form": {
+			needs:  []Need{{For: "a", Resource: Secrets}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "UPPER-6BA7", ResourceVersion: "007"}},
+			want:   map[string]any{"name": "n", "uid": "UPPER-6BA7", "rv": "007"},
+		},
+		"does not change the case of a UID": {
+			needs:  []Need{{For: "a", Resource: Secrets}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "6BA7B810-9DAD-11D1-80B4-00C04FD430C8", ResourceVersion: "0"}},
+			want:   map[string]any{"name": "n", "uid": "6BA7B810-9DAD-11D1-80B4-00C04FD430C8", "rv": "0"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			e := reduced(t, mustPlan(t, tc.needs...), &tc.object)
+			if diff := cmp.Diff(tc.want, describe(e)); diff != "" {
+				t.Errorf("entry (-want +got):\n%s", diff)
+			}
+			again, err := e.plan.reduce(e)
+			if err != nil || again != apiruntime.Object(e) {
+				t.Errorf("a reduced object was reduced again: %v, %v", again, err)
+			}
+		})
+	}
+}
+
+// describe lists everything that an Entry tells.
+func describe(e *Entry) map[string]any {
+	d := map[string]any{}
+	put := func(key string, value any, there bool) {
+		if there {
+			d[key] = value
+		}
+	}
+	put("namespace", e.GetNamespace(), e.GetNamespace() != "")
+	put("name", e.GetName(), e.GetName() != "")
+	put("uid", string(e.GetUID()), e.GetUID() != "")
+	put("rv", e.GetResourceVersion(), e.GetResourceVersion() != "")
+	put("annotations", e.GetAnnotations(), e.GetAnnotations() != nil)
+	put("labels", e.GetLabels(), e.GetLabels() != nil)
+	put("owners", e.GetOwnerReferences(), e.GetOwnerReferences() != nil)
+	put("created", e.GetCreationTimestamp().Unix(), !e.GetCreationTimestamp().Time.IsZero())
+	if deleted := e.GetDeletionTimestamp(); deleted != nil {
+		d["deleted"] = deleted.Unix()
+	}
+	for _, of := range []string{"a", "b", "none", "unknown"} {
+		put("digest "+of, fmt.Sprintf("%x", e.Digest(of)), e.Digest(of) != nil)
+	}
+	return d
+}
+
+func TestAnEntryRefusesToBeChanged(t *testing.T) {
+	e := reduced(t, mustPlan(t, Need{For: "a", Resource: Secrets}), secret(1, 10))
+	defer func() {
+		if recover() == nil {
+			t.Error("SetLabels did not panic")
+		}
+	}()
+	e.SetLabels(nil)
+}
+
+func TestTheValuesOfASecretAreOverwrittenOnceHashed(t *testing.T) {
+	p := mustPlan(t, Need{For: "a", Resource: Secrets, Digest: digestSHA1})
+	s := secret(1, 64)
+	value := s.Data["value"]
+	want := digestSHA1(s.DeepCopy())
+	if got := reduced(t, p, s).Digest("a"); !bytes.Equal(got, want) {
+		t.Errorf("digest %x, want %x", got, want)
+	}
+	if !bytes.Equal(value, make([]byte, 64)) {
+		t.Errorf("the value is still there: %x", value)
+	}
+}
+
+func BenchmarkTransformSecret(b *testing.B) {
+	p := mustPlan(b,
+		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: digestSHA1},
+		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
+	for _, size := range []int{0, 1024, 4096} {
+		b.Run(fmt.Sprintf("%d bytes", size), func(b *testing.B) {
+			s := secret(1, size)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.reduce(s); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

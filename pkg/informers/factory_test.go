@@ -1,0 +1,244 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(serverEnv) != "" {
+		runServer()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+var reloadNeed = Need{For: "reload", Resource: Secrets, Annotations: []string{"match"}, Digest: digestSHA1}
+
+func named(name, value string) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string][]byte{"value": []byte(value)}}
+}
+
+// names lists the keys in the cache.
+func names(t *testing.T, f *Factory) []string {
+	t.Helper()
+	informer, ok := f.Informer(Secrets)
+	if !ok {
+		t.Fatal("no informer for Secrets")
+	}
+	keys := informer.GetStore().ListKeys()
+	slices.Sort(keys)
+	return keys
+}
+
+func wantNames(t *testing.T, f *Factory, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	if diff := cmp.Diff(want, names(t, f), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("cached Secrets (-want +got):\n%s", diff)
+	}
+}
+
+func secretsStatus(f *Factory) ResourceStatus { return f.Status().Resources[0] }
+
+func startSynced(t *testing.T, f *Factory) {
+	t.Helper()
+	f.Start(t.Context())
+	if err := f.WaitForSync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pass lets time go by in a synctest bubble, until everybody waits again.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// verbs cuts the recorded requests to their verbs.
+func verbs(c *cluster) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var vs []string
+	for _, r := range c.requests {
+		vs = append(vs, strings.Fields(r)[0])
+	}
+	return vs
+}
+
+func TestTheCacheFollowsTheServer(t *testing.T) {
+	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"), named("b", "1"))
+				c.noStreams = noStreams
+				f := newTestFactory(t, c, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				wantNames(t, f, "shop/a", "shop/b")
+
+				c.put(named("c", "1"))
+				c.remove("shop/a")
+				wantNames(t, f, "shop/b", "shop/c")
+
+				c.breakWatches(false)
+				c.put(named("d", "1"))
+				pass(2 * time.Minute)
+				wantNames(t, f, "shop/b", "shop/c", "shop/d")
+				if s := secretsStatus(f); s.Relists != 0 {
+					t.Errorf("%d relists after a watch that only closed", s.Relists)
+				}
+
+				c.breakWatches(true)
+				c.remove("shop/b")
+				pass(2 * time.Minute)
+				wantNames(t, f, "shop/c", "shop/d")
+				if s := secretsStatus(f); s.Relists == 0 {
+					t.Error("no relist after 410 Gone")
+				}
+			})
+		})
+	}
+}
+
+func TestAnObjectInTheCacheHasTheDigestOfItsPresentContent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		for _, value := range []string{"1", "2"} {
+			c.put(named("a", value))
+			synctest.Wait()
+			informer, _ := f.Informer(Secrets)
+			obj, _, _ := informer.GetStore().GetByKey("shop/a")
+			if got, want := obj.(*Entry).Digest("reload"), digestSHA1(named("a", value)); !slices.Equal(got, want) {
+				t.Errorf("digest %x, want %x", got, want)
+			}
+		}
+	})
+}
+
+func TestListsThatCannotBeStreamedAreTakenInPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		for i := range 2*pageSize + 1 {
+			c.put(secret(i, 1))
+		}
+		c.noStreams = true
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		if got := len(names(t, f)); got != 2*pageSize+1 {
+			t.Errorf("%d objects in the cache", got)
+		}
+		c.breakWatches(true)
+		pass(2 * time.Minute)
+		for i, v := range c.requests {
+			if strings.HasPrefix(v, "list") && !strings.Contains(v, "limit=250") || strings.Contains(v, "rv=0 ") {
+				t.Errorf("request %d may be answered at once: %s", i, v)
+			}
+		}
+		if s := secretsStatus(f); s.Lists != 2 || s.Relists != 1 || s.StreamedLists != 0 {
+			t.Errorf("lists %d, relists %d, streamed %d", s.Lists, s.Relists, s.StreamedLists)
+		}
+	})
+}
+
+func TestOneWatchServesAllControllers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed, Need{For: "other", Resource: Secrets, Digest: digestHMAC}, Need{For: "third", Resource: Secrets})
+		startSynced(t, f)
+		defer f.Shutdown()
+		if diff := cmp.Diff([]string{"watch"}, verbs(c)); diff != "" {
+			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestTheAgeOfACacheShowsWhetherTheServerStillTalks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		if s := secretsStatus(f); s.LastActivityAge != nil || s.LastEventAge != nil {
+			t.Errorf("ages before the start: %v, %v", s.LastActivityAge, s.LastEventAge)
+		}
+		startSynced(t, f)
+		defer f.Shutdown()
+		pass(time.Minute)
+		c.bookmark()
+		pass(30 * time.Second)
+		s := secretsStatus(f)
+		want := []time.Duration{90 * time.Second, 30 * time.Second, 30 * time.Second}
+		got := []time.Duration{s.LastEventAge.Duration, s.LastBookmarkAge.Duration, s.LastActivityAge.Duration}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("ages of event, bookmark, activity (-want +got):\n%s", diff)
+		}
+		if s.ResourceVersion != "102" {
+			t.Errorf("resourceVersion %s, want that of the bookmark", s.ResourceVersion)
+		}
+	})
+}
+
+func TestAFactoryThatWasNotStartedIsNotReadyAndShutsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTestFactory(t, newCluster(), reloadNeed)
+		if f.CheckSync(nil) == nil || f.Problem("reload") == nil {
+			t.Error("ready without having been started")
+		}
+		f.Shutdown()
+		f.Start(t.Context()) // after Shutdown: nothing
+		if f.HasSynced() {
+			t.Error("synced after Shutdown")
+		}
+	})
+}
+
+func TestAStandbyHasNoHandlersAndNoBacklog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		for range 100 {
+			c.put(named("a", "2"))
+		}
+		synctest.Wait()
+		if s := secretsStatus(f); len(s.Handlers) != 0 || s.backlog() != 0 || s.Events != 101 {
+			t.Errorf("handlers %v, backlog %d, events %d", s.Handlers, s.backlog(), s.Events)
+		}
+
+		// The new leader gets its cache, without any request.
+		requests := c.count()
+		informer, _ := f.Informer(Secrets)
+		var got []string
+		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+			got = append(got, obj.(*Entry).GetName())
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-registration.HasSyncedChecker().Done()
+		if diff := cmp.Diff([]string{"a"}, got); diff != "" {
+			t.Errorf("objects seen by a new handler (-want +got):\n%s", diff)
+		}
+		if c.count() != requests {
+			t.Error("a new handler caused requests")
+		}
+	})
+}

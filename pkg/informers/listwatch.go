@@ -1,0 +1,244 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/pager"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// pageSize bounds how many full objects are in memory at once when a list cannot be streamed.
+	pageSize = 250
+	// absentRetry is how often an optional resource that the server does not have is looked for.
+	absentRetry = 30 * time.Second
+)
+
+// reducingListWatch stands between the client and client-go's reflector: what comes through is reduced,
+// observed and, for optional resources, forgiven. It implements cache.ListerWatcherWithContext.
+type reducingListWatch struct {
+	source source
+	plan   *plan
+	state  *state
+	clock  clock.WithTicker
+	// cached is told every object that goes to the cache; nil if nobody wants to know.
+	cached func(runtime.Object)
+	wg     *sync.WaitGroup
+}
+
+func (l *reducingListWatch) List(opts metav1.ListOptions) (runtime.Object, error) {
+	return l.ListWithContext(context.Background(), opts)
+}
+
+func (l *reducingListWatch) Watch(opts metav1.ListOptions) (watch.Interface, error) {
+	return l.WatchWithContext(context.Background(), opts)
+}
+
+// IsWatchListSemanticsUnSupported tells the reflector not to stream lists from a fake client.
+func (l *reducingListWatch) IsWatchListSemanticsUnSupported() bool { return l.source.noStreaming }
+
+// ListWithContext returns the whole list, reduced page by page. The reflector would ask a server that
+// cannot stream for everything in one response ("0" makes the server ignore the limit, and a relist
+// sets none), so the limits of the reflector are not taken over.
+func (l *reducingListWatch) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	opts.FieldSelector = l.plan.fieldSelector
+	opts.Limit = 0
+	switch opts.ResourceVersion {
+	case "", "0":
+		opts.ResourceVersion = ""
+	default:
+		opts.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
+	}
+	pages := pager.New(l.page)
+	pages.PageSize = pageSize
+	list, _, err := pages.List(ctx, opts)
+	if err != nil && l.plan.optional && apierrors.IsNotFound(err) {
+		l.state.listedAbsent(ctx)
+		return &metainternalversion.List{}, nil
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			l.state.failed("list", err)
+		}
+		return nil, err
+	}
+	m, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", resourceName(l.plan.resource), err)
+	}
+	l.state.listed(ctx, m.GetResourceVersion())
+	return list, nil
+}
+
+func (l *reducingListWatch) page(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	full, err := l.source.list(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	m, err := meta.ListAccessor(full)
+	if err != nil {
+		return nil, err
+	}
+	page := &metainternalversion.List{ListMeta: metav1.ListMeta{
+		ResourceVersion: m.GetResourceVersion(),
+		Continue:        m.GetContinue(),
+	}}
+	// With allocation: a kept object must not keep the array of the whole page.
+	err = meta.EachListItemWithAlloc(full, func(obj runtime.Object) error {
+		reduced, err := l.reduce(obj)
+		if err != nil {
+			return err
+		}
+		page.Items = append(page.Items, reduced)
+		return nil
+	})
+	return page, err
+}
+
+func (l *reducingListWatch) reduce(obj runtime.Object) (runtime.Object, error) {
+	reduced, err := l.plan.reduce(obj)
+	if err == nil && l.cached != nil {
+		l.cached(reduced)
+	}
+	return reduced, err
+}
+
+// WatchWithContext opens a watch, or a list that is streamed as one.
+func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	opts.FieldSelector = l.plan.fieldSelector
+	streaming := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	w, err := l.open(ctx, opts, streaming)
+	if err != nil {
+		return nil, err
+	}
+	if w == nil {
+		idle := &idleWatch{timer: l.clock.NewTimer(absentRetry), result: make(chan watch.Event), done: make(chan struct{})}
+		l.wg.Go(idle.run)
+		return idle, nil
+	}
+	l.state.watching(ctx, streaming)
+	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{})}
+	l.wg.Go(out.run)
+	return out, nil
+}
+
+// open opens the watch. It returns nil, nil if there is nothing to watch and the empty list that stands
+// for it has been taken already. When a streamed list is refused for the moment, it waits and tries again
+// itself: the reflector would sleep for up to a minute without looking at ctx, and Shutdown with it.
+func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, streaming bool) (watch.Interface, error) {
+	backoff := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
+	for {
+		w, err := l.source.watch(ctx, opts)
+		if err == nil {
+			return w, nil
+		}
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		if apierrors.IsNotFound(err) && l.state.isAbsent() && !streaming {
+			return nil, nil
+		}
+		l.state.failed("watch", err)
+		if !streaming || !apierrors.IsTooManyRequests(err) && !utilnet.IsConnectionRefused(err) {
+			return nil, err
+		}
+		l.state.logFailure(ctx, err)
+		timer := l.clock.NewTimer(backoff.Step())
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// reducingWatch reduces the objects of a watch.
+type reducingWatch struct {
+	from   watch.Interface
+	l      *reducingListWatch
+	result chan watch.Event
+	done   chan struct{}
+	once   sync.Once
+}
+
+func (w *reducingWatch) ResultChan() <-chan watch.Event { return w.result }
+
+func (w *reducingWatch) Stop() { w.once.Do(func() { close(w.done) }) }
+
+func (w *reducingWatch) run() {
+	defer close(w.result)
+	defer w.from.Stop()
+	for {
+		var event watch.Event
+		select {
+		case <-w.done:
+			return
+		case e, ok := <-w.from.ResultChan():
+			if !ok {
+				return
+			}
+			event = w.l.convert(e)
+		}
+		select {
+		case <-w.done:
+			return
+		case w.result <- event:
+		}
+	}
+}
+
+func (l *reducingListWatch) convert(event watch.Event) watch.Event {
+	var err error
+	switch event.Type {
+	case watch.Added, watch.Modified, watch.Deleted:
+		event.Object, err = l.reduce(event.Object)
+	case watch.Bookmark:
+		event.Object, err = l.plan.bookmark(event.Object)
+	}
+	if err != nil {
+		status := apierrors.NewInternalError(err).Status()
+		event = watch.Event{Type: watch.Error, Object: &status}
+	}
+	if event.Type == watch.Error {
+		l.state.failed("watch", apierrors.FromObject(event.Object))
+	} else {
+		l.state.observed(event)
+	}
+	return event
+}
+
+// idleWatch is a watch that ends by itself after some time, without events.
+type idleWatch struct {
+	timer  clock.Timer
+	result chan watch.Event
+	done   chan struct{}
+	once   sync.Once
+}
+
+func (w *idleWatch) ResultChan() <-chan watch.Event { return w.result }
+
+func (w *idleWatch) Stop() { w.once.Do(func() { close(w.done) }) }
+
+func (w *idleWatch) run() {
+	defer close(w.result)
+	select {
+	case <-w.timer.C():
+	case <-w.done:
+		w.timer.Stop()
+	}
+}

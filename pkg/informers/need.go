@@ -1,0 +1,233 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Resources that can be had with their content.
+var (
+	ConfigMaps   = corev1.SchemeGroupVersion.WithResource("configmaps")
+	Secrets      = corev1.SchemeGroupVersion.WithResource("secrets")
+	Namespaces   = corev1.SchemeGroupVersion.WithResource("namespaces")
+	Deployments  = appsv1.SchemeGroupVersion.WithResource("deployments")
+	StatefulSets = appsv1.SchemeGroupVersion.WithResource("statefulsets")
+	DaemonSets   = appsv1.SchemeGroupVersion.WithResource("daemonsets")
+	CronJobs     = batchv1.SchemeGroupVersion.WithResource("cronjobs")
+	Jobs         = batchv1.SchemeGroupVersion.WithResource("jobs")
+)
+
+// Form is how much of an object its cache must hold for a controller.
+type Form int
+
+const (
+	// Reduced is an *Entry: identity, declared annotations and fields, digests. The zero value.
+	Reduced Form = iota
+	// Typed is the ordinary API type.
+	Typed
+)
+
+// Fields are parts of the metadata that a Reduced need may ask for. Name, namespace, UID,
+// resourceVersion and a deletionTimestamp that is set are always there.
+type Fields uint8
+
+// Parts that must be asked for.
+const (
+	Labels Fields = 1 << iota
+	OwnerReferences
+	CreationTimestamp
+)
+
+// Need is what one controller needs of one resource. What no need names is not cached.
+//
+// Where several controllers need a resource, each gets the union. A controller that asked for the
+// Reduced form must use what it gets as a metav1.Object: it is an *Entry, unless another controller
+// needs the Typed form of that resource.
+type Need struct {
+	// For names the controller. Digests are asked for by this name.
+	For string
+	// Resource to watch in all namespaces. Without a version, for custom resources, discovery finds it,
+	// and finds it again when it changes.
+	Resource schema.GroupVersionResource
+	Form     Form
+	// Annotations are the keys to keep. The Typed form without a Template keeps all.
+	Annotations []string
+	// Fields to keep beyond the annotations, in the Reduced form and in a Typed one with a Template.
+	Fields Fields
+	// When, if set, restricts Fields and Annotations of this need to the objects for which it is true.
+	// It sees the object's whole metadata.
+	When func(metav1.Object) bool
+	// Digest summarises the content of a ConfigMap or Secret in a few bytes, usually a hash: it is all
+	// that is kept of the data. nil means no digest. It gets a *corev1.ConfigMap or *corev1.Secret, must
+	// be pure and must not keep any part of it.
+	Digest func(runtime.Object) []byte
+	// SecretTypes are types that this need wants though the server leaves them out by default, see
+	// ExcludedSecretTypes.
+	SecretTypes []corev1.SecretType
+	// Template, if set, reduces a Typed workload to what the index of references needs.
+	Template *Template
+	// Optional says that the resource need not exist: while the server does not have it, it counts as
+	// empty and synced.
+	Optional bool
+}
+
+// Template is what a need keeps of a workload beyond its identity, paused or suspended: of the pod
+// template the declared annotations; of its containers the name, references to ConfigMaps and Secrets
+// and the names of mounts; of its volumes those of ConfigMaps and Secrets.
+type Template struct {
+	// Annotations of the template to keep.
+	Annotations []string
+	// EnvPrefixes keeps plain variables whose names start with one of these.
+	EnvPrefixes []string
+}
+
+// ExcludedSecretTypes are left out by the server unless a need names them: Helm's releases hold whole
+// manifests, service account tokens change by themselves.
+var ExcludedSecretTypes = []corev1.SecretType{"helm.sh/release.v1", corev1.SecretTypeServiceAccountToken}
+
+func (n *Need) validate() error {
+	isSource := n.Resource == ConfigMaps || n.Resource == Secrets
+	switch {
+	case n.For == "":
+		return errors.New("need without a controller's name")
+	case n.Resource.Resource == "":
+		return errors.New("need without resource")
+	case n.Resource.Version == "" && n.Form == Typed:
+		return errors.New("a typed need must name a version")
+	case n.Form == Typed && isSource:
+		return errors.New("ConfigMaps and Secrets are cached in reduced form only; read their data live")
+	case n.Digest != nil && !isSource:
+		return errors.New("only ConfigMaps and Secrets have a digest")
+	case len(n.SecretTypes) > 0 && n.Resource != Secrets:
+		return errors.New("only Secrets have Secret types")
+	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
+		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
+	case n.Template != nil && (n.Form != Typed || !hasTemplate(n.Resource)):
+		return errors.New("only typed workloads have a template")
+	}
+	return nil
+}
+
+func hasTemplate(gvr schema.GroupVersionResource) bool {
+	switch gvr {
+	case Deployments, StatefulSets, DaemonSets, CronJobs, Jobs:
+		return true
+	}
+	return false
+}
+
+// plan is the union of all needs of one resource.
+type plan struct {
+	resource schema.GroupVersionResource
+	needs    []Need
+	// typed: some need wants the API type. trimmed: all those want a template only.
+	typed, trimmed bool
+	// digests in the order in which entries hold them.
+	digests       []digest
+	fieldSelector string
+	optional      bool
+}
+
+type digest struct {
+	of  string
+	sum func(runtime.Object) []byte
+}
+
+// newPlans unites needs by resource, in the order in which resources are first named.
+func newPlans(needs []Need) ([]*plan, error) {
+	var plans []*plan
+	for i := range needs {
+		n := &needs[i]
+		if err := n.validate(); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
+		}
+		at := slices.IndexFunc(plans, func(p *plan) bool { return p.resource.GroupResource() == n.Resource.GroupResource() })
+		if at < 0 {
+			plans = append(plans, &plan{resource: n.Resource, trimmed: true, optional: true})
+			at = len(plans) - 1
+		}
+		if err := plans[at].add(*n); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range plans {
+		p.fieldSelector = p.secretTypeSelector()
+	}
+	return plans, nil
+}
+
+func (p *plan) add(n Need) error {
+	for _, other := range p.needs {
+		if other.For == n.For {
+			return fmt.Errorf("%s declares %s twice", n.For, resourceName(n.Resource))
+		}
+	}
+	if p.resource.Version == "" {
+		p.resource.Version = n.Resource.Version
+	}
+	if n.Resource.Version != "" && n.Resource.Version != p.resource.Version {
+		return fmt.Errorf("%s needs version %s of %s, another controller %s",
+			n.For, n.Resource.Version, resourceName(n.Resource), p.resource.Version)
+	}
+	p.needs = append(p.needs, n)
+	if n.Form == Typed {
+		p.typed = true
+		p.trimmed = p.trimmed && n.Template != nil
+	}
+	if n.Digest != nil {
+		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest})
+	}
+	p.optional = p.optional && n.Optional
+	return nil
+}
+
+func (p *plan) secretTypeSelector() string {
+	if p.resource != Secrets {
+		return ""
+	}
+	var terms []string
+	for _, t := range ExcludedSecretTypes {
+		if !slices.ContainsFunc(p.needs, func(n Need) bool { return slices.Contains(n.SecretTypes, t) }) {
+			terms = append(terms, "type!="+string(t))
+		}
+	}
+	return strings.Join(terms, ",")
+}
+
+// form names the plan's form for people.
+func (p *plan) form() string {
+	switch {
+	case p.typed && p.trimmed:
+		return "typed, trimmed"
+	case p.typed:
+		return "typed"
+	case len(p.digests) > 0:
+		return "content digest"
+	}
+	return "metadata"
+}
+
+func (p *plan) controllers() []string {
+	names := make([]string, 0, len(p.needs))
+	for _, n := range p.needs {
+		names = append(names, n.For)
+	}
+	return names
+}
+
+// resourceName is "secrets" or "deployments.apps", as kubectl has it.
+func resourceName(gvr schema.GroupVersionResource) string {
+	return gvr.GroupResource().String()
+}

@@ -1,0 +1,231 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+func TestRequestsAreRepeatedWhileTheServerRefuses(t *testing.T) {
+	cases := map[string]error{
+		"too many requests":  apierrors.NewTooManyRequests("later", 1),
+		"internal error":     apierrors.NewInternalError(errors.New("etcd is not available")),
+		"connection refused": syscall.ECONNREFUSED,
+		"unavailable":        apierrors.NewServiceUnavailable("starting"),
+	}
+	for name, failure := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				f := newTestFactory(t, c, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				before := c.count()
+
+				c.failWith(func(string) error { return failure })
+				c.breakWatches(false)
+				pass(30 * time.Second)
+				if err := f.Problem("reload"); err != nil {
+					t.Errorf("reported after 30 seconds: %v", err)
+				}
+				pass(10 * time.Minute)
+				wantNames(t, f, "shop/a")
+				if n := c.count() - before; n < 10 || n > 80 {
+					t.Errorf("%d requests in ten minutes", n)
+				}
+				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "secrets") {
+					t.Errorf("problem after ten minutes: %v", err)
+				}
+				if err := f.CheckSync(nil); err != nil {
+					t.Errorf("informers-sync fails after it had synced: %v", err)
+				}
+				s := secretsStatus(f)
+				if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
+					t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
+				}
+
+				c.failWith(nil)
+				c.put(named("b", "1"))
+				pass(2 * time.Minute)
+				wantNames(t, f, "shop/a", "shop/b")
+				if err := f.Problem("reload"); err != nil {
+					t.Errorf("problem after recovery: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestShutdownDoesNotWaitForTheNextAttempt(t *testing.T) {
+	for name, failure := range map[string]error{
+		"too many requests":  apierrors.NewTooManyRequests("later", 1),
+		"connection refused": syscall.ECONNREFUSED,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				c.failWith(func(string) error { return failure })
+				f := newTestFactory(t, c, reloadNeed)
+				f.Start(t.Context())
+				pass(5 * time.Minute)
+				start := time.Now()
+				f.Shutdown()
+				if d := time.Since(start); d > 0 {
+					t.Errorf("Shutdown took %v", d)
+				}
+			})
+		})
+	}
+}
+
+func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
+	forbidden := apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))
+	cases := map[string]struct {
+		verbs  []string // that are forbidden
+		want   string
+		synced bool
+	}{
+		"list and watch": {verbs: []string{"list", "watch"}, synced: false,
+			want: "cannot list secrets at the cluster scope: forbidden\ncannot watch secrets at the cluster scope: forbidden"},
+		"watch": {verbs: []string{"watch"}, synced: true, want: "cannot watch secrets at the cluster scope: forbidden"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				c.failWith(func(verb string) error {
+					if slices.Contains(tc.verbs, verb) {
+						return forbidden
+					}
+					return nil
+				})
+				f := newTestFactory(t, c, reloadNeed)
+				healthy := newCluster()
+				other, err := newPlans([]Need{{For: "other", Resource: ConfigMaps}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := f.newResource(other[0], healthy.source())
+				if err != nil {
+					t.Fatal(err)
+				}
+				f.resources = append(f.resources, r)
+				f.Start(t.Context())
+				defer f.Shutdown()
+				if err := f.WaitForSync(t.Context(), "other"); err != nil {
+					t.Fatal(err)
+				}
+				pass(3 * time.Minute)
+				if err := f.Problem("other"); err != nil {
+					t.Errorf("problem of the other controller: %v", err)
+				}
+				if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
+					t.Errorf("problem %q, want %q", err, tc.want)
+				}
+				if got := f.HasSynced("reload"); got != tc.synced {
+					t.Errorf("synced %t, want %t", got, tc.synced)
+				}
+				if err := f.CheckSync(nil); (err == nil) != tc.synced {
+					t.Errorf("informers-sync: %v", err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := f.WaitForSync(ctx); (err == nil) != tc.synced {
+					t.Errorf("WaitForSync: %v", err)
+				}
+
+				c.failWith(nil)
+				pass(3 * time.Minute)
+				if err := f.Problem("reload"); err != nil {
+					t.Errorf("problem after the permission was granted: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestAPermissionThatIsWithdrawnIsReportedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no")) })
+		c.breakWatches(false)
+		pass(failingAfter / 2)
+		if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "cannot watch secrets") {
+			t.Errorf("problem %v", err)
+		}
+		if err := f.CheckSync(nil); err != nil {
+			t.Errorf("informers-sync fails after it had synced: %v", err)
+		}
+	})
+}
+
+func TestAnOptionalResourceMayComeAndGo(t *testing.T) {
+	absent := func(string) error { return apierrors.NewNotFound(Secrets.GroupResource(), "") }
+	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				c.noStreams = noStreams
+				c.failWith(absent)
+				need := reloadNeed
+				need.Optional = true
+				f := newTestFactory(t, c, need)
+				startSynced(t, f)
+				defer f.Shutdown()
+				pass(10 * time.Minute)
+				if err := f.Problem("reload"); err != nil {
+					t.Errorf("an optional resource that is absent is a problem: %v", err)
+				}
+				if s := secretsStatus(f); !s.Absent || s.Objects != 0 {
+					t.Errorf("absent %t, objects %d", s.Absent, s.Objects)
+				}
+
+				c.failWith(nil)
+				pass(absentRetry + time.Second)
+				wantNames(t, f, "shop/a")
+				c.put(named("b", "1"))
+				wantNames(t, f, "shop/a", "shop/b")
+				if s := secretsStatus(f); s.Absent {
+					t.Error("still absent")
+				}
+
+				c.failWith(absent)
+				c.breakWatches(false)
+				pass(2 * time.Minute)
+				wantNames(t, f)
+				if s := secretsStatus(f); !s.Absent {
+					t.Error("not absent again")
+				}
+			})
+		})
+	}
+}
+
+func TestARequiredResourceThatIsAbsentIsAProblemAndKeepsTheCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		c.failWith(func(string) error { return apierrors.NewNotFound(Secrets.GroupResource(), "") })
+		c.breakWatches(false)
+		pass(5 * time.Minute)
+		wantNames(t, f, "shop/a")
+		if f.Problem("reload") == nil {
+			t.Error("no problem is reported")
+		}
+	})
+}

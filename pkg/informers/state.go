@@ -1,0 +1,196 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// failingAfter is how long requests of a synced informer must fail before its controllers are reported:
+// a restart of the API server or a burst of 429 is not worth it.
+const failingAfter = time.Minute
+
+// state is what has been observed of the requests for one resource.
+type state struct {
+	resource string
+	clock    clock.PassiveClock
+
+	mu sync.Mutex
+	// lists counts complete lists, of which streamed came as a watch. All but the first are relists.
+	lists, streamed, watches, events, bookmarks, failures int64
+	lastEvent, lastBookmark, lastList                     time.Time
+	resourceVersion                                       string
+	absent                                                bool                // the server does not have the resource
+	failing                                               map[string]*failure // by verb, until it succeeds
+	lastFailure                                           *failure
+	logged                                                string // the error that was logged last, until it is over
+}
+
+// failure is a series of failed requests with one verb.
+type failure struct {
+	verb        string
+	err         error
+	count       int64
+	since, last time.Time
+}
+
+func newState(resource string, c clock.PassiveClock) *state {
+	return &state{resource: resource, clock: c, failing: map[string]*failure{}}
+}
+
+// listed notes a complete paged list.
+func (s *state) listed(ctx context.Context, resourceVersion string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.complete(resourceVersion)
+	s.succeeded(ctx, "list")
+}
+
+// listedAbsent notes that the server does not have the resource, which counts as an empty list.
+func (s *state) listedAbsent(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.complete("")
+	s.absent = true
+	s.succeeded(ctx, "list")
+	s.succeeded(ctx, "watch")
+}
+
+// complete notes a complete list; the caller holds the lock.
+func (s *state) complete(resourceVersion string) {
+	s.lists++
+	s.lastList = s.clock.Now()
+	s.resourceVersion = resourceVersion
+	s.absent = false
+}
+
+func (s *state) isAbsent() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.absent
+}
+
+// watching notes that the server accepted a watch.
+func (s *state) watching(ctx context.Context, streaming bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watches++
+	if !streaming {
+		s.absent = false
+	}
+	s.succeeded(ctx, "watch")
+}
+
+func (s *state) succeeded(ctx context.Context, verb string) {
+	f := s.failing[verb]
+	if f == nil {
+		return
+	}
+	delete(s.failing, verb)
+	if s.logged != "" && len(s.failing) == 0 {
+		s.logged = ""
+		klog.FromContext(ctx).Info("List or watch works again", "resource", s.resource, "verb", verb,
+			"failures", f.count, "since", f.since)
+	}
+}
+
+// observed notes an event or bookmark.
+func (s *state) observed(event watch.Event) {
+	m, err := meta.Accessor(event.Object)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.resourceVersion = m.GetResourceVersion()
+	if event.Type != watch.Bookmark {
+		s.events++
+		s.lastEvent = s.clock.Now()
+		return
+	}
+	s.bookmarks++
+	s.lastBookmark = s.clock.Now()
+	if m.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+		s.streamed++
+		s.complete(s.resourceVersion)
+		delete(s.failing, "list") // not needed any more
+	}
+}
+
+func (s *state) failed(verb string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failures++
+	f := s.failing[verb]
+	if f == nil {
+		f = &failure{verb: verb, since: s.clock.Now()}
+		s.failing[verb] = f
+	}
+	f.err, f.last = err, s.clock.Now()
+	f.count++
+	s.lastFailure = f
+}
+
+// problem tells what is wrong, nil if nothing worth reporting is.
+func (s *state) problem(synced bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, verb := range []string{"list", "watch"} {
+		f := s.failing[verb]
+		if f == nil || synced && !isDenied(f.err) && s.clock.Since(f.since) < failingAfter {
+			continue
+		}
+		errs = append(errs, f.describe(s.resource))
+	}
+	if !synced && len(errs) == 0 {
+		errs = append(errs, fmt.Errorf("%s not synced yet", s.resource))
+	}
+	return errors.Join(errs...)
+}
+
+func isDenied(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+}
+
+func (f *failure) describe(resource string) error {
+	switch {
+	case apierrors.IsForbidden(f.err):
+		return fmt.Errorf("cannot %s %s at the cluster scope: forbidden", f.verb, resource)
+	case apierrors.IsUnauthorized(f.err):
+		return fmt.Errorf("cannot %s %s: unauthorized", f.verb, resource)
+	}
+	return fmt.Errorf("cannot %s %s: %w", f.verb, resource, f.err)
+}
+
+// watchError is the informer's watch error handler. A version that has expired is nothing unusual: the
+// informer lists again.
+func (s *state) watchError(ctx context.Context, _ *cache.Reflector, err error) {
+	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+		s.logFailure(ctx, err)
+	}
+}
+
+// logFailure logs a cause once until it is over: client-go tries again for ever.
+func (s *state) logFailure(ctx context.Context, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.logged == err.Error() {
+		return
+	}
+	s.logged = err.Error()
+	klog.FromContext(ctx).Error(err, "Cannot list or watch", "resource", s.resource)
+}

@@ -1,0 +1,112 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
+)
+
+// anyVersion lists and watches metadata of a resource whose need names no version: in the group's
+// preferred version that serves it. The version is looked up when it is needed for the first time and
+// whenever the server does not know it any more.
+type anyVersion struct {
+	resource  schema.GroupResource
+	metadata  metadata.Interface
+	discovery discovery.DiscoveryInterfaceWithContext
+
+	mu      sync.Mutex
+	version string
+}
+
+func newAnyVersion(resource schema.GroupResource, c Clients) *anyVersion {
+	return &anyVersion{
+		resource:  resource,
+		metadata:  c.Metadata,
+		discovery: discovery.ToDiscoveryInterfaceWithContext(c.Typed.Discovery()),
+	}
+}
+
+func (a *anyVersion) List(ctx context.Context, opts metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
+	client, err := a.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list, err := client.List(ctx, opts)
+	a.check(err)
+	return list, err
+}
+
+func (a *anyVersion) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	client, err := a.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, err := client.Watch(ctx, opts)
+	a.check(err)
+	return w, err
+}
+
+// check forgets a version that the server does not serve.
+func (a *anyVersion) check(err error) {
+	if apierrors.IsNotFound(err) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.version = ""
+	}
+}
+
+func (a *anyVersion) client(ctx context.Context) (metadata.Getter, error) {
+	a.mu.Lock()
+	version := a.version
+	a.mu.Unlock()
+	if version == "" {
+		var err error
+		if version, err = a.find(ctx); err != nil {
+			return nil, err
+		}
+		a.mu.Lock()
+		a.version = version
+		a.mu.Unlock()
+	}
+	return a.metadata.Resource(a.resource.WithVersion(version)), nil
+}
+
+// find asks discovery for this one group, so that an aggregated API that is down concerns only those who
+// need it. A NotFound error says that the server answered and does not have the resource.
+func (a *anyVersion) find(ctx context.Context) (string, error) {
+	legacy := a.discovery.WithLegacyWithContext(ctx) // the aggregated format downloads all resources
+	groups, err := legacy.ServerGroupsWithContext(ctx)
+	if err != nil {
+		return "", fmt.Errorf("discover API groups: %w", err)
+	}
+	notFound := apierrors.NewNotFound(a.resource, "")
+	at := slices.IndexFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == a.resource.Group })
+	if at < 0 {
+		return "", notFound
+	}
+	group := &groups.Groups[at]
+	for _, v := range append([]metav1.GroupVersionForDiscovery{group.PreferredVersion}, group.Versions...) {
+		list, err := legacy.ServerResourcesForGroupVersionWithContext(ctx, v.GroupVersion)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("discover %s: %w", v.GroupVersion, err)
+		}
+		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == a.resource.Resource }) {
+			return v.Version, nil
+		}
+	}
+	return "", notFound
+}
