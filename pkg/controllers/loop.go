@@ -1,0 +1,331 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"runtime/pprof"
+	"sort"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// DefaultDrainTimeout is how long reconciles in flight may go on after Run's
+	// context has ended, unless Options say otherwise.
+	DefaultDrainTimeout = 20 * time.Second
+
+	// A failing key is tried again after 1 s, 2 s, 4 s ... 5 min, without end:
+	// giving up would leave an object wrong until something else touches it.
+	minBackoff = time.Second
+	maxBackoff = 5 * time.Minute
+)
+
+// ErrDrainTimeout is wrapped by the error of a Run whose reconciles did not end
+// by themselves within Options.DrainTimeout.
+var ErrDrainTimeout = errors.New("drain timed out")
+
+// Options describe a [Loop]. Name, Reconcile and Metrics are required.
+type Options[K comparable] struct {
+	// Name of the controller: of its queue, its metrics and its pprof label.
+	Name string
+	// Workers is the number of keys reconciled at once; default 1. One key is
+	// never with two workers.
+	Workers int
+	// Reconcile brings the object of one key to its desired state. It is called
+	// again after the duration if that is > 0; otherwise at the next event. After
+	// an error it is called again with exponential back-off, or after the time
+	// that the API server asked for if that is later.
+	Reconcile func(ctx context.Context, key K) (after time.Duration, err error)
+	// DrainTimeout is how long Reconcile's context outlives Run's;
+	// default DefaultDrainTimeout.
+	DrainTimeout time.Duration
+	Metrics      *Metrics
+	// Clock drives delays, back-off and the status; default the real one.
+	Clock clock.WithTicker
+}
+
+type queue[K comparable] = workqueue.TypedDelayingInterface[K]
+
+// Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
+type Loop[K comparable] struct {
+	opts Options[K]
+
+	mu       sync.Mutex
+	phase    Phase
+	queue    queue[K]
+	inFlight map[K]time.Time
+	counts   struct{ reconciles, errors, panics uint64 }
+	lastErr  *LastError
+}
+
+// NewLoop returns a loop that does nothing until Run.
+func NewLoop[K comparable](opts Options[K]) *Loop[K] {
+	opts.Workers = max(opts.Workers, 1)
+	if opts.DrainTimeout <= 0 {
+		opts.DrainTimeout = DefaultDrainTimeout
+	}
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	l := &Loop[K]{opts: opts, phase: Stopped, inFlight: map[K]time.Time{}}
+	opts.Metrics.add(opts.Name, func() time.Duration {
+		_, running := l.Status().LongestRunning(opts.Clock.Now())
+		return running
+	})
+	return l
+}
+
+// Run registers the watches, waits until their informers have synced and every
+// object in them was mapped to keys, and reconciles until ctx ends.
+//
+// Then it takes no more keys and lets the reconciles in flight finish: their
+// context ends only when Options.DrainTimeout has passed since. It returns when
+// all workers have returned and the handlers are removed. The error is nil after
+// an orderly drain and wraps [ErrDrainTimeout] if one had to be cut off; it is
+// about a handler if that could not be added.
+func (l *Loop[K]) Run(ctx context.Context, watches ...Watch[K]) (err error) {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.Name))
+	// Goroutines inherit the label: workers, handlers and the queue's own.
+	pprof.Do(ctx, pprof.Labels("controller", l.opts.Name), func(ctx context.Context) {
+		err = l.run(ctx, watches)
+	})
+	return err
+}
+
+func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
+	logger := klog.FromContext(ctx)
+	q, err := l.start(&logger)
+	if err != nil {
+		return err
+	}
+	defer l.setPhase(Stopped)
+	defer q.ShutDown()
+
+	var synced []cache.DoneChecker
+	for _, w := range watches {
+		registration, err := l.register(ctx, q, w)
+		if err != nil {
+			return fmt.Errorf("%s: watch: %w", l.opts.Name, err)
+		}
+		defer func() {
+			if rmErr := w.informer.RemoveEventHandler(registration); rmErr != nil {
+				err = errors.Join(err, fmt.Errorf("%s: remove event handler: %w", l.opts.Name, rmErr))
+			}
+		}()
+		synced = append(synced, w.informer.HasSyncedChecker(), registration.HasSyncedChecker())
+	}
+	if !cache.WaitFor(klog.NewContext(ctx, logger.V(2)), l.opts.Name, synced...) {
+		return nil // ctx ended first, and nothing has been started
+	}
+
+	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)
+	var workers sync.WaitGroup
+	for range l.opts.Workers {
+		workers.Go(func() {
+			for l.next(ctx, work, q, limiter) {
+			}
+		})
+	}
+	l.setPhase(Running)
+	logger.Info("Controller started", "workers", l.opts.Workers)
+
+	<-ctx.Done()
+	l.setPhase(Draining)
+	q.ShutDown()
+	err = l.drain(&workers, cancel)
+	logger.Info("Controller stopped")
+	return err
+}
+
+// start makes the queue of one run.
+func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.phase != Stopped {
+		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
+	}
+	l.phase = Syncing
+	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
+		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
+	})
+	return l.queue, nil
+}
+
+// drain waits for the workers, and cancels what they do when the time is up.
+func (l *Loop[K]) drain(workers *sync.WaitGroup, cancel context.CancelCauseFunc) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		workers.Wait()
+	}()
+	timer := l.opts.Clock.NewTimer(l.opts.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-timer.C():
+	}
+	key, running := l.Status().LongestRunning(l.opts.Clock.Now())
+	err := fmt.Errorf("%s: %w after %v, longest in flight %q for %v",
+		l.opts.Name, ErrDrainTimeout, l.opts.DrainTimeout, key, running)
+	cancel(err)
+	<-done
+	return err
+}
+
+// next takes one key and reconciles it; false ends the worker.
+func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
+	key, shutdown := q.Get()
+	if shutdown {
+		return false
+	}
+	defer q.Done(key)
+	if ctx.Err() != nil {
+		return true // a queue that shuts down still hands out what it has
+	}
+
+	after, err := l.reconcile(work, key)
+	switch {
+	case err != nil:
+		delay := limiter.When(key)
+		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
+			delay = max(delay, time.Duration(seconds)*time.Second)
+		}
+		q.AddAfter(key, delay)
+	case after > 0:
+		limiter.Forget(key)
+		q.AddAfter(key, after)
+	default:
+		limiter.Forget(key)
+	}
+	return true
+}
+
+// reconcile calls Reconcile and accounts for its outcome.
+func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) {
+	// The text of a key matters only to people, so the loop asks no more of it.
+	logger := klog.FromContext(work).WithValues("key", fmt.Sprint(key))
+	work = klog.NewContext(work, logger)
+	started := l.opts.Clock.Now()
+	l.mu.Lock()
+	l.inFlight[key] = started
+	l.mu.Unlock()
+
+	after, stack, err := l.call(work, key)
+
+	result := resultSuccess
+	switch {
+	case stack != nil:
+		result = resultPanic
+		logger.Error(err, "Reconcile panicked", "stack", string(stack))
+	case IsNotLeading(err):
+		// The fence has closed: this replica is on its way out, and its
+		// successor does the work. Not worth a line per key.
+		result = resultNotLeading
+		logger.V(2).Info("Reconcile refused, not leading any more", "reason", err.Error())
+	case err != nil:
+		result = resultError
+		logger.Error(err, "Reconcile failed")
+	case after > 0:
+		result = resultRequeue
+	}
+
+	now := l.opts.Clock.Now()
+	l.opts.Metrics.observe(l.opts.Name, result, now.Sub(started))
+	if result == resultPanic {
+		l.opts.Metrics.panics.WithLabelValues(l.opts.Name).Inc()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.inFlight, key)
+	l.counts.reconciles++
+	if err != nil {
+		l.lastErr = &LastError{Key: fmt.Sprint(key), Text: err.Error(), Time: now}
+		if result == resultPanic {
+			l.counts.panics++
+		} else {
+			l.counts.errors++
+		}
+	}
+	return after, err
+}
+
+// call turns a panic of Reconcile into an error and the stack of it.
+func (l *Loop[K]) call(ctx context.Context, key K) (after time.Duration, stack []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			stack = debug.Stack()
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	after, err = l.opts.Reconcile(ctx, key)
+	return after, nil, err
+}
+
+// recoverMapping keeps a panic in an event mapping from ending the process, and
+// with it every other controller. The event is lost.
+func (l *Loop[K]) recoverMapping(logger klog.Logger) {
+	r := recover()
+	if r == nil {
+		return
+	}
+	err := fmt.Errorf("panic: %v", r)
+	logger.Error(err, "Event mapping panicked", "stack", string(debug.Stack()))
+	l.opts.Metrics.panics.WithLabelValues(l.opts.Name).Inc()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts.panics++
+	l.lastErr = &LastError{Text: err.Error(), Time: l.opts.Clock.Now()}
+}
+
+// IsNotLeading recognises the refusal of a write because this replica does not
+// lead any more: an error in err's tree with a method NotLeading() bool that
+// returns true. The loop counts it apart from failures and does not log it as
+// one; a controller need not tell of it either.
+func IsNotLeading(err error) bool {
+	var refused interface{ NotLeading() bool }
+	return errors.As(err, &refused) && refused.NotLeading()
+}
+
+func (l *Loop[K]) setPhase(p Phase) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.phase = p
+}
+
+// Status returns a snapshot, the keys in flight by name.
+func (l *Loop[K]) Status() Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Status{
+		Name:       l.opts.Name,
+		Phase:      l.phase,
+		Workers:    l.opts.Workers,
+		InFlight:   make([]InFlight, 0, len(l.inFlight)),
+		Reconciles: l.counts.reconciles,
+		Errors:     l.counts.errors,
+		Panics:     l.counts.panics,
+		LastError:  l.lastErr,
+	}
+	if l.queue != nil {
+		s.QueueDepth = l.queue.Len()
+	}
+	for key, since := range l.inFlight {
+		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
+	}
+	sort.Slice(s.InFlight, func(i, j int) bool { return s.InFlight[i].Key < s.InFlight[j].Key })
+	return s
+}

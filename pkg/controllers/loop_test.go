@@ -1,0 +1,401 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// harness runs one loop over the ConfigMaps of a fake clientset, in a bubble of
+// fake time.
+type harness struct {
+	client   kubernetes.Interface
+	informer *countingInformer
+	loop     *Loop[cache.ObjectName]
+	registry metrics.KubeRegistry
+	stop     context.CancelFunc
+	stopped  chan error
+	begun    time.Time
+}
+
+func newHarness(t *testing.T, opts Options[cache.ObjectName], names ...string) *harness {
+	t.Helper()
+	client := fake.NewClientset()
+	for _, name := range names {
+		create(t, client, name)
+	}
+	registry := metrics.NewKubeRegistry()
+	opts.Name = "test"
+	opts.Metrics = NewMetrics(registry)
+	h := &harness{
+		client: client,
+		informer: &countingInformer{SharedIndexInformer: cache.NewSharedIndexInformer(
+			cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+				ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (obj runtime.Object, err error) {
+					return client.CoreV1().ConfigMaps("").List(ctx, o)
+				},
+				WatchFuncWithContext: client.CoreV1().ConfigMaps("").Watch,
+			}, client), &corev1.ConfigMap{}, 0, cache.Indexers{})},
+		loop:     NewLoop(opts),
+		registry: registry,
+		stopped:  make(chan error, 1),
+		begun:    time.Now(),
+	}
+	return h
+}
+
+func create(t *testing.T, client kubernetes.Interface, name string) {
+	t.Helper()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
+	if _, err := client.CoreV1().ConfigMaps("shop").Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run starts the informer and the loop; both end with the test.
+func (h *harness) run(t *testing.T) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	h.stop = stop
+	informerCtx, stopInformer := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { h.informer.RunWithContext(informerCtx) })
+	go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer)) }()
+	t.Cleanup(func() {
+		stop()
+		stopInformer()
+		wg.Wait()
+	})
+	synctest.Wait()
+}
+
+// pass lets the bubble's time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
+// countingInformer knows how many handlers are registered on it.
+type countingInformer struct {
+	cache.SharedIndexInformer
+	handlers atomic.Int32
+}
+
+func (i *countingInformer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
+	i.handlers.Add(1)
+	return i.SharedIndexInformer.AddEventHandlerWithOptions(h, o)
+}
+
+func (i *countingInformer) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) error {
+	i.handlers.Add(-1)
+	return i.SharedIndexInformer.RemoveEventHandler(r)
+}
+
+func TestDrain(t *testing.T) {
+	cases := map[string]struct {
+		takes     time.Duration // how long the reconcile in flight goes on
+		wantEnds  time.Duration // when Run returns, counted from its context's end
+		wantCut   bool
+		wantError error
+	}{
+		"a reconcile in flight finishes before Run returns": {
+			takes: 5 * time.Second, wantEnds: 5 * time.Second,
+		},
+		"a reconcile that outlives the drain timeout is cancelled": {
+			takes: time.Hour, wantEnds: 10 * time.Second, wantCut: true, wantError: ErrDrainTimeout,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var began, finished, cut atomic.Int32
+				h := newHarness(t, Options[cache.ObjectName]{
+					Workers:      1,
+					DrainTimeout: 10 * time.Second,
+					Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+						began.Add(1)
+						select {
+						case <-time.After(tc.takes):
+							finished.Add(1)
+							return 0, nil
+						case <-ctx.Done():
+							cut.Add(1)
+							return 0, context.Cause(ctx)
+						}
+					},
+				}, "a", "b", "c")
+				h.run(t)
+				if got := h.loop.Status(); got.Phase != Running || got.QueueDepth != 2 {
+					t.Errorf("status while running = %+v, want Running with 2 keys queued", got)
+				}
+
+				ended := time.Now()
+				h.stop()
+				synctest.Wait()
+				if got := h.loop.Status().Phase; got != Draining {
+					t.Errorf("phase after the context ended = %s, want %s", got, Draining)
+				}
+				err := <-h.stopped
+				if !errors.Is(err, tc.wantError) {
+					t.Errorf("Run returned %v, want %v", err, tc.wantError)
+				}
+				if took := time.Since(ended); took != tc.wantEnds {
+					t.Errorf("Run returned %v after its context ended, want %v", took, tc.wantEnds)
+				}
+				if began.Load() != 1 {
+					t.Errorf("%d reconciles began, want 1: the queued keys must not be taken while draining", began.Load())
+				}
+				if got := cut.Load() == 1; got != tc.wantCut {
+					t.Errorf("reconcile cut off = %v, want %v", got, tc.wantCut)
+				}
+				if got := h.loop.Status().Phase; got != Stopped {
+					t.Errorf("phase after Run = %s, want %s", got, Stopped)
+				}
+			})
+		})
+	}
+}
+
+// refusal is an error as the write fence returns it.
+type refusal struct{}
+
+func (refusal) Error() string    { return "not leading" }
+func (refusal) NotLeading() bool { return true }
+
+func TestRequeue(t *testing.T) {
+	tooMany := apierrors.NewTooManyRequests("slow down", 30)
+	type outcome struct {
+		after time.Duration
+		err   error
+	}
+	cases := map[string]struct {
+		outcomes []outcome // of the successive calls; success afterwards
+		want     []time.Duration
+		result   string
+	}{
+		"a duration calls again after it": {
+			outcomes: []outcome{{after: time.Minute}, {after: time.Hour}},
+			want:     []time.Duration{0, time.Minute, time.Minute + time.Hour},
+			result:   resultRequeue,
+		},
+		"success waits for the next event": {
+			want: []time.Duration{0}, result: resultSuccess,
+		},
+		"errors back off exponentially": {
+			outcomes: []outcome{{err: errors.New("a")}, {err: errors.New("b")}, {err: errors.New("c")}},
+			want:     []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second},
+			result:   resultError,
+		},
+		"a success resets the back-off": {
+			outcomes: []outcome{{err: errors.New("a")}, {err: errors.New("b")}, {after: time.Second}, {err: errors.New("c")}},
+			want:     []time.Duration{0, 1 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second},
+			result:   resultError,
+		},
+		"Retry-After of the API server is honoured through wrapping": {
+			outcomes: []outcome{{err: fmt.Errorf("patch: %w", tooMany)}},
+			want:     []time.Duration{0, 30 * time.Second},
+			result:   resultError,
+		},
+		"a refusal of the fence is a result of its own": {
+			outcomes: []outcome{{err: fmt.Errorf("patch: %w", refusal{})}},
+			want:     []time.Duration{0, time.Second},
+			result:   resultNotLeading,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var got []time.Duration
+				var h *harness
+				h = newHarness(t, Options[cache.ObjectName]{
+					Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+						got = append(got, time.Since(h.begun))
+						if len(got) > len(tc.outcomes) {
+							return 0, nil
+						}
+						o := tc.outcomes[len(got)-1]
+						return o.after, o.err
+					},
+				}, "a")
+				h.run(t)
+				pass(24 * time.Hour)
+				h.stop()
+				if err := <-h.stopped; err != nil {
+					t.Errorf("Run: %v", err)
+				}
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("calls differ (-want +got):\n%s", diff)
+				}
+				if n := counter(t, h.registry, tc.result); n == 0 {
+					t.Errorf("no reconcile was counted as %s", tc.result)
+				}
+			})
+		})
+	}
+}
+
+func TestBackoffNeverGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls []time.Time
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+				calls = append(calls, time.Now())
+				return 0, errors.New("always")
+			},
+		}, "a")
+		h.run(t)
+		pass(24 * time.Hour)
+		h.stop()
+		if err := <-h.stopped; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		last := calls[len(calls)-1].Sub(calls[len(calls)-2])
+		if len(calls) < 200 || last != maxBackoff {
+			t.Errorf("%d calls in a day, the last %v apart; want one every %v", len(calls), last, maxBackoff)
+		}
+	})
+}
+
+func TestPanicOfOneKeyLeavesTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := map[string]int{}
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(_ context.Context, k cache.ObjectName) (time.Duration, error) {
+				calls[k.Name]++
+				if k.Name == "bad" && calls["bad"] < 3 {
+					panic("poison")
+				}
+				return 0, nil
+			},
+		}, "bad", "good")
+		h.run(t)
+		pass(time.Minute)
+		want := map[string]int{"bad": 3, "good": 1}
+		if diff := cmp.Diff(want, calls); diff != "" {
+			t.Errorf("calls differ (-want +got):\n%s", diff)
+		}
+		status := h.loop.Status()
+		if status.Panics != 2 || status.Errors != 0 || status.Reconciles != 4 {
+			t.Errorf("status = %+v, want 2 panics, no errors, 4 reconciles", status)
+		}
+		if status.LastError == nil || status.LastError.Key != "shop/bad" || status.LastError.Text != "panic: poison" {
+			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
+		}
+		if n := counter(t, h.registry, resultPanic); n != 2 {
+			t.Errorf("panics counted = %v, want 2", n)
+		}
+	})
+}
+
+func TestOneKeyIsNeverWithTwoWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now, most, calls atomic.Int32
+		h := newHarness(t, Options[cache.ObjectName]{
+			Workers: 8,
+			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+				most.Store(max(most.Load(), now.Add(1)))
+				pass(time.Second)
+				now.Add(-1)
+				calls.Add(1)
+				return 0, nil
+			},
+		}, "a")
+		h.run(t)
+		for i := range 5 {
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}, Data: map[string]string{"i": fmt.Sprint(i)}}
+			if _, err := h.client.CoreV1().ConfigMaps("shop").Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		pass(time.Minute)
+		// Five events while the key was busy make one more reconcile, not five.
+		if most.Load() != 1 || calls.Load() != 2 {
+			t.Errorf("%d at once in %d calls, want 1 in 2", most.Load(), calls.Load())
+		}
+	})
+}
+
+func TestHandlersAreRemovedAndReplayedOnTheNextRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+				calls.Add(1)
+				return 0, nil
+			},
+		}, "a")
+		h.run(t)
+		h.stop()
+		if err := <-h.stopped; err != nil {
+			t.Fatal(err)
+		}
+		if n := h.informer.handlers.Load(); n != 0 {
+			t.Errorf("%d handlers left on the informer, want none", n)
+		}
+		create(t, h.client, "b")
+		pass(time.Minute)
+		if calls.Load() != 1 {
+			t.Fatalf("%d reconciles, want 1: an event after Run reached the queue", calls.Load())
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer)) }()
+		synctest.Wait()
+		if err := h.loop.Run(ctx); err == nil || !strings.Contains(err.Error(), "already running") {
+			t.Errorf("a second Run at the same time returned %v", err)
+		}
+		stop()
+		if err := <-h.stopped; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if calls.Load() != 3 {
+			t.Errorf("%d reconciles, want 3: the next run replays what is in the cache", calls.Load())
+		}
+	})
+}
+
+func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+				calls.Add(1)
+				return 0, nil
+			},
+		}, "a")
+		never := cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Secret{}, 0, cache.Indexers{})
+		ctx, stop := context.WithCancel(t.Context())
+		informerCtx, stopInformer := context.WithCancel(t.Context())
+		go h.informer.RunWithContext(informerCtx)
+		go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer), WatchSelf(never)) }()
+		pass(time.Hour)
+		if got := h.loop.Status().Phase; got != Syncing || calls.Load() != 0 {
+			t.Errorf("phase %s after %d reconciles, want Syncing and none", got, calls.Load())
+		}
+		stop()
+		if err := <-h.stopped; err != nil {
+			t.Errorf("Run returned %v, want nil", err)
+		}
+		stopInformer()
+		synctest.Wait()
+	})
+}

@@ -1,0 +1,65 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"time"
+)
+
+// Status says what a loop is doing. It is served as JSON for people; the fields
+// may change between releases.
+type Status struct {
+	Name string `json:"name"`
+	// Phase is one of Stopped, Syncing, Running, Draining.
+	Phase   Phase `json:"phase"`
+	Workers int   `json:"workers"`
+	// QueueDepth counts the keys that wait for a worker now. Keys that wait
+	// for a delay or a back-off to pass are not in it.
+	QueueDepth int        `json:"queueDepth"`
+	InFlight   []InFlight `json:"inFlight"`
+
+	Reconciles uint64 `json:"reconciles"`
+	Errors     uint64 `json:"errors"`
+	Panics     uint64 `json:"panics"`
+
+	LastError *LastError `json:"lastError,omitempty"`
+}
+
+// Phase is the part of its life that a loop is in.
+type Phase string
+
+const (
+	// Stopped is a loop before Run and after it.
+	Stopped Phase = "Stopped"
+	// Syncing waits for the informers.
+	Syncing Phase = "Syncing"
+	// Running reconciles.
+	Running Phase = "Running"
+	// Draining finishes what is in flight and takes no more.
+	Draining Phase = "Draining"
+)
+
+// InFlight is a key that a worker holds now.
+type InFlight struct {
+	Key   string    `json:"key"`
+	Since time.Time `json:"since"`
+}
+
+// LastError is the most recent failure; later successes do not clear it.
+type LastError struct {
+	Key  string    `json:"key"`
+	Text string    `json:"text"`
+	Time time.Time `json:"time"`
+}
+
+// LongestRunning returns the key that has been in flight for longest, and for
+// how long; an empty key and zero if none is.
+func (s Status) LongestRunning(now time.Time) (key string, running time.Duration) {
+	for _, in := range s.InFlight {
+		if d := now.Sub(in.Since); key == "" || d > running {
+			key, running = in.Key, d
+		}
+	}
+	return key, running
+}

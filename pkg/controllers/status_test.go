@@ -1,0 +1,98 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"runtime/pprof"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+func TestReconcilesRunUnderTheControllersProfilingLabel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var label atomic.Value
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+				value, _ := pprof.Label(ctx, "controller")
+				label.Store(value)
+				return 0, nil
+			},
+		}, "a")
+		h.run(t)
+		if got := label.Load(); got != "test" {
+			t.Errorf("label = %q, want test", got)
+		}
+	})
+}
+
+func TestStatusAndLongestRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, Options[cache.ObjectName]{
+			Workers: 2,
+			Reconcile: func(_ context.Context, k cache.ObjectName) (time.Duration, error) {
+				if k.Name == "slow" {
+					pass(time.Hour)
+				}
+				return 0, nil
+			},
+		}, "slow")
+		before := h.loop.Status()
+		if diff := cmp.Diff(Status{Name: "test", Phase: Stopped, Workers: 2, InFlight: []InFlight{}}, before); diff != "" {
+			t.Errorf("status before Run differs (-want +got):\n%s", diff)
+		}
+		h.run(t)
+		pass(time.Minute)
+		status := h.loop.Status()
+		if diff := cmp.Diff([]InFlight{{Key: "shop/slow", Since: h.begun}}, status.InFlight); diff != "" {
+			t.Errorf("in flight differs (-want +got):\n%s", diff)
+		}
+		if key, d := status.LongestRunning(time.Now()); key != "shop/slow" || d != time.Minute {
+			t.Errorf("longest running = %q for %v, want shop/slow for 1m", key, d)
+		}
+		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
+		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller; 0 if none is.\n" +
+			"# TYPE " + longest + " gauge\n" + longest + `{controller="test"} 60` + "\n"
+		if err := testutil.GatherAndCompare(h.registry, strings.NewReader(want), longest); err != nil {
+			t.Error(err)
+		}
+		pass(2 * time.Hour)
+	})
+}
+
+func TestMetricsBeginAtZero(t *testing.T) {
+	registry := metrics.NewKubeRegistry()
+	NewLoop(Options[string]{Name: "idle", Metrics: NewMetrics(registry)})
+	want := map[string]float64{}
+	for _, result := range results {
+		want[result] = 0
+	}
+	if diff := cmp.Diff(want, counters(t, registry, "idle")); diff != "" {
+		t.Errorf("series differ (-want +got):\n%s", diff)
+	}
+}
+
+func counter(t *testing.T, gatherer metrics.Gatherer, result string) float64 {
+	t.Helper()
+	return counters(t, gatherer, "test")[result]
+}
+
+// counters returns the reconciles of one controller by result.
+func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[string]float64 {
+	t.Helper()
+	values, err := testutil.GetCounterValuesFromGatherer(gatherer, "quartermaster_controller_reconciles_total",
+		map[string]string{"controller": controller}, "result")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}

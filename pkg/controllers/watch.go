@@ -1,0 +1,105 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// Watch is an informer and the mapping from its events to keys.
+type Watch[K comparable] struct {
+	informer cache.SharedIndexInformer
+	keys     func(change) ([]K, error)
+}
+
+// change is an informer's notification before its types are known. An old
+// object that was missed is a cache.DeletedFinalStateUnknown.
+type change struct {
+	old, new any
+	initial  bool
+}
+
+// Event is a change of one object. Old is the zero T for an addition, New for a
+// deletion; a deletion that the watch missed arrives as one with the last state
+// known. After a relist, or at a resync, an update may have Old equal to New.
+type Event[T any] struct {
+	Old, New T
+	// Initial marks an addition that was in the cache when the watch began.
+	Initial bool
+}
+
+// WatchSelf maps an object to its own name.
+func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
+	return Watch[cache.ObjectName]{
+		informer: informer,
+		keys: func(c change) ([]cache.ObjectName, error) {
+			obj := c.new
+			if obj == nil {
+				obj = c.old
+			}
+			name, err := cache.DeletionHandlingObjectToName(obj)
+			if err != nil {
+				return nil, fmt.Errorf("name of a watched object: %w", err)
+			}
+			return []cache.ObjectName{name}, nil
+		},
+	}
+}
+
+// WatchMapped maps events of objects of type T to keys. The mapping is called
+// from one goroutine per watch, in the order of the events. It must not block,
+// and must not change the objects: they are the cache's.
+func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
+	return Watch[K]{
+		informer: informer,
+		keys: func(c change) ([]K, error) {
+			event := Event[T]{Initial: c.initial}
+			var ok bool
+			if c.old != nil {
+				old := c.old
+				if tombstone, missed := old.(cache.DeletedFinalStateUnknown); missed {
+					old = tombstone.Obj
+				}
+				if event.Old, ok = old.(T); !ok {
+					return nil, fmt.Errorf("watched object is a %T, not a %T", old, event.Old)
+				}
+			}
+			if c.new != nil {
+				if event.New, ok = c.new.(T); !ok {
+					return nil, fmt.Errorf("watched object is a %T, not a %T", c.new, event.New)
+				}
+			}
+			return keys(event), nil
+		},
+	}
+}
+
+// register adds the loop's handler to the watch's informer.
+func (l *Loop[K]) register(ctx context.Context, q queue[K], w Watch[K]) (cache.ResourceEventHandlerRegistration, error) {
+	logger := klog.FromContext(ctx)
+	handle := func(c change) {
+		// A notification may still be under way when the handler is removed.
+		if q.ShuttingDown() {
+			return
+		}
+		defer l.recoverMapping(logger)
+		keys, err := w.keys(c)
+		if err != nil {
+			logger.Error(err, "Event could not be mapped to keys")
+			return
+		}
+		for _, key := range keys {
+			q.Add(key)
+		}
+	}
+	return w.informer.AddEventHandlerWithOptions(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    func(obj any, initial bool) { handle(change{new: obj, initial: initial}) },
+		UpdateFunc: func(old, obj any) { handle(change{old: old, new: obj}) },
+		DeleteFunc: func(obj any) { handle(change{old: obj}) },
+	}, cache.HandlerOptions{Logger: &logger})
+}
