@@ -1,0 +1,320 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Native annotations.
+const (
+	nativeReload = "quartermaster.dev/reload"
+	nativeDelay  = "quartermaster.dev/reload-delay"
+	nativeState  = "quartermaster.dev/reload-state"
+	nativeMark   = "quartermaster.dev/reloaded-from"
+
+	reloadOff  = "off"
+	reloadAuto = "auto"
+)
+
+// Annotations of the original whose keys cannot be replaced.
+const (
+	compatMark     = "reloader.stakater.com/last-reloaded-from"
+	compatStrategy = "reloader.stakater.com/rollout-strategy"
+)
+
+// TemplateDigestAnnotation is never on an object in the API server. An
+// informer's transform may put it on the workloads in its cache: the hex digits
+// of DigestTemplate. Without it, AbsorbRollouts absorbs nothing.
+const TemplateDigestAnnotation = "quartermaster.dev/template-digest"
+
+// defaultKeys are the original's keys by the logical name that replaces them,
+// which is the name of the original's own flag without "-annotation".
+var defaultKeys = map[string]string{
+	"configmap":             "configmap.reloader.stakater.com/reload",
+	"secret":                "secret.reloader.stakater.com/reload",
+	"auto":                  "reloader.stakater.com/auto",
+	"configmap-auto":        "configmap.reloader.stakater.com/auto",
+	"secret-auto":           "secret.reloader.stakater.com/auto",
+	"auto-search":           "reloader.stakater.com/search",
+	"search-match":          "reloader.stakater.com/match",
+	"ignore":                "reloader.stakater.com/ignore",
+	"pause-deployment":      "deployment.reloader.stakater.com/pause-period",
+	"pause-deployment-time": "deployment.reloader.stakater.com/paused-at",
+}
+
+func logicalNames() []string { return slices.Sorted(maps.Keys(defaultKeys)) }
+
+// keys are the annotation keys that count.
+type keys struct {
+	compat, autoAll                             bool
+	ignoredTypes                                [2]bool // by sourceType
+	auto, search, match, ignore, pause, pauseAt string
+	typedAuto, reload, exclude                  [2]string // by sourceType
+}
+
+func newKeys(cfg *Config) *keys {
+	of := func(logical string) string {
+		if key, ok := cfg.AnnotationKeys[logical]; ok {
+			return key
+		}
+		return defaultKeys[logical]
+	}
+	return &keys{
+		compat: cfg.Compat, autoAll: cfg.AutoAll,
+		auto: of("auto"), search: of("auto-search"), match: of("search-match"), ignore: of("ignore"),
+		pause: of("pause-deployment"), pauseAt: of("pause-deployment-time"),
+		typedAuto: [2]string{of("configmap-auto"), of("secret-auto")},
+		reload:    [2]string{of("configmap"), of("secret")},
+		exclude: [2]string{
+			"configmaps.exclude.reloader.stakater.com/reload",
+			"secrets.exclude.reloader.stakater.com/reload",
+		},
+	}
+}
+
+// SourceAnnotations returns the keys that the cache must keep of sources.
+func SourceAnnotations(cfg Config) []string {
+	list := []string{nativeReload}
+	if k := newKeys(&cfg); cfg.Compat {
+		list = append(list, k.ignore, k.match)
+	}
+	return list
+}
+
+// WorkloadAnnotations returns the keys that the cache must keep of workloads,
+// both of their metadata and of their pod template's.
+func WorkloadAnnotations(cfg Config) []string {
+	// The mark is written under either strategy's key without compat as well.
+	list := []string{nativeReload, nativeDelay, nativeState, nativeMark, compatMark}
+	if k := newKeys(&cfg); cfg.Compat {
+		list = append(list, compatStrategy, k.auto, k.search, k.pause, k.pauseAt)
+		for _, t := range sourceTypes {
+			list = append(list, k.typedAuto[t], k.reload[t], k.exclude[t])
+		}
+		list = append(list, csiKeys...)
+	}
+	return list
+}
+
+// csiKeys of the original are about secrets that a CSI driver mounts, and not
+// supported.
+var csiKeys = []string{
+	"secretproviderclass.reloader.stakater.com/auto", "secretproviderclass.reloader.stakater.com/reload",
+	"secretproviderclasses.exclude.reloader.stakater.com/reload",
+}
+
+func asksForCSI(w *workload) bool {
+	return slices.ContainsFunc(csiKeys, func(key string) bool { _, ok := fallback(w.meta, w.template, key); return ok })
+}
+
+// match is how a source concerns a workload.
+type match int
+
+const (
+	no    match = iota
+	auto        // demands a reference
+	named       // needs none
+)
+
+// rules are a workload's annotations, parsed.
+type rules struct {
+	native bool // marked by annotation, under the native key
+	types  [2]typeRules
+}
+
+type typeRules struct {
+	auto     bool
+	search   bool
+	named    []pattern
+	excluded []pattern
+}
+
+// pattern is one item of a list of names.
+type pattern struct {
+	text    string
+	re      *regexp.Regexp // nil: text itself
+	literal bool           // text is also a name, so a source of that name may be waited for
+}
+
+func (p pattern) matches(name string) bool {
+	if p.re == nil {
+		return p.text == name
+	}
+	return p.re.MatchString(name)
+}
+
+func matchesAny(list []pattern, name string) bool {
+	return slices.ContainsFunc(list, func(p pattern) bool { return p.matches(name) })
+}
+
+// match decides as the original does: an exclusion beats a name, a name beats
+// the rest, and nothing else vetoes a name.
+func (r *rules) match(key sourceKey, s source) match {
+	t := &r.types[key.typ]
+	switch {
+	case s.ignored, matchesAny(t.excluded, key.name):
+		return no
+	case matchesAny(t.named, key.name):
+		return named
+	case t.search && s.matched, t.auto:
+		return auto
+	}
+	return no
+}
+
+// waitsFor says that an item is the source's very name, so that its absence
+// means something.
+func (r *rules) waitsFor(key sourceKey) bool {
+	return slices.ContainsFunc(r.types[key.typ].named, func(p pattern) bool { return p.literal && p.text == key.name })
+}
+
+// problem is an annotation that could not be understood.
+type problem struct{ key, text string }
+
+func (p problem) String() string { return p.key + ": " + p.text }
+
+// rules are those of a workload; none for one that is rolled through another
+// object: a Job by its CronJob, a Rollout by the workload that it refers to.
+func (k *keys) rules(w *workload) (rules, []problem) {
+	if w.elsewhere || w.kind == "Job" && w.ownedBy == "CronJob" {
+		return rules{}, nil
+	}
+	return k.parse(w.meta, w.template)
+}
+
+// parse reads the annotations of a workload (meta) and of its template.
+func (k *keys) parse(meta, template map[string]string) (rules, []problem) {
+	r, problems := k.parseAll(meta, template)
+	for t, ignored := range k.ignoredTypes {
+		if ignored {
+			r.types[t] = typeRules{}
+		}
+	}
+	return r, problems
+}
+
+func (k *keys) parseAll(meta, template map[string]string) (rules, []problem) {
+	if value, ok := fallback(meta, template, nativeReload); ok {
+		return k.parseNative(value)
+	}
+	var r rules
+	var problems []problem
+	for _, t := range sourceTypes {
+		if k.compat {
+			problems = append(problems, k.parseCompat(t, &r.types[t], meta, template)...)
+		} else {
+			r.types[t].auto = k.autoAll
+		}
+	}
+	return r, problems
+}
+
+func fallback(meta, template map[string]string, key string) (string, bool) {
+	if value, ok := meta[key]; ok {
+		return value, true
+	}
+	value, ok := template[key]
+	return value, ok
+}
+
+func (k *keys) parseCompat(t sourceType, r *typeRules, meta, template map[string]string) []problem {
+	// All or nothing, and by presence: one key on the workload and the
+	// template's are not looked at.
+	from := meta
+	if !slices.ContainsFunc([]string{k.reload[t], k.auto, k.typedAuto[t], k.search},
+		func(key string) bool { _, ok := meta[key]; return ok }) {
+		from = template
+	}
+	isTrue := func(key string) bool { b, err := strconv.ParseBool(from[key]); return err == nil && b }
+	r.search = from[k.search] == "true"
+	r.auto = isTrue(k.auto) || isTrue(k.typedAuto[t]) ||
+		k.autoAll && from[k.auto] == "" && from[k.typedAuto[t]] == ""
+
+	for item := range items(meta[k.exclude[t]]) {
+		r.excluded = append(r.excluded, pattern{text: item})
+	}
+	var bad []string
+	for item := range items(from[k.reload[t]]) {
+		re, err := regexp.Compile("^" + item + "$")
+		if err != nil {
+			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			continue
+		}
+		p := pattern{text: item, re: re, literal: isName(item)}
+		if p.literal && !strings.Contains(item, ".") {
+			p.re = nil // means the same, and a source's name finds it without trying
+		}
+		r.named = append(r.named, p)
+	}
+	return badItems(k.reload[t], bad)
+}
+
+// badItems makes one problem of all the bad items of an annotation's value.
+func badItems(key string, bad []string) []problem {
+	if len(bad) == 0 {
+		return nil
+	}
+	return []problem{{key, strings.Join(bad, "; ")}}
+}
+
+// items are the trimmed, non-empty items of a comma list.
+func items(list string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for item := range strings.SplitSeq(list, ",") {
+			if item = strings.TrimSpace(item); item != "" && !yield(item) {
+				return
+			}
+		}
+	}
+}
+
+// isName says that text may be the name of a source: small letters, digits, and
+// between them - and .
+func isName(text string) bool {
+	const alphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
+	return text != "" && strings.Trim(text, "-.") == text && strings.Trim(text, alphanumeric+"-.") == ""
+}
+
+func (k *keys) parseNative(value string) (rules, []problem) {
+	r := rules{native: true}
+	r.types[configMap].auto, r.types[secret].auto = k.autoAll, k.autoAll
+	var bad []string
+	for item := range items(value) {
+		switch item {
+		case reloadOff:
+			return rules{native: true}, nil
+		case reloadAuto:
+			r.types[configMap].auto, r.types[secret].auto = true, true
+			continue
+		}
+		rest, never := strings.CutPrefix(item, "!")
+		key, ok := parseSourceKey(rest)
+		if !ok || !isName(strings.ReplaceAll(key.name, "*", "x")) {
+			bad = append(bad, fmt.Sprintf("item %q is none of off, auto, configmap/NAME, secret/NAME, !configmap/NAME, !secret/NAME", item))
+			continue
+		}
+		t := &r.types[key.typ]
+		if never {
+			t.excluded = append(t.excluded, glob(key.name))
+		} else {
+			t.named = append(t.named, glob(key.name))
+		}
+	}
+	return r, badItems(nativeReload, bad)
+}
+
+// glob compiles a name in which * stands for any text, also none.
+func glob(text string) pattern {
+	if !strings.Contains(text, "*") {
+		return pattern{text: text, literal: true}
+	}
+	quoted := strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, ".*")
+	return pattern{text: text, re: regexp.MustCompile("^" + quoted + "$")}
+}

@@ -1,0 +1,233 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Strategies: how a reload marks the pod template.
+const (
+	StrategyEnvVars     = "env-vars"
+	StrategyAnnotations = "annotations"
+)
+
+// Where the state of a workload is kept, and what the first sight of one does.
+const (
+	StateWorkload     = "workload"
+	StateOff          = "off"
+	FirstSightRecord  = "record"
+	FirstSightCompare = "compare"
+)
+
+// Config of the controller; the zero value is not valid, see [DefaultConfig].
+type Config struct {
+	// Strategy is env-vars or annotations. Workloads with native annotations
+	// are always marked by annotation.
+	Strategy string
+	// AutoAll rolls every workload that does not opt out.
+	AutoAll bool
+	// OnCreate and OnDelete count the appearance and the disappearance of a
+	// source as a change.
+	OnCreate, OnDelete bool
+
+	// Namespaces to work in; empty means all, and only then the next two count.
+	Namespaces        []string
+	IgnoredNamespaces []string
+	// NamespaceSelector and SourceSelector are label selectors, one or more
+	// requirements an item; k:v is understood as k=v, k:* and k=* as existence.
+	NamespaceSelector []string
+	SourceSelector    []string
+	IgnoredSources    []string
+	IgnoredKinds      []string
+	ArgoRollouts      bool
+	// AnnotationKeys replaces keys of the compatible annotations, by logical name.
+	AnnotationKeys map[string]string
+
+	// QuietPeriod must pass without another change before a workload is rolled;
+	// MaxDelay after the first change it is rolled all the same.
+	QuietPeriod, MaxDelay time.Duration
+	AbsorbRollouts        bool
+	// MaxRolloutsPerMinute over all workloads; 0 means no limit.
+	MaxRolloutsPerMinute int
+
+	State      string
+	FirstSight string
+	// DryRun reports what would be rolled and writes nothing to workloads.
+	DryRun          bool
+	ConcurrentSyncs int
+
+	// Compat makes the annotations of stakater/Reloader count. The host sets it;
+	// it has no flag here, and neither has DrainTimeout, the time that reconciles
+	// in flight are given at the end (zero: the loop's default).
+	Compat       bool
+	DrainTimeout time.Duration
+}
+
+// DefaultConfig returns the defaults of the flags.
+func DefaultConfig() Config {
+	return Config{
+		Strategy:        StrategyEnvVars,
+		QuietPeriod:     time.Second,
+		MaxDelay:        30 * time.Second,
+		State:           StateWorkload,
+		FirstSight:      FirstSightRecord,
+		ConcurrentSyncs: 4,
+	}
+}
+
+const flagPrefix = "config-reload-"
+
+// AddFlags binds the --config-reload-* flags; the values that c has now are
+// their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Strategy, flagPrefix+"strategy", c.Strategy,
+		"How a reload marks the pod template: env-vars or annotations.")
+	fs.BoolVar(&c.AutoAll, flagPrefix+"auto-all", c.AutoAll,
+		"Roll every workload when a ConfigMap or Secret that it references changes, unless it opts out.")
+	fs.BoolVar(&c.OnCreate, flagPrefix+"on-create", c.OnCreate, "A ConfigMap or Secret that appears counts as changed.")
+	fs.BoolVar(&c.OnDelete, flagPrefix+"on-delete", c.OnDelete, "A ConfigMap or Secret that disappears counts as changed.")
+	fs.StringSliceVar(&c.Namespaces, flagPrefix+"namespaces", c.Namespaces,
+		"Namespaces to work in; all if empty. Switches the other two namespace flags off.")
+	fs.StringSliceVar(&c.IgnoredNamespaces, flagPrefix+"ignored-namespaces", c.IgnoredNamespaces, "Namespaces to leave alone.")
+	fs.StringSliceVar(&c.NamespaceSelector, flagPrefix+"namespace-selector", c.NamespaceSelector,
+		"Label selector of the namespaces to work in.")
+	fs.StringSliceVar(&c.SourceSelector, flagPrefix+"source-selector", c.SourceSelector,
+		"Label selector of the ConfigMaps and Secrets that count. One that loses its label counts as deleted.")
+	fs.StringSliceVar(&c.IgnoredSources, flagPrefix+"ignored-sources", c.IgnoredSources,
+		"Type of source that never rolls anything: configmaps or secrets.")
+	fs.StringSliceVar(&c.IgnoredKinds, flagPrefix+"ignored-kinds", c.IgnoredKinds,
+		"Kinds that are never rolled: "+strings.Join(kindNames, ", ")+".")
+	fs.BoolVar(&c.ArgoRollouts, flagPrefix+"argo-rollouts", c.ArgoRollouts, "Roll Argo Rollouts too.")
+	fs.StringToStringVar(&c.AnnotationKeys, flagPrefix+"annotation-key", c.AnnotationKeys,
+		"LOGICAL=KEY: use another key for a compatible annotation. LOGICAL is one of "+strings.Join(logicalNames(), ", ")+".")
+	fs.DurationVar(&c.QuietPeriod, flagPrefix+"quiet-period", c.QuietPeriod,
+		"Roll a workload when no further change came for this long; 0 acts on each change at once.")
+	fs.DurationVar(&c.MaxDelay, flagPrefix+"max-delay", c.MaxDelay,
+		"Roll a workload at the latest this long after the first change.")
+	fs.BoolVar(&c.AbsorbRollouts, flagPrefix+"absorb-rollouts", c.AbsorbRollouts,
+		"Do not roll a workload that somebody else rolled after the change. Needs all resources in one etcd.")
+	fs.IntVar(&c.MaxRolloutsPerMinute, flagPrefix+"max-rollouts-per-minute", c.MaxRolloutsPerMinute,
+		"Limit of rollouts over all workloads; 0 means none.")
+	fs.StringVar(&c.State, flagPrefix+"state", c.State,
+		"Where the last known state of the sources is kept: workload (an annotation) or off (in memory only).")
+	fs.StringVar(&c.FirstSight, flagPrefix+"first-sight", c.FirstSight,
+		"What a workload without recorded state gets: record, or compare to also roll it if its variable is out of date.")
+	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Report what would be rolled and write nothing to workloads.")
+	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Workloads reconciled at once.")
+}
+
+// Validate reports all problems at once, each with its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
+	}
+	oneOf := func(flag, value string, known ...string) {
+		if !slices.Contains(known, value) {
+			bad(flag, "must be one of %s, got %q", strings.Join(known, ", "), value)
+		}
+	}
+	oneOf("strategy", c.Strategy, StrategyEnvVars, StrategyAnnotations)
+	oneOf("state", c.State, StateWorkload, StateOff)
+	oneOf("first-sight", c.FirstSight, FirstSightRecord, FirstSightCompare)
+	if c.QuietPeriod < 0 {
+		bad("quiet-period", "must not be negative, got %v", c.QuietPeriod)
+	}
+	if c.MaxDelay < c.QuietPeriod {
+		bad("max-delay", "must be at least the quiet period (%v), got %v", c.QuietPeriod, c.MaxDelay)
+	}
+	if c.MaxRolloutsPerMinute < 0 {
+		bad("max-rollouts-per-minute", "must not be negative, got %d", c.MaxRolloutsPerMinute)
+	}
+	if c.ConcurrentSyncs < 1 {
+		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
+	}
+	c.validateNames(bad)
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
+	if _, err := parseSelector(c.NamespaceSelector); err != nil {
+		bad("namespace-selector", "%w", err)
+	}
+	if _, err := parseSelector(c.SourceSelector); err != nil {
+		bad("source-selector", "%w", err)
+	}
+	ignored := map[sourceType]bool{}
+	for _, item := range c.IgnoredSources {
+		switch strings.ToLower(item) {
+		case "configmaps":
+			ignored[configMap] = true
+		case "secrets":
+			ignored[secret] = true
+		default:
+			bad("ignored-sources", "must be configmaps or secrets, got %q", item)
+		}
+	}
+	if len(ignored) == 2 {
+		bad("ignored-sources", "must leave one of configmaps and secrets")
+	}
+	for _, item := range c.IgnoredKinds {
+		if !slices.Contains(kindNames, strings.ToLower(item)) {
+			bad("ignored-kinds", "must be of %s, got %q", strings.Join(kindNames, ", "), item)
+		}
+	}
+	for _, logical := range slices.Sorted(maps.Keys(c.AnnotationKeys)) {
+		key := c.AnnotationKeys[logical]
+		if !slices.Contains(logicalNames(), logical) {
+			bad("annotation-key", "unknown name %q, known are %s", logical, strings.Join(logicalNames(), ", "))
+		}
+		if problems := validation.IsQualifiedName(key); len(problems) > 0 {
+			bad("annotation-key", "%s: %q is not an annotation key: %s", logical, key, strings.Join(problems, "; "))
+		}
+	}
+}
+
+// parseSelector understands the grammar of the selector flags: items are joined
+// by commas; k:v is k=v; k:* and k=* ask only for the label's existence.
+// No item selects everything.
+func parseSelector(items []string) (labels.Selector, error) {
+	var parts []string
+	for item := range strings.SplitSeq(strings.Join(items, ","), ",") {
+		item = strings.TrimSpace(item)
+		if key, value, ok := strings.Cut(item, ":"); ok && !strings.Contains(item, "=") {
+			item = key + "=" + value
+		}
+		if key, ok := strings.CutSuffix(item, "=*"); ok {
+			item = strings.TrimSuffix(key, "=")
+		}
+		if item != "" {
+			parts = append(parts, item)
+		}
+	}
+	selector, err := labels.Parse(strings.Join(parts, ","))
+	if err != nil {
+		return nil, fmt.Errorf("label selector: %w", err)
+	}
+	return selector, nil
+}
+
+func (c *Config) sourceIgnored(t sourceType) bool {
+	return slices.ContainsFunc(c.IgnoredSources, func(item string) bool {
+		return strings.EqualFold(item, t.String()+"s")
+	})
+}
+
+// kindEnabled wants the plural, as in kindNames.
+func (c *Config) kindEnabled(plural string) bool {
+	if plural == "rollouts" && !c.ArgoRollouts {
+		return false
+	}
+	return !slices.ContainsFunc(c.IgnoredKinds, func(item string) bool { return strings.EqualFold(item, plural) })
+}

@@ -1,0 +1,164 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+var unixStart = time.Unix(started, 0)
+
+func TestFlagsWriteTheConfiguration(t *testing.T) {
+	cfg := DefaultConfig()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	cfg.AddFlags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !strings.HasPrefix(f.Name, "config-reload-") {
+			t.Errorf("flag --%s lacks the prefix", f.Name)
+		}
+	})
+	if err := fs.Parse(nil); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(DefaultConfig(), cfg); diff != "" {
+		t.Errorf("without flags it is not the default (-want +got):\n%s", diff)
+	}
+	err := fs.Parse(strings.Fields(`--config-reload-strategy=annotations --config-reload-auto-all --config-reload-on-create
+		--config-reload-on-delete --config-reload-namespaces=a,b --config-reload-ignored-namespaces=c
+		--config-reload-namespace-selector=env:prod --config-reload-source-selector=x=* --config-reload-ignored-sources=secrets
+		--config-reload-ignored-kinds=jobs,cronjobs --config-reload-argo-rollouts --config-reload-annotation-key=auto=example.org/auto
+		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=0 --config-reload-max-delay=1m
+		--config-reload-absorb-rollouts --config-reload-max-rollouts-per-minute=6 --config-reload-state=off
+		--config-reload-first-sight=compare --config-reload-dry-run --config-reload-concurrent-syncs=9`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Config{
+		Strategy: "annotations", AutoAll: true, OnCreate: true, OnDelete: true,
+		Namespaces: []string{"a", "b"}, IgnoredNamespaces: []string{"c"}, NamespaceSelector: []string{"env:prod"},
+		SourceSelector: []string{"x=*"}, IgnoredSources: []string{"secrets"}, IgnoredKinds: []string{"jobs", "cronjobs"},
+		ArgoRollouts: true, AnnotationKeys: map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"},
+		QuietPeriod: 0, MaxDelay: time.Minute, AbsorbRollouts: true, MaxRolloutsPerMinute: 6,
+		State: "off", FirstSight: "compare", DryRun: true, ConcurrentSyncs: 9,
+	}
+	if diff := cmp.Diff(want, cfg); diff != "" {
+		t.Errorf("configuration differs (-want +got):\n%s", diff)
+	}
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
+	cfg := Config{
+		Strategy: "env", State: "etcd", FirstSight: "roll", QuietPeriod: -1, MaxDelay: -2, MaxRolloutsPerMinute: -1,
+		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, IgnoredSources: []string{"configMaps", "Secrets", "pods"},
+		IgnoredKinds: []string{"pods"}, AnnotationKeys: map[string]string{"nothing": "not a key"},
+	}
+	err := cfg.Validate()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	var flags []string
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		name, _, _ := strings.Cut(line, ":")
+		flags = append(flags, strings.TrimPrefix(name, "--config-reload-"))
+	}
+	want := []string{
+		"strategy", "state", "first-sight", "quiet-period", "max-delay", "max-rollouts-per-minute", "concurrent-syncs",
+		"namespace-selector", "source-selector", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
+	}
+	if diff := cmp.Diff(want, flags); diff != "" {
+		t.Errorf("flags named differ (-want +got):\n%s\n%v", diff, err)
+	}
+}
+
+func TestParseSelector(t *testing.T) {
+	cases := map[string]struct {
+		items  []string
+		wants  labels.Set
+		leaves labels.Set
+	}{
+		"nothing selects everything":    {nil, labels.Set{"a": "b"}, nil},
+		"an equality":                   {[]string{"a=b"}, labels.Set{"a": "b"}, labels.Set{"a": "c"}},
+		"the colon of old":              {[]string{"a:b"}, labels.Set{"a": "b"}, labels.Set{"a": "c"}},
+		"a colon and a star":            {[]string{"a:*"}, labels.Set{"a": "x"}, labels.Set{"b": "x"}},
+		"an equality and a star":        {[]string{"a=*"}, labels.Set{"a": "x"}, labels.Set{"b": "x"}},
+		"items must all hold":           {[]string{"a=b", "c"}, labels.Set{"a": "b", "c": ""}, labels.Set{"a": "b"}},
+		"a set that the flag has split": {[]string{"a in (b", "c)"}, labels.Set{"a": "c"}, labels.Set{"a": "d"}},
+		"an inequality":                 {[]string{"a!=b"}, labels.Set{}, labels.Set{"a": "b"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s, err := parseSelector(tc.items)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !s.Matches(tc.wants) {
+				t.Errorf("%v does not select %v", s, tc.wants)
+			}
+			if tc.leaves != nil && s.Matches(tc.leaves) {
+				t.Errorf("%v selects %v", s, tc.leaves)
+			}
+		})
+	}
+}
+
+func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
+	rule := func(group, resources, verbs string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
+	}
+	events, leases := rule("", "events", "create patch"), rule("coordination.k8s.io", "leases", "list")
+	cases := map[string]struct {
+		configure func(*Config)
+		want      []rbacv1.PolicyRule
+	}{
+		"the default": {func(*Config) {}, []rbacv1.PolicyRule{
+			rule("", "configmaps secrets", "list watch"),
+			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
+			rule("batch", "cronjobs", "get list watch patch"),
+			rule("batch", "jobs", "get list watch create delete"),
+			events,
+		}},
+		"with compatibility it looks for the original's lease": {func(c *Config) {
+			c.Compat, c.IgnoredKinds = true, []string{"jobs", "cronjobs"}
+		}, []rbacv1.PolicyRule{
+			rule("", "configmaps secrets", "list watch"),
+			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"), events, leases,
+		}},
+		"CronJobs alone create Jobs": {func(c *Config) {
+			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
+		}, []rbacv1.PolicyRule{
+			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "create"), events,
+		}},
+		"a selector of namespaces and Argo Rollouts": {func(c *Config) {
+			c.NamespaceSelector, c.ArgoRollouts, c.IgnoredKinds = []string{"a"}, true, []string{"jobs", "cronjobs"}
+		}, []rbacv1.PolicyRule{
+			rule("", "configmaps secrets namespaces", "list watch"),
+			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
+			rule("argoproj.io", "rollouts", "get list watch patch"), events,
+		}},
+		"a dry run writes Events": {func(c *Config) { c.DryRun = true }, []rbacv1.PolicyRule{
+			rule("", "configmaps secrets", "list watch"),
+			rule("apps", "deployments statefulsets daemonsets", "get list watch"),
+			rule("batch", "cronjobs", "get list watch"), rule("batch", "jobs", "get list watch"), events,
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			cfg := DefaultConfig()
+			tc.configure(&cfg)
+			if diff := cmp.Diff(tc.want, Rules(cfg)); diff != "" {
+				t.Errorf("rules differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,280 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package configreload rolls workloads whose ConfigMaps or Secrets changed.
+//
+// A change of a source enqueues the workloads that it concerns, and never more:
+// reconciling a workload compares the sources that it watches with what is
+// recorded of them in an annotation of the workload. A difference is a reload:
+// one patch that marks the pod template and records the new state together, so
+// that a crash can neither lose a reload nor repeat it. The steps of a
+// reconcile are in files of their own:
+//
+//	annotations.go, workload.go   what the workload asks for and refers to
+//	decide.go                     what is to be done, and when: pure
+//	patch.go                      the bytes that do it: pure
+//	controller.go, write.go       reading, writing, Events
+//
+// The annotations of stakater/Reloader are understood under Config.Compat.
+package configreload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// Name of the controller.
+const Name = "config-reload"
+
+// conflictAttempts bound the decisions in one reconcile, all but the first on a
+// live read after a conflict.
+const conflictAttempts = 4
+
+// Controller rolls workloads. Build it with [New].
+type Controller struct {
+	cfg       Config
+	keys      *keys
+	in        Informers
+	sources   [2]cache.SharedIndexInformer // by sourceType; nil: ignored
+	kinds     map[string]*kind
+	client    kubernetes.Interface
+	events    record.EventRecorder
+	clock     clock.WithTicker
+	metrics   *domainMetrics
+	loop      *controllers.Loop[workloadKey]
+	memory    *memory
+	selector  labels.Selector // of namespaces
+	perMinute *rate.Limiter   // nil: no limit
+	csi       sync.Once       // for the line about CSI secrets
+}
+
+var _ controllers.Controller = &Controller{}
+
+// New checks the configuration and adds indexers to the informers of workloads
+// and sources, so it has to be called before they are started. The dynamic
+// client is for Argo Rollouts and may be nil without them.
+func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
+	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
+) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	selector, err := parseSelector(cfg.NamespaceSelector)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.needsNamespaces() && in.Namespaces == nil {
+		return nil, errors.New("--config-reload-namespace-selector needs an informer of namespaces")
+	}
+	c := &Controller{
+		cfg: cfg, keys: newKeys(&cfg), in: in,
+		sources:  [2]cache.SharedIndexInformer{in.ConfigMaps, in.Secrets},
+		kinds:    newKinds(&cfg, in, client, dyn),
+		client:   client,
+		events:   events,
+		clock:    clock,
+		memory:   newMemory(),
+		selector: selector,
+	}
+	for t := range c.sources {
+		if cfg.sourceIgnored(sourceType(t)) {
+			c.sources[t] = nil
+		}
+		c.keys.ignoredTypes[t] = c.sources[t] == nil
+	}
+	if cfg.MaxRolloutsPerMinute > 0 {
+		c.perMinute = rate.NewLimiter(rate.Limit(float64(cfg.MaxRolloutsPerMinute)/60), 1)
+	}
+	if err := c.addIndexers(); err != nil {
+		return nil, err
+	}
+	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
+	c.loop = controllers.NewLoop(controllers.Options[workloadKey]{
+		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile,
+		DrainTimeout: cfg.DrainTimeout, Metrics: loop, Clock: clock,
+	})
+	return c, nil
+}
+
+// Run reconciles until ctx ends and every worker has returned.
+func (c *Controller) Run(ctx context.Context) error {
+	defer c.memory.clear()
+	defer c.metrics.stopped()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if c.cfg.Compat {
+		wg.Go(func() { c.warnOfOriginal(ctx) })
+	}
+	err := c.loop.Run(ctx, c.watches()...)
+	c.giveUpJobs(ctx)
+	return err
+}
+
+// Status tells what the controller is doing.
+func (c *Controller) Status() controllers.Status { return c.loop.Status() }
+
+func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Duration, error) {
+	k := c.kinds[key.kind]
+	if key.kind == "Job" {
+		if after, busy, err := c.recreateJob(ctx, key); busy {
+			return after, err
+		}
+	}
+	obj, exists, err := k.informer.GetIndexer().GetByKey(key.ObjectName.String())
+	if err != nil {
+		return 0, fmt.Errorf("look up %s: %w", key, err)
+	}
+	if !exists || !c.selected(key.Namespace) {
+		c.memory.forget(key)
+		return 0, nil
+	}
+	w, err := newWorkload(obj)
+	if err != nil {
+		return 0, err
+	}
+	e := c.memory.get(key, w.uid)
+	if e.behind(w.version) {
+		return 0, nil // the cache's next event brings what was written
+	}
+	if e.written != "" {
+		c.memory.update(key, w.uid, c.clock.Now(), func(e *entry) { e.written = "" })
+	}
+	for attempt := 1; ; attempt++ {
+		after, err := c.step(ctx, k, w)
+		if !apierrors.IsConflict(err) || attempt == conflictAttempts {
+			return after, err
+		}
+		klog.FromContext(ctx).V(4).Info("Workload changed meanwhile, reading it live")
+		live, err := k.get(ctx, key.ObjectName)
+		if apierrors.IsNotFound(err) {
+			c.memory.forget(key)
+			return 0, nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("get %s: %w", key, err)
+		}
+		if w, err = newWorkload(live); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// step decides on one version of a workload and does what is due.
+func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Duration, error) {
+	now := c.clock.Now()
+	r, problems := c.keys.rules(w)
+	e := c.memory.get(w.workloadKey, w.uid)
+
+	pause, pauseLeft := c.keys.pauseState(w, &r, now)
+	c.memory.setPaused(w.workloadKey, w.paused && pauseLeft > 0)
+	if pause != pauseStands && !c.cfg.DryRun {
+		return 0, c.endPause(ctx, k, w, pause)
+	}
+	if c.cfg.Compat && asksForCSI(w) {
+		c.csi.Do(func() {
+			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses are not supported and have no effect; this is said once")
+		})
+	}
+
+	f, problems := c.facts(w, r, &e, problems, now)
+	c.report(ctx, w, &e, problems)
+	p := c.cfg.decide(f)
+	if len(p.reloads) > 0 && c.perMinute != nil && f.window.notBefore.IsZero() {
+		// The turn is kept until the reload has succeeded, so that one which
+		// fails takes no other's.
+		f.window.notBefore = now.Add(c.perMinute.ReserveN(now, 1).DelayFrom(now))
+		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.window.notBefore = f.window.notBefore })
+		p = c.cfg.decide(f)
+	}
+	var after time.Duration
+	var err error
+	switch {
+	case len(p.reloads) > 0:
+		after, err = c.reload(ctx, k, f, &p, &e)
+	default:
+		after, err = c.record(ctx, k, f, &p, &e)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return soonest(after, pauseLeft), nil
+}
+
+// soonest ignores zeros, which ask for nothing.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// facts gathers what the decision on w depends on.
+func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, now time.Time) (*facts, []problem) {
+	f := &facts{workload: w, rules: r, window: e.window, rolled: e.rolled, now: now}
+	text, annotated := w.meta[nativeState]
+	f.recorded = state{}
+	if c.inMemory(w) && e.kept != nil {
+		f.recorded, annotated = e.kept, true
+	} else if annotated {
+		recorded, err := parseState(text)
+		if err != nil {
+			problems = append(problems, problem{nativeState, err.Error()})
+			annotated = false
+		} else {
+			f.recorded = recorded
+		}
+	}
+	f.firstSight = !annotated
+	f.seen = state{}
+	for key, value := range e.seen {
+		if _, known := f.recorded[key]; !known {
+			f.recorded[key], f.seen[key] = value, value
+		}
+	}
+	if value, ok := w.meta[nativeDelay]; ok {
+		if _, valid := w.reloadDelay(); !valid {
+			problems = append(problems, problem{nativeDelay, fmt.Sprintf("%q is not a positive duration", value)})
+		}
+	}
+	f.sources = c.lookUp(w, &r, f.recorded)
+	return f, problems
+}
+
+// inMemory says that the state of w is not on the workload.
+func (c *Controller) inMemory(w *workload) bool {
+	return c.cfg.State == StateOff || c.cfg.DryRun || w.kind == "Job"
+}
+
+// selected says whether the controller works in a namespace.
+func (c *Controller) selected(namespace string) bool {
+	if len(c.cfg.Namespaces) > 0 {
+		return contains(c.cfg.Namespaces, namespace)
+	}
+	if contains(c.cfg.IgnoredNamespaces, namespace) {
+		return false
+	}
+	if !c.cfg.needsNamespaces() {
+		return true
+	}
+	obj, exists, err := c.in.Namespaces.GetIndexer().GetByKey(namespace)
+	if err != nil || !exists {
+		return false
+	}
+	return c.selects(obj)
+}

@@ -1,0 +1,292 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// settle is how long a difference is left alone that no event announced: it is
+// found after a start, when the caches of sources and workloads may still be
+// moments apart from each other.
+const settle = time.Second
+
+// window is the time in which changes are collected for one reload.
+type window struct {
+	first, last time.Time
+	changed     map[sourceKey]time.Time // when each source changed last
+	found       bool                    // opened by comparison, not by an event
+	notBefore   time.Time               // turn in the rollout limit; zero: none taken
+}
+
+func (w *window) open() bool { return !w.first.IsZero() }
+
+// facts are everything that a decision depends on.
+type facts struct {
+	workload *workload
+	rules    rules
+	// sources holds those that exist: all that the workload references, names
+	// or has recorded.
+	sources map[sourceKey]source
+	// recorded is what the annotation or the memory knows.
+	recorded state
+	// seen are those of recorded that only the memory of this process knows.
+	seen state
+	// firstSight: nothing was ever recorded of the workload, except for changes
+	// that were seen since.
+	firstSight bool
+	window     window
+	// rolled is the workload's resourceVersion when somebody else last changed
+	// its template, as far as seen.
+	rolled string
+	now    time.Time
+}
+
+// reload is one source that makes the workload roll.
+type reload struct {
+	key       sourceKey
+	match     match
+	hash      string // empty: deleted
+	container int    // index
+	changed   time.Time
+}
+
+// plan is what is to be done about a workload.
+type plan struct {
+	// state is what is to be recorded, with the reloads or without; nil if
+	// nothing is for now.
+	state state
+	// reloads that are due now, in the order of the changes.
+	reloads []reload
+	// pending: there are reloads, or the window may still bring some; decide
+	// again after this time.
+	pending bool
+	after   time.Duration
+	// found: a difference without a window; open one.
+	found bool
+}
+
+// decide is the heart of the controller, and pure.
+func (c *Config) decide(f *facts) plan {
+	next := state{}
+	var reloads []reload
+	for _, key := range f.watchSet() {
+		value, r := c.decideSource(f, key)
+		if r != nil {
+			reloads = append(reloads, *r)
+		}
+		next[key] = value
+	}
+	for _, key := range f.onlyPatterns() {
+		// Its disappearance may roll the workload; then it is forgotten.
+		if _, r := c.decideSource(f, key); r != nil {
+			reloads = append(reloads, *r)
+		}
+	}
+
+	due, wait := c.due(f, len(reloads) > 0)
+	if !due {
+		return plan{state: f.meanwhile(next, reloads), pending: true, after: wait, found: !f.window.open()}
+	}
+	// The order in which they are written: among those of one instant, the
+	// first by type and name is the last to be written.
+	slices.SortFunc(reloads, func(a, b reload) int {
+		return cmp.Or(a.changed.Compare(b.changed), -compareKeys(a.key, b.key))
+	})
+	return plan{state: next, reloads: reloads}
+}
+
+// meanwhile returns what is to be recorded while reloads wait. It is nil, which
+// is to say that one write later does for both, unless the old value of a
+// reload is in memory only and would be lost with the process.
+func (f *facts) meanwhile(next state, reloads []reload) state {
+	var must bool
+	for _, r := range reloads {
+		was, known := f.recorded[r.key]
+		if !known {
+			// Recording anything would make the next sight the second one.
+			return nil
+		}
+		next[r.key] = was
+		if _, only := f.seen[r.key]; only {
+			must = true
+		}
+	}
+	if !must {
+		return nil
+	}
+	return next
+}
+
+// due says whether the window is over, or how long it still lasts. Without a
+// window and without reloads it is always over.
+func (c *Config) due(f *facts, reloads bool) (bool, time.Duration) {
+	first, last, found := f.window.first, f.window.last, f.window.found
+	if !f.window.open() {
+		if !reloads {
+			return true, 0
+		}
+		first, last, found = f.now, f.now, true
+	}
+	quiet := c.QuietPeriod
+	if d, ok := f.workload.reloadDelay(); ok {
+		quiet = d
+	}
+	at := last.Add(quiet)
+	if limit := first.Add(max(c.MaxDelay, quiet)); limit.Before(at) {
+		at = limit
+	}
+	if settled := first.Add(settle); found && at.Before(settled) {
+		at = settled
+	}
+	if reloads && at.Before(f.window.notBefore) {
+		at = f.window.notBefore
+	}
+	wait := at.Sub(f.now)
+	return wait <= 0, wait
+}
+
+// reloadDelay is the workload's own quiet period.
+func (w *workload) reloadDelay() (time.Duration, bool) {
+	d, err := time.ParseDuration(w.meta[nativeDelay])
+	return d, err == nil && d > 0
+}
+
+// match is the decision on a source; one that is absent cannot say that it is
+// matched, so what was recorded speaks for it.
+func (f *facts) match(key sourceKey) match {
+	s := f.sources[key]
+	if _, known := f.recorded[key]; known && !s.exists() {
+		s.matched = true
+	}
+	return f.rules.match(key, s)
+}
+
+// watchSet returns the sources whose state is recorded: the referenced ones and
+// the named ones that are not excluded or ignored.
+func (f *facts) watchSet() []sourceKey {
+	set := map[sourceKey]bool{}
+	for _, key := range f.workload.references() {
+		set[key] = f.match(key) != no
+	}
+	for _, key := range f.unreferenced() {
+		if !set[key] && f.match(key) == named {
+			set[key] = f.sources[key].exists() || f.rules.waitsFor(key)
+		}
+	}
+	return collect(set)
+}
+
+// onlyPatterns returns recorded sources that are gone and that nothing but a
+// pattern named.
+func (f *facts) onlyPatterns() []sourceKey {
+	set := map[sourceKey]bool{}
+	for key, value := range f.recorded {
+		set[key] = value != "" && !f.sources[key].exists() && f.match(key) == named && !f.rules.waitsFor(key)
+	}
+	for _, key := range f.workload.references() {
+		delete(set, key)
+	}
+	return collect(set)
+}
+
+// unreferenced returns what may be named besides the references.
+func (f *facts) unreferenced() []sourceKey {
+	list := slices.Collect(maps.Keys(f.sources))
+	for _, t := range sourceTypes {
+		for _, p := range f.rules.types[t].named {
+			if p.literal {
+				list = append(list, sourceKey{t, p.text})
+			}
+		}
+	}
+	return list
+}
+
+func collect(set map[sourceKey]bool) []sourceKey {
+	var list []sourceKey
+	for key, in := range set {
+		if in {
+			list = append(list, key)
+		}
+	}
+	slices.SortFunc(list, compareKeys)
+	return list
+}
+
+// decideSource compares one source with what is recorded of it. It returns the
+// value to record once everything is done, and the reload if there is to be one.
+func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
+	current := f.sources[key]
+	was, known := f.recorded[key]
+	now := current.short()
+	r := &reload{key: key, match: f.match(key), hash: current.hash, changed: f.window.changed[key]}
+	var ok bool
+	r.container, ok = f.workload.chooseContainer(key, r.match)
+
+	switch {
+	case !ok, !known && !c.outOfDate(f, r):
+		return now, nil
+	case !known:
+		return now, r
+	case was == now:
+		return now, nil
+	case was == "" && !c.OnCreate:
+		return now, nil
+	case now == "" && !c.OnDelete:
+		// Kept, so that coming back with the same data is no change.
+		return was, nil
+	case c.marked(f, r), c.absorbed(f, current):
+		return now, nil
+	}
+	return now, r
+}
+
+// outOfDate is first-sight=compare: a variable that an earlier reload left says
+// what the pods have read.
+func (c *Config) outOfDate(f *facts, r *reload) bool {
+	if !f.firstSight || c.FirstSight != FirstSightCompare || r.hash == "" || c.byAnnotation(f) {
+		return false
+	}
+	v, ok := f.workload.containers[r.container].vars[variable(r.key)]
+	return ok && v.value != r.hash
+}
+
+// marked says that the template carries the mark of this reload already,
+// because somebody else does the same work and was first, or because a
+// variable that is to be removed is not there.
+func (c *Config) marked(f *facts, r *reload) bool {
+	w := f.workload
+	if !c.byAnnotation(f) {
+		v, ok := w.containers[r.container].vars[variable(r.key)]
+		return ok == (r.hash != "") && v.value == r.hash
+	}
+	return marksSource(w.template[f.rules.markKey()], w.Namespace, r.key, cmp.Or(r.hash, deletedHash))
+}
+
+// absorbed says that a rollout by somebody else began after the source changed.
+func (c *Config) absorbed(f *facts, s source) bool {
+	if !c.AbsorbRollouts || f.rolled == "" || !s.exists() {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(f.rolled, s.version)
+	return err == nil && order > 0
+}
+
+func (c *Config) byAnnotation(f *facts) bool {
+	return f.rules.native || c.Strategy == StrategyAnnotations
+}
+
+// markKey is the template's annotation under the annotations strategy.
+func (r *rules) markKey() string {
+	if r.native {
+		return nativeMark
+	}
+	return compatMark
+}

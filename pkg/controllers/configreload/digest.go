@@ -1,0 +1,107 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"crypto/sha1" // The hash has to equal the one in existing marks; nothing is secured by it.
+	"encoding/base64"
+	"hash"
+	"io"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// deletedHash is the SHA-1 of the text that stands for a deleted source.
+const deletedHash = "aae45badef99284e4dae01d6046154ea9d99532f"
+
+// helmRelease Secrets are a release's history; nothing mounts them.
+const helmRelease = "helm.sh/release.v1"
+
+// DigestConfigMap returns the SHA-1 (20 bytes) of the entries key=value of data
+// and key=base64 of binaryData, sorted bytewise and joined by semicolons.
+// Labels, annotations and the rest of the object are not in it.
+func DigestConfigMap(cm *corev1.ConfigMap) []byte {
+	keys := make([]string, 0, len(cm.Data)+len(cm.BinaryData))
+	for key := range cm.Data {
+		keys = append(keys, key)
+	}
+	for key := range cm.BinaryData {
+		keys = append(keys, key)
+	}
+	return digest(keys, func(h hash.Hash, key string) {
+		if value, ok := cm.Data[key]; ok {
+			_, _ = io.WriteString(h, value)
+			return
+		}
+		enc := base64.NewEncoder(base64.StdEncoding, h)
+		_, _ = enc.Write(cm.BinaryData[key])
+		_ = enc.Close()
+	})
+}
+
+// DigestSecret is DigestConfigMap for the raw bytes of a Secret's data.
+func DigestSecret(s *corev1.Secret) []byte {
+	keys := make([]string, 0, len(s.Data))
+	for key := range s.Data {
+		keys = append(keys, key)
+	}
+	return digest(keys, func(h hash.Hash, key string) { _, _ = h.Write(s.Data[key]) })
+}
+
+// digest sorts by key and the = that follows it, which orders whole entries:
+// keys are unique (the API server refuses one that is both in data and in
+// binaryData) and cannot contain a =. Writing to a hash never fails.
+func digest(keys []string, write func(h hash.Hash, key string)) []byte {
+	slices.SortFunc(keys, compareEntries)
+	h := sha1.New()
+	for i, key := range keys {
+		if i > 0 {
+			_, _ = h.Write([]byte{';'})
+		}
+		_, _ = io.WriteString(h, key)
+		_, _ = h.Write([]byte{'='})
+		write(h, key)
+	}
+	return h.Sum(nil)
+}
+
+// compareEntries compares a+"=" with b+"=" without building them.
+func compareEntries(a, b string) int {
+	n := min(len(a), len(b))
+	if c := strings.Compare(a[:n], b[:n]); c != 0 || len(a) == len(b) {
+		return c
+	}
+	if len(a) < len(b) {
+		return strings.Compare("=", b[n:n+1])
+	}
+	return strings.Compare(a[n:n+1], "=")
+}
+
+// SourceDigest returns the function that an informer's transform calls on a
+// ConfigMap or Secret. It returns nil for a source that does not count under
+// cfg, which the controller takes as absent: one that the source selector does
+// not select, or one that holds a Helm release.
+func SourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
+	selector, err := parseSelector(cfg.SourceSelector)
+	if err != nil {
+		return nil, err
+	}
+	return func(obj runtime.Object) []byte {
+		switch o := obj.(type) {
+		case *corev1.ConfigMap:
+			if selector.Matches(labels.Set(o.Labels)) {
+				return DigestConfigMap(o)
+			}
+		case *corev1.Secret:
+			if o.Type != helmRelease && selector.Matches(labels.Set(o.Labels)) {
+				return DigestSecret(o)
+			}
+		}
+		return nil
+	}, nil
+}

@@ -1,0 +1,201 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"encoding/hex"
+	"maps"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The hashes of the fixture's sources, in full.
+const (
+	h1 = "fc284a838ce31ea4fb2467fe13c7ac02add6ef3c"
+	h2 = "021bc5a93e1158e601054a83173249b9c3f8d40d"
+	p1 = "e013dcfd8b3a9e80e812740978788202e1ef1325"
+	p2 = "e1f0b16200882bc8804ce5393e673fef02e6e2e5"
+)
+
+var (
+	cmResource         = corev1.SchemeGroupVersion.WithResource("configmaps")
+	deploymentResource = appsv1.SchemeGroupVersion.WithResource("deployments")
+)
+
+const (
+	cmVar = "STAKATER_APP_CONFIG_CONFIGMAP"
+	dbVar = "STAKATER_DB_SECRET"
+)
+
+// stateOf is a state annotation with the short forms of hashes, by key.
+func stateOf(pairs ...string) string {
+	s := map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		s[pairs[i]] = pairs[i+1][:min(stateDigits, len(pairs[i+1]))]
+	}
+	return toJSON(s)
+}
+
+const (
+	cmKey = "configmap/app-config"
+	dbKey = "secret/db"
+)
+
+// env is the patch of the env-vars strategy on the Deployment web: state, and
+// pairs of container/variable and hash, where an empty hash removes it.
+func env(state string, pairs ...string) string {
+	return envOn("deployments/web", state, pairs...)
+}
+
+func envOn(target, state string, pairs ...string) string {
+	return "patch " + target + " " + toJSON(envBody(state, pairs...))
+}
+
+func envBody(state string, pairs ...string) object {
+	var containers []object
+	byName := map[string]int{}
+	for i := 0; i < len(pairs); i += 2 {
+		name, variable, _ := cutLast(pairs[i])
+		if _, ok := byName[name]; !ok {
+			byName[name] = len(containers)
+			containers = append(containers, object{"name": name, "env": []object{}})
+		}
+		entry := object{"name": variable, "value": pairs[i+1]}
+		if pairs[i+1] == "" {
+			entry = object{"name": variable, "$patch": "delete"}
+		}
+		c := containers[byName[name]]
+		c["env"] = append(c["env"].([]object), entry)
+	}
+	return object{
+		"metadata": object{"annotations": object{nativeState: orNull(state)}},
+		"spec":     object{"template": object{"spec": object{"containers": containers}}},
+	}
+}
+
+func cutLast(s string) (string, string, bool) {
+	for i := len(s) - 1; i >= 0; i-- {
+		if s[i] == '/' {
+			return s[:i], s[i+1:], true
+		}
+	}
+	return "", s, false
+}
+
+// ann is the patch of the annotations strategy.
+func ann(state, key, mark string) string {
+	return "patch deployments/web " + toJSON(object{
+		"metadata": object{"annotations": object{nativeState: state}},
+		"spec":     object{"template": object{"metadata": object{"annotations": object{key: mark}}}},
+	})
+}
+
+// stateOnly is a patch of the metadata alone; an empty state removes it.
+func stateOnly(state string) string {
+	return "patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: orNull(state)}}})
+}
+
+// sources
+
+func cm(name string, data ...string) *corev1.ConfigMap {
+	c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string]string{}}
+	for i := 0; i < len(data); i += 2 {
+		c.Data[data[i]] = data[i+1]
+	}
+	return c
+}
+
+// hashOf is the hash of a ConfigMap with this data.
+func hashOf(data ...string) string { return hex.EncodeToString(DigestConfigMap(cm("", data...))) }
+
+func cm1() *corev1.ConfigMap { return cm("app-config", "color", "blue", "size", "10") }
+func cm2() *corev1.ConfigMap { return cm("app-config", "color", "red", "size", "10") }
+
+func db(password string) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db"},
+		Data:       map[string][]byte{"user": []byte("admin"), "password": []byte(password)},
+	}
+}
+
+func db1() *corev1.Secret { return db("s3cr3t") }
+func db2() *corev1.Secret { return db("n3wpass") }
+
+func annotated[T metav1.Object](obj T, pairs ...string) T {
+	a := maps.Clone(obj.GetAnnotations())
+	if a == nil {
+		a = map[string]string{}
+	}
+	for i := 0; i < len(pairs); i += 2 {
+		a[pairs[i]] = pairs[i+1]
+	}
+	obj.SetAnnotations(a)
+	return obj
+}
+
+// workloads
+
+type podOption func(*corev1.PodTemplateSpec)
+
+// pod is a template with the container web, which reads app-config.
+func pod(options ...podOption) corev1.PodTemplateSpec {
+	t := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Name: "web", Image: "registry.example/web:1",
+	}}}}
+	for _, o := range options {
+		o(&t)
+	}
+	return t
+}
+
+func reads(name string) podOption {
+	return func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
+			ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}},
+		})
+	}
+}
+
+func readsSecret(name string) podOption {
+	return func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers[0].Env = append(t.Spec.Containers[0].Env, corev1.EnvVar{
+			Name: "PASSWORD", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+				LocalObjectReference: corev1.LocalObjectReference{Name: name}, Key: "password",
+			}},
+		})
+	}
+}
+
+func variableSet(name, value string) podOption {
+	return func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers[0].Env = append(t.Spec.Containers[0].Env, corev1.EnvVar{Name: name, Value: value})
+	}
+}
+
+func onTemplate(pairs ...string) podOption {
+	return func(t *corev1.PodTemplateSpec) {
+		t.SetAnnotations(annotated(&t.ObjectMeta, pairs...).Annotations)
+	}
+}
+
+func containersNamed(names ...string) podOption {
+	return func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers = nil
+		for _, name := range names {
+			t.Spec.Containers = append(t.Spec.Containers, corev1.Container{Name: name})
+		}
+	}
+}
+
+// deploy is the Deployment web with annotations.
+func deploy(template corev1.PodTemplateSpec, annotations ...string) *appsv1.Deployment {
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	d.Spec.Template = template
+	if len(annotations) > 0 {
+		annotated(d, annotations...)
+	}
+	return d
+}

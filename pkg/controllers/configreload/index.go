@@ -1,0 +1,300 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// The indexes. A workload that does not opt in is in none of them.
+const (
+	// bySource finds workloads by a source that they reference or name.
+	bySource = Name + "/source"
+	// byPatterns finds, by namespace, workloads that name sources by a pattern.
+	byPatterns = Name + "/patterns"
+)
+
+func contains(list []string, item string) bool { return slices.Contains(list, item) }
+
+func (c *Controller) addIndexers() error {
+	for name, k := range c.kinds {
+		err := k.informer.AddIndexers(cache.Indexers{bySource: c.indexBySource, byPatterns: c.indexByPatterns})
+		if err != nil {
+			return fmt.Errorf("add indexers of %s: %w", name, err)
+		}
+	}
+	for _, informer := range c.sources {
+		if informer == nil {
+			continue
+		}
+		if _, has := informer.GetIndexer().GetIndexers()[cache.NamespaceIndex]; has {
+			continue // shared with others who wanted it
+		}
+		err := informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		if err != nil {
+			return fmt.Errorf("add index of sources by namespace: %w", err)
+		}
+	}
+	return nil
+}
+
+func sourceIndexValue(namespace string, key sourceKey) string { return namespace + "/" + key.String() }
+
+// indexBySource never returns an error, on which the cache would panic: an
+// object that cannot be read is not found here, and reported when reconciled.
+func (c *Controller) indexBySource(obj any) ([]string, error) {
+	w, err := newWorkload(obj)
+	if err != nil {
+		return nil, nil
+	}
+	r, _ := c.keys.rules(w)
+	var values []string
+	for _, key := range w.references() {
+		if t := &r.types[key.typ]; t.auto || t.search {
+			values = append(values, sourceIndexValue(w.Namespace, key))
+		}
+	}
+	for _, t := range sourceTypes {
+		for _, p := range r.types[t].named {
+			if p.literal {
+				values = append(values, sourceIndexValue(w.Namespace, sourceKey{t, p.text}))
+			}
+		}
+	}
+	slices.Sort(values)
+	return slices.Compact(values), nil
+}
+
+func (c *Controller) indexByPatterns(obj any) ([]string, error) {
+	w, err := newWorkload(obj)
+	if err != nil {
+		return nil, nil
+	}
+	r, _ := c.keys.rules(w)
+	if r.patterns(configMap) || r.patterns(secret) {
+		return []string{w.Namespace}, nil
+	}
+	return nil, nil
+}
+
+// patterns says that sources may be named otherwise than by their very name.
+func (r *rules) patterns(t sourceType) bool {
+	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil })
+}
+
+// lookUp returns the sources that exist of those that may concern w.
+func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey]source {
+	found := map[sourceKey]source{}
+	get := func(key sourceKey) {
+		informer := c.sources[key.typ]
+		if informer == nil {
+			return
+		}
+		obj, exists, err := informer.GetIndexer().GetByKey(w.Namespace + "/" + key.name)
+		if err != nil || !exists {
+			return
+		}
+		if s := c.keys.source(obj.(Source)); s.exists() {
+			found[key] = s
+		}
+	}
+	for _, key := range w.references() {
+		get(key)
+	}
+	for key := range recorded {
+		get(key)
+	}
+	for _, t := range sourceTypes {
+		for _, p := range r.types[t].named {
+			if p.literal {
+				get(sourceKey{t, p.text})
+			}
+		}
+		if c.sources[t] == nil || !r.patterns(t) {
+			continue
+		}
+		objs, _ := c.sources[t].GetIndexer().ByIndex(cache.NamespaceIndex, w.Namespace) // fails without the index only
+		for _, obj := range objs {
+			key := sourceKey{t, obj.(Source).GetName()}
+			if matchesAny(r.types[t].named, key.name) {
+				get(key)
+			}
+		}
+	}
+	return found
+}
+
+// watches are those of all kinds, types and namespaces.
+func (c *Controller) watches() []controllers.Watch[workloadKey] {
+	var list []controllers.Watch[workloadKey]
+	for name, k := range c.kinds {
+		list = append(list, controllers.WatchMapped(k.informer, func(event controllers.Event[metav1.Object]) []workloadKey {
+			return c.workloadChanged(name, event)
+		}))
+	}
+	for t, informer := range c.sources {
+		if informer != nil {
+			list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[Source]) []workloadKey {
+				return c.sourceChanged(sourceType(t), event)
+			}))
+		}
+	}
+	if c.cfg.needsNamespaces() {
+		list = append(list, controllers.WatchMapped(c.in.Namespaces, c.namespaceChanged))
+	}
+	return list
+}
+
+// sourceChanged maps a source to the workloads that it concerns, and notes the
+// change with each of them.
+func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]) []workloadKey {
+	before, after := c.keys.source(event.Old), c.keys.source(event.New)
+	c.metrics.sourceSeen(t, before, after, event.Initial)
+	before.version, after.version = "", ""
+	// What was in the cache when the run began is compared when the workloads
+	// are, which are all enqueued.
+	if event.Initial || before == after {
+		return nil
+	}
+	obj := event.New
+	if obj == nil {
+		obj = event.Old
+	}
+	namespace, key := obj.GetNamespace(), sourceKey{t, obj.GetName()}
+	if !c.selected(namespace) {
+		return nil
+	}
+	var list []workloadKey
+	for name, k := range c.kinds {
+		for _, obj := range c.concerned(k, namespace, key) {
+			w, err := newWorkload(obj)
+			if err != nil {
+				continue
+			}
+			if c.noteChange(w, key, before, after) {
+				list = append(list, workloadKey{kind: name, ObjectName: w.ObjectName})
+			}
+		}
+	}
+	return list
+}
+
+// concerned returns cached workloads that a source may concern.
+func (c *Controller) concerned(k *kind, namespace string, key sourceKey) []any {
+	indexer := k.informer.GetIndexer()
+	list, _ := indexer.ByIndex(bySource, sourceIndexValue(namespace, key)) // fails without the index only
+	more, _ := indexer.ByIndex(byPatterns, namespace)
+	for _, obj := range more {
+		if !slices.Contains(list, obj) {
+			list = append(list, obj)
+		}
+	}
+	return list
+}
+
+// noteChange says whether a change of a source matters to w, and opens or
+// extends its window if it does.
+func (c *Controller) noteChange(w *workload, key sourceKey, before, after source) bool {
+	r, _ := c.keys.rules(w)
+	was, is := r.match(key, before), r.match(key, after)
+	switch {
+	case !before.exists():
+		was = is
+	case !after.exists():
+		is = was
+	}
+	recorded, _ := parseState(w.meta[nativeState])
+	_, known := recorded[key]
+	if was == no && is == no {
+		return known
+	}
+	if before.hash == after.hash {
+		return true // a flag changed: what is recorded may have to
+	}
+	now := c.clock.Now()
+	c.memory.update(w.workloadKey, w.uid, now, func(e *entry) {
+		if !e.touch(key, now) {
+			c.metrics.coalesced.Inc()
+		}
+		if e.kept != nil {
+			_, known = e.kept[key]
+		}
+		if !known && was != no {
+			e.see(key, before.short())
+		}
+	})
+	return true
+}
+
+// workloadChanged enqueues the workload itself. It notes what only a change
+// shows: that somebody removed our annotation, or changed the template.
+func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1.Object]) []workloadKey {
+	obj := event.New
+	if obj == nil {
+		obj = event.Old
+	}
+	key := workloadKey{kind: kind, ObjectName: cache.MetaObjectToName(obj)}
+	if event.Old == nil || event.New == nil || event.Old.GetUID() != event.New.GetUID() {
+		return []workloadKey{key}
+	}
+	before, after := event.Old.GetAnnotations(), event.New.GetAnnotations()
+	if recorded, err := parseState(before[nativeState]); err == nil {
+		if _, err := parseState(after[nativeState]); err != nil {
+			c.memory.update(key, obj.GetUID(), c.clock.Now(), func(e *entry) {
+				e.removed = true
+				for source, value := range recorded {
+					e.see(source, value)
+				}
+			})
+		}
+	}
+	if c.cfg.AbsorbRollouts && before[TemplateDigestAnnotation] != after[TemplateDigestAnnotation] {
+		c.memory.update(key, obj.GetUID(), c.clock.Now(), func(e *entry) {
+			if e.written != obj.GetResourceVersion() {
+				e.rolled = obj.GetResourceVersion()
+			}
+		})
+	}
+	return []workloadKey{key}
+}
+
+// namespaceChanged enqueues the workloads of a namespace that becomes selected,
+// or ceases to be.
+func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []workloadKey {
+	was := event.Old != nil && c.selects(event.Old)
+	is := event.New != nil && c.selects(event.New)
+	if was == is || event.Initial || event.New == nil {
+		return nil
+	}
+	var list []workloadKey
+	for name, k := range c.kinds {
+		for _, key := range k.informer.GetIndexer().ListKeys() {
+			object, err := cache.ParseObjectName(key)
+			if err == nil && object.Namespace == event.New.GetName() {
+				list = append(list, workloadKey{kind: name, ObjectName: object})
+			}
+		}
+	}
+	return list
+}
+
+func (c *Controller) selects(namespace any) bool {
+	m, err := meta.Accessor(namespace)
+	return err == nil && c.selector.Matches(labels.Set(m.GetLabels()))
+}
+
+// logger names the workload.
+func workloadLogger(ctx context.Context, w *workload) klog.Logger {
+	return klog.FromContext(ctx).WithValues("kind", w.kind, "workload", w.ObjectName)
+}

@@ -1,0 +1,239 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	// activeJobPoll is how often a CronJob that must not run twice at once is
+	// looked at again while it runs; its end usually brings an event before.
+	activeJobPoll = 10 * time.Second
+	// terminatingPoll is how often the creation of a Job is tried while the old
+	// one of its name terminates.
+	terminatingPoll = time.Second
+	// maxCronJobName leaves room for the suffix of a Job's name (63).
+	maxCronJobName = 52
+
+	instantiateAnnotation = "cronjob.kubernetes.io/instantiate"
+)
+
+// errOutdated makes the reconcile decide again on the live object.
+func errOutdated(w *workload) error {
+	return apierrors.NewConflict(batchv1.Resource(w.kind), w.Name, fmt.Errorf("is not at version %s any more", w.version))
+}
+
+// runCronJob runs a CronJob once, outside of its schedule.
+func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
+	w := f.workload
+	obj, err := k.get(ctx, w.ObjectName)
+	if err != nil {
+		return outcome{}, err
+	}
+	live := obj.(*batchv1.CronJob)
+	if live.ResourceVersion != w.version {
+		return outcome{}, errOutdated(w)
+	}
+	busy := live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(live.Status.Active) > 0
+	byName := slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
+	var out outcome
+	switch {
+	case !byName && w.suspended:
+		out.skipped = "Suspended"
+	case !byName && busy:
+		out.skipped = "A Job is active"
+	case busy:
+		return outcome{wait: activeJobPoll}, nil
+	default:
+		job := c.cronJobRun(live, f, p)
+		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
+		// The name tells this state of the sources, so one that is there is ours.
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return outcome{}, err
+		}
+	}
+	if !c.inMemory(w) {
+		out.version, err = c.patch(ctx, k, w, k.merge, metadataPatch(w, p.state))
+	}
+	return out, err
+}
+
+// cronJobRun is the Job of one reload. Its name is made of the CronJob and the
+// state that it will have seen, so that a repetition creates it only once.
+func (c *Controller) cronJobRun(cj *batchv1.CronJob, f *facts, p *plan) *batchv1.Job {
+	sum := sha256.Sum256([]byte(string(cj.UID) + p.state.String()))
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        cj.Name[:min(len(cj.Name), maxCronJobName)] + "-" + hex.EncodeToString(sum[:4]),
+			Namespace:   cj.Namespace,
+			Labels:      maps.Clone(cj.Spec.JobTemplate.Labels),
+			Annotations: maps.Clone(cj.Spec.JobTemplate.Annotations),
+			OwnerReferences: []metav1.OwnerReference{{
+				// Without blockOwnerDeletion, which would ask for more rights.
+				APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "CronJob",
+				Name: cj.Name, UID: cj.UID, Controller: ptr.To(true),
+			}},
+		},
+		Spec: *cj.Spec.JobTemplate.Spec.DeepCopy(),
+	}
+	if job.Annotations == nil {
+		job.Annotations = map[string]string{}
+	}
+	job.Annotations[instantiateAnnotation] = "manual"
+	m := c.cfg.marks(f, p.reloads)
+	m.apply(&job.Spec.Template)
+	return job
+}
+
+// apply sets the marks in a template that is to be created.
+func (m *marks) apply(template *corev1.PodTemplateSpec) {
+	if m.key != "" {
+		if template.Annotations == nil {
+			template.Annotations = map[string]string{}
+		}
+		template.Annotations[m.key] = m.value
+	}
+	for _, e := range m.env {
+		ctr := &template.Spec.Containers[e.container]
+		ctr.Env = slices.DeleteFunc(ctr.Env, func(v corev1.EnvVar) bool { return v.Name == e.name })
+		if e.value != "" {
+			ctr.Env = append(ctr.Env, corev1.EnvVar{Name: e.name, Value: e.value})
+		}
+	}
+}
+
+// replaceJob deletes a Job and creates it again. A process that is killed
+// between the two loses the Job; nothing else does, see recreateJob.
+func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome, error) {
+	w := f.workload
+	jobs := c.client.BatchV1().Jobs(w.Namespace)
+	live, err := jobs.Get(ctx, w.Name, metav1.GetOptions{})
+	if err != nil {
+		return outcome{}, err
+	}
+	if live.ResourceVersion != w.version || live.UID != w.uid {
+		return outcome{}, errOutdated(w)
+	}
+	if live.DeletionTimestamp != nil {
+		return outcome{skipped: "Terminating"}, nil
+	}
+	if ptr.Deref(live.Spec.ManualSelector, false) {
+		return outcome{skipped: "The selector is manual"}, nil
+	}
+	job := jobCopy(live)
+	m := c.cfg.marks(f, p.reloads)
+	m.apply(&job.Spec.Template)
+
+	// What admission refuses must be known before the Job is deleted.
+	trial := job.DeepCopy()
+	trial.Name, trial.GenerateName = "", job.Name[:min(len(job.Name), maxCronJobName)]+"-"
+	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
+		return outcome{}, fmt.Errorf("try the new Job: %w", err)
+	}
+	err = jobs.Delete(ctx, live.Name, metav1.DeleteOptions{
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground),
+		Preconditions:     &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
+	})
+	if err != nil {
+		return outcome{}, err
+	}
+	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(e *entry) { e.recreate = job })
+	after, _, err := c.recreateJob(ctx, w.workloadKey)
+	if err != nil {
+		// The deletion stands, so this is not to be decided on again: the queue
+		// comes back to recreateJob, which tells of an error that lasts.
+		klog.FromContext(ctx).Info("Job was deleted and could not be created yet", "reason", err.Error())
+		after = terminatingPoll
+	}
+	return outcome{after: after}, nil
+}
+
+// jobCopy is the Job as it was asked for, without what the API server and the
+// job controller added.
+func jobCopy(live *batchv1.Job) *batchv1.Job {
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: live.Name, Namespace: live.Namespace,
+			Labels: maps.Clone(live.Labels), Annotations: maps.Clone(live.Annotations),
+			OwnerReferences: live.OwnerReferences, Finalizers: live.Finalizers,
+		},
+		Spec: *live.Spec.DeepCopy(),
+	}
+	job.Spec.Selector = nil
+	for _, label := range []string{
+		"controller-uid", "job-name", batchv1.ControllerUidLabel, batchv1.JobNameLabel,
+	} {
+		delete(job.Spec.Template.Labels, label)
+		delete(job.Labels, label)
+	}
+	return job
+}
+
+// recreateJob creates a Job that replaceJob has deleted, if there is one. busy
+// tells that there was, so that the key has nothing else to do for now.
+func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after time.Duration, busy bool, err error) {
+	job, uid := c.memory.deletedJob(key)
+	if job == nil {
+		return 0, false, nil
+	}
+	jobs := c.client.BatchV1().Jobs(key.Namespace)
+	_, err = jobs.Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
+	switch {
+	case err == nil:
+		c.memory.forget(key)
+		return 0, true, nil
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		c.giveUpJob(ctx, key, "the namespace terminates")
+		return 0, true, nil
+	case !apierrors.IsAlreadyExists(err):
+		return 0, true, fmt.Errorf("create %s again: %w", key, err)
+	}
+	existing, err := jobs.Get(ctx, key.Name, metav1.GetOptions{})
+	if err == nil && existing.UID != uid {
+		c.giveUpJob(ctx, key, "somebody else created one of that name")
+		return 0, true, nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, true, fmt.Errorf("get %s: %w", key, err)
+	}
+	return terminatingPoll, true, nil // the old one terminates
+}
+
+func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string) {
+	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
+	c.metrics.lostJobs.Inc()
+	c.memory.forget(key)
+}
+
+// giveUpJobs is for the end of a run.
+func (c *Controller) giveUpJobs(ctx context.Context) {
+	for _, key := range c.memory.lost() {
+		c.giveUpJob(ctx, key, "the controller stops")
+	}
+}
+
+// deletedJob returns the Job to create again, and the UID of the old one.
+func (m *memory) deletedJob(key workloadKey) (*batchv1.Job, types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e, ok := m.entries[key]; ok && e.recreate != nil {
+		return e.recreate, e.uid
+	}
+	return nil, ""
+}

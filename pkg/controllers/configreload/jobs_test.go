@@ -1,0 +1,318 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+)
+
+// cronJob is the CronJob web, whose pods read app-config.
+func cronJob(change func(*batchv1.CronJob), annotations ...string) *batchv1.CronJob {
+	cj := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "cj-1"}}
+	cj.Spec.JobTemplate.Labels = map[string]string{"app": "web"}
+	cj.Spec.JobTemplate.Annotations = map[string]string{"team": "shop", kAuto: "true"} // the last is never read
+	cj.Spec.JobTemplate.Spec.Template = pod(reads("app-config"))
+	annotated(cj, annotations...)
+	if change != nil {
+		change(cj)
+	}
+	return cj
+}
+
+// The name of a run: the first digits of the SHA-256 of
+// cj-1{"configmap/app-config":"021bc5a93e1158e6"}.
+const runOfH2 = "web-e842808e"
+
+// asCreated leaves out what stands in for the API server's own fields.
+var asCreated = cmp.Options{
+	cmpopts.IgnoreTypes(metav1.TypeMeta{}),
+	cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ManagedFields"),
+}
+
+func TestReconcileCronJobs(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	state := "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: known2}}})
+	ran := []string{"create jobs/" + runOfH2, state}
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	suspended := func(cj *batchv1.CronJob) { cj.Spec.Suspend = ptr.To(true) }
+	busy := func(cj *batchv1.CronJob) {
+		cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
+		cj.Status.Active = []corev1.ObjectReference{{Name: "web-1"}}
+	}
+
+	runCases(t, map[string]reconcileCase{
+		"29 a change runs the CronJob once": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change:  changeCM, want: ran, events: reloaded,
+		},
+		"29 a repetition after a failed write of the state creates no second Job": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				failed := false
+				w.client.PrependReactor("patch", "cronjobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if failed {
+						return false, nil, nil
+					}
+					failed = true
+					return true, nil, apierrors.NewInternalError(errors.New("try again"))
+				})
+				changeCM(w)
+				w.pass(time.Minute)
+				jobs, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
+				if err != nil || len(jobs.(*batchv1.JobList).Items) != 1 {
+					w.t.Errorf("jobs = %v, %v; want one", jobs, err)
+				}
+			},
+			want: append(append([]string{}, ran...), ran...),
+			events: []string{reloaded[0],
+				"Warning ReloadFail Reload for ConfigMap shop/app-config failed: Internal error occurred: try again"},
+		},
+		"30 a suspended CronJob is not run under auto": {
+			objects: []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
+			change:  changeCM, want: []string{state},
+			events: []string{"Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"},
+		},
+		"30 a suspended CronJob is run for a named source": {
+			objects: []runtime.Object{cm1(), cronJob(suspended, kCM, "app-config", nativeState, known1)},
+			change:  changeCM, want: ran, events: reloaded,
+		},
+		"a CronJob that forbids concurrency is not run under auto while it is active": {
+			objects: []runtime.Object{cm1(), cronJob(busy, kAuto, "true", nativeState, known1)},
+			change:  changeCM, want: []string{state},
+			events: []string{"Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"},
+		},
+		"for a named source it waits until it is not": {
+			objects: []runtime.Object{cm1(), cronJob(busy, kCM, "app-config", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(5 * time.Minute)
+				if got := w.writes(); len(got) != 0 {
+					w.t.Errorf("writes while a Job is active: %v", got)
+				}
+				idle := cronJob(busy, kCM, "app-config", nativeState, known1)
+				idle.Status.Active = nil
+				w.put(idle)
+			},
+			want: ran, events: reloaded,
+		},
+		"annotations of the Job template's own metadata are not read": {
+			objects: []runtime.Object{cm1(), cronJob(nil)}, change: changeCM,
+		},
+	})
+}
+
+func TestCronJobRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		changeCM(w)
+		w.pass(2 * time.Second)
+		obj, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs := obj.(*batchv1.JobList).Items
+		if len(jobs) != 1 {
+			t.Fatalf("%d jobs, want 1", len(jobs))
+		}
+		want := batchv1.Job{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: runOfH2, Namespace: "shop", UID: jobs[0].UID, ResourceVersion: jobs[0].ResourceVersion,
+				Labels:      map[string]string{"app": "web"},
+				Annotations: map[string]string{"team": "shop", kAuto: "true", "cronjob.kubernetes.io/instantiate": "manual"},
+				OwnerReferences: []metav1.OwnerReference{{
+					APIVersion: "batch/v1", Kind: "CronJob", Name: "web", UID: "cj-1", Controller: ptr.To(true),
+				}},
+			},
+			Spec: batchv1.JobSpec{Template: pod(reads("app-config"), variableSet(cmVar, h2))},
+		}
+		if diff := cmp.Diff(want, jobs[0], asCreated); diff != "" {
+			t.Errorf("Job differs (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// job is a finished Job of its own, as the API server returns it.
+func job(change func(*batchv1.Job)) *batchv1.Job {
+	generated := map[string]string{
+		"controller-uid": "job-1", "job-name": "web",
+		"batch.kubernetes.io/controller-uid": "job-1", "batch.kubernetes.io/job-name": "web",
+	}
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "shop", Name: "web", UID: "job-1", Labels: map[string]string{"app": "web"},
+		Annotations:       map[string]string{kAuto: "true"},
+		CreationTimestamp: metav1.Unix(1, 0),
+	}}
+	j.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"batch.kubernetes.io/controller-uid": "job-1"}}
+	j.Spec.Template = pod(reads("app-config"))
+	j.Spec.Template.Labels = map[string]string{"app": "web"}
+	for key, value := range generated {
+		j.Spec.Template.Labels[key] = value
+	}
+	j.Status.Succeeded = 1
+	if change != nil {
+		change(j)
+	}
+	return j
+}
+
+func TestReconcileJobs(t *testing.T) {
+	replaced := []string{"dry run: create jobs/web-", "delete jobs/web", "create jobs/web"}
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	runCases(t, map[string]reconcileCase{
+		"31 a Job is deleted and created again, also a finished one": {
+			objects: []runtime.Object{cm1(), job(nil)},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(2 * time.Second)
+				got := w.job("web")
+				want := &batchv1.Job{
+					ObjectMeta: metav1.ObjectMeta{
+						Namespace: "shop", Name: "web", UID: got.UID, ResourceVersion: got.ResourceVersion,
+						Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"},
+					},
+					Spec: batchv1.JobSpec{Template: pod(reads("app-config"), variableSet(cmVar, h2))},
+				}
+				want.Spec.Template.Labels = map[string]string{"app": "web"}
+				if diff := cmp.Diff(want, got, asCreated); diff != "" {
+					w.t.Errorf("Job differs (-want +got):\n%s", diff)
+				}
+				if got.UID == "job-1" {
+					w.t.Error("it is still the old Job")
+				}
+			},
+			want: replaced, events: reloaded,
+		},
+		"32 a Job of a CronJob is left alone": {
+			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) {
+				j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
+			})},
+			change: changeCM,
+		},
+		"a Job with a manual selector is left alone": {
+			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) { j.Spec.ManualSelector = ptr.To(true) })},
+			change:  changeCM,
+			events:  []string{"Normal ReloadSkipped The selector is manual, not reloaded for ConfigMap shop/app-config"},
+		},
+		"a Job that terminates is left alone": {
+			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) {
+				j.DeletionTimestamp, j.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
+			})},
+			change: changeCM,
+			events: []string{"Normal ReloadSkipped Terminating, not reloaded for ConfigMap shop/app-config"},
+		},
+		"a Job that admission would refuse is not deleted": {
+			objects: []runtime.Object{cm1(), job(nil)},
+			change: func(w *world) {
+				refused := false
+				w.client.PrependReactor("create", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if refused {
+						return false, nil, nil
+					}
+					refused = true
+					return true, nil, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("no"))
+				})
+				changeCM(w)
+			},
+			want: []string{"dry run: create jobs/web-", "dry run: create jobs/web-", "delete jobs/web", "create jobs/web"},
+			events: []string{reloaded[0], "Warning ReloadFail Reload for ConfigMap shop/app-config failed: " +
+				`try the new Job: jobs.batch "web" is forbidden: no`},
+		},
+		"the creation is tried until it succeeds": {
+			objects: []runtime.Object{cm1(), job(nil)},
+			change: func(w *world) {
+				n := 0
+				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
+						return false, nil, nil
+					}
+					n++
+					return n <= 3, nil, apierrors.NewInternalError(errors.New("try again"))
+				})
+				changeCM(w)
+				w.pass(time.Minute)
+				if got := w.job("web"); got.UID == "job-1" {
+					w.t.Error("it is still the old Job")
+				}
+			},
+			want: append(append([]string{}, replaced...), replaced[2], replaced[2], replaced[2]), events: reloaded,
+		},
+	})
+}
+
+func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
+	cases := map[string]struct {
+		create func(w *world) error // what the API server says to the creation
+		end    bool                 // the controller stops
+	}{
+		"somebody else took the name": {create: func(w *world) error {
+			if _, err := w.client.Tracker().Get(batchv1.SchemeGroupVersion.WithResource("jobs"), "shop", "web"); apierrors.IsNotFound(err) {
+				w.put(job(func(j *batchv1.Job) { j.UID = "job-2"; j.Annotations = nil }))
+			}
+			return apierrors.NewAlreadyExists(batchv1.Resource("jobs"), "web")
+		}},
+		"the namespace terminates": {create: func(*world) error {
+			err := apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("terminating"))
+			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+			return err
+		}},
+		"the controller stops": {end: true, create: func(*world) error { return apierrors.NewInternalError(errors.New("try again")) }},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1(), job(nil))
+				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
+						return false, nil, nil
+					}
+					return true, nil, tc.create(w)
+				})
+				changeCM(w)
+				w.pass(10 * time.Second)
+				if tc.end {
+					if n := w.count("lost_jobs_total", nil); n != 0 {
+						t.Errorf("given up before the end: %v", w.writes())
+					}
+					w.stop()
+				}
+				if n := w.count("lost_jobs_total", nil); n != 1 {
+					t.Errorf("%v lost jobs counted, want 1; writes %v", n, w.writes())
+				}
+			})
+		})
+	}
+}
+
+func TestJobCopyOfALongName(t *testing.T) {
+	long := strings.Repeat("a", 63)
+	cj := cronJob(func(cj *batchv1.CronJob) { cj.Name = long })
+	c := &Controller{cfg: DefaultConfig()}
+	got := c.cronJobRun(cj, &facts{workload: &workload{}}, &plan{reloads: []reload{}}).Name
+	if len(got) != 52+1+8 || !strings.HasPrefix(got, long[:52]+"-") {
+		t.Errorf("name = %q, want 52 characters, a hyphen and 8 digits", got)
+	}
+}
+
+func (w *world) job(name string) *batchv1.Job {
+	w.t.Helper()
+	obj, err := w.client.Tracker().Get(batchv1.SchemeGroupVersion.WithResource("jobs"), "shop", name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return obj.(*batchv1.Job).DeepCopy()
+}

@@ -1,0 +1,171 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/ptr"
+)
+
+func TestOtherKindsAreRolledAlike(t *testing.T) {
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	set.Spec.Template = pod(reads("app-config"))
+	daemon := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
+	daemon.Spec.Template = pod(reads("app-config"))
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	// A pause is for Deployments alone.
+	annotations := []string{kAuto, "true", kPause, "5m", nativeState, known1}
+	runCases(t, map[string]reconcileCase{
+		"a StatefulSet": {
+			objects: []runtime.Object{cm1(), annotated(set, annotations...)}, change: changeCM,
+			want:   []string{envOn("statefulsets/web", known2, "web/"+cmVar, h2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
+		},
+		"a DaemonSet": {
+			objects: []runtime.Object{cm1(), annotated(daemon, annotations...)}, change: changeCM,
+			want:   []string{envOn("daemonsets/web", known2, "web/"+cmVar, h2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
+		},
+	})
+}
+
+func TestTwoNamesOfOneVariable(t *testing.T) {
+	// app.config and app-config share a variable: the later change stands, and
+	// the state tells them apart.
+	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }
+	hash := func(v string) string { return hashOf("v", v) }
+	state := func(cmHash, dottedHash string) string {
+		return stateOf(cmKey, cmHash, "configmap/app.config", dottedHash)
+	}
+	runCases(t, map[string]reconcileCase{
+		"the later change stands": {
+			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
+				nativeState, state(h1, hash("1")))},
+			change: func(w *world) { w.put(dotted("2")); w.pass(100 * time.Millisecond); changeCM(w) },
+			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		},
+		"of two that changed at one instant, the first by type and name stands": {
+			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
+				nativeState, state(h1, hash("1")))},
+			change: func(w *world) { w.put(dotted("2"), cm2()) },
+			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		},
+	})
+}
+
+func TestWarningOfTheOriginal(t *testing.T) {
+	deployment := func(image string, replicas int32) *appsv1.Deployment {
+		d := deploy(pod())
+		d.Name = "reloader-reloader"
+		d.Spec.Replicas = &replicas
+		d.Spec.Template.Spec.Containers[0].Image = image
+		return d
+	}
+	lease := func(renewed time.Time) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ops", Name: "stakater-reloader-lock"},
+			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(renewed)), LeaseDurationSeconds: ptr.To[int32](15)},
+		}
+	}
+	const image = "ghcr.io/stakater/reloader:v1.4.21"
+	cases := map[string]struct {
+		objects []runtime.Object
+		want    string // in the one warning; empty: none
+	}{
+		"its Deployment runs":            {objects: []runtime.Object{deployment(image, 1)}, want: `deployment="shop/reloader-reloader"`},
+		"its Deployment is scaled to 0":  {objects: []runtime.Object{deployment(image, 0)}},
+		"another Deployment of its name": {objects: []runtime.Object{deployment("example.org/other:1", 1)}},
+		"its lease is held":              {objects: []runtime.Object{lease(unixStart)}, want: `lease="ops/stakater-reloader-lock"`},
+		"its lease has expired":          {objects: []runtime.Object{lease(unixStart.Add(-time.Minute))}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				buffer := &ktesting.BufferTL{}
+				logger := ktesting.NewLogger(buffer, ktesting.NewConfig())
+				w := newWorld(t, nil, tc.objects...)
+				w.c.warnOfOriginal(klog.NewContext(t.Context(), logger))
+				got := buffer.String()
+				if (tc.want != "") != strings.Contains(got, "still running") || !strings.Contains(got, tc.want) {
+					t.Errorf("log = %q, want a warning with %q", got, tc.want)
+				}
+			})
+		})
+	}
+}
+
+func TestMemoryIsOfOneObject(t *testing.T) {
+	m, key := newMemory(), workloadKey{kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+	m.update(key, "old", unixStart, func(e *entry) { e.see(sourceKey{configMap, "app-config"}, "x") })
+	if e := m.get(key, "new"); e.seen != nil {
+		t.Errorf("the new object of that name inherits %v", e.seen)
+	}
+	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "5" })
+	if e := m.get(key, "new"); e.seen != nil || e.rolled != "5" {
+		t.Errorf("entry of the new object = %+v", e)
+	}
+	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "" })
+	if len(m.entries) != 0 {
+		t.Errorf("%d entries are left with nothing to remember", len(m.entries))
+	}
+}
+
+// The names and labels are what dashboards rest on.
+func TestMetricNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		families, err := w.registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]int{}
+		for _, f := range families {
+			if name, ok := strings.CutPrefix(f.GetName(), metricPrefix); ok {
+				got[name] = len(f.GetMetric())
+			}
+		}
+		want := map[string]int{ // series at the start
+			"reloads_total": 5 * 4, "source_changes_total": 2 * 3, "coalesced_changes_total": 1, "pending_workloads": 1,
+			"paused_deployments": 1, "state_writes_total": 2, "sources": 2, "change_to_patch_seconds": 1,
+			"invalid_annotations_total": 1, "lost_jobs_total": 1,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("metrics differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buffer := &ktesting.BufferTL{}
+		ctx := klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig()))
+		w := newWorld(t, nil)
+		for range 2 {
+			one, err := newWorkload(deploy(pod(), "secretproviderclass.reloader.stakater.com/auto", "true"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.c.step(ctx, w.c.kinds["Deployment"], one); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := strings.Count(buffer.String(), "not supported"); n != 1 {
+			t.Errorf("mentioned %d times, want once:\n%s", n, buffer.String())
+		}
+	})
+}

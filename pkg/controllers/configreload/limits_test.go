@@ -1,0 +1,213 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.QuietPeriod = d } }
+
+// requests returns what the controller asked of the API server, except for the
+// informers' lists and watches at the start.
+func (w *world) requests() map[string]int {
+	count := map[string]int{}
+	for _, a := range w.client.Actions() {
+		count[a.GetVerb()+" "+a.GetResource().Resource]++
+	}
+	return count
+}
+
+func TestAChangeIsOneRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The cache of workloads is behind what the controller wrote, and the
+		// workload is looked at again meanwhile.
+		w := newLaggingWorld(t, map[string]time.Duration{"deployments": 500 * time.Millisecond}, quietPeriod(0),
+			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w.pass(time.Second)
+		w.client.ClearActions()
+		changeCM(w)
+		w.pass(100 * time.Millisecond)
+		w.put(annotated(cm2(), kMatch, "true"))
+		w.pass(2 * time.Second)
+		if diff := cmp.Diff(map[string]int{"patch deployments": 1}, w.requests()); diff != "" {
+			t.Errorf("requests differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestBurstIsOnePatchPerWorkload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 100
+		var objects []runtime.Object
+		source := func(i int, v string) *corev1.ConfigMap { return cm(fmt.Sprintf("config-%d", i), "v", v) }
+		for i := range n {
+			d := deploy(pod(reads(source(i, "1").Name)), kAuto, "true")
+			d.Name = fmt.Sprintf("web-%d", i)
+			objects = append(objects, source(i, "1"), d)
+		}
+		w := newWorld(t, quietPeriod(0), objects...)
+		w.pass(time.Second)
+		w.client.ClearActions()
+		for i := range n {
+			w.put(source(i, "2"))
+		}
+		synctest.Wait()
+		if diff := cmp.Diff(map[string]int{"patch deployments": n}, w.requests()); diff != "" {
+			t.Errorf("requests at once differ (-want +got):\n%s", diff)
+		}
+		if got := w.count("reloads_total", map[string]string{"result": resultSuccess}); got != n {
+			t.Errorf("%v reloads counted, want %d", got, n)
+		}
+		if got := w.count("source_changes_total", map[string]string{"event": eventUpdate}); got != n {
+			t.Errorf("%v changes counted, want %d", got, n)
+		}
+		if got := w.count("change_to_patch_seconds", nil); got != n {
+			t.Errorf("%v durations observed, want %d", got, n)
+		}
+		if got := w.count("sources", map[string]string{"type": "configmap"}); got != n {
+			t.Errorf("%v ConfigMaps counted, want %d", got, n)
+		}
+	})
+}
+
+func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, quietPeriod(0), cm1(),
+			deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		slow := true
+		w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if slow {
+				slow = false
+				<-time.After(100 * time.Millisecond)
+			}
+			return false, nil, nil
+		})
+		changeCM(w)
+		w.pass(50 * time.Millisecond)
+		w.put(cm1())
+		w.pass(60 * time.Millisecond)
+		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), env(stateOf(cmKey, h1), "web/"+cmVar, h1)}
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// After a hand-over the list of sources may come from a watch cache that is
+// older than what the former leader acted on.
+func TestAnOldListOfSourcesAtTheStartRollsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The fake's watch begins with what is there; it does so late here.
+		w := newLaggingWorld(t, map[string]time.Duration{"configmaps": 500 * time.Millisecond}, quietPeriod(0), cm2(),
+			deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h2)))
+		w.stop()
+		w.client.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, &corev1.ConfigMapList{Items: []corev1.ConfigMap{*cm1()}}, nil
+		})
+		w.start()
+		w.pass(time.Hour)
+		if got := w.writes(); len(got) != 0 {
+			t.Errorf("writes: %v", got)
+		}
+	})
+}
+
+func TestMaxRolloutsPerMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var objects []runtime.Object
+		for _, name := range []string{"a", "b", "c", "d"} {
+			d := deploy(pod(reads("config-"+name)), kAuto, "true")
+			d.Name = name
+			objects = append(objects, cm("config-"+name, "v", "1"), d)
+		}
+		w := newWorld(t, func(c *Config) { c.MaxRolloutsPerMinute = 6 }, objects...)
+		var order []string
+		begun := time.Now()
+		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			order = append(order, fmt.Sprint(a.(clienttesting.PatchAction).GetName(), " ", time.Since(begun).Round(time.Millisecond)))
+			return false, nil, nil
+		})
+		for _, name := range []string{"c", "a", "d", "b"} {
+			w.put(cm("config-"+name, "v", "2"))
+			w.pass(100 * time.Millisecond)
+		}
+		w.pass(time.Hour)
+		want := []string{"c 1s", "a 11s", "d 21s", "b 31s"} // one every 10 s, in the order in which they were due
+		if diff := cmp.Diff(want, order); diff != "" {
+			t.Errorf("rollouts differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAWorkloadThatFailsTakesOneTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var objects []runtime.Object
+		for _, name := range []string{"a", "b"} {
+			d := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
+			d.Name = name
+			objects = append(objects, d)
+		}
+		w := newWorld(t, func(c *Config) { c.MaxRolloutsPerMinute = 1 }, append(objects, cm1())...)
+		var rolled []time.Duration
+		begun := time.Now()
+		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if a.(clienttesting.PatchAction).GetName() == "a" {
+				return true, nil, errors.New("no")
+			}
+			rolled = append(rolled, time.Since(begun).Round(time.Second))
+			return false, nil, nil
+		})
+		changeCM(w)
+		w.pass(time.Hour)
+		// b has the first turn or the second one, a minute later.
+		if len(rolled) != 1 || rolled[0] != time.Second && rolled[0] != 61*time.Second {
+			t.Errorf("the other workload is rolled after %v, want 1s or 1m1s", rolled)
+		}
+	})
+}
+
+func TestAbsorbRollouts(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	release := func(w *world) {
+		d := w.deployment("web")
+		d.Spec.Template.Spec.Containers[0].Image = "registry.example/web:2"
+		w.put(d)
+	}
+	absorb := func(c *Config) { c.AbsorbRollouts = true }
+	objects := []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1)}
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	rolled := []string{env(known2, "web/"+cmVar, h2)}
+	runCases(t, map[string]reconcileCase{
+		"a rollout by somebody else after the change does for ours": {
+			configure: absorb, objects: objects,
+			change: func(w *world) { changeCM(w); release(w) },
+			want:   []string{stateOnly(known2)}, events: []string{},
+		},
+		"one before the change does not": {
+			configure: absorb, objects: objects,
+			change: func(w *world) { release(w); changeCM(w) },
+			want:   rolled, events: reloaded,
+		},
+		"a change of the workload that is no rollout does not": {
+			configure: absorb, objects: objects,
+			change: func(w *world) { changeCM(w); w.put(annotated(w.deployment("web"), "example.org/touched", "1")) },
+			want:   rolled, events: reloaded,
+		},
+		"by default it does not": {
+			objects: objects,
+			change:  func(w *world) { changeCM(w); release(w) },
+			want:    rolled, events: reloaded,
+		},
+	})
+}

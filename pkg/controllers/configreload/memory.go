@@ -1,0 +1,192 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// entry is what the process remembers of one workload. Most workloads have
+// none: it exists while there is something to remember.
+type entry struct {
+	uid    types.UID
+	window window
+	// touched counts the changes that came into the window, so that one that
+	// comes while a reload is being written is not lost with it.
+	touched uint64
+	// seen are values from before changes that were seen live, of sources of
+	// which nothing is recorded yet, and what an annotation held that somebody
+	// removed. What is recorded beats it.
+	seen state
+	// kept is the state where it is not on the workload; nil before the first
+	// decision.
+	kept state
+	// removed: somebody removed the annotation. It is written again, but not
+	// sooner than rewriteInterval after the last time.
+	removed   bool
+	rewritten time.Time
+	// written is the resourceVersion of the last write; until the cache has it,
+	// a decision from the cache would repeat it.
+	written string
+	rolled  string // see facts
+	// reported are the problems that had their Event.
+	reported string
+	// recreate is a Job that was deleted and has to be created again.
+	recreate *batchv1.Job
+}
+
+// rewriteInterval is the least time between two writes of a state annotation
+// that somebody else removes.
+const rewriteInterval = 10 * time.Minute
+
+func (e *entry) empty(now time.Time) bool {
+	return !e.window.open() && e.seen == nil && e.kept == nil && !e.removed &&
+		now.Sub(e.rewritten) >= rewriteInterval && e.written == "" && e.rolled == "" &&
+		e.reported == "" && e.recreate == nil
+}
+
+// memory holds the entries. Handlers and workers use it at the same time.
+type memory struct {
+	mu      sync.Mutex
+	entries map[workloadKey]*entry
+	paused  map[workloadKey]struct{}
+}
+
+func newMemory() *memory {
+	return &memory{entries: map[workloadKey]*entry{}, paused: map[workloadKey]struct{}{}}
+}
+
+// get returns a copy for a decision. An entry of another object of the same
+// name counts for nothing, except for a Job that has to be created again.
+func (m *memory) get(key workloadKey, uid types.UID) entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e, ok := m.entries[key]
+	if !ok || e.uid != uid {
+		return entry{uid: uid}
+	}
+	c := *e
+	c.window.changed = maps.Clone(e.window.changed)
+	c.seen, c.kept = maps.Clone(e.seen), maps.Clone(e.kept)
+	return c
+}
+
+// update changes an entry under the lock, and drops it if nothing is left.
+func (m *memory) update(key workloadKey, uid types.UID, now time.Time, change func(e *entry)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e, ok := m.entries[key]
+	if !ok || e.uid != uid {
+		e = &entry{uid: uid}
+	}
+	change(e)
+	if e.empty(now) {
+		delete(m.entries, key)
+		return
+	}
+	m.entries[key] = e
+}
+
+func (m *memory) forget(key workloadKey) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.entries, key)
+	delete(m.paused, key)
+}
+
+// clear is for the end of a run: the next one begins with what is recorded.
+func (m *memory) clear() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.entries)
+	clear(m.paused)
+}
+
+// setPaused keeps the set that the gauge counts.
+func (m *memory) setPaused(key workloadKey, paused bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if paused {
+		m.paused[key] = struct{}{}
+	} else {
+		delete(m.paused, key)
+	}
+}
+
+// counts returns the open windows and the Deployments that are paused.
+func (m *memory) counts() (pending, paused int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.entries {
+		if e.window.open() {
+			pending++
+		}
+	}
+	return pending, len(m.paused)
+}
+
+// lost returns the Jobs that were deleted and not created again.
+func (m *memory) lost() []workloadKey {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []workloadKey
+	for key, e := range m.entries {
+		if e.recreate != nil {
+			list = append(list, key)
+		}
+	}
+	return list
+}
+
+// touch notes a change of a source. It returns false if the change joins others
+// that wait already.
+func (e *entry) touch(key sourceKey, now time.Time) bool {
+	first := !e.window.open()
+	if first {
+		e.window.first = now
+	}
+	e.window.last = now
+	if e.window.changed == nil {
+		e.window.changed = map[sourceKey]time.Time{}
+	}
+	e.window.changed[key] = now
+	e.touched++
+	return first
+}
+
+// see notes a value from before a change, unless an older one is known.
+func (e *entry) see(key sourceKey, value string) {
+	if _, known := e.seen[key]; known {
+		return
+	}
+	if e.seen == nil {
+		e.seen = state{}
+	}
+	e.seen[key] = value
+}
+
+// close ends the window that the decision was made in. Changes that came since
+// keep one open.
+func (e *entry) close(decided entry, now time.Time) {
+	if e.touched == decided.touched {
+		e.window = window{}
+		return
+	}
+	e.window.first, e.window.found, e.window.notBefore = now, false, time.Time{}
+}
+
+// behind says that a cached version is older than the last write.
+func (e *entry) behind(version string) bool {
+	if e.written == "" {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(version, e.written)
+	return err == nil && order < 0
+}

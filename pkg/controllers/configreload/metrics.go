@@ -1,0 +1,116 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"k8s.io/component-base/metrics"
+)
+
+// Results, as they stand in labels.
+const (
+	resultSuccess = "success"
+	resultError   = "error"
+	resultSkipped = "skipped"
+	resultDryRun  = "dry_run"
+)
+
+// Events of a source, as they stand in labels.
+const (
+	eventCreate = "create"
+	eventUpdate = "update"
+	eventDelete = "delete"
+)
+
+const metricPrefix = "quartermaster_config_reload_"
+
+// domainMetrics are this controller's own; the loop's are in package
+// controllers.
+type domainMetrics struct {
+	reloads       *metrics.CounterVec // kind, result
+	sourceChanges *metrics.CounterVec // type, event
+	stateWrites   *metrics.CounterVec // result
+	sources       *metrics.GaugeVec   // type
+	coalesced     *metrics.Counter
+	invalid       *metrics.Counter
+	lostJobs      *metrics.Counter
+	changeToPatch *metrics.Histogram
+}
+
+func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
+	counter := func(name, help string) *metrics.CounterOpts {
+		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
+	}
+	gauge := func(name, help string) *metrics.GaugeOpts {
+		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
+	}
+	d := &domainMetrics{
+		reloads: metrics.NewCounterVec(counter("reloads_total",
+			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"}),
+		sourceChanges: metrics.NewCounterVec(counter("source_changes_total",
+			"Changes seen of ConfigMaps and Secrets by type and event (create, update, delete)."), []string{"type", "event"}),
+		stateWrites: metrics.NewCounterVec(counter("state_writes_total",
+			"Patches of the state annotation alone, by result."), []string{"result"}),
+		sources: metrics.NewGaugeVec(gauge("sources", "ConfigMaps and Secrets that count, by type."), []string{"type"}),
+		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
+			"Changes that joined a reload that was already waiting.")),
+		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
+		lostJobs: metrics.NewCounter(counter("lost_jobs_total",
+			"Jobs that were deleted for a reload and could not be created again.")),
+		changeToPatch: metrics.NewHistogram(&metrics.HistogramOpts{
+			Name: metricPrefix + "change_to_patch_seconds", StabilityLevel: metrics.ALPHA,
+			Help:    "Time from the first change of a reload until the workload was written, the quiet period included.",
+			Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300},
+		}),
+	}
+	pending := metrics.NewGaugeFunc(gauge("pending_workloads", "Workloads with changes that wait to be acted on."),
+		func() float64 { n, _ := m.counts(); return float64(n) })
+	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
+		func() float64 { _, n := m.counts(); return float64(n) })
+	reg.MustRegister(d.reloads, d.sourceChanges, d.stateWrites, d.sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.RawMustRegister(pending, paused)
+	d.zero(kinds)
+	return d
+}
+
+func (d *domainMetrics) zero(kinds map[string]*kind) {
+	for name := range kinds {
+		for _, result := range []string{resultSuccess, resultError, resultSkipped, resultDryRun} {
+			d.reloads.WithLabelValues(name, result).Add(0)
+		}
+	}
+	for _, result := range []string{resultSuccess, resultError} {
+		d.stateWrites.WithLabelValues(result).Add(0)
+	}
+	for _, t := range sourceTypes {
+		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
+			d.sourceChanges.WithLabelValues(t.String(), event).Add(0)
+		}
+	}
+	d.stopped()
+}
+
+// sourceSeen counts a source, and its change unless it is one of the first list.
+func (d *domainMetrics) sourceSeen(t sourceType, before, after source, initial bool) {
+	event := ""
+	switch {
+	case !before.exists() && after.exists():
+		event = eventCreate
+		d.sources.WithLabelValues(t.String()).Inc()
+	case before.exists() && !after.exists():
+		event = eventDelete
+		d.sources.WithLabelValues(t.String()).Dec()
+	case before.hash != after.hash:
+		event = eventUpdate
+	}
+	if event != "" && !initial {
+		d.sourceChanges.WithLabelValues(t.String(), event).Inc()
+	}
+}
+
+// stopped: sources are counted while the controller runs.
+func (d *domainMetrics) stopped() {
+	for _, t := range sourceTypes {
+		d.sources.WithLabelValues(t.String()).Set(0)
+	}
+}

@@ -1,0 +1,83 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// originalLease is the one that the original holds where it runs with several
+// replicas.
+const originalLease = "stakater-reloader-lock"
+
+// warnOfOriginal warns when stakater/Reloader is at work as well. Both together
+// do no harm, see Config.decide, but somebody meant to switch it off.
+func (c *Controller) warnOfOriginal(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	const warning = "The operator that this controller replaces is still running"
+	if k := c.kinds["Deployment"]; k != nil && cache.WaitFor(ctx, "", k.informer.HasSyncedChecker()) {
+		for _, obj := range k.informer.GetIndexer().List() {
+			w, err := newWorkload(obj)
+			if err != nil || !looksLikeOriginal(w) {
+				continue
+			}
+			live, err := k.get(ctx, w.ObjectName)
+			if err != nil {
+				logger.V(2).Info("Could not look for the original's Deployment", "reason", err.Error())
+				continue
+			}
+			if d, ok := live.(*appsv1.Deployment); ok && isOriginal(d) {
+				logger.Info("Warning: "+warning, "deployment", w.ObjectName)
+			}
+		}
+	}
+	leases, err := c.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + originalLease})
+	if err != nil {
+		logger.V(2).Info("Could not look for the original's lease", "reason", err.Error())
+		return
+	}
+	for i := range leases.Items {
+		l := &leases.Items[i]
+		if l.Name != originalLease || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
+			continue
+		}
+		end := l.Spec.RenewTime.Add(time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second)
+		if end.After(c.clock.Now()) {
+			logger.Info("Warning: "+warning, "lease", klog.KObj(l))
+		}
+	}
+}
+
+// looksLikeOriginal narrows down by names, which are all that the cache has.
+func looksLikeOriginal(w *workload) bool {
+	if strings.Contains(w.Name, "reloader") {
+		return true
+	}
+	for _, ctr := range w.containers {
+		if strings.Contains(ctr.name, "reloader") {
+			return true
+		}
+	}
+	return false
+}
+
+func isOriginal(d *appsv1.Deployment) bool {
+	if d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
+		return false
+	}
+	for i := range d.Spec.Template.Spec.Containers {
+		if strings.Contains(d.Spec.Template.Spec.Containers[i].Image, "stakater/reloader") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,216 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"crypto/sha1"
+	"encoding/base64"
+	"encoding/hex"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"pgregory.net/rapid"
+)
+
+func TestDigest(t *testing.T) {
+	withLogo := cm1()
+	withLogo.BinaryData = map[string][]byte{"logo": {0, 1, 2}}
+	labelled := cm1()
+	labelled.Labels, labelled.Annotations = map[string]string{"a": "b"}, map[string]string{"c": "d"}
+	typed := db1()
+	typed.Type, typed.Immutable = corev1.SecretTypeBasicAuth, new(bool)
+	cases := map[string]struct {
+		obj  runtime.Object
+		want string
+	}{
+		"a ConfigMap":                          {cm1(), h1},
+		"a ConfigMap with another value":       {cm2(), h2},
+		"binary data is base64":                {withLogo, "4ca47105f0885b645d203c1429e8e67240089548"},
+		"entries are sorted as whole strings":  {cm("x", "a", "1", "a-b", "2", "a_b", "3"), "6d9fa262396e8ec8a6a340d703d02f93fef57e6a"},
+		"a Secret":                             {db1(), p1},
+		"a Secret with another value":          {db2(), p2},
+		"a Secret's bytes are raw":             {&corev1.Secret{Data: map[string][]byte{"raw": {0xff, 0}}}, "3f545a5f4ba0fe837544ce9e2d258c6131fbfc19"},
+		"no data at all":                       {cm("x"), "da39a3ee5e6b4b0d3255bfef95601890afd80709"},
+		"labels and annotations do not count":  {labelled, h1},
+		"a Secret's type and immutable do not": {typed, p1},
+		"a separator in a value may collide":   {cm("x", "a", "1;b=2"), hex.EncodeToString(DigestConfigMap(cm("x", "a", "1", "b", "2")))},
+	}
+	digest, err := SourceDigest(DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := hex.EncodeToString(digest(tc.obj)); got != tc.want {
+				t.Errorf("digest = %s, want %s", got, tc.want)
+			}
+		})
+	}
+	if sum := sha1.Sum([]byte("__RELOADER_EMPTY_DELETE_MARKER__")); hex.EncodeToString(sum[:]) != deletedHash {
+		t.Errorf("hash of a deletion = %x, want %s", sum, deletedHash)
+	}
+}
+
+// The digest never builds the text that it hashes; this does.
+func TestDigestEqualsThatOfTheWholeText(t *testing.T) {
+	key := rapid.StringMatching(`[-._a-c=]{1,4}`).Filter(func(s string) bool { return !strings.Contains(s, "=") })
+	rapid.Check(t, func(t *rapid.T) {
+		data := rapid.MapOf(key, rapid.StringMatching(`[-;=a-c]{0,3}`)).Draw(t, "data")
+		binary := rapid.MapOf(key, rapid.SliceOfN(rapid.Byte(), 0, 5)).Draw(t, "binary")
+		maps.DeleteFunc(binary, func(k string, _ []byte) bool { _, both := data[k]; return both })
+		var entries, secretEntries []string
+		for k, v := range data {
+			entries = append(entries, k+"="+v)
+		}
+		for k, v := range binary {
+			entries = append(entries, k+"="+base64.StdEncoding.EncodeToString(v))
+			secretEntries = append(secretEntries, k+"="+string(v))
+		}
+		check := func(got []byte, entries []string) {
+			slices.Sort(entries)
+			if want := sha1.Sum([]byte(strings.Join(entries, ";"))); !slices.Equal(got, want[:]) {
+				t.Errorf("digest of %q = %x, want %x", entries, got, want)
+			}
+		}
+		check(DigestConfigMap(&corev1.ConfigMap{Data: data, BinaryData: binary}), entries)
+		check(DigestSecret(&corev1.Secret{Data: binary}), secretEntries)
+	})
+}
+
+func TestVariable(t *testing.T) {
+	cases := map[string]struct {
+		key  sourceKey
+		want string
+	}{
+		"a hyphen is an underscore":               {sourceKey{configMap, "app-config"}, "STAKATER_APP_CONFIG_CONFIGMAP"},
+		"so is a dot":                             {sourceKey{secret, "db.creds"}, "STAKATER_DB_CREDS_SECRET"},
+		"a run of them is one":                    {sourceKey{configMap, "a--b"}, "STAKATER_A_B_CONFIGMAP"},
+		"digits stay":                             {sourceKey{secret, "1-x"}, "STAKATER_1_X_SECRET"},
+		"there is none at the start":              {sourceKey{secret, ".x"}, "STAKATER_X_SECRET"},
+		"two names may come to the same variable": {sourceKey{configMap, "app.config"}, "STAKATER_APP_CONFIG_CONFIGMAP"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := variable(tc.key); got != tc.want {
+				t.Errorf("variable of %s = %s, want %s", tc.key, got, tc.want)
+			}
+		})
+	}
+}
+
+func FuzzParseCompat(f *testing.F) {
+	for _, seed := range []string{"app-config", "x, app-.*", "[, a", "a|b", ",,", "(?i)A", "a{1000}", "db.creds"} {
+		f.Add(seed, "other, x", "app-config")
+	}
+	cfg := DefaultConfig()
+	cfg.Compat = true
+	k := newKeys(&cfg)
+	f.Fuzz(func(t *testing.T, list, exclude, name string) {
+		r, problems := k.parse(map[string]string{kCM: list, kCMExclude: exclude}, nil)
+		items := 0
+		for item := range strings.SplitSeq(list, ",") {
+			if strings.TrimSpace(item) != "" {
+				items++
+			}
+		}
+		if got := len(r.types[configMap].named); got != items && (len(problems) != 1 || got > items) {
+			t.Errorf("%d of %d items of %q count, and the problems are %v", got, items, list, problems)
+		}
+		key := sourceKey{configMap, name}
+		m := r.match(key, source{})
+		for item := range strings.SplitSeq(exclude, ",") {
+			if strings.TrimSpace(item) == name && name != "" && m != no {
+				t.Errorf("%q is excluded by %q and matched all the same", name, exclude)
+			}
+		}
+		if isName(name) && r.waitsFor(key) && m == no && !matchesAny(r.types[configMap].excluded, name) {
+			t.Errorf("%q is waited for by %q and does not match", name, list)
+		}
+		if r.types[secret].named != nil || r.native {
+			t.Error("a list of ConfigMaps names Secrets")
+		}
+	})
+}
+
+func FuzzParseNative(f *testing.F) {
+	for _, seed := range []string{"auto", "off", "auto,!secret/db", "configmap/app-*", "configmap/**", "configmap/.*", "pod/x", "!", "secret/"} {
+		f.Add(seed, "app-config")
+	}
+	cfg := DefaultConfig()
+	k := newKeys(&cfg)
+	f.Fuzz(func(t *testing.T, value, name string) {
+		r, problems := k.parse(map[string]string{nativeReload: value}, nil)
+		if !r.native {
+			t.Error("not native")
+		}
+		items := slices.Collect(items(value))
+		if slices.Contains(items, "off") {
+			if r.types[configMap].auto || r.types[configMap].named != nil || len(problems) > 0 {
+				t.Errorf("%q does more than off", value)
+			}
+			return
+		}
+		if isName(name) && slices.Contains(items, "configmap/"+name) && !slices.ContainsFunc(items, func(i string) bool { return strings.HasPrefix(i, "!") }) &&
+			r.match(sourceKey{configMap, name}, source{}) != named {
+			t.Errorf("%q does not name %q", value, name)
+		}
+	})
+}
+
+func FuzzParseState(f *testing.F) {
+	for _, seed := range []string{`{}`, `{"configmap/app-config":"021bc5a93e1158e6","secret/db":""}`, `{"pod/x":""}`, `null`, `[]`, `{"secret/x":"zz"}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := parseState(text)
+		if err != nil {
+			return
+		}
+		again, err := parseState(s.String())
+		if len(s) > 0 && (err != nil || !maps.Equal(s, again)) {
+			t.Errorf("state %q becomes %q, error %v", text, s, err)
+		}
+	})
+}
+
+func FuzzVariable(f *testing.F) {
+	for _, seed := range []string{"app-config", "db.creds", "a--b", "1-x", "-", "ä"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		got := variable(sourceKey{secret, name})
+		core, ok := strings.CutSuffix(strings.TrimPrefix(got, "STAKATER_"), "_SECRET")
+		if !ok || strings.Trim(core, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || strings.Contains(core, "__") || strings.HasPrefix(core, "_") {
+			t.Errorf("variable of %q = %q", name, got)
+		}
+	})
+}
+
+func FuzzPauseAndDelay(f *testing.F) {
+	f.Add("5m", "2000-01-01T00:00:00Z", "1s")
+	f.Add("soon", "yesterday", "-1s")
+	f.Add("2562047h47m16.854775807s", "9999-12-31T23:59:59Z", "0")
+	cfg := DefaultConfig()
+	cfg.Compat = true
+	k := newKeys(&cfg)
+	f.Fuzz(func(t *testing.T, period, since, delay string) {
+		d := deploy(pod(), kPause, period, kPausedAt, since, nativeDelay, delay)
+		d.Spec.Paused = true
+		w, err := newWorkload(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		step, left := k.pauseState(w, &rules{}, unixStart)
+		if (step == pauseStands) != (left > 0) {
+			t.Errorf("step %d with %v left", step, left)
+		}
+		if d, ok := w.reloadDelay(); ok && d <= 0 {
+			t.Errorf("delay %v", d)
+		}
+	})
+}

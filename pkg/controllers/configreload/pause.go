@@ -1,0 +1,54 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"fmt"
+	"time"
+)
+
+// pauseStep is what a Deployment's pause asks for, apart from any reload.
+type pauseStep int
+
+const (
+	pauseStands pauseStep = iota // nothing to do now
+	pauseEnds                    // resume, and remove the time
+	pauseOver                    // somebody resumed it: remove the time only
+)
+
+// pauseState decides on a pause by the annotations alone, so that a restart or
+// another leader comes to the same end. The duration says when to look again;
+// zero means no pause of ours is on.
+func (k *keys) pauseState(w *workload, r *rules, now time.Time) (pauseStep, time.Duration) {
+	since, ours := w.meta[k.pauseAt]
+	if !k.compat || w.kind != "Deployment" || !ours {
+		return pauseStands, 0
+	}
+	if !w.paused {
+		return pauseOver, 0
+	}
+	started, err := time.Parse(time.RFC3339, since)
+	period, _ := k.pausePeriod(w, r)
+	if left := started.Add(period).Sub(now); err == nil && period > 0 && left > 0 {
+		return pauseStands, left
+	}
+	return pauseEnds, 0
+}
+
+// pausePeriod is how long a reload pauses the Deployment; zero means not at
+// all. The problem is nil unless the annotation is there and no good.
+func (k *keys) pausePeriod(w *workload, r *rules) (time.Duration, *problem) {
+	value, set := w.meta[k.pause]
+	if !k.compat || r.native || w.kind != "Deployment" || !set {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil {
+		return 0, &problem{k.pause, err.Error()}
+	}
+	if d <= 0 {
+		return 0, &problem{k.pause, fmt.Sprintf("%v is not positive", d)}
+	}
+	return d, nil
+}

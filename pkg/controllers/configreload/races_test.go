@@ -1,0 +1,240 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	"pgregory.net/rapid"
+)
+
+func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	web := pod(reads("app-config"))
+	cases := map[string]struct {
+		// meanwhile is what somebody writes between the decision and the patch.
+		meanwhile func(w *world)
+		want      []string
+	}{
+		"the change is still to be made": {
+			meanwhile: func(w *world) {
+				w.put(annotated(deploy(web, kAuto, "true", nativeState, known1), "example.org/touched", "1"))
+			},
+			want: []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
+		},
+		"another manager made it": {
+			meanwhile: func(w *world) {
+				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, known2))
+			},
+			want: []string{env(known2, "web/"+cmVar, h2)},
+		},
+		"the workload opted out": {
+			meanwhile: func(w *world) { w.put(deploy(web, nativeState, known1)) },
+			want:      []string{env(known2, "web/"+cmVar, h2), stateOnly("")},
+		},
+		"the workload is gone": {
+			meanwhile: func(w *world) { w.remove(deploy(web)) },
+			want:      []string{env(known2, "web/"+cmVar, h2)},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1(), deploy(web, kAuto, "true", nativeState, known1))
+				done := false
+				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if !done {
+						done = true
+						tc.meanwhile(w)
+					}
+					return false, nil, nil
+				})
+				changeCM(w)
+				w.pass(time.Hour)
+				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+				if n := w.c.Status().Errors; n != 0 {
+					t.Errorf("%d errors, want none: a conflict is no failure", n)
+				}
+			})
+		})
+	}
+}
+
+func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w.faults(slices.Repeat([]string{"conflict"}, 3*conflictAttempts))
+		changeCM(w)
+		w.pass(time.Minute)
+		if got := w.deployment("web").Annotations[nativeState]; got != stateOf(cmKey, h2) {
+			t.Errorf("state = %s, want that of the change", got)
+		}
+		if n := w.c.Status().Errors; n != 3 {
+			t.Errorf("%d errors, want 3", n)
+		}
+	})
+}
+
+// raceStep is something that happens; n is drawn from 0 to 2999.
+type raceStep struct {
+	name string
+	n    int
+}
+
+var raceSteps = map[string]func(w *world, n int){
+	"the source changes": func(w *world, n int) { w.put(cm("app-config", "v", fmt.Sprint(n%4))) },
+	"the source goes": func(w *world, _ int) {
+		if _, err := w.client.Tracker().Get(cmResource, "shop", "app-config"); err == nil {
+			w.remove(cm("app-config"))
+		}
+	},
+	"somebody touches the workload": func(w *world, n int) {
+		synctest.Wait() // reading and writing is one step
+		w.put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(n)))
+	},
+	"time passes":                 func(w *world, n int) { w.pass(time.Duration(n) * time.Millisecond) },
+	"another manager takes over":  func(w *world, _ int) { w.restart() },
+	"no manager runs for a while": func(w *world, _ int) { w.stop(); w.pass(time.Second) },
+}
+
+// Whatever happens in whatever order, and whatever becomes of the requests, no
+// change is lost and none rolls twice.
+func TestNoChangeIsLostAndNoneRollsTwice(t *testing.T) {
+	step := rapid.Custom(func(t *rapid.T) raceStep {
+		return raceStep{rapid.SampledFrom(slices.Sorted(maps.Keys(raceSteps))).Draw(t, "name"), rapid.IntRange(0, 2999).Draw(t, "n")}
+	})
+	outcome := rapid.SampledFrom([]string{"success", "success", "success", "conflict", "429", "time-out", "applied, answer lost", "applied late, answer lost"})
+	rapid.Check(t, func(rt *rapid.T) {
+		quiet := rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(rt, "quiet period")
+		steps := rapid.SliceOfN(step, 1, 25).Draw(rt, "steps")
+		outcomes := rapid.SliceOfN(outcome, 0, 20).Draw(rt, "outcomes of patches")
+		lag := rapid.SampledFrom([]time.Duration{0, 0, 10 * time.Millisecond, 700 * time.Millisecond})
+		lags := map[string]time.Duration{"configmaps": lag.Draw(rt, "lag of sources"), "deployments": lag.Draw(rt, "lag of workloads")}
+		for _, problem := range race(t, quiet, steps, outcomes, lags) {
+			rt.Error(problem)
+		}
+	})
+}
+
+// race returns what was wrong at the end.
+func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string, lags map[string]time.Duration) (problems []string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		initial, final := cm("app-config", "v", "0"), cm("app-config", "v", "final")
+		known := stateOf(cmKey, hex.EncodeToString(DigestConfigMap(initial)))
+		// By annotation, every patch rolls; a variable would hide a second one.
+		w := newLaggingWorld(t, lags, func(c *Config) { c.QuietPeriod = quiet; strategyAnnotations(c) },
+			initial, deploy(pod(reads("app-config")), kAuto, "true", nativeState, known))
+		w.faults(outcomes)
+		rolled := w.audit()
+		for _, s := range steps {
+			if w.stopped() {
+				w.start()
+			}
+			raceSteps[s.name](w, s.n)
+		}
+		if w.stopped() {
+			w.start()
+		}
+		w.put(final)
+		w.pass(24 * time.Hour) // back-off included
+		for i := 1; i < len(*rolled); i++ {
+			if (*rolled)[i] == (*rolled)[i-1] {
+				problems = append(problems, fmt.Sprintf("rolled twice to the same data: %v", *rolled))
+			}
+		}
+		want := hex.EncodeToString(DigestConfigMap(final))
+		if n := len(*rolled); n == 0 || (*rolled)[n-1] != want {
+			problems = append(problems, fmt.Sprintf("the last change is lost: %v", *rolled))
+		}
+		if got := w.deployment("web").Annotations[nativeState]; got != stateOf(cmKey, want) {
+			problems = append(problems, "state at the end is "+got)
+		}
+	})
+	return problems
+}
+
+// faults makes patches of Deployments fail, before or after they took effect.
+func (w *world) faults(outcomes []string) {
+	w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if len(outcomes) == 0 {
+			return false, nil, nil
+		}
+		outcome := outcomes[0]
+		outcomes = outcomes[1:]
+		switch outcome {
+		case "conflict":
+			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "web", errors.New("made up"))
+		case "429":
+			return true, nil, apierrors.NewTooManyRequests("made up", 2)
+		case "time-out":
+			return true, nil, apierrors.NewTimeoutError("made up", 1)
+		case "applied, answer lost":
+			if err := w.apply(a); err != nil {
+				return true, nil, err
+			}
+			return true, nil, apierrors.NewTimeoutError("made up", 1)
+		case "applied late, answer lost":
+			time.AfterFunc(1500*time.Millisecond, func() { _ = w.apply(a) })
+			return true, nil, apierrors.NewTimeoutError("made up", 1)
+		}
+		return false, nil, nil
+	})
+}
+
+// apply does what a patch asks for, past the faults.
+func (w *world) apply(a clienttesting.Action) error {
+	for _, r := range w.client.ReactionChain[1:] {
+		if !r.Handles(a) {
+			continue
+		}
+		if handled, _, err := r.React(a); handled {
+			return err
+		}
+	}
+	return errors.New("nobody handled the patch")
+}
+
+// audit collects the hash in the mark each time that the pod template changes,
+// as the API server sees it.
+func (w *world) audit() *[]string {
+	var values []string
+	watch, err := w.client.Tracker().Watch(deploymentResource, "shop")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	last := w.deployment("web").Spec.Template
+	go func() {
+		for event := range watch.ResultChan() {
+			d := event.Object.(*appsv1.Deployment)
+			if equality.Semantic.DeepEqual(last, d.Spec.Template) {
+				continue
+			}
+			last = *d.Spec.Template.DeepCopy()
+			var m mark
+			if err := json.Unmarshal([]byte(last.Annotations[compatMark]), &m); err != nil {
+				w.t.Errorf("mark %q: %v", last.Annotations[compatMark], err)
+			}
+			values = append(values, m.Hash)
+		}
+	}()
+	w.t.Cleanup(watch.Stop)
+	return &values
+}

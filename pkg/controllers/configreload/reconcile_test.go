@@ -1,0 +1,279 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Annotation keys of the original, spelled out as users write them.
+const (
+	kAuto      = "reloader.stakater.com/auto"
+	kCM        = "configmap.reloader.stakater.com/reload"
+	kSecret    = "secret.reloader.stakater.com/reload"
+	kCMAuto    = "configmap.reloader.stakater.com/auto"
+	kSearch    = "reloader.stakater.com/search"
+	kMatch     = "reloader.stakater.com/match"
+	kIgnore    = "reloader.stakater.com/ignore"
+	kCMExclude = "configmaps.exclude.reloader.stakater.com/reload"
+	kPause     = "deployment.reloader.stakater.com/pause-period"
+	kPausedAt  = "deployment.reloader.stakater.com/paused-at"
+)
+
+// started is the second at which every test's bubble of time begins.
+const started = 946684800
+
+// reconcileCase is one row: objects as they are at the start, what then
+// happens, and the complete list of writes and Events that come of it.
+type reconcileCase struct {
+	configure func(*Config)
+	objects   []runtime.Object
+	change    func(w *world)
+	want      []string
+	events    []string
+}
+
+func runCases(t *testing.T, cases map[string]reconcileCase) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tc.configure, tc.objects...)
+				if tc.change != nil {
+					tc.change(w)
+				}
+				w.pass(2 * time.Second)
+				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(tc.events, w.events(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("events differ (-want +got):\n%s", diff)
+				}
+				// Nothing may be left to do: neither later, nor after a restart.
+				before := len(w.writes())
+				w.pass(time.Hour)
+				w.restart()
+				w.pass(time.Hour)
+				if after := w.writes(); len(after) != before {
+					t.Errorf("writes went on: %v", after[before:])
+				}
+			})
+		})
+	}
+}
+
+func strategyAnnotations(c *Config) { c.Strategy = StrategyAnnotations }
+func autoAll(c *Config)             { c.AutoAll = true }
+func onCreate(c *Config)            { c.OnCreate = true }
+func onDelete(c *Config)            { c.OnDelete = true }
+
+func changeCM(w *world) { w.put(cm2()) }
+func changeDB(w *world) { w.put(db2()) }
+
+func TestReconcileAnnotations(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	rolled := []string{env(known2, "web/"+cmVar, h2)}
+	web := pod(reads("app-config"))
+
+	// one is a row with the Deployment web that reads app-config, which changes.
+	one := func(annotations []string, want []string) reconcileCase {
+		tc := reconcileCase{
+			objects: []runtime.Object{cm1(), deploy(web, append(annotations, nativeState, known1)...)},
+			change:  changeCM, want: want,
+		}
+		if len(want) > 0 {
+			tc.events = reloaded
+		}
+		return tc
+	}
+	with := func(tc reconcileCase, configure func(*Config)) reconcileCase {
+		tc.configure = configure
+		return tc
+	}
+
+	cases := map[string]reconcileCase{
+		"01 auto rolls on a change": one([]string{kAuto, "true"}, rolled),
+		"01 auto rolls by annotation under that strategy": with(one([]string{kAuto, "true"}, []string{ann(known2, compatMark,
+			`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+1)+`}`)}),
+			strategyAnnotations),
+		"01 without compatibility the original's annotations mean nothing": {
+			configure: func(c *Config) { c.Compat = false },
+			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true")}, change: changeCM,
+		},
+		"02 a label of the source is no change": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				labelled := cm1()
+				labelled.Labels = map[string]string{"tier": "web"}
+				w.put(labelled)
+			},
+		},
+		"02 auto demands a reference": {
+			objects: []runtime.Object{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM,
+		},
+		"03 a named source needs no reference, and marks the first container": {
+			objects: []runtime.Object{cm1(), deploy(pod(containersNamed("a", "b")), kCM, "app-config", nativeState, known1)},
+			change:  changeCM, want: []string{env(known2, "a/"+cmVar, h2)}, events: reloaded,
+		},
+		"04 items are regular expressions, trimmed": one([]string{kCM, "[x], app-.*"}, rolled),
+		"04 an expression is anchored":              one([]string{kCM, "ap+, .p-config, app-confi[^g]"}, []string{stateOnly("")}),
+		"04 a name that does not exist is watched for": {
+			objects: []runtime.Object{cm1(), deploy(web, kCM, "x, app-.*", nativeState, known1)},
+			change:  changeCM,
+			want: []string{stateOnly(stateOf(cmKey, h1, "configmap/x", "")),
+				env(stateOf(cmKey, h2, "configmap/x", ""), "web/"+cmVar, h2)},
+			events: reloaded,
+		},
+		"04 a name with a dot is an expression as well": {
+			objects: []runtime.Object{cm("app.config", "v", "1"), cm1(), deploy(pod(), kCM, "app.config",
+				nativeState, stateOf(cmKey, h1, "configmap/app.config", hashOf("v", "1")))},
+			change: changeCM,
+			want:   []string{env(stateOf(cmKey, h2, "configmap/app.config", hashOf("v", "1")), "web/"+cmVar, h2)},
+			events: reloaded,
+		},
+		"05 an item that does not compile is reported, and the others count": {
+			objects: []runtime.Object{cm1(), deploy(web, kCM, "[, app-config", nativeState, known1)},
+			change:  changeCM, want: rolled,
+			events: append([]string{}, reloaded[0], "Warning InvalidReloadAnnotation "+kCM+
+				`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
+		},
+		"05 several items that do not compile are one Event": {
+			objects: []runtime.Object{deploy(web, kCM, "[, (", kAuto, "false")},
+			want:    nil,
+			events: []string{"Warning InvalidReloadAnnotation " + kCM + `: item "[": error parsing regexp: missing closing ]: ` +
+				"`[$`" + `; item "(": error parsing regexp: missing closing ): ` + "`^($`"},
+		},
+		"06 annotations of the template count if the workload has none": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(kAuto, "true")), nativeState, known1)},
+			change:  changeCM, want: rolled, events: reloaded,
+		},
+		"07 the fall-back to the template is decided for each type": {
+			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")),
+				kSecret, "db", nativeState, stateOf(cmKey, h1, dbKey, p1))},
+			change: changeCM, want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)}, events: reloaded,
+		},
+		"08 the presence of a key on the workload stops the fall-back": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, "")},
+			change:  changeCM,
+		},
+		"09 auto=false vetoes no named source": one([]string{kAuto, "false", kCM, "app-config"}, rolled),
+		"10 an ignored source is dropped from the state and rolls nothing": {
+			objects: []runtime.Object{annotated(cm1(), kIgnore, "true"), deploy(web, kAuto, "true", nativeState, known1)},
+			change:  func(w *world) { w.put(annotated(cm2(), kIgnore, "true")) },
+			want:    []string{stateOnly("")},
+		},
+		"10 the native annotation ignores a source as well": {
+			objects: []runtime.Object{annotated(cm1(), nativeReload, "off"), deploy(web, kAuto, "true", nativeState, known1)},
+			change:  func(w *world) { w.put(annotated(cm2(), nativeReload, "off")) },
+			want:    []string{stateOnly("")},
+		},
+		"10 ignore must be exactly true": {
+			objects: []runtime.Object{annotated(cm1(), kIgnore, "True"), deploy(web, kAuto, "true", nativeState, known1)},
+			change:  func(w *world) { w.put(annotated(cm2(), kIgnore, "True")) },
+			want:    rolled, events: reloaded,
+		},
+		"11 an exclusion beats a named match": one([]string{kCM, "app-config", kCMExclude, "other, app-config"}, []string{stateOnly("")}),
+		"11 an exclusion on the template does not count": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config", nativeState, known1)},
+			change:  changeCM, want: rolled, events: reloaded,
+		},
+		"12 search rolls for a source with match": {
+			objects: []runtime.Object{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
+			change:  func(w *world) { w.put(annotated(cm2(), kMatch, "true")) },
+			want:    rolled, events: reloaded,
+		},
+		"12 search leaves a source without match": {
+			objects: []runtime.Object{cm1(), deploy(web, kSearch, "true")}, change: changeCM,
+		},
+		"13 auto-all rolls a workload without annotations":     with(one(nil, rolled), autoAll),
+		"13 auto-all leaves one that opts out":                 with(one([]string{kAuto, "no"}, []string{stateOnly("")}), autoAll),
+		"13 search does not switch auto-all off":               with(one([]string{kSearch, "true"}, rolled), autoAll),
+		"13 the typed auto opts out of auto-all":               with(one([]string{kCMAuto, "0"}, []string{stateOnly("")}), autoAll),
+		"13 an empty value does not opt out":                   with(one([]string{kAuto, ""}, rolled), autoAll),
+		"auto understands what ParseBool does":                 one([]string{kAuto, "T"}, rolled),
+		"the typed auto alone rolls":                           one([]string{kCMAuto, "1"}, rolled),
+		"a type that is ignored by flag is not watched at all": with(one([]string{kAuto, "true"}, []string{stateOnly("")}), func(c *Config) { c.IgnoredSources = []string{"ConfigMaps"} }),
+		"a kind that is ignored by flag is left alone":         with(one([]string{kAuto, "true"}, nil), func(c *Config) { c.IgnoredKinds = []string{"Deployments"} }),
+		"another key can stand for an annotation": with(one([]string{"example.org/auto", "true"}, rolled),
+			func(c *Config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
+	}
+	for name, tc := range cases {
+		// A row whose only write drops the state has no Event.
+		if len(tc.want) == 1 && tc.want[0] == stateOnly("") {
+			tc.events = []string{}
+			cases[name] = tc
+		}
+	}
+	runCases(t, cases)
+}
+
+func TestReconcileReferences(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	volume := func(source corev1.VolumeSource) podOption {
+		return func(t *corev1.PodTemplateSpec) {
+			t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: "v", VolumeSource: source})
+		}
+	}
+	ofCM := corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}}}
+	projected := corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+		{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "other"}}},
+		{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}}},
+	}}}
+	mounted := func(i int) podOption {
+		return func(t *corev1.PodTemplateSpec) {
+			t.Spec.Containers[i].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/etc/app"}}
+		}
+	}
+	inInit := func(c corev1.Container) podOption {
+		return func(t *corev1.PodTemplateSpec) { t.Spec.InitContainers = []corev1.Container{c} }
+	}
+	row := func(state1, state2 string, container string, options ...podOption) reconcileCase {
+		tc := reconcileCase{
+			objects: []runtime.Object{cm1(), deploy(pod(options...), kAuto, "true", nativeState, state1)},
+			change:  changeCM,
+		}
+		if container != "" {
+			tc.want, tc.events = []string{env(state2, container+"/"+cmVar, h2)}, reloaded
+		} else {
+			tc.want, tc.events = []string{stateOnly("")}, []string{}
+		}
+		return tc
+	}
+	withOther1, withOther2 := stateOf(cmKey, h1, "secret/other", ""), stateOf(cmKey, h2, "secret/other", "")
+	runCases(t, map[string]reconcileCase{
+		"14 a projected source of a volume that the second container mounts": row(withOther1, withOther2, "b",
+			containersNamed("a", "b"), volume(projected), mounted(1)),
+		"15 a volume that only an init container mounts marks the first container": row(known1, known2, "a",
+			containersNamed("a", "b"), volume(ofCM),
+			inInit(corev1.Container{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "v"}}})),
+		"15 a volume that nobody mounts is no reference": row(known1, "", "", containersNamed("a"), volume(ofCM)),
+		"a mount beats an environment": row(known1, known2, "b",
+			containersNamed("web", "b"), reads("app-config"), volume(ofCM), mounted(1)),
+		"a mount in an init container beats an environment": row(known1, known2, "a", containersNamed("a", "b"), volume(ofCM),
+			inInit(corev1.Container{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "v"}}}),
+			func(t *corev1.PodTemplateSpec) {
+				t.Spec.Containers[1].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+					LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}}}}
+			}),
+		"an environment of an init container marks the first container": row(known1, known2, "a", containersNamed("a", "b"),
+			inInit(corev1.Container{Name: "init", Env: []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{
+				ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}, Key: "color"}}}}})),
+		"image pull secrets are no reference": {
+			objects: []runtime.Object{db1(), deploy(pod(func(t *corev1.PodTemplateSpec) {
+				t.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "db"}}
+			}), kAuto, "true")},
+			change: changeDB,
+		},
+	})
+}

@@ -1,0 +1,177 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+)
+
+// rollout is the Argo Rollout web; a nil template leaves it out.
+func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout",
+		"metadata": map[string]any{"namespace": "shop", "name": "web", "uid": "ro-1", "resourceVersion": "7"},
+		"spec":     map[string]any{"strategy": map[string]any{"canary": map[string]any{}}},
+	}}
+	if template != nil {
+		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Object["spec"].(map[string]any)["template"] = object
+	}
+	return annotated(u, annotations...)
+}
+
+func TestReconcileRollouts(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	plain, marked := pod(reads("app-config")), pod(variableSet("OTHER", "x"), variableSet(cmVar, h1), reads("app-config"))
+	fromSecret := func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
+			SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}},
+		})
+	}
+	two := pod(variableSet("OTHER", "x"), variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
+	bare := pod(reads("app-config"), fromSecret)
+	stateOp := object{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": known2}
+	versionOp := object{"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
+	nameOp := object{"op": "test", "path": "/spec/template/spec/containers/0/name", "value": "web"}
+	variable := object{"name": cmVar, "value": h2}
+	state := object{"annotations": object{nativeState: known2}, "resourceVersion": "7"}
+
+	cases := map[string]struct {
+		configure func(*Config)
+		rollout   *unstructured.Unstructured
+		remove    bool // the source goes, instead of changing
+		want      []string
+		events    []string
+	}{
+		"the first variable of a container brings the list along": {
+			rollout: rollout(t, &plain, kAuto, "true", nativeState, known1),
+			want: []string{toJSON([]object{versionOp, stateOp, nameOp,
+				{"op": "add", "path": "/spec/template/spec/containers/0/env", "value": []object{variable}}})},
+			events: reloaded,
+		},
+		"a variable that is there is replaced where it stands": {
+			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
+			want: []string{toJSON([]object{versionOp, stateOp, nameOp,
+				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
+				{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": variable}})},
+			events: reloaded,
+		},
+		"several variables are each replaced where they stand": {
+			rollout: rollout(t, &two, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
+			want: []string{toJSON([]object{versionOp,
+				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, h2, dbKey, p2)},
+				nameOp,
+				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": dbVar},
+				{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": object{"name": dbVar, "value": p2}},
+				nameOp,
+				{"op": "test", "path": "/spec/template/spec/containers/0/env/2/name", "value": cmVar},
+				{"op": "replace", "path": "/spec/template/spec/containers/0/env/2", "value": variable}})},
+			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
+		},
+		"several variables are added one after the other": {
+			rollout: rollout(t, &bare, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
+			want: []string{toJSON([]object{versionOp,
+				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, h2, dbKey, p2)},
+				nameOp, {"op": "add", "path": "/spec/template/spec/containers/0/env", "value": []object{{"name": dbVar, "value": p2}}},
+				nameOp, {"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable}})},
+			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
+		},
+		"on-delete removes it where it stands": {
+			configure: onDelete, remove: true,
+			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
+			want: []string{toJSON([]object{versionOp,
+				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, "")}, nameOp,
+				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
+				{"op": "remove", "path": "/spec/template/spec/containers/0/env/1"}})},
+			events: reloaded,
+		},
+		"the annotations strategy is a merge patch": {
+			configure: strategyAnnotations,
+			rollout:   rollout(t, &plain, kAuto, "true", nativeState, known1),
+			want: []string{toJSON(object{"metadata": state, "spec": object{"template": object{"metadata": object{"annotations": object{
+				compatMark: `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + h2 +
+					`","containerRefs":["web"],"observedAt":` + fmt.Sprint(started+1) + `}`,
+			}}}}})},
+			events: reloaded,
+		},
+		"the strategy restart marks nothing": {
+			rollout: rollout(t, &plain, kAuto, "true", compatStrategy, "restart", nativeState, known1),
+			want:    []string{toJSON(object{"metadata": state, "spec": object{"restartAt": second(1)}})},
+			events:  reloaded,
+		},
+		"a Rollout whose template is another object's is left alone": {
+			rollout: func() *unstructured.Unstructured {
+				u := rollout(t, nil, kAuto, "true", kCM, "app-config")
+				u.Object["spec"].(map[string]any)["workloadRef"] = map[string]any{"kind": "Deployment", "name": "web"}
+				return u
+			}(),
+		},
+		"without the flag Rollouts are left alone": {
+			configure: func(c *Config) { c.ArgoRollouts = false },
+			rollout:   rollout(t, &plain, kAuto, "true", nativeState, known1),
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+					map[schema.GroupVersionResource]string{RolloutsResource: "RolloutList"}, tc.rollout)
+				w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), dynamic: client, recorder: record.NewFakeRecorder(100)}
+				w.cfg.Compat, w.cfg.ArgoRollouts = true, true
+				w.begin(nil, tc.configure, []runtime.Object{cm1(), db1()})
+				if tc.remove {
+					w.remove(cm1())
+				} else {
+					changeCM(w)
+				}
+				if strings.Contains(tc.rollout.GetAnnotations()[nativeState], dbKey) {
+					changeDB(w)
+				}
+				w.pass(time.Hour)
+				var got []string
+				for _, a := range client.Actions() {
+					if p, ok := a.(clienttesting.PatchAction); ok {
+						got = append(got, normalised(t, p.GetPatch()))
+					}
+				}
+				if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("patches differ (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(tc.events, w.events(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("events differ (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func normalised(t *testing.T, data []byte) string {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal(data, &v); err != nil {
+		t.Fatal(err)
+	}
+	return toJSON(v)
+}

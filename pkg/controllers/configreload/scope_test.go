@@ -1,0 +1,320 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// second renders a time of the bubble as a pause annotation has it.
+func second(n int) string { return time.Unix(started+int64(n), 0).UTC().Format(time.RFC3339) }
+
+// paused adds a pause to the body of a reload.
+func paused(body object, since string) object {
+	body["spec"].(object)["paused"] = true
+	body["metadata"].(object)["annotations"].(object)[kPausedAt] = since
+	return body
+}
+
+func resume() string {
+	return "patch deployments/web " + toJSON(object{
+		"metadata": object{"annotations": object{kPausedAt: nil}}, "spec": object{"paused": false},
+	})
+}
+
+func clearPause() string {
+	return "patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{kPausedAt: nil}}})
+}
+
+func TestReconcilePause(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	web := pod(reads("app-config"))
+	cm3 := cm("app-config", "color", "green")
+	h3 := hashOf("color", "green")
+	known3 := stateOf(cmKey, h3)
+	pausedBy := func(since string, annotations ...string) runtime.Object {
+		d := deploy(web, append(annotations, kPausedAt, since)...)
+		d.Spec.Paused = true
+		return d
+	}
+	byUser := deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)
+	byUser.Spec.Paused = true
+
+	patchWithPause := "patch deployments/web " + toJSON(paused(envBody(known2, "web/"+cmVar, h2), second(1)))
+	runCases(t, map[string]reconcileCase{
+		"25 the first change pauses, the second does not extend the pause": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.put(cm3)
+				w.pass(4*time.Minute + 500*time.Millisecond)
+				if n := len(w.writes()); n != 2 {
+					w.t.Errorf("%d writes before the pause is over, want 2: %v", n, w.writes())
+				}
+				if n := w.count("paused_deployments", nil); n != 1 {
+					w.t.Errorf("paused_deployments = %v, want 1", n)
+				}
+			},
+			want:   []string{patchWithPause, env(known3, "web/"+cmVar, h3), resume()},
+			events: []string{reloaded[0], reloaded[0]},
+		},
+		"25 the pause ends in time though the manager restarts meanwhile": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(2 * time.Minute)
+				w.restart()
+				w.pass(2*time.Minute + 59*time.Second)
+				if n := len(w.writes()); n != 1 {
+					w.t.Errorf("%d writes before the pause is over, want 1: %v", n, w.writes())
+				}
+			},
+			want: []string{patchWithPause, resume()}, events: reloaded,
+		},
+		"25 a pause that ended while no manager ran ends at the start": {
+			objects: []runtime.Object{cm1(), pausedBy(second(-600), kAuto, "true", kPause, "5m", nativeState, known1)},
+			want:    []string{resume()}, events: []string{},
+		},
+		"26 a Deployment that somebody else paused is patched and never resumed": {
+			objects: []runtime.Object{cm1(), byUser},
+			change:  changeCM,
+			want:    []string{env(known2, "web/"+cmVar, h2)}, events: reloaded,
+		},
+		"27 a pause that somebody ended leaves its time to be removed": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", kPausedAt, second(0), nativeState, known1)},
+			want:    []string{clearPause()}, events: []string{},
+		},
+		"28 a period that does not parse reloads without a pause": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "soon", nativeState, known1)},
+			change:  changeCM,
+			want:    []string{env(known2, "web/"+cmVar, h2)},
+			events: []string{reloaded[0], "Warning InvalidPausePeriod Reloaded without a pause: " + kPause +
+				`: time: invalid duration "soon"`},
+		},
+		"28 so does one that is not positive": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "-5m", nativeState, known1)},
+			change:  changeCM,
+			want:    []string{env(known2, "web/"+cmVar, h2)},
+			events:  []string{reloaded[0], "Warning InvalidPausePeriod Reloaded without a pause: " + kPause + ": -5m0s is not positive"},
+		},
+		"a time that does not parse resumes now": {
+			objects: []runtime.Object{cm1(), pausedBy("yesterday", kAuto, "true", kPause, "5m", nativeState, known1)},
+			want:    []string{resume()}, events: []string{},
+		},
+		"a period that is gone resumes now": {
+			objects: []runtime.Object{cm1(), pausedBy(second(0), kAuto, "true", nativeState, known1)},
+			want:    []string{resume()}, events: []string{},
+		},
+		"a pause of a workload with native annotations is still resumed": {
+			objects: []runtime.Object{pausedBy(second(0), nativeReload, "off", kPause, "5m")},
+			want:    []string{resume()}, events: []string{},
+		},
+		"without compatibility a pause is not ours to end": {
+			configure: func(c *Config) { c.Compat = false },
+			objects:   []runtime.Object{pausedBy("yesterday", kPause, "5m")},
+		},
+	})
+}
+
+func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := deploy(pod(), kPause, "5m", kPausedAt, second(-299))
+		d.Spec.Paused = true
+		w := newWorld(t, nil, d)
+		w.stop()
+		refuse := w.failPatches(3)
+		w.start()
+		w.pass(10 * time.Second)
+		if diff := cmp.Diff([]string{resume(), resume(), resume(), resume()}, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+		if *refuse != 0 || w.deployment("web").Spec.Paused {
+			t.Errorf("still paused")
+		}
+	})
+}
+
+func TestReconcileNative(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	both := pod(reads("app-config"), readsSecret("db"))
+	nativeANN := ann(known2, nativeMark,
+		`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684801}`)
+	runCases(t, map[string]reconcileCase{
+		"33 native annotations beat the others and mark by annotation": {
+			objects: []runtime.Object{cm1(), db1(), deploy(both, nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)},
+			change:  func(w *world) { changeDB(w); w.pass(time.Minute); changeCM(w) },
+			want: []string{ann(known2, nativeMark,
+				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
+			events: reloaded,
+		},
+		"33 off beats auto-all": {
+			configure: autoAll,
+			objects:   []runtime.Object{cm1(), deploy(both, nativeReload, "off")},
+			change:    changeCM,
+		},
+		"native annotations count without compatibility": {
+			configure: func(c *Config) { c.Compat = false },
+			objects:   []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto", nativeState, known1)},
+			change:    changeCM, want: []string{nativeANN}, events: reloaded,
+		},
+		"the template's native annotation counts if the workload has none": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(nativeReload, "configmap/app-config")), nativeState, known1)},
+			change:  changeCM, want: []string{nativeANN}, events: reloaded,
+		},
+		"a glob names sources that nobody references": {
+			objects: []runtime.Object{cm1(), deploy(pod(), nativeReload, "configmap/app-*", nativeState, known1)},
+			change:  changeCM, want: []string{nativeANN}, events: reloaded,
+		},
+		"a dot in a glob is a dot": {
+			objects: []runtime.Object{cm1(), deploy(pod(), nativeReload, "configmap/app.*")},
+			change:  changeCM,
+		},
+		"never wins over a glob": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "!configmap/app-*, configmap/*, auto")},
+			change:  changeCM,
+		},
+		"an item that is no good is reported once, and the others count": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto, pod/x", nativeState, known1)},
+			change:  func(w *world) { w.pass(time.Minute); changeCM(w) },
+			want: []string{ann(known2, nativeMark,
+				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
+			events: []string{reloaded[0], "Warning InvalidReloadAnnotation quartermaster.dev/reload: " +
+				`item "pod/x" is none of off, auto, configmap/NAME, secret/NAME, !configmap/NAME, !secret/NAME`},
+		},
+		"a delay of its own replaces the quiet period, and stretches the longest one": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto", nativeDelay, "1m", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(59 * time.Second)
+				if n := len(w.writes()); n != 0 {
+					w.t.Errorf("written before the delay: %v", w.writes())
+				}
+			},
+			want: []string{ann(known2, nativeMark,
+				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684860}`)},
+			events: reloaded,
+		},
+		"a delay that is no good is reported": {
+			objects: []runtime.Object{deploy(pod(), nativeReload, "off", nativeDelay, "0s")},
+			events:  []string{`Warning InvalidReloadAnnotation quartermaster.dev/reload-delay: "0s" is not a positive duration`},
+		},
+		"old variables stay as they are": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), variableSet(cmVar, h1)), nativeReload, "auto", nativeState, known1)},
+			change:  changeCM, want: []string{nativeANN}, events: reloaded,
+		},
+	})
+}
+
+func TestReconcileScope(t *testing.T) {
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	rolled := []string{env(known2, "web/"+cmVar, h2)}
+	web := func() runtime.Object { return deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1) }
+	namespace := func(labels map[string]string) *corev1.Namespace {
+		n := &corev1.Namespace{}
+		n.Name, n.Labels = "shop", labels
+		return n
+	}
+	selector := func(items ...string) func(*Config) {
+		return func(c *Config) { c.NamespaceSelector = items }
+	}
+	prod := map[string]string{"env": "prod"}
+	labelled := func(c *corev1.ConfigMap) *corev1.ConfigMap { c.Labels = prod; return c }
+	sourceSelector := func(c *Config) { c.SourceSelector = []string{"env:prod"} }
+
+	runCases(t, map[string]reconcileCase{
+		"36 a namespace outside the selector is left alone": {
+			configure: selector("env=prod"), objects: []runtime.Object{namespace(nil), cm1(), web()}, change: changeCM,
+		},
+		"36 a namespace that the selector selects is worked in": {
+			configure: selector("env:*"), objects: []runtime.Object{namespace(prod), cm1(), web()}, change: changeCM,
+			want: rolled, events: reloaded,
+		},
+		"36 a namespace that becomes selected is caught up with": {
+			configure: selector("env=prod"), objects: []runtime.Object{namespace(nil), cm1(), web()},
+			change: func(w *world) { changeCM(w); w.pass(time.Minute); w.put(namespace(prod)) },
+			want:   rolled, events: reloaded,
+		},
+		"36 Secrets of Helm releases do not count": {
+			objects: []runtime.Object{helmSecret("1"), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, ""))},
+			change:  func(w *world) { w.put(helmSecret("2")) },
+		},
+		"only the namespaces of the flag are worked in": {
+			configure: func(c *Config) { c.Namespaces = []string{"other"} },
+			objects:   []runtime.Object{cm1(), web()}, change: changeCM,
+		},
+		"an ignored namespace is left alone": {
+			configure: func(c *Config) { c.IgnoredNamespaces = []string{"shop"} },
+			objects:   []runtime.Object{cm1(), web()}, change: changeCM,
+		},
+		"naming namespaces switches the selector and the ignored ones off": {
+			configure: func(c *Config) {
+				c.Namespaces, c.IgnoredNamespaces, c.NamespaceSelector = []string{"shop"}, []string{"shop"}, []string{"env=prod"}
+			},
+			objects: []runtime.Object{namespace(nil), cm1(), web()}, change: changeCM, want: rolled, events: reloaded,
+		},
+		"a source outside the source selector is absent": {
+			configure: sourceSelector,
+			objects:   []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, ""))},
+			change:    changeCM,
+		},
+		"a source that loses its label looks deleted": {
+			configure: func(c *Config) { sourceSelector(c); onDelete(c) },
+			objects: []runtime.Object{labelled(cm1()), deploy(pod(reads("app-config"), variableSet(cmVar, h1)), kAuto, "true",
+				nativeState, known1)},
+			change: func(w *world) { w.put(cm1()) },
+			want:   []string{env(stateOf(cmKey, ""), "web/"+cmVar, "")}, events: reloaded,
+		},
+		"a source of another namespace is none of this one's business": {
+			objects: []runtime.Object{cm1(), web()},
+			change: func(w *world) {
+				other := cm2()
+				other.Namespace = "depot"
+				w.put(other)
+			},
+		},
+	})
+}
+
+func helmSecret(version string) runtime.Object {
+	s := db("x")
+	s.Type, s.Data = helmRelease, map[string][]byte{"release": []byte(version)}
+	return s
+}
+
+func TestDryRunWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := deploy(pod(reads("app-config")), kAuto, "true", kPause, "5m", nativeState, stateOf(cmKey, h1))
+		paused := deploy(pod(), kPausedAt, "yesterday")
+		paused.Name, paused.Spec.Paused = "api", true
+		w := newWorld(t, func(c *Config) { c.DryRun = true }, cm1(), d, paused)
+		changeCM(w)
+		w.pass(time.Minute)
+		if diff := cmp.Diff([]string{"Normal WouldReload Would reload for ConfigMap shop/app-config"}, w.events()); diff != "" {
+			t.Errorf("events differ (-want +got):\n%s", diff)
+		}
+		w.put(annotated(d.DeepCopy(), "example.org/touched", "1")) // decided on again, and nothing new
+		w.pass(time.Minute)
+		w.put(cm1())
+		w.pass(time.Minute)
+		if diff := cmp.Diff([]string{"Normal WouldReload Would reload for ConfigMap shop/app-config"}, w.events()); diff != "" {
+			t.Errorf("events of the second change differ (-want +got):\n%s", diff)
+		}
+		if got := w.writes(); len(got) != 0 {
+			t.Errorf("writes: %v", got)
+		}
+		if n := w.count("reloads_total", map[string]string{"result": resultDryRun}); n != 2 {
+			t.Errorf("%v dry runs counted, want 2", n)
+		}
+	})
+}

@@ -1,0 +1,98 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"cmp"
+	"encoding/hex"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// sourceType says what a source is.
+type sourceType int
+
+const (
+	configMap sourceType = iota
+	secret
+)
+
+var sourceTypes = []sourceType{configMap, secret}
+
+// String is the type as it stands in keys of the state and in metrics.
+func (t sourceType) String() string { return [...]string{"configmap", "secret"}[t] }
+
+// mark is the type as it stands in marks.
+func (t sourceType) mark() string { return strings.ToUpper(t.String()) }
+
+// kind is the type as people write it.
+func (t sourceType) kind() string { return [...]string{"ConfigMap", "Secret"}[t] }
+
+// sourceKey names a source in the namespace of the workload at hand.
+type sourceKey struct {
+	typ  sourceType
+	name string
+}
+
+// String is the key as it stands in the state.
+func (k sourceKey) String() string { return k.typ.String() + "/" + k.name }
+
+func compareKeys(a, b sourceKey) int {
+	return cmp.Or(cmp.Compare(a.typ, b.typ), strings.Compare(a.name, b.name))
+}
+
+// parseSourceKey reads what String writes.
+func parseSourceKey(text string) (sourceKey, bool) {
+	for _, t := range sourceTypes {
+		if name, ok := strings.CutPrefix(text, t.String()+"/"); ok && name != "" {
+			return sourceKey{typ: t, name: name}, true
+		}
+	}
+	return sourceKey{}, false
+}
+
+// Source is what the controller reads of a ConfigMap or Secret in the cache.
+type Source interface {
+	GetNamespace() string
+	GetName() string
+	GetUID() types.UID
+	GetResourceVersion() string
+	// GetAnnotations returns at least those of SourceAnnotations.
+	GetAnnotations() map[string]string
+	// Digest returns what SourceDigest made of the object, asked for by the
+	// controller's Name; nil if the object does not count.
+	Digest(of string) []byte
+}
+
+// source is what the decision needs of a source; the zero value is absent.
+type source struct {
+	hash    string // 40 hex digits; empty for one that does not exist
+	ignored bool
+	matched bool
+	version string // resourceVersion
+}
+
+func (s source) exists() bool { return s.hash != "" }
+
+// short is the hash as the state records it; empty for an absent source.
+func (s source) short() string { return s.hash[:min(len(s.hash), stateDigits)] }
+
+func (k *keys) source(obj Source) source {
+	if obj == nil {
+		return source{}
+	}
+	hash := obj.Digest(Name)
+	if hash == nil {
+		return source{}
+	}
+	a := obj.GetAnnotations()
+	s := source{hash: hex.EncodeToString(hash), version: obj.GetResourceVersion()}
+	s.ignored = a[nativeReload] == reloadOff
+	if k.compat {
+		s.ignored = s.ignored || a[k.ignore] == "true"
+		s.matched = a[k.match] == "true"
+	}
+	return s
+}

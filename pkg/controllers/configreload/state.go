@@ -1,0 +1,72 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// stateDigits of a source's hash are recorded: 64 bits tell its versions apart.
+const stateDigits = 16
+
+// state is what was last known of the sources that a workload watches: the
+// first digits of each hash, or the empty string for one known to be absent.
+type state map[sourceKey]string
+
+// parseState reads a state annotation.
+func parseState(text string) (state, error) {
+	var raw map[string]string
+	if err := json.Unmarshal([]byte(text), &raw); err != nil {
+		return nil, fmt.Errorf("not a JSON object of strings: %w", err)
+	}
+	s := make(state, len(raw))
+	for name, value := range raw {
+		key, ok := parseSourceKey(name)
+		if !ok {
+			return nil, fmt.Errorf("%q is not configmap/NAME or secret/NAME", name)
+		}
+		if value != "" && (len(value) != stateDigits || strings.Trim(value, "0123456789abcdef") != "") {
+			return nil, fmt.Errorf("value of %s is not %d hex digits", key, stateDigits)
+		}
+		s[key] = value
+	}
+	return s, nil
+}
+
+// String is the state as it stands in the annotation; empty if nothing is
+// watched, which asks for no annotation at all.
+func (s state) String() string {
+	if len(s) == 0 {
+		return ""
+	}
+	raw := make(map[string]string, len(s))
+	for key, value := range s {
+		raw[key.String()] = value
+	}
+	text, _ := json.Marshal(raw) // a map of strings always marshals, by sorted keys
+	return string(text)
+}
+
+// mark is the value of the annotation that marks a template, in the order of
+// fields that the original writes.
+type mark struct {
+	Type          string   `json:"type"`
+	Name          string   `json:"name"`
+	Namespace     string   `json:"namespace"`
+	Hash          string   `json:"hash"`
+	ContainerRefs []string `json:"containerRefs"`
+	ObservedAt    int64    `json:"observedAt"`
+}
+
+// marksSource says that the annotation's text names this source at this hash.
+// A text that is no mark names none.
+func marksSource(text, namespace string, key sourceKey, hash string) bool {
+	var m mark
+	if text == "" || json.Unmarshal([]byte(text), &m) != nil {
+		return false
+	}
+	return m.Type == key.typ.mark() && m.Name == key.name && m.Namespace == namespace && m.Hash == hash
+}

@@ -1,0 +1,316 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+func TestReconcileState(t *testing.T) {
+	known1, known2, absent := stateOf(cmKey, h1), stateOf(cmKey, h2), stateOf(cmKey, "")
+	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	rolled := []string{env(known2, "web/"+cmVar, h2)}
+	web := pod(reads("app-config"))
+	marked := func(hash string) corev1.PodTemplateSpec { return pod(reads("app-config"), variableSet(cmVar, hash)) }
+	none := []string{}
+	compare := func(c *Config) { c.FirstSight = FirstSightCompare }
+	annotationMark := func(hash string) string {
+		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":1}`
+	}
+
+	runCases(t, map[string]reconcileCase{
+		"16 a change while no manager ran rolls once": {
+			objects: []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, known1)},
+			want:    rolled, events: reloaded,
+		},
+		"17 migration records and rolls nothing, whatever the variable holds": {
+			objects: []runtime.Object{cm2(), deploy(marked(h1), kAuto, "true")},
+			want:    []string{stateOnly(known2)}, events: none,
+		},
+		"17 migration records and rolls nothing under the annotations strategy": {
+			configure: strategyAnnotations,
+			objects:   []runtime.Object{cm2(), deploy(pod(reads("app-config"), onTemplate(compatMark, annotationMark(h1))), kAuto, "true")},
+			want:      []string{stateOnly(known2)}, events: none,
+		},
+		"17 first-sight=compare rolls a variable that is out of date": {
+			configure: compare,
+			objects:   []runtime.Object{cm2(), deploy(marked(h1), kAuto, "true")},
+			want:      rolled, events: reloaded,
+		},
+		"17 first-sight=compare leaves a variable that is current": {
+			configure: compare,
+			objects:   []runtime.Object{cm2(), deploy(marked(h2), kAuto, "true")},
+			want:      []string{stateOnly(known2)}, events: none,
+		},
+		"17 first-sight=compare leaves a workload that was never rolled": {
+			configure: compare,
+			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true")},
+			want:      []string{stateOnly(known2)}, events: none,
+		},
+		"18 a new workload is recorded once, also after another start": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true")},
+			change:  func(w *world) { w.pass(time.Minute); w.restart() },
+			want:    []string{stateOnly(known1)}, events: none,
+		},
+		"19 two changes within the quiet period are one patch": {
+			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true",
+				nativeState, stateOf(cmKey, h1, dbKey, p1))},
+			change: func(w *world) { changeCM(w); w.pass(700 * time.Millisecond); changeDB(w) },
+			want:   []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
+		},
+		"19 the annotation names the source that changed last": {
+			configure: strategyAnnotations,
+			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true",
+				nativeState, stateOf(cmKey, h1, dbKey, p1))},
+			change: func(w *world) { changeDB(w); w.pass(300 * time.Millisecond); changeCM(w) },
+			want: []string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark,
+				strings.Replace(annotationMark(h2), `"observedAt":1`, `"observedAt":`+fmt.Sprint(started+1), 1))},
+			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
+		},
+		"20 back and forth within the window is no change": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change:  func(w *world) { changeCM(w); w.pass(900 * time.Millisecond); w.put(cm1()) },
+			events:  none,
+		},
+		"21 next to the original, which is first, nothing is rolled twice": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.put(deploy(marked(h2), kAuto, "true", nativeState, known1))
+			},
+			want: []string{stateOnly(known2)}, events: none,
+		},
+		"21 the same under the annotations strategy": {
+			configure: strategyAnnotations,
+			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.put(deploy(pod(reads("app-config"), onTemplate(compatMark, annotationMark(h2))), kAuto, "true", nativeState, known1))
+			},
+			want: []string{stateOnly(known2)}, events: none,
+		},
+		"22 creation is recorded": {
+			objects: []runtime.Object{deploy(web, kAuto, "true", nativeState, absent)},
+			change:  func(w *world) { w.put(cm1()) },
+			want:    []string{stateOnly(known1)}, events: none,
+		},
+		"22 creation rolls with on-create": {
+			configure: onCreate,
+			objects:   []runtime.Object{deploy(web, kAuto, "true", nativeState, absent)},
+			change:    changeCM,
+			want:      rolled, events: reloaded,
+		},
+		"22 creation while no manager ran rolls with on-create": {
+			configure: onCreate,
+			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, absent)},
+			want:      rolled, events: reloaded,
+		},
+		"22 a source that a pattern names rolls with on-create when it appears": {
+			configure: onCreate,
+			objects:   []runtime.Object{deploy(pod(), kCM, "app-.*")},
+			change:    changeCM,
+			want:      []string{stateOnly(absent), env(known2, "web/"+cmVar, h2)}, events: reloaded,
+		},
+		"23 deletion is nothing, and so is coming back the same": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change:  func(w *world) { w.remove(cm1()); w.pass(time.Minute); w.put(cm1()) },
+			events:  none,
+		},
+		"23 coming back with other data is a change": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change:  func(w *world) { w.remove(cm1()); w.pass(time.Minute); changeCM(w) },
+			want:    rolled, events: reloaded,
+		},
+		"23 under search, a source that comes back with other data is a change": {
+			objects: []runtime.Object{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.remove(cm1())
+				w.pass(time.Minute)
+				w.put(annotated(cm2(), kMatch, "true"))
+			},
+			want: rolled, events: reloaded,
+		},
+		"23 what only a pattern named is forgotten when it goes": {
+			objects: []runtime.Object{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)},
+			change:  func(w *world) { w.remove(cm1()) },
+			want:    []string{stateOnly("")}, events: none,
+		},
+		"24 on-delete removes the variable": {
+			configure: onDelete,
+			objects:   []runtime.Object{cm1(), deploy(marked(h1), kAuto, "true", nativeState, known1)},
+			change:    func(w *world) { w.remove(cm1()) },
+			want:      []string{env(absent, "web/"+cmVar, "")}, events: reloaded,
+		},
+		"24 on-delete without the variable records": {
+			configure: onDelete,
+			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change:    func(w *world) { w.remove(cm1()) },
+			want:      []string{stateOnly(absent)}, events: none,
+		},
+		"24 on-delete rolls for what only a pattern named, and forgets it": {
+			configure: onDelete,
+			objects:   []runtime.Object{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)},
+			change:    func(w *world) { w.remove(cm1()) },
+			want:      []string{env("", "web/"+cmVar, "")}, events: reloaded,
+		},
+		"24 on-delete under the annotations strategy marks the deletion": {
+			configure: func(c *Config) { onDelete(c); strategyAnnotations(c) },
+			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change:    func(w *world) { w.remove(cm1()) },
+			want: []string{ann(absent, compatMark, strings.Replace(annotationMark(deletedHash), `"observedAt":1`,
+				`"observedAt":`+fmt.Sprint(started+1), 1))},
+			events: reloaded,
+		},
+		"24 on-delete rolls once for what is named by a pattern and referenced": {
+			configure: onDelete,
+			objects:   []runtime.Object{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)},
+			change:    func(w *world) { w.remove(cm1()) },
+			want:      []string{env(absent, "web/"+cmVar, "")}, events: reloaded,
+		},
+		"a new reference is recorded, and rolls nothing by itself": {
+			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true", nativeState, known1)},
+			want:    []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))}, events: none,
+		},
+		"a change right after the workload's creation is not swallowed by recording": {
+			configure: func(c *Config) { c.QuietPeriod = 10 * time.Second },
+			objects:   []runtime.Object{cm1()},
+			change: func(w *world) {
+				// The write of the state fails until the change is there.
+				var fail bool
+				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+					fail = !fail
+					return fail, nil, errors.New("not yet")
+				})
+				w.put(deploy(web, kAuto, "true"))
+				w.pass(0)
+				changeCM(w)
+				w.pass(time.Minute)
+			},
+			// The first of them failed. The second saves the old hash, so that
+			// even a crash would not lose the change, and the third fails again.
+			want: []string{stateOnly(known1), stateOnly(known1), env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
+			events: []string{
+				"Normal Reloaded Reloaded for ConfigMap shop/app-config",
+				"Warning ReloadFail Reload for ConfigMap shop/app-config failed: not yet",
+			},
+		},
+		"a state that is no state is reported and recorded anew": {
+			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, "{")},
+			want:    []string{stateOnly(known1)},
+			events:  []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: not a JSON object of strings: unexpected end of JSON input"},
+		},
+		"state=off keeps it in memory, and loses what happens while no manager runs": {
+			configure: func(c *Config) { c.State = StateOff },
+			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true")},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.stop()
+				w.put(cm1())
+				w.start()
+			},
+			want:   []string{"patch deployments/web " + toJSON(object{"spec": envBody("", "web/"+cmVar, h2)["spec"]})},
+			events: reloaded,
+		},
+	})
+}
+
+func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		known1 := stateOf(cmKey, h1)
+		api := deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1)
+		api.Name = "api"
+		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1), api)
+		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if a.(clienttesting.PatchAction).GetName() == "web" {
+				return true, nil, apierrors.NewForbidden(a.GetResource().GroupResource(), "web", errors.New("no"))
+			}
+			return false, nil, nil
+		})
+		changeCM(w)
+		w.pass(4500 * time.Millisecond) // due after 1 s, again 1 s and 3 s later
+		web, other := env(stateOf(cmKey, h2), "web/"+cmVar, h2), envOn("deployments/api", stateOf(cmKey, h2), "web/"+cmVar, h2)
+		got := w.writes()
+		slices.Sort(got)
+		if diff := cmp.Diff([]string{other, web, web, web}, got); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+		failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: deployments.apps \"web\" is forbidden: no"
+		want := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed}
+		if diff := cmp.Diff(want, w.events()); diff != "" {
+			t.Errorf("events differ (-want +got):\n%s", diff)
+		}
+		if n := w.count("reloads_total", map[string]string{"kind": "Deployment", "result": resultError}); n != 3 {
+			t.Errorf("%v errors counted, want 3", n)
+		}
+	})
+}
+
+func TestMaxDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// A new value every 1.9 s, so that a quiet period of 3 s never passes.
+		w := newWorld(t, func(c *Config) { c.QuietPeriod = 3 * time.Second },
+			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		var when []time.Duration
+		begun := time.Now()
+		w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+			when = append(when, time.Since(begun))
+			return false, nil, nil
+		})
+		for i := range 33 {
+			w.put(cm("app-config", "i", fmt.Sprint(i)))
+			w.pass(1900 * time.Millisecond)
+		}
+		w.pass(time.Minute)
+		// The second window opens with the first change after the first patch,
+		// at 30.4 s; what came after the second is quiet at 60.8 + 3 s.
+		want := []time.Duration{30 * time.Second, 60400 * time.Millisecond, 63800 * time.Millisecond}
+		if diff := cmp.Diff(want, when); diff != "" {
+			t.Errorf("patches differ (-want +got):\n%s", diff)
+		}
+		if n := w.count("coalesced_changes_total", nil); n != 30 {
+			t.Errorf("%v changes coalesced, want 30 of 33", n)
+		}
+	})
+}
+
+func TestAnnotationRemovedByOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		known1 := stateOf(cmKey, h1)
+		bare := deploy(pod(reads("app-config")), kAuto, "true")
+		w := newWorld(t, nil, cm1(), annotated(bare.DeepCopy(), nativeState, known1))
+		w.put(bare)
+		w.pass(time.Second)
+		if diff := cmp.Diff([]string{stateOnly(known1)}, w.writes()); diff != "" {
+			t.Fatalf("it is written again at once (-want +got):\n%s", diff)
+		}
+		for range 20 { // ten minutes of a fight
+			w.put(bare)
+			w.pass(29 * time.Second)
+		}
+		if n := len(w.writes()); n != 1 {
+			t.Errorf("%d writes within ten minutes, want 1", n)
+		}
+		// A change still rolls, from memory, and brings the state along.
+		changeCM(w)
+		w.pass(2 * time.Second)
+		want := []string{stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,306 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a namespace with one controller at work, in a bubble of fake time.
+type world struct {
+	t        *testing.T
+	cfg      Config
+	client   *fake.Clientset
+	dynamic  dynamic.Interface // nil: no Argo Rollouts
+	versions *controllertest.Versions
+	recorder *record.FakeRecorder
+	registry metrics.KubeRegistry
+	c        *Controller
+	stop     func()
+}
+
+// newWorld puts the objects there and starts the controller.
+func newWorld(t *testing.T, configure func(*Config), objects ...runtime.Object) *world {
+	t.Helper()
+	return newLaggingWorld(t, nil, configure, objects...)
+}
+
+// newLaggingWorld has watches whose events arrive late, by resource.
+func newLaggingWorld(t *testing.T, lags map[string]time.Duration, configure func(*Config), objects ...runtime.Object) *world {
+	t.Helper()
+	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
+	w.cfg.Compat = true
+	w.begin(lags, configure, objects)
+	return w
+}
+
+func (w *world) begin(lags map[string]time.Duration, configure func(*Config), objects []runtime.Object) {
+	w.t.Helper()
+	if configure != nil {
+		configure(&w.cfg)
+	}
+	w.versions = controllertest.NewVersions(w.client)
+	for resource, lag := range lags {
+		controllertest.Lag(w.client, resource, lag)
+	}
+	w.put(objects...)
+	w.start()
+	w.t.Cleanup(func() { w.stop() })
+}
+
+// start begins as a new process does: with empty caches and no memory.
+func (w *world) start() {
+	w.t.Helper()
+	digest, err := SourceDigest(w.cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	factory := informers.NewSharedInformerFactory(w.client, 0)
+	with := func(i cache.SharedIndexInformer, f cache.TransformFunc) cache.SharedIndexInformer {
+		if err := i.SetTransform(f); err != nil {
+			w.t.Fatal(err)
+		}
+		return i
+	}
+	reduce := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest)
+	trim := controllertest.Trim(append(WorkloadAnnotations(w.cfg), TemplateDigestAnnotation), variablePrefix, addTemplateDigest)
+	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
+	in := Informers{
+		ConfigMaps:   with(core.ConfigMaps().Informer(), reduce),
+		Secrets:      with(core.Secrets().Informer(), reduce),
+		Deployments:  with(apps.Deployments().Informer(), trim),
+		StatefulSets: with(apps.StatefulSets().Informer(), trim),
+		DaemonSets:   with(apps.DaemonSets().Informer(), trim),
+		CronJobs:     with(batch.CronJobs().Informer(), trim),
+		Jobs:         with(batch.Jobs().Informer(), trim),
+		Namespaces:   core.Namespaces().Informer(),
+	}
+	w.registry = metrics.NewKubeRegistry()
+	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
+	if w.dynamic != nil {
+		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
+		in.Rollouts = dynamicFactory.ForResource(RolloutsResource).Informer()
+	}
+	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	informersDone := make(chan struct{})
+	factory.Start(informersDone)
+	if dynamicFactory != nil {
+		dynamicFactory.Start(informersDone)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := w.c.Run(ctx); err != nil {
+			w.t.Errorf("Run: %v", err)
+		}
+	})
+	var once sync.Once
+	w.stop = func() {
+		once.Do(func() {
+			cancel()
+			wg.Wait()
+			close(informersDone)
+			factory.Shutdown()
+			if dynamicFactory != nil {
+				dynamicFactory.Shutdown()
+			}
+		})
+	}
+	synctest.Wait()
+}
+
+func addTemplateDigest(trimmed metav1.Object, original runtime.Object) {
+	if d := DigestTemplate(original); d != nil {
+		a := maps.Clone(trimmed.GetAnnotations())
+		if a == nil {
+			a = map[string]string{}
+		}
+		a[TemplateDigestAnnotation] = hex.EncodeToString(d)
+		trimmed.SetAnnotations(a)
+	}
+}
+
+func (w *world) stopped() bool { return w.c.Status().Phase == controllers.Stopped }
+
+func (w *world) restart() {
+	w.t.Helper()
+	w.stop()
+	w.start()
+}
+
+func (w *world) put(objects ...runtime.Object) {
+	w.t.Helper()
+	for _, obj := range objects {
+		w.versions.Put(w.t, obj)
+	}
+}
+
+func (w *world) remove(obj runtime.Object) {
+	w.t.Helper()
+	w.versions.Remove(w.t, obj)
+}
+
+// pass lets time pass, and everything happen that happens in it.
+func (w *world) pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// failPatches refuses the next n patches of Deployments; it counts down.
+func (w *world) failPatches(n int) *int {
+	w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if n == 0 {
+			return false, nil, nil
+		}
+		n--
+		return true, nil, apierrors.NewInternalError(errors.New("try again"))
+	})
+	return &n
+}
+
+// deployment returns what is in the API server now.
+func (w *world) deployment(name string) *appsv1.Deployment {
+	w.t.Helper()
+	obj, err := w.client.Tracker().Get(deploymentResource, "shop", name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return obj.(*appsv1.Deployment).DeepCopy()
+}
+
+// writes returns the controller's writes so far: verb, resource/name, and what
+// was sent. Every patch must carry a resourceVersion; it is left out.
+func (w *world) writes() []string {
+	w.t.Helper()
+	var list []string
+	for _, action := range w.client.Actions() {
+		resource := action.GetResource().Resource
+		switch a := action.(type) {
+		case clienttesting.PatchActionImpl:
+			list = append(list, fmt.Sprintf("patch %s/%s %s", resource, a.Name, w.body(a.Patch)))
+		case clienttesting.CreateActionImpl:
+			name := "?"
+			if m, err := meta.Accessor(a.Object); err == nil {
+				name = m.GetName() + m.GetGenerateName()
+			}
+			dry := ""
+			if len(a.CreateOptions.DryRun) > 0 {
+				dry = "dry run: "
+			}
+			list = append(list, fmt.Sprintf("%screate %s/%s", dry, resource, name))
+		case clienttesting.DeleteActionImpl:
+			p := a.DeleteOptions.Preconditions
+			if p == nil || p.UID == nil || p.ResourceVersion == nil {
+				w.t.Errorf("deletion of %s without preconditions", a.Name)
+			}
+			list = append(list, fmt.Sprintf("delete %s/%s", resource, a.Name))
+		case clienttesting.UpdateActionImpl:
+			list = append(list, "update "+resource)
+		}
+	}
+	return list
+}
+
+func (w *world) body(patch []byte) string {
+	w.t.Helper()
+	var body map[string]any
+	if err := json.Unmarshal(patch, &body); err != nil {
+		w.t.Fatal(err)
+	}
+	m, _ := body["metadata"].(map[string]any)
+	if m["resourceVersion"] == nil || m["resourceVersion"] == "" {
+		w.t.Errorf("patch without a resourceVersion: %s", patch)
+	}
+	delete(m, "resourceVersion")
+	if a, ok := m["annotations"].(map[string]any); ok && len(a) == 0 {
+		delete(m, "annotations")
+	}
+	if len(m) == 0 {
+		delete(body, "metadata")
+	}
+	return toJSON(body)
+}
+
+// events returns the Events recorded since the last call.
+func (w *world) events() []string {
+	var list []string
+	for {
+		select {
+		case e := <-w.recorder.Events:
+			list = append(list, e)
+		default:
+			slices.Sort(list)
+			return list
+		}
+	}
+}
+
+// count returns the sum of a metric over the series that have these labels.
+func (w *world) count(name string, labels map[string]string) float64 {
+	w.t.Helper()
+	families, err := w.registry.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var sum float64
+	found := false
+	for _, family := range families {
+		if family.GetName() != metricPrefix+name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if testutil.LabelsMatch(m, labels) {
+				found = true
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	if !found {
+		w.t.Errorf("no series of %s with %v", name, labels)
+	}
+	return sum
+}
+
+func toJSON(v any) string {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}

@@ -1,0 +1,249 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// The reasons of Events.
+const (
+	reasonReloaded     = "Reloaded"
+	reasonFailed       = "ReloadFail"
+	reasonWould        = "WouldReload"
+	reasonSkipped      = "ReloadSkipped"
+	reasonInvalid      = "InvalidReloadAnnotation"
+	reasonInvalidPause = "InvalidPausePeriod"
+)
+
+// maxErrorText is how much of an error's text goes into an Event, which holds
+// 1 KiB in all.
+const maxErrorText = 500
+
+// outcome is what became of a reload.
+type outcome struct {
+	// version is the workload's resourceVersion if it was written.
+	version string
+	// skipped tells why nothing was rolled though the state is recorded.
+	skipped string
+	// wait: nothing was done, and it is to be decided again after this time.
+	wait time.Duration
+	// after: it was done, and something is left to be done after this time.
+	after time.Duration
+}
+
+// reload does what is due, and then tells of it.
+func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *entry) (time.Duration, error) {
+	w := f.workload
+	if c.cfg.DryRun {
+		c.announce(ctx, k, f, p, corev1.EventTypeNormal, reasonWould, "Would reload for ", resultDryRun)
+		c.done(w, p, e, "")
+		return 0, nil
+	}
+	out, err := c.write(ctx, k, f, p)
+	switch {
+	case apierrors.IsConflict(err), controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
+		return 0, err // no failure of this reload: it is decided on again
+	case apierrors.IsNotFound(err):
+		return 0, nil // gone, and its event is under way
+	case err != nil:
+		c.metrics.reloads.WithLabelValues(w.kind, resultError).Inc()
+		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %.*v", p.names(w), maxErrorText, err)
+		return 0, fmt.Errorf("reload %s: %w", w.workloadKey, err)
+	case out.wait > 0:
+		return out.wait, nil
+	case out.skipped != "":
+		c.announce(ctx, k, f, p, corev1.EventTypeNormal, reasonSkipped, out.skipped+", not reloaded for ", resultSkipped)
+	default:
+		c.announce(ctx, k, f, p, corev1.EventTypeNormal, reasonReloaded, "Reloaded for ", resultSuccess)
+		c.metrics.changeToPatch.Observe(c.clock.Now().Sub(f.window.first).Seconds())
+		if _, bad := c.keys.pausePeriod(w, &f.rules); bad != nil {
+			c.events.Event(w.reference(k), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
+		}
+	}
+	c.done(w, p, e, out.version)
+	return out.after, nil
+}
+
+// write sends the writes of a reload, in the way of the workload's kind.
+func (c *Controller) write(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
+	switch f.workload.kind {
+	case "CronJob":
+		return c.runCronJob(ctx, k, f, p)
+	case "Job":
+		return c.replaceJob(ctx, f, p)
+	case "Rollout":
+		return c.patchRollout(ctx, k, f, p)
+	}
+	version, err := c.patch(ctx, k, f.workload, types.StrategicMergePatchType, c.cfg.templatePatch(f, c.keys, p))
+	return outcome{version: version}, err
+}
+
+func (c *Controller) patch(ctx context.Context, k *kind, w *workload, as types.PatchType, patch any) (string, error) {
+	data, err := json.Marshal(patch)
+	if err != nil {
+		return "", fmt.Errorf("marshal patch: %w", err)
+	}
+	return k.patch(ctx, w.ObjectName, as, data)
+}
+
+// done notes that a plan was carried out.
+func (c *Controller) done(w *workload, p *plan, e *entry, version string) {
+	now := c.clock.Now()
+	c.memory.update(w.workloadKey, w.uid, now, func(live *entry) {
+		if !p.pending {
+			live.close(*e, now)
+		}
+		if version != "" && version != w.version {
+			live.written = version
+		}
+		if c.inMemory(w) {
+			live.kept = p.state
+			if len(p.state) == 0 {
+				live.kept = nil
+			}
+		}
+		// What is recorded now needs no memory, nor does what is watched no more.
+		for key := range live.seen {
+			if _, recorded := p.state[key]; recorded || !p.pending && live.touched == e.touched {
+				delete(live.seen, key)
+			}
+		}
+		if len(live.seen) == 0 {
+			live.seen = nil
+		}
+	})
+}
+
+// record writes the state alone if it is not what stands on the workload.
+func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *entry) (time.Duration, error) {
+	w, now := f.workload, f.now
+	if p.found {
+		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) {
+			if !live.window.open() {
+				live.window.first, live.window.last, live.window.found = now, now, true
+			}
+		})
+	}
+	if p.state == nil {
+		return p.after, nil
+	}
+	_, annotated := w.meta[nativeState]
+	text := p.state.String()
+	if c.inMemory(w) || text == w.meta[nativeState] && annotated == (text != "") {
+		c.done(w, p, e, "")
+		c.forgetRemoval(w, e)
+		return p.after, nil
+	}
+	if e.removed {
+		if left := e.rewritten.Add(rewriteInterval).Sub(now); !e.rewritten.IsZero() && left > 0 {
+			return soonest(p.after, left), nil
+		}
+	}
+	version, err := c.patch(ctx, k, w, k.merge, metadataPatch(w, p.state))
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case err != nil:
+		if !apierrors.IsConflict(err) && !controllers.IsNotLeading(err) {
+			c.metrics.stateWrites.WithLabelValues(resultError).Inc()
+		}
+		return 0, fmt.Errorf("record state of %s: %w", w.workloadKey, err)
+	}
+	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
+	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(p.state))
+	c.done(w, p, e, version)
+	if e.removed {
+		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.removed, live.rewritten = false, now })
+	}
+	return p.after, nil
+}
+
+// forgetRemoval is for an annotation that is there again, or that is missing
+// because nothing is watched any more.
+func (c *Controller) forgetRemoval(w *workload, e *entry) {
+	if e.removed {
+		c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.removed = false })
+	}
+}
+
+// endPause resumes a Deployment, or removes the time of a pause that is over.
+func (c *Controller) endPause(ctx context.Context, k *kind, w *workload, step pauseStep) error {
+	version, err := c.patch(ctx, k, w, k.merge, c.keys.pausePatch(w, step))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end pause of %s: %w", w.workloadKey, err)
+	}
+	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == pauseEnds)
+	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) {
+		if version != w.version {
+			live.written = version
+		}
+	})
+	return nil
+}
+
+// report tells of annotations that could not be understood, once for each set
+// of them.
+func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems []problem) {
+	texts := make([]string, len(problems))
+	for i, p := range problems {
+		texts[i] = p.String()
+	}
+	all := strings.Join(texts, "\n")
+	if all == e.reported {
+		return
+	}
+	for _, text := range texts {
+		if strings.Contains(e.reported, text) {
+			continue
+		}
+		workloadLogger(ctx, w).V(2).Info("Annotation is not understood", "problem", text)
+		c.events.Event(w.reference(c.kinds[w.kind]), corev1.EventTypeWarning, reasonInvalid, text)
+		c.metrics.invalid.Inc()
+	}
+	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.reported = all })
+}
+
+// announce logs, counts and records one Event for all reloads of a plan.
+func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, eventType, reason, text, result string) {
+	w := f.workload
+	names := p.names(w)
+	level := 2
+	if result == resultDryRun {
+		level = 0 // the line is all that a dry run leaves
+	}
+	workloadLogger(ctx, w).V(level).Info("Reload", "sources", names, "result", result)
+	c.metrics.reloads.WithLabelValues(w.kind, result).Inc()
+	c.events.Event(w.reference(k), eventType, reason, text+names)
+}
+
+// names tells type, name and namespace of the reloads' sources.
+func (p *plan) names(w *workload) string {
+	list := make([]string, len(p.reloads))
+	for i, r := range p.reloads {
+		list[i] = r.key.typ.kind() + " " + w.Namespace + "/" + r.key.name
+	}
+	return strings.Join(list, ", ")
+}
+
+// reference is what an Event is about.
+func (w *workload) reference(k *kind) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: k.gvk.GroupVersion().String(), Kind: k.gvk.Kind,
+		Namespace: w.Namespace, Name: w.Name, UID: w.uid, ResourceVersion: w.version,
+	}
+}
