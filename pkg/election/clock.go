@@ -1,0 +1,29 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import "time"
+
+// Clock tells how much time has passed since some fixed moment before the
+// process began. It must neither stop nor step back, and it should advance
+// while the machine is suspended, as other machines' clocks do.
+type Clock interface {
+	Now() time.Duration
+}
+
+// MonotonicClock reads Go's monotonic clock, which on Linux stands still while
+// the machine is suspended. In a testing/synctest bubble it is the bubble's.
+type MonotonicClock struct {
+	origin time.Time
+}
+
+// NewMonotonicClock returns a clock that starts at zero now.
+func NewMonotonicClock() MonotonicClock {
+	return MonotonicClock{origin: time.Now()}
+}
+
+// Now implements Clock.
+func (c MonotonicClock) Now() time.Duration {
+	return time.Since(c.origin)
+}

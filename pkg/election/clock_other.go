@@ -1,0 +1,12 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package election
+
+// NewBootClock returns the monotonic clock: a clock that advances while the
+// machine is suspended is known on Linux only.
+func NewBootClock() Clock {
+	return NewMonotonicClock()
+}

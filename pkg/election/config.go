@@ -1,0 +1,173 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	componentbaseconfig "k8s.io/component-base/config"
+	componentbaseoptions "k8s.io/component-base/config/options"
+)
+
+const (
+	// resourceLockLeases is the only lock type there is.
+	resourceLockLeases = "leases"
+
+	// clockRateError bounds how far the clock of a replica may run from true
+	// time, as a fraction: one percent, twenty times what NTP corrects by
+	// slewing. Of two replicas, one may be fast and the other slow.
+	clockRateError = 0.01
+
+	// settleTime is what the Lease still covers after the fence has closed and
+	// both clocks have erred by clockRateError: time for a request that was
+	// cancelled when the fence closed to be given up by the API server too.
+	settleTime = 250 * time.Millisecond
+
+	// minLease is what a Lease must last longer than a released one: a release is
+	// told from a holder that was edited away by its duration.
+	minLease = releasedDuration + time.Second
+
+	// minRetryPeriod keeps a mistyped flag from flooding the API server.
+	minRetryPeriod = 100 * time.Millisecond
+)
+
+// Config is the configuration of leader election. The embedded fields are those
+// that every Kubernetes component has, bound to the flags of the same names.
+type Config struct {
+	componentbaseconfig.LeaderElectionConfiguration
+
+	// DrainTimeout is how long lead may take to return once the context of Run
+	// has ended. The Lease is renewed meanwhile. When it is exceeded, the Lease
+	// is not released but left to expire. It has no flag of its own: the
+	// process has one for its whole shutdown.
+	DrainTimeout time.Duration
+}
+
+// NewConfig returns the defaults: the Lease kube-system/quartermaster with a
+// duration of 15 s, a renew deadline of 10 s and a retry period of 2 s, as in
+// Kubernetes' own components, and 30 s to drain.
+func NewConfig() Config {
+	return Config{
+		LeaderElectionConfiguration: componentbaseconfig.LeaderElectionConfiguration{
+			LeaderElect:       true,
+			LeaseDuration:     metav1.Duration{Duration: 15 * time.Second},
+			RenewDeadline:     metav1.Duration{Duration: 10 * time.Second},
+			RetryPeriod:       metav1.Duration{Duration: 2 * time.Second},
+			ResourceLock:      resourceLockLeases,
+			ResourceName:      "quartermaster",
+			ResourceNamespace: metav1.NamespaceSystem,
+		},
+		DrainTimeout: 30 * time.Second,
+	}
+}
+
+// AddFlags binds the flags --leader-elect and --leader-elect-*.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	componentbaseoptions.BindLeaderElectionFlags(&c.LeaderElectionConfiguration, fs)
+}
+
+// Validate returns every problem at once, each naming its flag, joined by
+// errors.Join. The values do not matter when leader election is off.
+func (c Config) Validate() error {
+	if !c.LeaderElect {
+		return nil
+	}
+	return errors.Join(c.validateLock(), c.validateTimings())
+}
+
+func (c Config) validateLock() error {
+	var errs []error
+	switch c.ResourceLock {
+	case resourceLockLeases:
+	case "endpoints", "configmaps", "endpointsleases", "configmapsleases":
+		errs = append(errs, fmt.Errorf("--leader-elect-resource-lock: %q was removed from Kubernetes, use %q; "+
+			"a fleet that still elects through it must be stopped before this one is started",
+			c.ResourceLock, resourceLockLeases))
+	default:
+		errs = append(errs, fmt.Errorf("--leader-elect-resource-lock: %q is unknown, use %q",
+			c.ResourceLock, resourceLockLeases))
+	}
+	for _, problem := range validation.IsDNS1123Subdomain(c.ResourceName) {
+		errs = append(errs, fmt.Errorf("--leader-elect-resource-name: %q: %s", c.ResourceName, problem))
+	}
+	for _, problem := range validation.IsDNS1123Label(c.ResourceNamespace) {
+		errs = append(errs, fmt.Errorf("--leader-elect-resource-namespace: %q: %s", c.ResourceNamespace, problem))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) validateTimings() error {
+	var errs []error
+	lease, deadline, retry := c.LeaseDuration.Duration, c.RenewDeadline.Duration, c.RetryPeriod.Duration
+	switch {
+	case lease < minLease:
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is shorter than %s", lease, minLease))
+	case lease%time.Second != 0:
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is not a whole number of seconds, "+
+			"and the Lease cannot carry anything else", lease))
+	case lease/time.Second > math.MaxInt32:
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is longer than the Lease can carry", lease))
+	}
+	if deadline <= 0 {
+		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s must be positive", deadline))
+	} else if least := safeLease(deadline); lease < least {
+		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s needs a --leader-elect-lease-duration of at least %s "+
+			"(the deadline, %.0f%% of clock error in either replica, and %s for cancelled requests to end) but that is %s: "+
+			"raise the lease duration or lower the renew deadline",
+			deadline, least, 100*clockRateError, settleTime, lease))
+	}
+	if retry < minRetryPeriod {
+		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: %s is shorter than %s", retry, minRetryPeriod))
+	} else if deadline > 0 && deadline < 2*retry {
+		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: %s is more than half of --leader-elect-renew-deadline (%s): "+
+			"one renewal that fails would end the term; lower the retry period or raise the renew deadline",
+			retry, deadline))
+	}
+	if c.DrainTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("the time to drain, %s, must be positive", c.DrainTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// safeLease returns the shortest lease duration, in whole seconds, that is safe
+// with the renew deadline. A leader whose clock is slow takes up to
+// deadline/(1-e) for the deadline, a standby whose clock is fast waits no longer
+// than lease/(1+e); the first must end before the second, by settleTime.
+func safeLease(deadline time.Duration) time.Duration {
+	needed := float64(deadline)*(1+clockRateError)/(1-clockRateError) + float64(settleTime)
+	return time.Duration(math.Ceil(needed/float64(time.Second))) * time.Second
+}
+
+// timing is the durations of a valid Config in the terms of the protocol.
+type timing struct {
+	lease    time.Duration // how long others wait after a write of the holder
+	deadline time.Duration // how long the holder acts after a write of its own
+	retry    time.Duration // between two renewals
+}
+
+func (c Config) timing() timing {
+	return timing{
+		lease:    c.LeaseDuration.Duration,
+		deadline: c.RenewDeadline.Duration,
+		retry:    c.RetryPeriod.Duration,
+	}
+}
+
+// requestTimeout bounds one request. After a renewal that hangs, there is time
+// for another before the deadline: retry + 2 x requestTimeout = deadline.
+func (t timing) requestTimeout() time.Duration {
+	return (t.deadline - t.retry) / 2
+}
+
+// covered is how long, after a write of the holder, no standby can have taken
+// over, on the holder's own clock.
+func (t timing) covered() time.Duration {
+	return time.Duration(float64(t.lease) * (1 - clockRateError) / (1 + clockRateError))
+}

@@ -1,0 +1,131 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/component-base/metrics"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// simLeases makes the simulated client one of client-go's.
+type simLeases struct {
+	coordinationv1client.LeaseInterface // nil: the elector needs no more than is here
+	client                              LeaseClient
+}
+
+func (l simLeases) Leases(string) coordinationv1client.LeaseInterface { return l }
+
+func (l simLeases) Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error) {
+	return own(l.client.Get(ctx, name, opts))
+}
+
+func (l simLeases) Create(ctx context.Context, lease *coordinationv1.Lease, opts metav1.CreateOptions) (*coordinationv1.Lease, error) {
+	return own(l.client.Create(ctx, lease, opts))
+}
+
+func (l simLeases) Update(ctx context.Context, lease *coordinationv1.Lease, opts metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	return own(l.client.Update(ctx, lease, opts))
+}
+
+// own returns a copy, for client-go's elector changes what it gets.
+func own(lease *coordinationv1.Lease, err error) (*coordinationv1.Lease, error) {
+	return lease.DeepCopy(), err
+}
+
+// theirs runs client-go's elector, with its release. Its only fence is the context
+// that it gives to the leader.
+func theirs(ctx context.Context, p *simProc) error {
+	led := make(chan struct{})
+	started := false
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+			Client:     simLeases{client: &simClient{store: p.sim.store, proc: p}},
+			LockConfig: resourcelock.ResourceLockConfig{Identity: p.identity},
+		},
+		LeaseDuration:   p.sim.cfg.LeaseDuration.Duration,
+		RenewDeadline:   p.sim.cfg.RenewDeadline.Duration,
+		RetryPeriod:     p.sim.cfg.RetryPeriod.Duration,
+		ReleaseOnCancel: true,
+		Name:            "lease",
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				defer close(led)
+				p.mu.Lock()
+				started = true
+				p.passes = func() bool { return ctx.Err() == nil }
+				p.mu.Unlock()
+				_ = p.lead(ctx, &http.Client{Transport: contextFence{ctx, p}})
+			},
+			OnStoppedLeading: func() {},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	elector.Run(ctx)
+	p.mu.Lock()
+	join := started
+	p.mu.Unlock()
+	if join {
+		<-led
+	}
+	// What the drain rule is about is judged at the release.
+	return &LostError{Reason: ReasonReleased}
+}
+
+// contextFence refuses writes when the leader's context has ended.
+type contextFence struct {
+	ctx  context.Context
+	next http.RoundTripper
+}
+
+func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
+	if f.ctx.Err() != nil {
+		return nil, ErrNotLeading
+	}
+	return f.next.RoundTrip(req)
+}
+
+// TestSimulationFindsFaultsOfClientGo is the control: a harness that did not find
+// what is known to be wrong with client-go's elector would be too weak.
+func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
+	m, err := NewMetrics(metrics.NewKubeRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const enough = 400
+	found := map[string]int{}
+	for seed := range uint64(enough) {
+		s := runSeed(t, seed, theirs, m)
+		seen := map[string]bool{}
+		for _, v := range s.violations {
+			if !seen[v.rule] {
+				seen[v.rule] = true
+				found[v.rule]++
+			}
+		}
+	}
+	for rule, fault := range map[string]string{
+		ruleNoEarlySteal: "a short lease is stolen from a live leader",
+		ruleOwnRelease:   "the release erases another holder",
+		ruleDrainFirst:   "the release precedes the drain",
+		ruleAfterPause:   "a leader writes after a pause",
+		ruleOneLeader:    "two lead at the same instant",
+	} {
+		t.Logf("%d of %d seeds: %s", found[rule], enough, fault)
+		if found[rule] == 0 {
+			t.Errorf("the simulation did not find that %s", fault)
+		}
+	}
+}

@@ -1,0 +1,316 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+)
+
+// setClock is a clock that stands where it is set.
+type setClock struct{ now atomic.Int64 }
+
+func (c *setClock) Now() time.Duration { return time.Duration(c.now.Load()) }
+
+func (c *setClock) set(d time.Duration) { c.now.Store(int64(d)) }
+
+func newTestFence(t *testing.T, clock Clock) (*fence, metrics.KubeRegistry) {
+	t.Helper()
+	registry := metrics.NewKubeRegistry()
+	m, err := NewMetrics(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newFence(clock, m.of("lease")), registry
+}
+
+// roundTripper answers in place of a network.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func TestFenceAdmits(t *testing.T) {
+	opened := func(f *fence) { f.openUntil(10 * time.Second) }
+	tests := map[string]struct {
+		method  string
+		prepare func(*fence)
+		now     time.Duration
+		want    bool
+	}{
+		"a replica that never led reads":              {http.MethodGet, func(*fence) {}, 0, true},
+		"and asks for headers":                        {http.MethodHead, func(*fence) {}, 0, true},
+		"and for options":                             {http.MethodOptions, func(*fence) {}, 0, true},
+		"it does not create":                          {http.MethodPost, func(*fence) {}, 0, false},
+		"nor update":                                  {http.MethodPut, func(*fence) {}, 0, false},
+		"nor patch":                                   {http.MethodPatch, func(*fence) {}, 0, false},
+		"nor delete":                                  {http.MethodDelete, func(*fence) {}, 0, false},
+		"nor do what nobody knows":                    {"BREW", func(*fence) {}, 0, false},
+		"a leader writes":                             {http.MethodPut, opened, 0, true},
+		"up to the deadline":                          {http.MethodPut, opened, 10*time.Second - 1, true},
+		"not at the deadline":                         {http.MethodPut, opened, 10 * time.Second, false},
+		"unless it was extended":                      {http.MethodPut, func(f *fence) { opened(f); f.extend(12 * time.Second) }, 11 * time.Second, true},
+		"not after the term was lost":                 {http.MethodPut, func(f *fence) { opened(f); f.close() }, 1, false},
+		"nor is a lost term extended":                 {http.MethodPut, func(f *fence) { opened(f); f.close(); f.extend(12 * time.Second) }, 1, false},
+		"not when lead has returned":                  {http.MethodPut, func(f *fence) { opened(f); f.shut() }, 1, false},
+		"everybody writes if leader election is off":  {http.MethodPut, (*fence).turnOff, 1000 * time.Hour, true},
+		"a term that has ended reads nevertheless":    {http.MethodGet, func(f *fence) { opened(f); f.close() }, 11 * time.Second, true},
+		"an empty method is a GET as net/http has it": {"", func(*fence) {}, 0, true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			clock := &setClock{}
+			f, _ := newTestFence(t, clock)
+			test.prepare(f)
+			clock.set(test.now)
+			sent := false
+			transport := fencedTransport{f, roundTripper(func(*http.Request) (*http.Response, error) {
+				sent = true
+				return &http.Response{Body: http.NoBody}, nil
+			})}
+			req, err := http.NewRequestWithContext(t.Context(), test.method, "http://api/x", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Method = test.method
+			resp, err := transport.RoundTrip(req)
+			if err == nil {
+				err = resp.Body.Close()
+			}
+			if sent != test.want || (err == nil) != test.want || err != nil && !errors.Is(err, ErrNotLeading) {
+				t.Errorf("sent %t, error %v; want sent %t", sent, err, test.want)
+			}
+		})
+	}
+}
+
+func TestFenceCountsRefusals(t *testing.T) {
+	f, registry := newTestFence(t, &setClock{})
+	client := &http.Client{Transport: &fencedTransport{f, http.DefaultTransport}}
+	for _, method := range []string{http.MethodPatch, http.MethodPatch, http.MethodDelete, "BREW"} {
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://api/x", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Do(req); !errors.Is(err, ErrNotLeading) { //nolint:bodyclose // there is no response
+			t.Fatal(err)
+		}
+	}
+	want := `
+		# HELP quartermaster_leader_election_fence_refusals_total [ALPHA] Writes that the fence of this replica refused since it did not lead.
+		# TYPE quartermaster_leader_election_fence_refusals_total counter
+		quartermaster_leader_election_fence_refusals_total{name="lease",verb="create"} 0
+		quartermaster_leader_election_fence_refusals_total{name="lease",verb="delete"} 1
+		quartermaster_leader_election_fence_refusals_total{name="lease",verb="other"} 1
+		quartermaster_leader_election_fence_refusals_total{name="lease",verb="patch"} 2
+		quartermaster_leader_election_fence_refusals_total{name="lease",verb="update"} 0
+	`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "quartermaster_leader_election_fence_refusals_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// closeRecorder is a body that knows whether it was closed.
+type closeRecorder struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closeRecorder) Close() error {
+	c.closed = true
+	return nil
+}
+
+func TestFenceClosesTheBodyThatItRefuses(t *testing.T) {
+	f, _ := newTestFence(t, &setClock{})
+	body := &closeRecorder{Reader: strings.NewReader("{}")}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&fencedTransport{f, http.DefaultTransport}).RoundTrip(req); !errors.Is(err, ErrNotLeading) || !body.closed { //nolint:bodyclose // there is no response
+		t.Errorf("error %v, closed %t", err, body.closed)
+	}
+}
+
+// TestFenceEndsWritesInFlight is with the timer alone: nobody calls close.
+func TestFenceEndsWritesInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clock := NewMonotonicClock()
+		f, _ := newTestFence(t, clock)
+		f.openUntil(clock.Now() + 10*time.Second)
+		pass(8 * time.Second)
+		f.extend(clock.Now() + 10*time.Second)
+		transport := fencedTransport{f, roundTripper(func(req *http.Request) (*http.Response, error) {
+			<-req.Context().Done() // hangs
+			return nil, req.Context().Err()
+		})}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := clock.Now()
+		_, err = transport.RoundTrip(req) //nolint:bodyclose // there is no response
+		if !errors.Is(err, ErrNotLeading) || !strings.Contains(err.Error(), "outcome is unknown") {
+			t.Error(err)
+		}
+		if took := clock.Now() - start; took != 10*time.Second {
+			t.Errorf("ended after %s", took)
+		}
+		if len(f.inFlight) != 0 {
+			t.Error("it is in flight still")
+		}
+	})
+}
+
+// TestFenceAsksAgainBeforeTheBodyEnds is a process that was paused between the
+// check and the sending: the API server must not get a whole request.
+func TestFenceAsksAgainBeforeTheBodyEnds(t *testing.T) {
+	clock := &setClock{}
+	f, _ := newTestFence(t, clock)
+	f.openUntil(10 * time.Second)
+	defer f.close()
+	executed := make(chan string, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		if body, err := io.ReadAll(req.Body); err == nil {
+			executed <- string(body)
+		}
+	}))
+	defer server.Close()
+	transport := fencedTransport{f, roundTripper(func(req *http.Request) (*http.Response, error) {
+		clock.set(10 * time.Second)
+		return http.DefaultTransport.RoundTrip(req)
+	})}
+	for name, body := range map[string]io.Reader{"of known length": strings.NewReader("{}"), "of unknown length": io.MultiReader(strings.NewReader("{}"))} {
+		t.Run(name, func(t *testing.T) {
+			clock.set(0)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, server.URL, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err = transport.RoundTrip(req); !errors.Is(err, ErrNotLeading) { //nolint:bodyclose // there is no response
+				t.Error(err)
+			}
+		})
+	}
+	server.Close() // waits for the handlers
+	select {
+	case body := <-executed:
+		t.Errorf("the server got %q", body)
+	default:
+	}
+}
+
+func TestFenceLeavesTheResponseReadable(t *testing.T) {
+	clock := NewMonotonicClock()
+	f, _ := newTestFence(t, clock)
+	f.openUntil(clock.Now() + time.Hour)
+	defer f.close()
+	more := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-more
+		_, _ = io.WriteString(w, "later")
+	}))
+	defer server.Close()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&fencedTransport{f, http.DefaultTransport}).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(more)
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || string(body) != "later" {
+		t.Errorf("read %q, %v", body, err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFenceShutWaits is the order of a release: refuse, wait, release.
+func TestFenceShutWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clock := NewMonotonicClock()
+		f, _ := newTestFence(t, clock)
+		f.openUntil(clock.Now() + time.Minute)
+		defer f.close()
+		answer := make(chan struct{})
+		transport := fencedTransport{f, roundTripper(func(req *http.Request) (*http.Response, error) {
+			if _, err := io.ReadAll(req.Body); err != nil {
+				return nil, err
+			}
+			<-answer
+			return &http.Response{Body: http.NoBody}, req.Context().Err()
+		})}
+		write := func() error {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", strings.NewReader("{}"))
+			if err != nil {
+				return err
+			}
+			resp, err := transport.RoundTrip(req)
+			if err != nil {
+				return err
+			}
+			return resp.Body.Close()
+		}
+		done := make(chan error, 1)
+		go func() { done <- write() }()
+		synctest.Wait()
+		idle := f.shut()
+		if err := write(); !errors.Is(err, ErrNotLeading) {
+			t.Errorf("a new write got %v", err)
+		}
+		select {
+		case <-idle:
+			t.Error("idle while a write is in flight")
+		default:
+		}
+		close(answer)
+		if err := <-done; err != nil {
+			t.Errorf("the write in flight got %v", err)
+		}
+		<-idle
+	})
+}
+
+// TestFenceInAClient is a refusal as a controller sees it: typed, at once, and
+// not tried again by the client.
+func TestFenceInAClient(t *testing.T) {
+	f, _ := newTestFence(t, &setClock{})
+	var requests atomic.Int32
+	config := &rest.Config{Host: "http://127.0.0.1:1"}
+	config.Wrap(func(http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			requests.Add(1)
+			return (&fencedTransport{f, http.DefaultTransport}).RoundTrip(req)
+		})
+	})
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.CoreV1().ConfigMaps("ns").Create(context.Background(), &corev1.ConfigMap{}, metav1.CreateOptions{})
+	if !errors.Is(err, ErrNotLeading) || requests.Load() != 1 {
+		t.Errorf("%d requests, error %v", requests.Load(), err)
+	}
+}

@@ -1,0 +1,203 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestLeadershipEndsAtOnce(t *testing.T) {
+	tests := map[string]struct {
+		lose func(*simStore)
+		want Reason
+	}{
+		"when another holds the lease": {func(s *simStore) {
+			s.edit("thief", func(l *coordinationv1.Lease) { *l = *acquiredLease(l, "thief", 15*time.Second, time.Now()) })
+		}, ReasonHolderChanged},
+		"when its holder is edited away": {func(s *simStore) {
+			s.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("") })
+		}, ReasonHolderChanged},
+		"when it is deleted": {func(s *simStore) { s.delete("admin") }, ReasonLeaseDeleted},
+		"when it is replaced": {func(s *simStore) {
+			s.mu.Lock()
+			s.lease, s.watches = nil, nil // the deletion goes unseen
+			s.mu.Unlock()
+			_, _ = s.create("admin", testLease("", 7, "r"))
+		}, ReasonLeaseReplaced},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := freeStore()
+				fenced := false
+				var r *testReplica
+				r = startReplicaWith(t, store, "r", NewConfig(), func(ctx context.Context) error {
+					<-ctx.Done()
+					fenced = !r.lock.fence.admits()
+					var lost *LostError
+					if !errors.As(context.Cause(ctx), &lost) || lost.Reason != test.want {
+						t.Errorf("lead's context ended by %v", context.Cause(ctx))
+					}
+					return errLead
+				})
+				<-r.led
+				pass(time.Minute + 1)
+				start := time.Now()
+				test.lose(store)
+				err := <-r.done
+				var lost *LostError
+				if !errors.As(err, &lost) || lost.Reason != test.want || !errors.Is(err, errLead) {
+					t.Errorf("Run returned %v, want %s", err, test.want)
+				}
+				if took := time.Since(start); test.want != ReasonLeaseReplaced && took > 10*time.Millisecond || took > 3*time.Second {
+					t.Errorf("it took %s", took)
+				}
+				if !fenced {
+					t.Error("the fence was open when lead's context ended")
+				}
+				if store.holder() == "" && test.want == ReasonLeaseReplaced {
+					t.Error("it has released what was not its own")
+				}
+				store.background.Wait()
+			})
+		})
+	}
+}
+
+// TestWedgedLeadDoesNotKeepRun waits no longer than the Lease would have covered.
+func TestWedgedLeadDoesNotKeepRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		unwedge := make(chan struct{})
+		r := startReplicaWith(t, store, "r", shortConfig(), func(context.Context) error {
+			<-unwedge
+			return nil
+		})
+		<-r.led
+		pass(time.Minute)
+		start := time.Now()
+		store.delete("admin")
+		if err := <-r.done; err == nil {
+			t.Error("no error")
+		}
+		if took := time.Since(start); took > 3*time.Second || took < 2*time.Second {
+			t.Errorf("Run returned after %s", took)
+		}
+		close(unwedge)
+		store.background.Wait()
+	})
+}
+
+// TestTermIsNotExtendedByWhatIsSeen is a leader whose renewals are executed but
+// not answered: it sees them in the watch, and ends nevertheless.
+func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		r := startReplica(t, store, "r", NewConfig())
+		<-r.led
+		pass(3 * time.Second)
+		r.client.set(func(c *storeClient) { c.hang["update"] = true })
+		pass(8*time.Second + 900*time.Millisecond)
+		if !r.lock.IsLeading() {
+			t.Error("it has given up early")
+		}
+		pass(200 * time.Millisecond)
+		if r.lock.IsLeading() {
+			t.Error("it leads without an answer")
+		}
+		var lost *LostError
+		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != ReasonRenewDeadline {
+			t.Errorf("Run returned %v", err)
+		}
+		store.background.Wait()
+	})
+}
+
+func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
+	for name, cfg := range map[string]Config{"15s": NewConfig(), "3s": shortConfig()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := freeStore()
+				r := startReplica(t, store, "r", cfg)
+				<-r.led
+				before := r.client.count("update")
+				r.client.set(func(c *storeClient) { c.hang["update"] = true })
+				for r.client.count("update") == before {
+					pass(time.Millisecond)
+				}
+				r.client.set(func(c *storeClient) { c.hang["update"] = false })
+				pass(time.Minute)
+				if !r.lock.IsLeading() {
+					t.Error("the term has ended")
+				}
+				r.stop(nil)
+				if err := <-r.done; err != nil {
+					t.Error(err)
+				}
+				store.background.Wait()
+			})
+		})
+	}
+}
+
+// TestLostAnswerToAnAcquisition is resumed as soon as it is seen, without waiting
+// for one's own claim to run out.
+func TestLostAnswerToAnAcquisition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		start := time.Now()
+		r := startReplica(t, store, "r", NewConfig())
+		r.client.set(func(c *storeClient) { c.hang["update"] = true })
+		pass(time.Second)
+		r.client.set(func(c *storeClient) { c.hang["update"] = false })
+		<-r.led
+		if took := time.Since(start); took > 7*time.Second {
+			t.Errorf("it leads after %s", took)
+		}
+		if lease, _ := store.get(); transitionsOf(lease) != 1 {
+			t.Errorf("the lease is %s", describe(lease))
+		}
+		r.end()
+		store.background.Wait()
+	})
+}
+
+func TestLostAnswerToARelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		r := startReplica(t, store, "r", NewConfig())
+		<-r.led
+		r.client.set(func(c *storeClient) { c.hang["update"] = true })
+		r.stop(nil)
+		if err := <-r.done; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+		if store.holder() != "" {
+			t.Error("not released")
+		}
+		store.background.Wait()
+	})
+}
+
+func TestReleaseThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		r := startReplica(t, store, "r", NewConfig())
+		<-r.led
+		r.client.set(func(c *storeClient) { c.fail["update"] = errors.New("network is down") })
+		r.stop(nil)
+		var lost *LostError
+		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != ReasonReleaseFailed {
+			t.Errorf("Run returned %v", err)
+		}
+		store.background.Wait()
+	})
+}

@@ -1,0 +1,155 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+)
+
+var mutants = flag.Int("mutants", 0, "check with that many seeds that the simulation notices when a rule is broken")
+
+// mutations break one rule each. An edit replaces text that occurs exactly once
+// in its file.
+var mutations = map[string][]edit{
+	"the fence admits everything": {
+		{"lock.go", "return &fencedTransport{fence: l.fence, next: next}", "return next"},
+	},
+	"the fence goes by a timer instead of the clock": {
+		{"fence.go", "f.state == fenceOpen && f.withinTerm(now)", "f.state == fenceOpen"},
+	},
+	"validity counts from after the response": {
+		{"requests.go", "done.took = r.clock.Now() - sent", "done.took = r.clock.Now() - sent; done.sent = r.clock.Now()"},
+	},
+	"observation compares records in seconds instead of resourceVersions": {
+		{"record.go", "if a.ResourceVersion == b.ResourceVersion {",
+			"if a.UID == b.UID && holderOf(a) == holderOf(b) && termOf(a) == termOf(b) && a.Spec.RenewTime != nil && b.Spec.RenewTime != nil && " +
+				"a.Spec.RenewTime.Unix() == b.Spec.RenewTime.Unix() {"},
+	},
+	"the release precedes the drain": {
+		{"run.go", "e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx)); e.phase = releasing"},
+	},
+	"the release does not wait for writes in flight": {
+		{"run.go", "e.idle = e.lock.fence.shut()", "e.lock.fence.shut(); closed := make(chan struct{}); close(closed); e.idle = closed"},
+	},
+	"the lease is released although the drain timed out": {
+		{"decide.go", "return action{kind: actEnd, reason: ReasonDrainTimeout}", "s.phase = releasing; return action{kind: actRelease}"},
+	},
+	"the release erases whoever holds the lease": {
+		{"decide.go", "t.lost = ReasonHolderChanged", "t.lease = lease"},
+	},
+	"the renew deadline leaves no margin": {
+		{"config.go", "deadline: c.RenewDeadline.Duration,", "deadline: c.LeaseDuration.Duration,"},
+	},
+	"the transitions are not counted": {
+		{"record.go", "ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)", "ptr.Deref(lease.Spec.LeaseTransitions, 0))"},
+	},
+	"a lease is taken as soon as its duration has passed on the wire's clock": {
+		{"decide.go", "next.claim = max(next.claim, now+duration)", "next.claim = now + duration - own.retry"},
+	},
+	"whoever creates the lease leads at once": {
+		{"loop.go", "if msg.kind == actCreate {", "if false {"},
+	},
+	"a deleted lease is forgotten": {
+		{"decide.go", "return view{known: true, distrust: max(v.freeAt(), now+max(own.lease, durationOf(v.lease, 0)))}", "return view{known: true}"},
+		{"loop.go", "if msg.kind == actCreate {", "if false {"},
+	},
+	"a thief is trusted": {
+		{"decide.go", "next.distrust = max(v.freeAt(), now+max(own.lease, durationOf(previous, 0)))", ""},
+	},
+	"a holder that was edited away counts as released": {
+		{"record.go", "if holderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn holderOf(lease) == \"\"\n\t}"},
+		{"decide.go", "&& !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)", ""},
+	},
+	"a shortened duration counts at once": {
+		{"decide.go", "duration = max(duration, durationOf(previous, 0))", ""},
+		{"decide.go", "next.claim = v.claim\n", "\n"},
+	},
+	"whoever is named in the lease leads": {
+		{"decide.go", "return a != nil && holderOf(lease) == s.identity && termOf(lease) == a.term && lease.Spec.AcquireTime.Equal(a.acquired)",
+			"_ = a; return holderOf(lease) == s.identity"},
+	},
+	"a renewal that came too late extends the term": {
+		{"events.go", "if now >= s.tenure.sent+s.deadline {\n\t\ts.tenure.lost", "if false {\n\t\ts.tenure.lost"},
+		{"loop.go", "!e.lock.fence.extend(msg.sent+e.deadline)", "func() bool { e.lock.fence.close(); e.lock.fence.openUntil(msg.sent + e.deadline); return false }()"},
+	},
+	"nobody looks again when the watch is dead": {
+		{"loop.go", "e.restartWatch() // it should have shown this: it may be dead", "_ = 0"},
+		{"events.go", "s.doubtful, s.readAt = true, retry", "s.doubtful, s.readAt = true, never"},
+	},
+}
+
+type edit struct{ file, old, new string }
+
+// TestMutants runs the simulation on mutants of the package, made with the build
+// flag -overlay: the code under test needs no switches for it.
+func TestMutants(t *testing.T) {
+	if *mutants == 0 {
+		t.Skip("takes a build per mutant; run it with -mutants=SEEDS")
+	}
+	for name, edits := range mutations {
+		t.Run(name, func(t *testing.T) {
+			out, err := runMutant(t, edits)
+			seed := regexp.MustCompile(`seed \d+: [^:\n]*`).Find(out)
+			switch {
+			case err == nil:
+				t.Errorf("%d seeds have not noticed", *mutants)
+			case seed == nil:
+				t.Errorf("the mutant did not run:\n%s", out)
+			default:
+				t.Logf("%s", seed)
+				t.Logf("%s", regexp.MustCompile(`\d+ of \d+ seeds violate.*`).Find(out))
+			}
+		})
+	}
+}
+
+// runMutant runs TestSimulation with the edits.
+func runMutant(t *testing.T, edits []edit) ([]byte, error) {
+	t.Helper()
+	dir := t.TempDir()
+	replaced := map[string][]byte{}
+	for _, e := range edits {
+		source, edited := replaced[e.file]
+		if !edited {
+			var err error
+			if source, err = os.ReadFile(e.file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := bytes.Count(source, []byte(e.old)); n != 1 {
+			t.Fatalf("%s: found %d times: %s", e.file, n, e.old)
+		}
+		replaced[e.file] = bytes.Replace(source, []byte(e.old), []byte(e.new), 1)
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for file, source := range replaced {
+		path, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[path] = filepath.Join(dir, file)
+		if err := os.WriteFile(overlay.Replace[path], source, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-overlay", file, "-run", "^TestSimulation$", "-v", ".",
+		"-seeds", strconv.Itoa(*mutants), "-keep-going")
+	return cmd.CombinedOutput()
+}

@@ -1,0 +1,115 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/utils/ptr"
+)
+
+// releasedDuration is what a release leaves in leaseDurationSeconds, as
+// client-go's does. It tells a release from a holder that was edited away.
+const releasedDuration = time.Second
+
+// Term is one uninterrupted leadership. It never repeats: within a Lease the
+// transitions only grow, and a Lease that was deleted comes back with another
+// UID.
+type Term struct {
+	LeaseUID    types.UID `json:"leaseUID"`
+	Transitions int32     `json:"transitions"`
+}
+
+// String implements fmt.Stringer.
+func (t Term) String() string {
+	return fmt.Sprintf("%s/%d", t.LeaseUID, t.Transitions)
+}
+
+func termOf(lease *coordinationv1.Lease) Term {
+	return Term{LeaseUID: lease.UID, Transitions: ptr.Deref(lease.Spec.LeaseTransitions, 0)}
+}
+
+func holderOf(lease *coordinationv1.Lease) string {
+	return ptr.Deref(lease.Spec.HolderIdentity, "")
+}
+
+// durationOf returns how long others must wait after a write of the holder: what
+// the holder has written, or fallback if it has not.
+func durationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Duration {
+	if lease == nil || lease.Spec.LeaseDurationSeconds == nil {
+		return fallback
+	}
+	return time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+}
+
+// isFree reports whether nobody holds the Lease and nobody may believe to: it
+// was made by an installer and never held, or it was released. A release sets
+// both times to the same; a holder that somebody has edited away leaves them.
+func isFree(lease *coordinationv1.Lease) bool {
+	if holderOf(lease) != "" {
+		return false
+	}
+	renewed, acquired := lease.Spec.RenewTime, lease.Spec.AcquireTime
+	return renewed == nil ||
+		durationOf(lease, releasedDuration) <= releasedDuration && acquired != nil && renewed.Equal(acquired)
+}
+
+// isNewer reports whether a is a later version than b. Versions that cannot be
+// ordered count as later: that is the safe side, it only makes a standby wait
+// and a leader stop.
+func isNewer(a, b *coordinationv1.Lease) bool {
+	if a.ResourceVersion == b.ResourceVersion {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err != nil || order > 0
+}
+
+// newLease is what to create when there is no Lease.
+func newLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
+	lease.Spec.LeaseTransitions = ptr.To[int32](0)
+	hold(lease, identity, duration, now)
+	return lease
+}
+
+// acquiredLease is the Lease with a new holder. The times are for people and
+// dashboards to read: no elector decides by them.
+func acquiredLease(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
+	lease = lease.DeepCopy()
+	lease.Spec.LeaseTransitions = ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)
+	hold(lease, identity, duration, now)
+	return lease
+}
+
+// hold writes a record in which the times differ by the least that the Lease can
+// carry, so that it never looks like a release.
+func hold(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) {
+	lease.Spec.HolderIdentity = ptr.To(identity)
+	lease.Spec.LeaseDurationSeconds = ptr.To(int32(duration / time.Second))
+	lease.Spec.AcquireTime = ptr.To(metav1.NewMicroTime(now.Add(-time.Microsecond)))
+	lease.Spec.RenewTime = ptr.To(metav1.NewMicroTime(now))
+}
+
+// renewedLease restores the duration too, in case that somebody has edited it.
+func renewedLease(lease *coordinationv1.Lease, duration time.Duration, now time.Time) *coordinationv1.Lease {
+	lease = lease.DeepCopy()
+	lease.Spec.LeaseDurationSeconds = ptr.To(int32(duration / time.Second))
+	lease.Spec.RenewTime = ptr.To(metav1.NewMicroTime(now))
+	return lease
+}
+
+// releasedLease is what client-go leaves behind, so that its electors, too, take
+// the Lease without waiting.
+func releasedLease(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
+	lease = lease.DeepCopy()
+	hold(lease, "", releasedDuration, now)
+	lease.Spec.AcquireTime = lease.Spec.RenewTime
+	return lease
+}

@@ -1,0 +1,222 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// LostError ends the context of lead as its cause, and Run, when the term ended
+// before lead had returned.
+type LostError struct {
+	Reason Reason
+	Term   Term
+}
+
+// Error implements error.
+func (e *LostError) Error() string {
+	return fmt.Sprintf("leadership of term %s ended: %s", e.Term, e.Reason)
+}
+
+// Run competes for the Lease until it is won, then calls lead and returns when
+// lead has returned, or must be given up:
+//
+//   - ctx ends while standing by: Run returns nil.
+//   - ctx ends while leading: the context of lead is cancelled, the Lease is
+//     renewed while lead drains, and released after it has returned and its last
+//     writes are through. Run returns the error of lead. When lead takes longer
+//     than cfg.DrainTimeout, the Lease is not released and Run returns a
+//     *LostError.
+//   - lead returns by itself: the same without the wait.
+//   - the term is lost: the fence closes, then the context of lead is cancelled
+//     with a *LostError as its cause. Run waits for lead for as long as the Lease
+//     would still have covered it, and returns the *LostError joined with the
+//     error of lead.
+//
+// So Run may return while a lead that ignores its context still runs; it cannot
+// write any more, and the process should exit. A lock serves one Run. With
+// cfg.LeaderElect off, the fence is open and lead is called directly.
+func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Context) error) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if !lock.used.CompareAndSwap(false, true) {
+		return errors.New("a lock can be run only once: its terms must not be confused")
+	}
+	if !cfg.LeaderElect {
+		lock.runUnelected()
+		return lead(ctx)
+	}
+	requests, stopRequests := context.WithCancel(context.WithoutCancel(ctx))
+	e := newElector(cfg, lock)
+	defer func() {
+		lock.fence.close()
+		stopRequests()
+		e.wg.Wait()
+		e.timer.Stop()
+	}()
+	klog.FromContext(ctx).Info("Competing for the lease", "lease", lock.name, "identity", lock.identity)
+	e.startProbe(requests)
+	return e.run(ctx, requests, lead)
+}
+
+// elector runs one lock. All of it belongs to the goroutine of Run, except for
+// what it sends itself through inbox.
+type elector struct {
+	*state
+	requester
+
+	lock         *Lock
+	drainTimeout time.Duration
+	jitter       *rand.Rand
+	timer        *time.Timer
+
+	watchUp       bool          // the watch is established, not just under way
+	watchUpAt     time.Duration // since when
+	watchFailures int           // in a row
+	watchesAnew   bool          // the watch begins with the present, not where the last one ended
+
+	stopProbe  context.CancelFunc // of the fence in the API server
+	cancelLead context.CancelCauseFunc
+	leadDone   chan error      // receives once, when lead has returned
+	leadErr    error           // what it has returned
+	idle       <-chan struct{} // closed when lead has returned and no write is in flight
+}
+
+func newElector(cfg Config, lock *Lock) *elector {
+	t := cfg.timing()
+	return &elector{
+		state:        newState(lock.identity, t),
+		requester:    newRequester(lock.client, lock.clock, lock.name, t.requestTimeout()),
+		lock:         lock,
+		drainTimeout: cfg.DrainTimeout,
+		jitter:       newJitter(lock.identity),
+		timer:        time.NewTimer(0),
+	}
+}
+
+func (e *elector) run(ctx, requests context.Context, lead func(context.Context) error) error {
+	stop := ctx.Done()
+	for {
+		now := e.clock.Now()
+		act := e.decide(now)
+		e.lock.publish(e)
+		if act.kind == actEnd {
+			return e.end(ctx, act.reason)
+		}
+		if act.kind != actWait {
+			e.start(requests, act.kind)
+			continue
+		}
+		// The timer stands still while the machine is suspended, the clock does
+		// not: look at it again soon after it has resumed.
+		e.timer.Reset(min(act.until-now, e.retry))
+		select {
+		case <-stop:
+			stop = nil
+			e.drain(ctx)
+		case msg := <-e.inbox:
+			if e.handle(klog.FromContext(ctx), msg) {
+				e.begin(ctx, lead)
+				e.startProbe(requests)
+			}
+		case e.leadErr = <-e.leadDone:
+			e.leadReturned()
+		case <-e.idle:
+			e.idle = nil
+			e.phase = releasing
+			e.writeAt = 0
+		case <-e.timer.C:
+		}
+	}
+}
+
+// begin opens the fence for the term just won, then starts lead.
+func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
+	e.lock.fence.openUntil(e.tenure.sent + e.deadline)
+	e.lock.publish(e)
+	// The end of ctx does not end the term: lead drains under it.
+	leadCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	e.cancelLead, e.leadDone = cancel, make(chan error, 1)
+	done := e.leadDone
+	go func() { done <- lead(leadCtx) }()
+	klog.FromContext(ctx).Info("Started leading", "lease", e.lock.name, "term", e.tenure.term)
+	e.lock.record(e.tenure.lease, "became leader")
+}
+
+// startProbe asks about the fence in the API server, instead of a probe under way.
+func (e *elector) startProbe(ctx context.Context) {
+	if e.lock.probe == nil {
+		return
+	}
+	if e.stopProbe != nil {
+		e.stopProbe()
+	}
+	ctx, e.stopProbe = context.WithCancel(ctx)
+	e.wg.Go(func() { e.lock.probeServerFence(ctx, e.timeout) })
+}
+
+// drain asks to stop: a standby returns, a leader drains.
+func (e *elector) drain(ctx context.Context) {
+	e.stopping = true
+	if e.phase != leading {
+		return
+	}
+	e.drainUntil = min(e.drainUntil, e.clock.Now()+e.drainTimeout)
+	e.cancelLead(context.Cause(ctx))
+}
+
+// leadReturned lets the last writes of lead finish, which go on when it has left
+// goroutines behind, before the Lease is released.
+func (e *elector) leadReturned() {
+	e.leadDone = nil
+	e.drainUntil = min(e.drainUntil, e.clock.Now()+e.drainTimeout)
+	e.idle = e.lock.fence.shut()
+}
+
+// end returns from Run.
+func (e *elector) end(ctx context.Context, reason Reason) error {
+	logger := klog.FromContext(ctx)
+	defer e.lock.ended(reason)
+	if e.tenure == nil {
+		return nil
+	}
+	e.lock.fence.close()
+	if e.cancelLead != nil { // it has led, and not only got the Lease while it was stopping
+		defer func() {
+			logger.Info("Stopped leading", "lease", e.lock.name, "term", e.tenure.term, "reason", reason)
+			e.lock.record(e.tenure.lease, "stopped leading")
+		}()
+	}
+	lost := &LostError{Reason: reason, Term: e.tenure.term}
+	if e.phase == releasing {
+		if reason == ReasonReleaseFailed {
+			return errors.Join(lost, e.leadErr)
+		}
+		return e.leadErr // lead was done with it; whoever has it now may have it
+	}
+	if e.cancelLead != nil {
+		e.cancelLead(lost)
+	}
+	if e.leadDone != nil && reason != ReasonDrainTimeout {
+		e.awaitLead()
+	}
+	return errors.Join(lost, e.leadErr)
+}
+
+// awaitLead waits for lead for as long as the Lease still covers it.
+func (e *elector) awaitLead() {
+	left := e.tenure.sent + e.covered() - e.clock.Now()
+	e.timer.Reset(max(left, 0))
+	select {
+	case e.leadErr = <-e.leadDone:
+	case <-e.timer.C:
+	}
+}

@@ -1,0 +1,171 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+)
+
+// The fence in the API server is a ValidatingAdmissionPolicy with the Lease as its
+// parameter. To find out whether it is in force, a replica sends a write that
+// changes nothing whatever the answer is: a dry-run update of a ConfigMap that is
+// installed along with the policy for this purpose. The policy refuses it always,
+// and says in the refusal what it would do with a write of this replica. That
+// tells more than to read the policy would: that it is bound and enforced, that it
+// recognises the replica's token and that it goes by the right Lease. And it needs
+// no permission but to update that one ConfigMap.
+const (
+	// ServerFenceName is the name of the policy, of its binding, and of the
+	// ConfigMap in the Lease's namespace.
+	ServerFenceName = "quartermaster-fence"
+
+	serverFenceAdmits  = "probe: admits"
+	serverFenceRefuses = "probe: refuses"
+	serverFenceCannot  = "probe: cannot judge"
+)
+
+// ServerFence says whether the API server refuses writes of replicas that do not
+// hold the Lease.
+type ServerFence string
+
+// What can be found out about the fence in the API server.
+const (
+	ServerFenceUnknown       ServerFence = "Unknown"       // no answer yet, or nobody has asked
+	ServerFenceEnforced      ServerFence = "Enforced"      // it judges this replica rightly
+	ServerFenceAbsent        ServerFence = "Absent"        // there is none
+	ServerFenceCannotJudge   ServerFence = "CannotJudge"   // the token is not bound to a Pod
+	ServerFenceMisconfigured ServerFence = "Misconfigured" // it would refuse the leader, or admit another
+)
+
+var serverFences = []ServerFence{ServerFenceUnknown, ServerFenceEnforced, ServerFenceAbsent,
+	ServerFenceCannotJudge, ServerFenceMisconfigured}
+
+// ConfigMapUpdater is what the probe needs of a client for ConfigMaps. It must
+// have the credentials of the controllers' clients, for those are judged, but not
+// the fence of the client.
+type ConfigMapUpdater interface {
+	Update(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.UpdateOptions) (*corev1.ConfigMap, error)
+}
+
+// ProbeServerFence makes Run find out, when it starts and when it leads, whether
+// the API server has a fence. It must be called before Run.
+func (l *Lock) ProbeServerFence(client ConfigMapUpdater) {
+	l.probe = client
+}
+
+// SetServerFence tells what is known without a probe: with a ServiceAccount of its
+// own for each controller, no token is bound to a Pod, and the policy
+// ServerFenceCannotJudge.
+func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
+	l.mu.Lock()
+	before := l.status.ServerFence
+	l.status.ServerFence = found
+	l.mu.Unlock()
+	for _, state := range serverFences {
+		setBool(l.metrics.serverFence.WithLabelValues(l.name.Name, string(state)), state == found)
+	}
+	if found == before {
+		return
+	}
+	logger := klog.FromContext(ctx).WithValues("lease", l.name, "serverFence", found)
+	switch found {
+	case ServerFenceEnforced:
+		logger.Info("The API server refuses writes of replicas that do not hold the lease")
+	case ServerFenceAbsent:
+		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off can be " +
+			"executed after another leads; install deploy/components/fence")
+	case ServerFenceCannotJudge:
+		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
+			"a write that a replica sent before it was paused or cut off can be executed after another leads")
+	case ServerFenceMisconfigured:
+		logger.Error(nil, "The fence in the API server would refuse the writes of this replica although it holds the lease, "+
+			"or admit them although it does not; check the lease that the policy's binding names and the Pod's name in the identity",
+			"identity", l.identity)
+	}
+}
+
+// probeServerFence asks until there is an answer. A wrong verdict may be
+// for want of the newest version of the Lease, so it is not believed at once.
+func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
+	const attempts, pause = 8, 250 * time.Millisecond
+	for attempt := range attempts {
+		request, cancel := context.WithTimeout(ctx, timeout)
+		found, err := l.askServerFence(request)
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if found == ServerFenceMisconfigured && attempt < attempts/2 || err != nil && attempt < attempts-1 {
+			if !pauseFor(ctx, pause<<attempt) {
+				return
+			}
+			continue
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to find out whether the API server has a fence", "lease", l.name)
+		}
+		l.SetServerFence(ctx, found)
+		return
+	}
+}
+
+func (l *Lock) askServerFence(ctx context.Context) (ServerFence, error) {
+	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: l.name.Namespace, Name: ServerFenceName}}
+	leads, follows := l.fence.admits(), l.follows()
+	_, err := l.probe.Update(ctx, probe, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+	leads, follows = leads && l.fence.admits(), follows && l.follows()
+	switch {
+	case err == nil, apierrors.IsNotFound(err):
+		return ServerFenceAbsent, nil
+	case !isVerdict(err):
+		if apierrors.IsForbidden(err) { // by RBAC: the permission comes with the policy
+			return ServerFenceAbsent, nil
+		}
+		return ServerFenceUnknown, fmt.Errorf("dry-run update of ConfigMap %s: %w", ServerFenceName, err)
+	case strings.Contains(err.Error(), serverFenceCannot):
+		return ServerFenceCannotJudge, nil
+	case leads && strings.Contains(err.Error(), serverFenceRefuses),
+		follows && strings.Contains(err.Error(), serverFenceAdmits):
+		return ServerFenceMisconfigured, nil
+	}
+	return ServerFenceEnforced, nil
+}
+
+// follows reports whether another replica is known to hold the Lease.
+func (l *Lock) follows() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.status.Holder != "" && l.status.Holder != l.identity
+}
+
+// isVerdict reports whether the policy has answered the probe.
+func isVerdict(err error) bool {
+	text := err.Error()
+	for _, verdict := range []string{serverFenceAdmits, serverFenceRefuses, serverFenceCannot} {
+		if strings.Contains(text, ServerFenceName) && strings.Contains(text, verdict) {
+			return true
+		}
+	}
+	return false
+}
+
+// pauseFor waits for d, and reports whether ctx did not end before.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
