@@ -86,7 +86,7 @@ func TestHandlerTakesChecksWhileServing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close()
+		defer func() { _ = resp.Body.Close() }()
 		return resp.StatusCode
 	}
 	if got := status(); got != 200 {

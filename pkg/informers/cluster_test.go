@@ -5,7 +5,9 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -149,7 +151,10 @@ func (c *cluster) list(ctx context.Context, o metav1.ListOptions) (*corev1.Secre
 func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.request("watch", o); err != nil {
+	switch err := c.request("watch", o); {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return watch.NewEmptyWatch(), nil // as client-go's REST client does
+	case err != nil:
 		return nil, err
 	}
 	stream := o.SendInitialEvents != nil && *o.SendInitialEvents
@@ -230,7 +235,12 @@ func (c *cluster) since(from int) ([]watch.Event, int, chan struct{}) {
 // tests.
 func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
 	t.Helper()
-	f := &Factory{clock: clock.RealClock{}, mutations: newMutationDetector(clock.RealClock{})}
+	return newTestFactoryWith(t, Config{}, c, needs...)
+}
+
+func newTestFactoryWith(t *testing.T, cfg Config, c *cluster, needs ...Need) *Factory {
+	t.Helper()
+	f := &Factory{clock: clock.RealClock{}, minResync: cfg.MinResyncPeriod, mutations: newMutationDetector(clock.RealClock{})}
 	plans, err := newPlans(needs)
 	if err != nil {
 		t.Fatal(err)

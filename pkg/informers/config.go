@@ -4,7 +4,9 @@
 package informers
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/pflag"
 )
@@ -20,13 +22,17 @@ type Config struct {
 	// Standby is StandbyWarm (default: informers run on every replica) or StandbyCold (they start when
 	// this replica starts leading).
 	Standby string
+	// MinResyncPeriod is the least time between two resyncs of an informer, at which each cached object
+	// reaches the handlers again as an update with equal old and new (default 12 h). The period of each
+	// informer is random between this and twice this. 0 means no resyncs.
+	MinResyncPeriod time.Duration
 	// CacheMutationDetection compares cached objects with what they were when they were cached.
 	CacheMutationDetection bool
 }
 
 // NewConfig returns the defaults.
 func NewConfig() Config {
-	return Config{Standby: StandbyWarm}
+	return Config{Standby: StandbyWarm, MinResyncPeriod: 12 * time.Hour}
 }
 
 // AddFlags binds the flags; their defaults are the values that c has.
@@ -34,6 +40,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Standby, "standby", c.Standby,
 		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
 			"becomes the leader; or \"cold\", none: it saves the memory and lists everything on becoming the leader.")
+	fs.DurationVar(&c.MinResyncPeriod, "min-resync-period", c.MinResyncPeriod,
+		"The resync period of informers is random between this and twice this; 0 switches resyncs off.")
 	fs.BoolVar(&c.CacheMutationDetection, "cache-mutation-detection", c.CacheMutationDetection,
 		"Look for controllers that change cached objects. A finding is logged, counted in "+
 			"quartermaster_informer_cache_mutations_total and fails the health check cache-mutation. "+
@@ -42,8 +50,12 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 
 // Validate reports what is wrong with c.
 func (c *Config) Validate() error {
+	var errs []error
 	if c.Standby != StandbyWarm && c.Standby != StandbyCold {
-		return fmt.Errorf("--standby: %q is neither %q nor %q", c.Standby, StandbyWarm, StandbyCold)
+		errs = append(errs, fmt.Errorf("--standby: %q is neither %q nor %q", c.Standby, StandbyWarm, StandbyCold))
 	}
-	return nil
+	if c.MinResyncPeriod < 0 {
+		errs = append(errs, fmt.Errorf("--min-resync-period: %s is negative", c.MinResyncPeriod))
+	}
+	return errors.Join(errs...)
 }

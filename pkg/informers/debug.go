@@ -13,7 +13,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // Status is what /debug/informers shows.
@@ -150,10 +150,33 @@ func sizeOf(obj any) int {
 		return o.size()
 	case interface{ Size() int }:
 		return 3 * o.Size()
-	case runtime.Object:
-		return 0
+	case *unstructured.Unstructured:
+		return sizeOfValue(o.Object)
 	}
 	return 0
+}
+
+// sizeOfValue estimates the same of a decoded JSON value.
+func sizeOfValue(value any) int {
+	const word = 8
+	n := 2 * word // the interface
+	switch v := value.(type) {
+	case string:
+		n += 2*word + len(v)
+	case map[string]any:
+		n += 6 * word
+		for key, element := range v {
+			n += 2*word + len(key) + sizeOfValue(element)
+		}
+	case []any:
+		n += 3 * word
+		for _, element := range v {
+			n += sizeOfValue(element)
+		}
+	default:
+		n += word
+	}
+	return n
 }
 
 // ServeHTTP serves /debug/informers: readable text, or JSON if the request accepts it or says

@@ -11,8 +11,10 @@ import (
 	"runtime/pprof"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -25,6 +27,7 @@ type Factory struct {
 	resources []*resource
 	mutations *mutationDetector // nil if switched off
 	name      *cache.InformerName
+	minResync time.Duration // 0: no resyncs
 
 	mu      sync.Mutex
 	stop    context.CancelFunc // nil until started
@@ -47,7 +50,7 @@ func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.Kub
 	if err != nil {
 		return nil, err
 	}
-	f := &Factory{clock: c}
+	f := &Factory{clock: c, minResync: cfg.MinResyncPeriod}
 	if cfg.CacheMutationDetection {
 		f.mutations = newMutationDetector(c)
 	}
@@ -81,6 +84,7 @@ func (f *Factory) newResource(p *plan, src source) (*resource, error) {
 		Indexers:          cache.Indexers{}, // so that some can be added
 		ObjectDescription: resourceName(p.resource),
 		Identifier:        f.name.WithResource(p.resource),
+		ResyncPeriod:      wait.Jitter(f.minResync, 1), // not all at once
 	})
 	if f.mutations != nil {
 		lw.cached = f.mutations.watch(r.state.resource, inner.GetStore())

@@ -35,8 +35,14 @@ func (h *slowHandler) OnAdd(obj any, initial bool) {
 	}
 	h.see("add " + keyOf(obj))
 }
-func (h *slowHandler) OnUpdate(_, obj any) { h.see("update " + keyOf(obj)) }
-func (h *slowHandler) OnDelete(obj any)    { h.see("delete " + keyOf(obj)) }
+func (h *slowHandler) OnUpdate(old, obj any) {
+	if old == obj {
+		h.see("resync " + keyOf(obj))
+		return
+	}
+	h.see("update " + keyOf(obj))
+}
+func (h *slowHandler) OnDelete(obj any) { h.see("delete " + keyOf(obj)) }
 
 func keyOf(obj any) string {
 	key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
@@ -74,6 +80,50 @@ func TestAHandlerSeesEverythingInOrder(t *testing.T) {
 			t.Errorf("notifications (-want +got):\n%s", diff)
 		}
 	})
+}
+
+func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
+	cases := map[string]struct {
+		period time.Duration
+		least  int // resyncs in 21 hours
+		most   int
+	}{
+		"at a random time between the period and twice the period": {10 * time.Hour, 1, 2},
+		"never": {0, 0, 0},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"), named("b", "1"))
+				f := newTestFactoryWith(t, Config{MinResyncPeriod: tc.period}, c, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				informer, _ := f.Informer(Secrets)
+				h := &slowHandler{name: "reload"}
+				if _, err := informer.AddEventHandler(h); err != nil {
+					t.Fatal(err)
+				}
+				pass(tc.period - time.Second)
+				if len(h.seen) != 2 {
+					t.Errorf("seen before the period is over: %v", h.seen)
+				}
+				before := c.count()
+				pass(21*time.Hour - tc.period)
+				n := (len(h.seen) - 2) / 2
+				if n < tc.least || n > tc.most {
+					t.Errorf("%d resyncs: %v", n, h.seen)
+				}
+				for _, seen := range h.seen[2:] {
+					if seen != "resync shop/a" && seen != "resync shop/b" {
+						t.Errorf("seen %q", seen)
+					}
+				}
+				if c.count() != before {
+					t.Error("a resync made a request")
+				}
+			})
+		})
+	}
 }
 
 func TestTheBacklogOfASlowHandlerShowsAndDelaysNobodyElse(t *testing.T) {

@@ -5,7 +5,9 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 
@@ -130,6 +132,9 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 		l.wg.Go(idle.run)
 		return idle, nil
 	}
+	if isEmpty(w) {
+		return w, nil
+	}
 	l.state.watching(ctx, streaming)
 	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{})}
 	l.wg.Go(out.run)
@@ -143,6 +148,10 @@ func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, s
 	backoff := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	for {
 		w, err := l.source.watch(ctx, opts)
+		if err == nil && isEmpty(w) && ctx.Err() == nil {
+			l.state.failed("watch", errNoAnswer)
+			l.state.logFailure(ctx, errNoAnswer)
+		}
 		if err == nil {
 			return w, nil
 		}
@@ -165,6 +174,15 @@ func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, s
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// errNoAnswer stands for the errors that isEmpty is about.
+var errNoAnswer = errors.New("the connection broke or timed out before the server answered")
+
+// isEmpty reports whether w is what client-go's REST client returns instead of an error when, after ten
+// attempts, the connection still breaks or times out. The reflector then just tries again, for ever.
+func isEmpty(w watch.Interface) bool {
+	return reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch())
 }
 
 // reducingWatch reduces the objects of a watch.

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -66,12 +67,14 @@ func (d *mutationDetector) watch(resource string, store cache.Store) func(runtim
 	}
 }
 
+// run checks every mutationCheckPeriod and, so that the last changes count too, when ctx ends.
 func (d *mutationDetector) run(ctx context.Context) {
 	ticker := d.clock.NewTicker(mutationCheckPeriod)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
+			d.check(ctx)
 			return
 		case <-ticker.C():
 			d.check(ctx)
@@ -153,6 +156,10 @@ func (d *mutationDetector) checksum(obj runtime.Object) uint64 {
 		}
 	case marshaler:
 		hashEncoded(&h, o)
+	case *unstructured.Unstructured:
+		if b, err := o.MarshalJSON(); err == nil {
+			_, _ = h.Write(b)
+		}
 	}
 	return h.Sum64()
 }

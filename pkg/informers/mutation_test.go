@@ -55,6 +55,21 @@ func TestAChangedEntryIsReportedOnce(t *testing.T) {
 	})
 }
 
+func TestAChangeIsFoundAtTheEndToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(annotated("a"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		informer, _ := f.Informer(Secrets)
+		obj, _, _ := informer.GetStore().GetByKey("shop/a")
+		spoil(f, obj.(*Entry))
+		f.Shutdown()
+		if err := f.CheckMutation(nil); err == nil {
+			t.Error("the change was not found")
+		}
+	})
+}
+
 func TestAnObjectIsCheckedOnceMoreAfterItHasLeftTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(annotated("a"))

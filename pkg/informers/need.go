@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // Resources that can be had with their content.
@@ -37,6 +38,10 @@ const (
 	Reduced Form = iota
 	// Typed is the ordinary API type.
 	Typed
+	// Unstructured is an *unstructured.Unstructured, for custom resources of which more than metadata is
+	// needed. It comes in JSON and takes several times the memory, so the built-in types cannot be had in
+	// it.
+	Unstructured
 )
 
 // Fields are parts of the metadata that a Reduced need may ask for. Name, namespace, UID,
@@ -62,9 +67,9 @@ type Need struct {
 	// and finds it again when it changes.
 	Resource schema.GroupVersionResource
 	Form     Form
-	// Annotations are the keys to keep. The Typed form without a Template keeps all.
+	// Annotations are the keys to keep. The other forms keep all unless they have a Template.
 	Annotations []string
-	// Fields to keep beyond the annotations, in the Reduced form and in a Typed one with a Template.
+	// Fields to keep beyond the annotations, in the Reduced form and in another one with a Template.
 	Fields Fields
 	// When, if set, restricts Fields and Annotations of this need to the objects for which it is true.
 	// It sees the object's whole metadata.
@@ -76,7 +81,8 @@ type Need struct {
 	// SecretTypes are types that this need wants though the server leaves them out by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
-	// Template, if set, reduces a Typed workload to what the index of references needs.
+	// Template, if set, reduces a workload to what the index of references needs. One of a custom
+	// resource must be at spec.template.
 	Template *Template
 	// Optional says that the resource need not exist: while the server does not have it, it counts as
 	// empty and synced.
@@ -85,7 +91,9 @@ type Need struct {
 
 // Template is what a need keeps of a workload beyond its identity, paused or suspended: of the pod
 // template the declared annotations; of its containers the name, references to ConfigMaps and Secrets
-// and the names of mounts; of its volumes those of ConfigMaps and Secrets.
+// and the names of mounts; of its volumes those of ConfigMaps and Secrets. Of a custom resource also
+// spec.workloadRef, by which an Argo Rollout names the workload that has the template; a template that does
+// not parse is kept as it is.
 type Template struct {
 	// Annotations of the template to keep.
 	Annotations []string
@@ -104,9 +112,9 @@ func (n *Need) validate() error {
 		return errors.New("need without a controller's name")
 	case n.Resource.Resource == "":
 		return errors.New("need without resource")
-	case n.Resource.Version == "" && n.Form == Typed:
-		return errors.New("a typed need must name a version")
-	case n.Form == Typed && isSource:
+	case n.Resource.Version == "" && n.Form != Reduced:
+		return errors.New("only a reduced need can do without a version")
+	case n.Form != Reduced && isSource:
 		return errors.New("ConfigMaps and Secrets are cached in reduced form only; read their data live")
 	case n.Digest != nil && !isSource:
 		return errors.New("only ConfigMaps and Secrets have a digest")
@@ -114,8 +122,10 @@ func (n *Need) validate() error {
 		return errors.New("only Secrets have Secret types")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
-	case n.Template != nil && (n.Form != Typed || !hasTemplate(n.Resource)):
-		return errors.New("only typed workloads have a template")
+	case n.Form == Unstructured && scheme.Scheme.IsGroupRegistered(n.Resource.Group):
+		return errors.New("built-in types cannot be had in unstructured form")
+	case n.Template != nil && n.Form != Unstructured && (n.Form != Typed || !hasTemplate(n.Resource)):
+		return errors.New("only workloads have a template")
 	}
 	return nil
 }
@@ -132,8 +142,9 @@ func hasTemplate(gvr schema.GroupVersionResource) bool {
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// typed: some need wants the API type. trimmed: all those want a template only.
-	typed, trimmed bool
+	// whole: some need wants more than an Entry, the API type or an unstructured object. trimmed: all
+	// those want a template only.
+	whole, unstructured, trimmed bool
 	// digests in the order in which entries hold them.
 	digests       []digest
 	fieldSelector string
@@ -182,8 +193,8 @@ func (p *plan) add(n Need) error {
 			n.For, n.Resource.Version, resourceName(n.Resource), p.resource.Version)
 	}
 	p.needs = append(p.needs, n)
-	if n.Form == Typed {
-		p.typed = true
+	if n.Form != Reduced {
+		p.whole, p.unstructured = true, p.unstructured || n.Form == Unstructured
 		p.trimmed = p.trimmed && n.Template != nil
 	}
 	if n.Digest != nil {
@@ -208,11 +219,15 @@ func (p *plan) secretTypeSelector() string {
 
 // form names the plan's form for people.
 func (p *plan) form() string {
+	whole := "typed"
+	if p.unstructured {
+		whole = "unstructured"
+	}
 	switch {
-	case p.typed && p.trimmed:
-		return "typed, trimmed"
-	case p.typed:
-		return "typed"
+	case p.whole && p.trimmed:
+		return whole + ", trimmed"
+	case p.whole:
+		return whole
 	case len(p.digests) > 0:
 		return "content digest"
 	}

@@ -6,6 +6,7 @@ package informers
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -13,10 +14,13 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 )
+
+var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "rollouts"}
 
 func TestNeedsThatCannotBeMet(t *testing.T) {
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
@@ -33,7 +37,11 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		"last-applied":                      {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"template in reduced form":          {[]Need{{For: "a", Resource: Deployments, Template: &Template{}}}, "have a template"},
 		"template of a Namespace":           {[]Need{{For: "a", Resource: Namespaces, Form: Typed, Template: &Template{}}}, "have a template"},
-		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "name a version"},
+		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
+		"unstructured without a version":    {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Form: Unstructured}}, "without a version"},
+		"unstructured built-in types":       {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}}, "built-in"},
+		"unstructured Secrets":              {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "reduced form only"},
+		"unstructured without a client":     {[]Need{{For: "a", Resource: widgets, Form: Unstructured}}, "unstructured form"},
 		"the same controller twice":         {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
 		"two versions of one resource":      {[]Need{{For: "a", Resource: widgets}, {For: "b", Resource: widgets.GroupResource().WithVersion("v2")}}, "needs version v2"},
 		"the typed form of an unknown type": {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "typed form"},
@@ -74,6 +82,9 @@ func TestThePlanIsTheUnionOfAllNeeds(t *testing.T) {
 		"a template suffices for all": {[]Need{{For: "a", Resource: Deployments}, trimmed},
 			union{"typed, trimmed", "", false, []string{"a", "c"}}},
 		"one controller needs the whole object": {[]Need{trimmed, typed}, union{"typed", "", false, []string{"c", "b"}}},
+		"a template of a custom resource": {[]Need{{For: "a", Resource: rollouts}, {For: "b", Resource: rollouts, Form: Unstructured, Template: &Template{}}},
+			union{"unstructured, trimmed", "", false, []string{"a", "b"}}},
+		"the whole of a custom resource": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}}, union{"unstructured", "", false, []string{"a"}}},
 		"optional for all": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs, Optional: true}},
 			union{"metadata", "", true, []string{"a", "b"}}},
 		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}},
@@ -96,18 +107,20 @@ func TestConfig(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm || cfg.CacheMutationDetection {
+	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm || cfg.CacheMutationDetection || cfg.MinResyncPeriod != 12*time.Hour {
 		t.Errorf("defaults %+v: %v", cfg, err)
 	}
-	if err := fs.Parse([]string{"--standby=cold", "--cache-mutation-detection"}); err != nil {
+	if err := fs.Parse([]string{"--standby=cold", "--cache-mutation-detection", "--min-resync-period=0"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold || !cfg.CacheMutationDetection {
+	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold || !cfg.CacheMutationDetection || cfg.MinResyncPeriod != 0 {
 		t.Errorf("parsed %+v: %v", cfg, err)
 	}
-	cfg.Standby = "lukewarm"
-	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "--standby") {
-		t.Errorf("error %v", err)
+	cfg.Standby, cfg.MinResyncPeriod = "lukewarm", -1
+	for _, flag := range []string{"--standby", "--min-resync-period"} {
+		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("error %v does not name %s", err, flag)
+		}
 	}
 }
 
@@ -206,6 +219,48 @@ func TestWorkloadsKeepOnlyWhatTheIndexOfReferencesNeeds(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("trimmed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestACustomResourceWithATemplateIsTrimmed(t *testing.T) {
+	toObject := func(template corev1.PodTemplateSpec) map[string]any {
+		object, err := apiruntime.DefaultUnstructuredConverter.ToUnstructured(&template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return object
+	}
+	rollout := func(annotations map[string]any, spec map[string]any) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Rollout", "spec": spec,
+			"metadata": map[string]any{"namespace": "shop", "name": "web", "uid": "u", "resourceVersion": "7", "generation": int64(3), "annotations": annotations}}}
+	}
+	full, trimmed := map[string]any{"auto": "true", "other": "x"}, map[string]any{"auto": "true"}
+	ref := map[string]any{"kind": "Deployment", "name": "web"}
+	broken := map[string]any{"spec": "none"}
+	cases := map[string]struct{ in, want map[string]any }{
+		"its template":               {map[string]any{"replicas": int64(2), "template": toObject(fullTemplate())}, map[string]any{"template": toObject(trimmedTemplate())}},
+		"a reference instead of one": {map[string]any{"replicas": int64(2), "workloadRef": ref}, map[string]any{"workloadRef": ref}},
+		"one that does not parse":    {map[string]any{"template": broken}, map[string]any{"template": broken}},
+		"one that is no object":      {map[string]any{"template": "none"}, map[string]any{"template": "none"}},
+		"nothing":                    {nil, map[string]any{}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			p := mustPlan(t, Need{For: "reload", Resource: rollouts, Form: Unstructured, Annotations: []string{"auto"},
+				Template: &Template{Annotations: []string{"auto"}, EnvPrefixes: []string{"MARK_"}}})
+			in := rollout(full, tc.in)
+			in.Object["status"] = map[string]any{"replicas": int64(2)}
+			got, err := p.reduce(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(rollout(trimmed, tc.want), got); diff != "" {
+				t.Errorf("trimmed (-want +got):\n%s", diff)
+			}
+			if size := sizeOf(got); size < 200 || size > 5000 {
+				t.Errorf("size %d", size)
 			}
 		})
 	}

@@ -22,9 +22,9 @@ func (p *plan) reduce(obj runtime.Object) (runtime.Object, error) {
 		return nil, fmt.Errorf("reduce %T: %w", obj, err)
 	}
 	switch {
-	case p.typed && p.trimmed:
+	case p.whole && p.trimmed:
 		return p.trim(obj)
-	case p.typed:
+	case p.whole:
 		strip(m)
 		return obj, nil
 	}
@@ -36,7 +36,7 @@ func (p *plan) reduce(obj runtime.Object) (runtime.Object, error) {
 // bookmark turns the object of a bookmark into what the reflector expects of it: the same type as all
 // others, with a resourceVersion and perhaps the mark of the end of the initial events.
 func (p *plan) bookmark(obj runtime.Object) (runtime.Object, error) {
-	if p.typed {
+	if p.whole {
 		return obj, nil
 	}
 	m, err := meta.Accessor(obj)

@@ -6,6 +6,7 @@ package informers
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,6 +22,7 @@ func TestRequestsAreRepeatedWhileTheServerRefuses(t *testing.T) {
 		"too many requests":  apierrors.NewTooManyRequests("later", 1),
 		"internal error":     apierrors.NewInternalError(errors.New("etcd is not available")),
 		"connection refused": syscall.ECONNREFUSED,
+		"broken connection":  io.ErrUnexpectedEOF,
 		"unavailable":        apierrors.NewServiceUnavailable("starting"),
 	}
 	for name, failure := range cases {

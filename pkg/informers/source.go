@@ -11,6 +11,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -52,7 +53,7 @@ func contentSource(client rest.Interface, resource string) source {
 
 // newSource picks the client that suffices for the plan.
 func newSource(p *plan, c Clients) (source, error) {
-	if !p.typed {
+	if !p.whole {
 		switch {
 		case p.resource.Version == "":
 			return sourceOf(newAnyVersion(p.resource.GroupResource(), c), c.Metadata, &Entry{}), nil
@@ -65,6 +66,9 @@ func newSource(p *plan, c Clients) (source, error) {
 		case p.resource == ConfigMaps:
 			return sourceOf(c.Typed.CoreV1().ConfigMaps(metav1.NamespaceAll), c.Typed, &Entry{}), nil
 		}
+	}
+	if p.unstructured && c.Dynamic != nil {
+		return sourceOf(c.Dynamic.Resource(p.resource), c.Dynamic, &unstructured.Unstructured{}), nil
 	}
 	all := metav1.NamespaceAll
 	switch p.resource {
@@ -81,5 +85,5 @@ func newSource(p *plan, c Clients) (source, error) {
 	case Jobs:
 		return sourceOf(c.Typed.BatchV1().Jobs(all), c.Typed, &batchv1.Job{}), nil
 	}
-	return source{}, fmt.Errorf("%s cannot be had in typed form", resourceName(p.resource))
+	return source{}, fmt.Errorf("%s cannot be had in %s form", resourceName(p.resource), p.form())
 }

@@ -12,6 +12,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -37,8 +38,48 @@ func (p *plan) trim(obj runtime.Object) (runtime.Object, error) {
 				JobTemplate:       batchv1.JobTemplateSpec{Spec: p.trimJob(&w.Spec.JobTemplate.Spec)},
 			},
 			Status: batchv1.CronJobStatus{Active: w.Status.Active}}, nil
+	case *unstructured.Unstructured:
+		return p.trimUnstructured(w)
 	}
 	return nil, fmt.Errorf("%T has no pod template", obj)
+}
+
+// trimUnstructured is trim for a custom resource with a pod template.
+func (p *plan) trimUnstructured(u *unstructured.Unstructured) (runtime.Object, error) {
+	meta := p.trimMeta(u)
+	metadata, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&meta)
+	if err != nil {
+		return nil, fmt.Errorf("trim %s/%s: %w", meta.Namespace, meta.Name, err)
+	}
+	kept := map[string]any{}
+	spec, _ := u.Object["spec"].(map[string]any)
+	if template, ok := spec["template"]; ok {
+		kept["template"] = p.trimUnstructuredTemplate(template)
+	}
+	if ref, ok := spec["workloadRef"]; ok {
+		kept["workloadRef"] = ref
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": u.Object["apiVersion"], "kind": u.Object["kind"], "metadata": metadata, "spec": kept,
+	}}, nil
+}
+
+// trimUnstructuredTemplate leaves alone what is no pod template: one such object must not stop the others.
+func (p *plan) trimUnstructuredTemplate(value any) any {
+	object, ok := value.(map[string]any)
+	if !ok {
+		return value
+	}
+	var template corev1.PodTemplateSpec
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, &template); err != nil {
+		return value
+	}
+	template = p.trimTemplate(&template)
+	trimmed, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&template)
+	if err != nil {
+		return value
+	}
+	return trimmed
 }
 
 func (p *plan) trimJob(spec *batchv1.JobSpec) batchv1.JobSpec {

@@ -1,0 +1,29 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package greeter
+
+import (
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Entry is what the registry knows of the controller.
+func Entry() app.Entry {
+	return app.Entry{
+		Name:    Name,
+		Summary: "greets ConfigMaps that ask for it",
+		Needs: func() ([]informers.Need, error) {
+			return []informers.Need{{For: Name, Resource: informers.ConfigMaps, Annotations: []string{Annotation}}}, nil
+		},
+		Rules: func() []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "patch"}}}
+		},
+		New: func(h app.Host) (controllers.Controller, error) {
+			return New(h.Informer(informers.ConfigMaps), h.Client, h.Events, h.Loops), nil
+		},
+	}
+}

@@ -1,0 +1,74 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package greeter is an example of a controller: it greets ConfigMaps that ask for it, by an Event.
+package greeter
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// Name of the controller; Annotation on a ConfigMap asks it to greet who is named in its value.
+const (
+	Name       = "greeter"
+	Annotation = "example.com/greet"
+)
+
+// Controller greets. Its Run and Status are those of the shared loop.
+type Controller struct {
+	*controllers.Loop[cache.ObjectName]
+	configMaps cache.SharedIndexInformer
+	client     kubernetes.Interface
+	events     record.EventRecorder
+}
+
+// New names what the controller uses.
+func New(configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, metrics *controllers.Metrics) *Controller {
+	c := &Controller{configMaps: configMaps, client: client, events: events}
+	c.Loop = controllers.NewLoop(controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics})
+	return c
+}
+
+// Run reconciles until ctx ends and every worker has returned.
+func (c *Controller) Run(ctx context.Context) error {
+	return c.Loop.Run(ctx, controllers.WatchSelf(c.configMaps))
+}
+
+func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	cached, exists, err := c.configMaps.GetIndexer().GetByKey(key.String())
+	if err != nil || !exists {
+		return 0, err
+	}
+	// The cache holds of a ConfigMap what the entry declared; this is the way to it that every form has.
+	object := cached.(metav1.Object)
+	whom, asked := object.GetAnnotations()[Annotation]
+	if !asked {
+		return 0, nil
+	}
+	if whom == "" {
+		panic("a greeting for nobody") // caught, counted and retried by the loop; the other controllers do not notice
+	}
+
+	// One write, then the Event that tells of it. The server says whether somebody was faster.
+	patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":%q,"annotations":{%q:null}}}`, object.GetResourceVersion(), Annotation)
+	configMap, err := c.client.CoreV1().ConfigMaps(key.Namespace).Patch(ctx, key.Name, "application/merge-patch+json", patch, metav1.PatchOptions{FieldManager: Name})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return 0, nil // it changed meanwhile; that change brings the key back
+	case err != nil:
+		return 0, fmt.Errorf("greet %s: %w", key, err)
+	}
+	c.events.Eventf(configMap, corev1.EventTypeNormal, "Greeted", "Hello, %s", whom)
+	return 0, nil
+}

@@ -1,0 +1,18 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command manager is a build of the manager with a controller of one's own in it.
+package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+
+	"github.com/quartermaster-dev/quartermaster/examples/greeter"
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+)
+
+func main() {
+	os.Exit(cli.Run(app.NewCommand(greeter.Entry())))
+}

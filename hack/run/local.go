@@ -1,0 +1,87 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// runLocal runs the managers on a control plane of its own.
+func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File) (err error) {
+	fmt.Println("Building the manager")
+	binary, err := cluster.BuildManager(ctx, false)
+	if err != nil {
+		return err
+	}
+	c, err := startCluster(ctx, dir, lock)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, c.Stop())
+		if err == nil {
+			fmt.Println("Stopped.")
+		}
+	}()
+	f := &fleet{dir: dir, out: os.Stdout}
+	if f.client, err = kubernetes.NewForConfig(c.AdminConfig()); err != nil {
+		return err
+	}
+	if err := prepare(ctx, c, root); err != nil {
+		return err
+	}
+	defer f.stop()
+	for i := range opts.replicas {
+		replica, err := c.NewReplica(ctx, strconv.Itoa(i+1))
+		if err != nil {
+			return err
+		}
+		// Level 2 logs the writes, of which the terminal shows some.
+		m, err := c.StartManager(replica, cluster.ManagerOptions{Binary: binary, Args: append([]string{"--v=2"}, opts.args...)})
+		if err != nil {
+			return err
+		}
+		f.add(ctx, replica.Pod, m)
+	}
+	leader, err := f.waitForLeader(ctx)
+	if err != nil {
+		return err
+	}
+	printLocal(f.out, c, f.managers, leader)
+	f.follow(ctx, leader)
+	return nil
+}
+
+// startCluster starts the control plane such that the end of ctx ends the start, but not the cluster: at
+// Ctrl-C the managers stop before it.
+func startCluster(ctx context.Context, dir string, lock *os.File) (*cluster.Cluster, error) {
+	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	unlink := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
+	defer unlink()
+	return cluster.Start(life, cluster.Options{Dir: dir, Hold: []*os.File{lock}, Progress: os.Stdout})
+}
+
+// prepare applies what an administrator would before the managers start. The Deployment of the manager is
+// left out, as its replicas run as processes.
+func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
+	if err := c.ApplyDir(ctx, filepath.Join(root, "deploy"), "Deployment"); err != nil {
+		return err
+	}
+	if err := c.ApplyDir(ctx, filepath.Join(root, "hack", "sample")); err != nil {
+		return err
+	}
+	// Short commands to paste, which leave nothing in the user's home.
+	script := fmt.Sprintf("#!/bin/sh\nexec %s --kubeconfig=%s --cache-dir=%s \"$@\"\n", quote(c.Binary("kubectl")),
+		quote(c.Kubeconfig()), quote(filepath.Join(c.Dir(), "kubectl-cache")))
+	return os.WriteFile(filepath.Join(c.Dir(), "kubectl"), []byte(script), 0o700)
+}

@@ -1,0 +1,117 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command run is `make run`: a control plane on loopback, managers on it and a sample, until Ctrl-C.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+)
+
+const usage = `Usage: run [flags] [-- flags of the managers]
+
+Starts a Kubernetes control plane, managers and a sample, and stops them at Ctrl-C.
+With --kubeconfig it starts one manager on that cluster instead, as the user of
+that file. The variable KUBECONFIG of the environment does not count: a command
+to try something out must not reach a cluster by accident.
+
+`
+
+// options are the command line.
+type options struct {
+	replicas   int
+	kubeconfig string
+	args       []string // for the managers
+}
+
+func main() {
+	opts, err := parse(os.Args[1:])
+	if errors.Is(err, pflag.ErrHelp) {
+		return
+	}
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+		context.AfterFunc(ctx, stop) // a second signal ends this process at once; the reaper cleans up
+		err = run(ctx, opts)
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("interrupted: %w", err)
+		}
+		stop()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
+	fs.IntVar(&o.replicas, "replicas", 2, "managers on the local control plane")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "run one manager on the cluster of this file")
+	fs.Usage = func() { fmt.Fprint(os.Stderr, usage+fs.FlagUsages()) }
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	o.args = fs.Args()
+	for _, arg := range o.args {
+		if !strings.HasPrefix(arg, "-") {
+			return o, fmt.Errorf("unexpected argument %q", arg)
+		}
+	}
+	if o.replicas < 1 || o.replicas > 20 {
+		return o, fmt.Errorf("--replicas=%d: must be from 1 to 20", o.replicas)
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, opts options) error {
+	root, err := controlplane.Root()
+	if err != nil {
+		return err
+	}
+	lock, err := lockCheckout(root)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	dir := filepath.Join(root, ".run")
+	if err := os.RemoveAll(dir); err != nil { // of a machine that lost its power
+		return err
+	}
+	if opts.kubeconfig != "" {
+		return runExisting(ctx, opts, dir, lock)
+	}
+	return runLocal(ctx, opts, root, dir, lock)
+}
+
+// lockCheckout keeps a second run of the same checkout away. The reaper holds the lock too, until the
+// clean-up of this run is done.
+func lockCheckout(root string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Join(root, ".cache"), 0o755); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(root, ".cache", "run.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		lock.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("make run is running in %s already: stop it first, or use another checkout", root)
+		}
+		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return lock, nil
+}

@@ -1,0 +1,125 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"golang.org/x/time/rate"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// Lines of interest of a manager's log in klog's text format: warnings and errors, and these messages.
+var (
+	header   = regexp.MustCompile(`^([IWEF])\d{4} [\d:.]+ +\d+ [^]]+\] (.*)$`)
+	messages = []string{`"Started leading"`, `"Stopped leading"`, `"Reload"`, `"The API server answers"`}
+)
+
+// showLog copies the lines of interest of a manager's log, at most one a second on average.
+func showLog(ctx context.Context, out io.Writer, name string, m *cluster.Manager) {
+	limit := rate.NewLimiter(1, 10)
+	hidden := 0
+	for line := range m.Lines(ctx) {
+		text, ok := interesting(line)
+		if !ok {
+			continue
+		}
+		if !limit.Allow() {
+			hidden++
+			continue
+		}
+		if hidden > 0 {
+			fmt.Fprintf(out, "%s | (%d more lines in %s)\n", name, hidden, m.Log)
+			hidden = 0
+		}
+		fmt.Fprintf(out, "%s | %s\n", name, text)
+	}
+}
+
+func interesting(line string) (text string, ok bool) {
+	match := header.FindStringSubmatch(line)
+	if match == nil {
+		return "", false // a stack, or the rest of a longer message
+	}
+	switch level, text := match[1], match[2]; level {
+	case "W":
+		return "Warning: " + text, true
+	case "E", "F":
+		return "Error: " + text, true
+	default:
+		for _, message := range messages {
+			if strings.HasPrefix(text, message) {
+				return text, true
+			}
+		}
+		return "", false
+	}
+}
+
+func printLocal(out io.Writer, c *cluster.Cluster, managers []*cluster.Manager, leader string) {
+	kubectl := quote(filepath.Join(c.Dir(), "kubectl"))
+	fmt.Fprintf(out, "\n%s leads.\n\n", leader)
+	fmt.Fprintf(out, "kubeconfig   %s\n", c.Kubeconfig())
+	fmt.Fprintf(out, "logs         %s\n", filepath.Join(c.Dir(), "logs"))
+	for _, m := range managers {
+		fmt.Fprintf(out, "%s\n  health     %s/readyz?verbose\n  metrics    %s/metrics\n", m.Pod, m.InsecureURL, m.SecureURL)
+	}
+	fmt.Fprintf(out, `
+Metrics need a token:
+  curl --insecure --header "Authorization: Bearer $(%[1]s -n quartermaster-sample create token metrics-reader)" %[3]s/metrics
+
+Try in another terminal:
+  1. Edit the ConfigMap and watch the rollout: a new ReplicaSet. (Its Pods stay Pending, as this cluster has no nodes.)
+     %[1]s -n quartermaster-sample patch configmap app-config -p "{\"data\":{\"GREETING\":\"hello at $(date)\"}}"
+     %[1]s -n quartermaster-sample get replicasets --watch
+  2. Stop the leader and watch the other take over, here:
+     kill $(cat %[2]s)
+  3. See who leads:
+     %[1]s -n kube-system get lease quartermaster
+
+Ctrl-C stops everything and removes %[4]s.
+
+`, kubectl, quote(filepath.Join(c.Dir(), "leader.pid")), managers[0].SecureURL, c.Dir())
+}
+
+func printExisting(out io.Writer, host, kubeconfig, dir string, m *cluster.Manager) {
+	kubectl := "kubectl --kubeconfig=" + quote(kubeconfig)
+	fmt.Fprintf(out, `
+One manager runs on %[1]s as the user of %[2]s.
+
+logs         %[3]s
+health       %[4]s/readyz?verbose
+metrics      %[5]s/metrics
+
+Metrics need a token of somebody who may get the URL /metrics, such as by ClusterRole quartermaster-metrics-reader:
+  curl --insecure --header "Authorization: Bearer $(%[6]s -n NAMESPACE create token SERVICEACCOUNT)" %[5]s/metrics
+
+Try:
+  1. Edit a ConfigMap and watch the rollout of a Deployment that uses it:
+     %[6]s -n NAMESPACE annotate deployment NAME quartermaster.dev/reload=auto
+  2. Stop this manager; another one takes over if there is one:
+     kill %[7]d
+  3. See who leads:
+     %[6]s -n kube-system get lease quartermaster
+
+Ctrl-C stops the manager. Its Lease stays in the cluster.
+
+`, host, kubeconfig, filepath.Join(dir, "logs"), m.InsecureURL, m.SecureURL, kubectl, m.PID())
+}
+
+var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,=-]+$`)
+
+// quote makes one word of a POSIX shell of s.
+func quote(s string) string {
+	if plain.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,99 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app puts the manager together: flags, the registry of controllers, the servers, and Run, the whole life of
+// the process. It is the only package that knows every component.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/signal"
+	goruntime "runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	clientfeatures "k8s.io/client-go/features"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+)
+
+// helpColumns is the width that --help is wrapped to, whatever the terminal: it reads well and is the same in a file.
+const helpColumns = 80
+
+// NewCommand returns the manager's command. It runs the controllers of the registry and, in a build of your own, the
+// given ones.
+func NewCommand(entries ...Entry) *cobra.Command {
+	o, err := NewOptions(entries...)
+	cmd := &cobra.Command{
+		Use:   "manager",
+		Short: "One highly available process for the controllers of a cluster",
+		Long: `The Quartermaster manager runs controllers in one process instead of one
+operator each. Several replicas may run: one leads and runs the controllers,
+the others stand by with warm caches.`,
+		Version:       version.Get().GitVersion,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		// Before logging is set up, so that problems of the command line stay readable, all of them at once.
+		Args: func(_ *cobra.Command, args []string) error {
+			if err != nil {
+				return err
+			}
+			var errs []error
+			if len(args) > 0 {
+				errs = append(errs, fmt.Errorf("takes no arguments, got %q", args))
+			}
+			return errors.Join(append(errs, o.Validate())...)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// The first signal ends ctx; after it the signals have their default effect again, so a second one ends
+			// the process at once.
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			context.AfterFunc(ctx, func() {
+				stop()
+				klog.FromContext(ctx).Info("Stopping; a second signal ends the process at once", "reason", context.Cause(ctx))
+			})
+			if err := o.apply(); err != nil {
+				return err
+			}
+			cliflag.PrintFlags(cmd.Flags())
+			return Run(ctx, o)
+		},
+	}
+	cmd.SetVersionTemplate("Quartermaster {{.Version}}\n")
+	cmd.SetContext(context.Background())
+	if err != nil {
+		return cmd
+	}
+	cmd.Flags().BoolP("version", "", false, "Print the version and exit.")
+	global := o.flags.FlagSet("global")
+	global.BoolP("help", "h", false, "Print this help and exit.")
+	global.AddFlag(cmd.Flags().Lookup("version"))
+	for _, fs := range o.flags.FlagSets {
+		cmd.Flags().AddFlagSet(fs)
+	}
+	cliflag.SetUsageAndHelpFunc(cmd, o.flags, helpColumns)
+	return cmd
+}
+
+// apply puts the settings into effect that are the whole process's, by the nature of the libraries they belong to.
+func (o *Options) apply() error {
+	if err := logsapi.ValidateAndApply(o.Logs, o.FeatureGate); err != nil {
+		return err
+	}
+	clientfeatures.ReplaceFeatureGates(clientGoFeatures{o.FeatureGate})
+	// Without any setting, Apply would log an error about a manifest that nobody asked for.
+	if m := o.Metrics; m.ShowHiddenMetricsForVersion != "" || len(m.DisabledMetrics) > 0 || len(m.AllowListMapping) > 0 || m.AllowListMappingManifest != "" {
+		m.Apply()
+	}
+	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
+		goruntime.SetBlockProfileRate(1)
+	}
+	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
+	return nil
+}

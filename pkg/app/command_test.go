@@ -1,0 +1,169 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"flag"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// execute runs the command line and returns what it printed and the error; it must not get as far as Run.
+func execute(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand()
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	err := cmd.Execute()
+	return out.String(), err
+}
+
+func TestHelpGolden(t *testing.T) {
+	out, err := execute(t, "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden := filepath.Join("testdata", "help.golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), out); diff != "" {
+		t.Errorf("--help differs from %s (make generate writes it):\n%s", golden, diff)
+	}
+	for line := range strings.Lines(out) {
+		if n := len([]rune(strings.TrimRight(line, "\n"))); n > helpColumns && strings.Contains(strings.TrimSpace(line), " ") && !strings.HasPrefix(strings.TrimSpace(line), "--") {
+			t.Errorf("line of %d columns, more than %d: %s", n, helpColumns, line)
+		}
+	}
+}
+
+func TestCommandLineIsChecked(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"an unknown flag is an error": {
+			[]string{"--no-such-flag"}, []string{"unknown flag: --no-such-flag"}},
+		"a stray argument is an error": {
+			[]string{"stray"}, []string{`"stray"`}},
+		"an unknown controller is an error that lists the known ones": {
+			[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
+		"an unknown original is an error that lists the known ones": {
+			[]string{"--compat=helm"}, []string{"--compat", `"helm"`, "reloader"}},
+		"all problems are reported at once, each with its flag": {
+			[]string{"--shutdown-timeout=0s", "--insecure-port=70000", "--leader-elect-renew-deadline=20s", "--standby=tepid", "--kube-api-qps=0", "--tls-cert-file=x"},
+			[]string{"--shutdown-timeout", "--insecure-port", "--leader-elect-renew-deadline", "--standby", "--kube-api-qps", "--tls-private-key-file"}},
+		"a lock type of the past is refused with what to use": {
+			[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
+		"a log format that does not exist is refused": {
+			[]string{"--logging-format=xml"}, []string{"xml"}},
+		"a feature gate that does not exist is refused": {
+			[]string{"--feature-gates=NoSuchGate=true"}, []string{"NoSuchGate"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := execute(t, tc.args...)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error lacks %q:\n%v", want, err)
+				}
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	out, err := execute(t, "--version")
+	if err != nil || !strings.HasPrefix(out, "Quartermaster v") {
+		t.Errorf("--version: %q, %v", out, err)
+	}
+}
+
+func TestEnabled(t *testing.T) {
+	entries := []Entry{
+		{Name: "one", Aliases: []string{"uno"}},
+		{Name: "two"},
+		{Name: "three", OffByDefault: true},
+	}
+	for name, tc := range map[string]struct {
+		items []string
+		want  []string
+	}{
+		"star is all that are on by default":          {[]string{"*"}, []string{"one", "two"}},
+		"a name adds one that is off":                 {[]string{"*", "three"}, []string{"one", "two", "three"}},
+		"a minus takes one away":                      {[]string{"*", "-one"}, []string{"two"}},
+		"without a star only the named ones run":      {[]string{"two"}, []string{"two"}},
+		"an alias stands for its controller":          {[]string{"uno"}, []string{"one"}},
+		"a minus before an alias takes it away":       {[]string{"*", "-uno"}, []string{"two"}},
+		"the first item that names it decides":        {[]string{"one", "-one"}, []string{"one"}},
+		"the order is the registry's, not the flag's": {[]string{"three", "one"}, []string{"one", "three"}},
+		"none at all is possible":                     {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &Options{entries: entries, Generic: GenericConfig{Controllers: tc.items}}
+			on, err := o.enabled()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, e := range on {
+				got = append(got, e.Name)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestDryRunMarksEveryWriteAndNoRead(t *testing.T) {
+	for method, want := range map[string]string{
+		http.MethodGet: "", http.MethodHead: "", http.MethodOptions: "",
+		http.MethodPost: "All", http.MethodPut: "All", http.MethodPatch: "All", http.MethodDelete: "All",
+	} {
+		t.Run(method, func(t *testing.T) {
+			var got *http.Request
+			rt := dryRun{roundTripper(func(r *http.Request) (*http.Response, error) { got = r; return nil, nil })}
+			sent, err := http.NewRequest(method, "https://example.com/api?fieldManager=x", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := rt.RoundTrip(sent); err != nil { //nolint:bodyclose // there is no response
+				t.Fatal(err)
+			}
+			if dry := got.URL.Query().Get("dryRun"); dry != want {
+				t.Errorf("dryRun=%q, want %q", dry, want)
+			}
+			if got.URL.Query().Get("fieldManager") != "x" || sent.URL.Query().Has("dryRun") {
+				t.Errorf("the query of the request was lost or the caller's request changed: %s, %s", got.URL, sent.URL)
+			}
+		})
+	}
+}

@@ -1,0 +1,94 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+func configReload(o *Options) Entry {
+	// The host's flags that concern this controller are known after parsing.
+	config := func() configreload.Config {
+		cfg := o.ConfigReload
+		cfg.Compat = o.compat("reloader")
+		cfg.DryRun = cfg.DryRun || o.Generic.DryRun
+		return cfg
+	}
+	return Entry{
+		Name:    configreload.Name,
+		Summary: "rolls workloads whose ConfigMaps or Secrets changed",
+		Config:  &o.ConfigReload,
+		Needs:   func() ([]informers.Need, error) { return configReloadNeeds(config()) },
+		Rules:   func() []rbacv1.PolicyRule { return configreload.Rules(config()) },
+		New: func(h Host) (controllers.Controller, error) {
+			dyn, err := dynamic.NewForConfig(h.RESTConfig)
+			if err != nil {
+				return nil, err
+			}
+			cfg := config()
+			cfg.DrainTimeout = h.DrainTimeout
+			var in configreload.Informers
+			for _, resource := range configreload.Resources(cfg) {
+				informer := h.Informer(resource)
+				switch resource {
+				case informers.ConfigMaps:
+					in.ConfigMaps = informer
+				case informers.Secrets:
+					in.Secrets = informer
+				case informers.Deployments:
+					in.Deployments = informer
+				case informers.StatefulSets:
+					in.StatefulSets = informer
+				case informers.DaemonSets:
+					in.DaemonSets = informer
+				case informers.CronJobs:
+					in.CronJobs = informer
+				case informers.Jobs:
+					in.Jobs = informer
+				case informers.Namespaces:
+					in.Namespaces = informer
+				case configreload.RolloutsResource:
+					in.Rollouts = informer
+				}
+			}
+			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Clock, h.Loops, h.Metrics)
+		},
+	}
+}
+
+// configReloadNeeds asks for a digest of each source and the references of each workload.
+func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
+	digest, err := configreload.SourceDigest(cfg)
+	if err != nil {
+		return nil, err
+	}
+	workload := configreload.WorkloadAnnotations(cfg)
+	var needs []informers.Need
+	for _, resource := range configreload.Resources(cfg) {
+		need := informers.Need{For: configreload.Name, Resource: resource}
+		switch resource {
+		case informers.ConfigMaps, informers.Secrets:
+			need.Annotations = configreload.SourceAnnotations(cfg)
+			need.Digest = func(o runtime.Object) []byte { return digest(o) }
+		case informers.Namespaces:
+			need.Fields = informers.Labels
+		default:
+			need.Form = informers.Typed
+			if resource == configreload.RolloutsResource {
+				need.Form, need.Optional = informers.Unstructured, true
+			}
+			need.Annotations = workload
+			need.Fields = informers.OwnerReferences
+			need.Template = &informers.Template{Annotations: workload, EnvPrefixes: []string{"STAKATER_"}}
+		}
+		needs = append(needs, need)
+	}
+	return needs, nil
+}

@@ -1,0 +1,256 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	apiserveroptions "k8s.io/apiserver/pkg/server/options"
+	cliflag "k8s.io/component-base/cli/flag"
+	componentbaseconfig "k8s.io/component-base/config"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// originals are the operators whose annotations --compat switches on.
+var originals = []string{"reloader", "reflector", "replicator", "ttl-controller", "janitor"}
+
+// Options is the whole configuration of the manager: one Config per component, written by the flags.
+type Options struct {
+	Generic        GenericConfig
+	Client         ClientConfig
+	Election       election.Config
+	Informers      informers.Config
+	Secure         *apiserveroptions.SecureServingOptions
+	Insecure       InsecureConfig
+	Authentication *apiserveroptions.DelegatingAuthenticationOptions
+	Authorization  *apiserveroptions.DelegatingAuthorizationOptions
+	Metrics        *metrics.Options
+	ConfigReload   configreload.Config
+	Logs           *logsapi.LoggingConfiguration
+	FeatureGate    featuregate.MutableVersionedFeatureGate
+
+	entries []Entry
+	flags   cliflag.NamedFlagSets
+}
+
+// GenericConfig is what concerns all controllers alike.
+type GenericConfig struct {
+	Controllers              []string
+	Compat                   []string
+	ControllerStartInterval  time.Duration
+	ControllerStuckAfter     time.Duration
+	ShutdownTimeout          time.Duration
+	UseServiceAccountTokens  bool
+	ServiceAccountsNamespace string
+	DryRun                   bool
+	Debugging                componentbaseconfig.DebuggingConfiguration
+}
+
+// ClientConfig says how to reach the API server.
+type ClientConfig struct {
+	componentbaseconfig.ClientConnectionConfiguration
+	Master string
+}
+
+// InsecureConfig is the plain HTTP server for health checks.
+type InsecureConfig struct {
+	BindAddress net.IP
+	Port        int
+	Metrics     bool
+}
+
+// NewOptions returns the defaults. The gate holds the features of the libraries that the manager consists of.
+func NewOptions(entries ...Entry) (*Options, error) {
+	gate, err := newFeatureGate()
+	if err != nil {
+		return nil, err
+	}
+	o := &Options{
+		Generic: GenericConfig{
+			Controllers:              []string{"*"},
+			ControllerStuckAfter:     5 * time.Minute,
+			ShutdownTimeout:          20 * time.Second,
+			ServiceAccountsNamespace: "kube-system",
+			Debugging:                componentbaseconfig.DebuggingConfiguration{EnableProfiling: true},
+		},
+		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
+			ContentType: "application/vnd.kubernetes.protobuf",
+			QPS:         50,
+			Burst:       100,
+		}},
+		Election:       election.NewConfig(),
+		Informers:      informers.NewConfig(),
+		Secure:         apiserveroptions.NewSecureServingOptions(),
+		Insecure:       InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
+		Authentication: apiserveroptions.NewDelegatingAuthenticationOptions(),
+		Authorization:  apiserveroptions.NewDelegatingAuthorizationOptions(),
+		Metrics:        metrics.NewOptions(),
+		ConfigReload:   configreload.DefaultConfig(),
+		Logs:           logsapi.NewLoggingConfiguration(),
+		FeatureGate:    gate,
+	}
+	o.Secure.BindPort = 10357
+	// Empty: a self-signed certificate is made in memory, so that a read-only root file system is enough.
+	o.Secure.ServerCert.CertDirectory = ""
+	o.Secure.ServerCert.PairName = "manager"
+	// The health paths stand in front of authorization, open even while the API server is away.
+	o.Authorization.AlwaysAllowPaths = nil
+	o.Authentication.RemoteKubeConfigFileOptional = true
+	o.Authorization.RemoteKubeConfigFileOptional = true
+
+	o.entries = append(registry(o), entries...)
+	o.flags = o.flagSets()
+	return o, nil
+}
+
+// flagSets binds every flag, in groups in the order of --help.
+func (o *Options) flagSets() cliflag.NamedFlagSets {
+	var sets cliflag.NamedFlagSets
+
+	g := &o.Generic
+	fs := sets.FlagSet("generic")
+	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
+		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
+		"All: "+strings.Join(o.known(), ", ")+".")
+	fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
+		"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
+		"any of "+strings.Join(originals, ", ")+".")
+	fs.DurationVar(&g.ControllerStartInterval, "controller-start-interval", g.ControllerStartInterval,
+		"The time between starting one controller and the next.")
+	fs.DurationVar(&g.ControllerStuckAfter, "controller-stuck-after", g.ControllerStuckAfter,
+		"A controller's health check fails while one of its reconciles has been running for longer than this.")
+	fs.DurationVar(&g.ShutdownTimeout, "shutdown-timeout", g.ShutdownTimeout, ""+
+		"The time that reconciles in flight have to finish after SIGTERM. When they do, the lease is released at once; "+
+		"when they do not, it is left to expire and the exit code is 1. Keep terminationGracePeriodSeconds above it.")
+	fs.BoolVar(&g.UseServiceAccountTokens, "use-service-account-credentials", g.UseServiceAccountTokens, ""+
+		"Run each controller as the ServiceAccount of its name. The API server's fence can't tell replicas apart then; "+
+		"only the client's fence holds.")
+	fs.StringVar(&g.ServiceAccountsNamespace, "service-accounts-namespace", g.ServiceAccountsNamespace,
+		"The namespace of the ServiceAccounts of --use-service-account-credentials.")
+	fs.BoolVar(&g.DryRun, "dry-run", g.DryRun,
+		"Send every write of every controller with dryRun=All; Leases and Events excepted.")
+
+	c := &o.Client
+	fs = sets.FlagSet("client connection")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig,
+		"The kubeconfig file to use. Default: the ServiceAccount of the Pod.")
+	fs.StringVar(&c.Master, "master", c.Master, "The address of the API server; overrides the kubeconfig's.")
+	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server, of each controller.")
+	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests beyond --kube-api-qps that may go out at once.")
+	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType,
+		"The content type of requests for built-in types.")
+
+	o.Election.AddFlags(sets.FlagSet("leader election"))
+	o.Informers.AddFlags(sets.FlagSet("informers"))
+
+	o.Secure.AddFlags(sets.FlagSet("secure serving"))
+	o.Authentication.AddFlags(sets.FlagSet("authentication"))
+	o.Authorization.AddFlags(sets.FlagSet("authorization"))
+
+	fs = sets.FlagSet("insecure serving")
+	fs.IPVar(&o.Insecure.BindAddress, "insecure-bind-address", o.Insecure.BindAddress,
+		"The address of the plain HTTP server, which has no authentication: /healthz, /livez and /readyz.")
+	fs.IntVar(&o.Insecure.Port, "insecure-port", o.Insecure.Port, "Its port; 0 switches it off.")
+	fs.BoolVar(&o.Insecure.Metrics, "insecure-metrics", o.Insecure.Metrics, "Serve /metrics there too.")
+
+	fs = sets.FlagSet("debugging")
+	fs.BoolVar(&g.Debugging.EnableProfiling, "profiling", g.Debugging.EnableProfiling,
+		"Serve /debug/pprof on the secure port.")
+	fs.BoolVar(&g.Debugging.EnableContentionProfiling, "contention-profiling", g.Debugging.EnableContentionProfiling,
+		"Profile blocking too; needs --profiling.")
+
+	for _, e := range o.entries {
+		if e.Config != nil {
+			e.Config.AddFlags(sets.FlagSet(e.Name + " controller"))
+		}
+	}
+
+	o.Metrics.AddFlags(sets.FlagSet("metrics"))
+	logsapi.AddFlags(o.Logs, sets.FlagSet("logs"))
+	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
+	return sets
+}
+
+// Validate answers all that is wrong with the configuration, each problem naming its flag.
+func (o *Options) Validate() error {
+	var errs []error
+	add := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+	}
+
+	g := o.Generic
+	if _, err := o.enabled(); err != nil {
+		errs = append(errs, err)
+	}
+	for _, name := range g.Compat {
+		if !slices.Contains(originals, name) {
+			add("compat", "%q is not known; known are %s", name, strings.Join(originals, ", "))
+		}
+	}
+	if g.ControllerStartInterval < 0 {
+		add("controller-start-interval", "%s is negative", g.ControllerStartInterval)
+	}
+	if g.ControllerStuckAfter <= 0 {
+		add("controller-stuck-after", "%s must be greater than 0", g.ControllerStuckAfter)
+	}
+	if g.ShutdownTimeout <= 0 {
+		add("shutdown-timeout", "%s must be greater than 0", g.ShutdownTimeout)
+	}
+	if g.UseServiceAccountTokens && g.ServiceAccountsNamespace == "" {
+		add("service-accounts-namespace", "is empty, but --use-service-account-credentials needs it")
+	}
+	if o.Client.QPS <= 0 {
+		add("kube-api-qps", "%v must be greater than 0", o.Client.QPS)
+	}
+	if o.Client.Burst <= 0 {
+		add("kube-api-burst", "%d must be greater than 0", o.Client.Burst)
+	}
+	if o.Insecure.Port < 0 || o.Insecure.Port > 65535 {
+		add("insecure-port", "%d must be between 0 and 65535", o.Insecure.Port)
+	}
+	if o.Insecure.Port != 0 && o.Insecure.Port == o.Secure.BindPort && o.Insecure.BindAddress.Equal(o.Secure.BindAddress) {
+		add("insecure-port", "%d is the --secure-port too", o.Insecure.Port)
+	}
+	if (o.Secure.ServerCert.CertKey.CertFile == "") != (o.Secure.ServerCert.CertKey.KeyFile == "") {
+		add("tls-cert-file", "goes with --tls-private-key-file; only one of them is set")
+	}
+
+	elector := o.election()
+	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout has been judged above
+	errs = append(errs, elector.Validate(), o.Informers.Validate())
+	errs = append(errs, o.Secure.Validate()...)
+	errs = append(errs, o.Authentication.Validate()...)
+	errs = append(errs, o.Authorization.Validate()...)
+	errs = append(errs, o.Metrics.Validate()...)
+	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
+		errs = append(errs, logErrs.ToAggregate())
+	}
+	for _, e := range o.entries {
+		if e.Config != nil {
+			errs = append(errs, e.Config.Validate())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// election is the configuration of the elector, which drains for as long as the whole process may.
+func (o *Options) election() election.Config {
+	cfg := o.Election
+	cfg.DrainTimeout = o.Generic.ShutdownTimeout
+	return cfg
+}
+
+// compat tells whether --compat names original.
+func (o *Options) compat(original string) bool { return slices.Contains(o.Generic.Compat, original) }

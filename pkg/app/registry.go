@@ -1,0 +1,72 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Entry is one controller of the registry. Its name, help text, flags, defaults, needs of the cache and RBAC rules all
+// derive from here.
+type Entry struct {
+	// Name is what --controllers, metrics, logs and health checks call it.
+	Name string
+	// Aliases are other names that --controllers understands.
+	Aliases []string
+	// Summary says in half a line what it does.
+	Summary string
+	// OffByDefault excludes it from '*' in --controllers.
+	OffByDefault bool
+	// Config binds and checks its flags; nil when it has none.
+	Config Config
+	// Needs declares what the shared cache has to keep for it. It is asked after the flags were parsed.
+	Needs func() ([]informers.Need, error)
+	// Rules are the permissions it needs, no more.
+	Rules func() []rbacv1.PolicyRule
+	// New builds it, on every replica, standby included, so that a mistake is found before it hurts.
+	New func(Host) (controllers.Controller, error)
+}
+
+// Config is the part of a controller's Config that the host uses.
+type Config interface {
+	AddFlags(*pflag.FlagSet)
+	Validate() error
+}
+
+// Host is what the manager gives a controller to be built from.
+type Host struct {
+	// Informer returns the shared informer of a resource that the entry declared in Needs.
+	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
+	// Client reads at any time and writes only while this replica leads; RESTConfig makes other clients like it.
+	Client     kubernetes.Interface
+	RESTConfig *rest.Config
+	// Events records Events under the controller's name.
+	Events record.EventRecorder
+	Clock  clock.WithTicker
+	// Loops are the metrics of the queue loop, Metrics is where a controller registers its own.
+	Loops   *controllers.Metrics
+	Metrics metrics.KubeRegistry
+	// DrainTimeout is how long a reconcile in flight may go on after the controller's context ended.
+	DrainTimeout time.Duration
+}
+
+// registry lists the controllers, in the order in which they start.
+func registry(o *Options) []Entry {
+	return []Entry{
+		configReload(o),
+	}
+}

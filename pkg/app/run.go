@@ -1,0 +1,185 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-base/configz"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// watchdogTolerance is how far past its lease a leader may be before /livez fails. kube-controller-manager's value.
+const watchdogTolerance = 20 * time.Second
+
+// Run is the life of the manager, top to bottom: build everything, listen, start the informers, elect, lead. Stopping
+// is the reverse, by the deferred calls. It returns nil when ctx ended and the controllers drained in time.
+func Run(ctx context.Context, o *Options) error {
+	logger := klog.FromContext(ctx)
+	logger.Info("Starting", "version", version.Get().GitVersion)
+	// What outlives the end of ctx: servers answer probes and informers feed reconciles while those drain.
+	rest := context.WithoutCancel(ctx)
+
+	// Build: everything that can be wrong is found here, on every replica.
+	enabled, err := o.enabled()
+	if err != nil {
+		return err
+	}
+	registry := metrics.NewKubeRegistry()
+	clients, err := newClients(o)
+	if err != nil {
+		return err
+	}
+	events, err := startEvents(rest, clients)
+	if err != nil {
+		return err
+	}
+	defer events.broadcaster.Shutdown()
+	lock, err := newLock(o, clients, events, registry)
+	if err != nil {
+		return err
+	}
+	clients.fence = lock.Fence
+	cache, err := newCache(o, clients, registry, enabled)
+	if err != nil {
+		return err
+	}
+	running, err := newControllers(o, clients, events, cache, registry, enabled)
+	if err != nil {
+		return err
+	}
+	auth, err := newAuth(o, clients)
+	if err != nil {
+		return err
+	}
+
+	// Listen: probes are answered from here on.
+	watchdog := healthz.LeaderWatchdog(watchdogTolerance, lock)
+	synced := cache.CheckSync
+	if o.Informers.Standby == informers.StandbyCold {
+		synced = func(r *http.Request) error {
+			if !lock.IsLeading() {
+				return nil // a cold standby is as ready as it will be
+			}
+			return cache.CheckSync(r)
+		}
+	}
+	health := health{
+		healthz: healthz.NewHandler("/healthz", watchdog, healthz.NamedCheck("cache-mutation", cache.CheckMutation)),
+		livez:   healthz.NewHandler("/livez", watchdog),
+		readyz:  healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced)),
+	}
+	for _, c := range running {
+		if err := health.healthz.Add(healthz.Controller(c.name, c, o.Generic.ControllerStuckAfter)); err != nil {
+			return err
+		}
+	}
+	config, err := configz.New(groupVersion.Group)
+	if err != nil {
+		return err
+	}
+	defer configz.Delete(groupVersion.Group)
+	if err := config.Set(newManagerConfiguration(o.flags)); err != nil {
+		return err
+	}
+	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
+	metricsHandler := metricsHandler(registry)
+	servers, err := startServers(rest, o, health, auth, introspection(o, metricsHandler, debug), metricsHandler)
+	if err != nil {
+		return err
+	}
+	defer servers.stop()
+
+	// Informers, on every replica.
+	if err := waitForAPIServer(ctx, clients.named("startup")); err != nil {
+		return nil // told to stop before the API server was there
+	}
+	if err := checkFences(ctx, o, clients, lock); err != nil {
+		return err
+	}
+	if o.Informers.Standby == informers.StandbyWarm {
+		cache.Start(rest)
+	}
+	defer cache.Shutdown()
+
+	// Lead, when elected.
+	lead := func(ctx context.Context) error {
+		cache.Start(rest)
+		return running.run(ctx, o.Generic.ControllerStartInterval)
+	}
+	return election.Run(ctx, o.election(), lock, lead)
+}
+
+// newLock names the Lease and this replica.
+func newLock(o *Options, c *clients, e *events, registry metrics.KubeRegistry) (*election.Lock, error) {
+	// In a Pod the host name is the Pod's, unless hostNetwork or hostname says otherwise.
+	pod := os.Getenv("POD_NAME")
+	if pod == "" {
+		var err error
+		if pod, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("POD_NAME is not set: %w", err)
+		}
+	}
+	client, err := kubernetes.NewForConfig(election.ClientConfig(c.base))
+	if err != nil {
+		return nil, err
+	}
+	electionMetrics, err := election.NewMetrics(registry)
+	if err != nil {
+		return nil, err
+	}
+	lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
+	return election.NewLock(lease, election.NewIdentity(pod), client.CoordinationV1().Leases(lease.Namespace),
+		e.recorder("quartermaster"), election.NewBootClock(), electionMetrics)
+}
+
+// checkFences refuses to start beside a leader of another lock type, and has the elector find out whether the API server
+// has a fence too.
+func checkFences(ctx context.Context, o *Options, c *clients, lock *election.Lock) error {
+	client, err := kubernetes.NewForConfig(c.named("startup"))
+	if err != nil {
+		return err
+	}
+	core, namespace := client.CoreV1(), o.Election.ResourceNamespace
+	if err := election.CheckLegacyLocks(ctx, o.election(), core.ConfigMaps(namespace), core.Endpoints(namespace)); err != nil {
+		return err
+	}
+	if o.Generic.UseServiceAccountTokens {
+		// Such tokens are not bound to our Pod, and the API server refuses to bind them.
+		lock.SetServerFence(ctx, election.ServerFenceCannotJudge)
+	} else {
+		lock.ProbeServerFence(core.ConfigMaps(namespace))
+	}
+	return nil
+}
+
+// newCache builds the informers that the enabled controllers need.
+func newCache(o *Options, c *clients, registry metrics.KubeRegistry, enabled []Entry) (*informers.Factory, error) {
+	readers, err := informers.NewClients(c.named("informers"))
+	if err != nil {
+		return nil, err
+	}
+	var needs []informers.Need
+	for _, entry := range enabled {
+		of, err := entry.Needs()
+		if err != nil {
+			return nil, fmt.Errorf("controller %s: %w", entry.Name, err)
+		}
+		needs = append(needs, of...)
+	}
+	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{})
+}
