@@ -1,0 +1,62 @@
+# make help lists the targets.
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-unknown)
+# A version that is not semantic would break what reads it; a build without a tag is v0.0.0-COMMIT.
+SEMVER  := $(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
+LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(SEMVER) -X k8s.io/client-go/pkg/version.gitVersion=$(SEMVER)
+TOOLS   := .cache/tools
+LINT    := $(TOOLS)/golangci-lint
+
+.PHONY: help
+help: ## Print this list.
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: ## Control plane, 2 managers (REPLICAS=n) and a sample; with KUBECONFIG=path as an argument, one manager on that cluster.
+	@go build -o .cache/bin/run ./hack/run
+	@exec .cache/bin/run --replicas=$(or $(REPLICAS),2) $(if $(filter command,$(origin KUBECONFIG)),--kubeconfig='$(KUBECONFIG)') $(if $(ARGS),-- $(ARGS))
+
+.PHONY: controlplane
+controlplane: ## Build kube-apiserver, kube-controller-manager, etcd and kubectl from pinned modules, once (minutes).
+	@go run ./hack/cluster/controlplane/build
+
+.PHONY: build
+build: ## Build bin/manager, stripped.
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/manager ./cmd/manager
+
+.PHONY: test
+test: test-unit test-integration ## Format check, vet, unit tests with the race detector, then the tests on a real control plane.
+
+.PHONY: test-unit
+test-unit: ## The part of test that needs no control plane.
+	@files="$$(gofmt -l cmd pkg hack test)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
+	go vet ./...
+	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/...
+
+.PHONY: test-integration
+test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager.
+	KUBE_CACHE_MUTATION_DETECTOR=true go test -timeout 15m -p 1 ./test/...
+
+.PHONY: lint
+lint: $(LINT) ## golangci-lint, pinned in hack/tools.
+	$(LINT) run ./...
+
+.PHONY: verify
+verify: ## Generated files, goldens, go.mod and import direction are as they should be.
+	go mod tidy -diff
+	cd hack/controlplane && go mod tidy -diff
+	cd hack/tools && go mod tidy -diff
+	go run ./hack/generate -check
+	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./deploy/...
+
+.PHONY: generate
+generate: ## Write deploy/rbac and the goldens again.
+	go run ./hack/generate
+	go test -run Golden ./pkg/app/... ./pkg/election/... -update
+
+$(LINT): hack/tools/go.mod hack/tools/go.sum
+	@echo "Building golangci-lint (a minute or two, once)"
+	@mkdir -p $(TOOLS)
+	cd hack/tools && go build -o ../../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint

@@ -1,0 +1,94 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// LeaseName is the managers' Lease, in kube-system.
+const LeaseName = "quartermaster"
+
+// Lease reads the managers' Lease.
+func (f *Fleet) Lease(ctx context.Context, t testing.TB) *coordinationv1.Lease {
+	t.Helper()
+	l, err := f.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, LeaseName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// HolderPod is the Pod in the holder's identity, "" when nobody holds the Lease.
+func (f *Fleet) HolderPod(ctx context.Context, t testing.TB) string {
+	t.Helper()
+	return PodOf(ptr.Deref(f.Lease(ctx, t).Spec.HolderIdentity, ""))
+}
+
+// PodOf is the Pod's name in the identity of a holder, PODNAME_UUID.
+func PodOf(identity string) string {
+	pod, _, _ := strings.Cut(identity, "_")
+	return pod
+}
+
+// WaitForLeader waits until the Lease names m.
+func (f *Fleet) WaitForLeader(ctx context.Context, t testing.TB, m *cluster.Manager) {
+	t.Helper()
+	Eventually(ctx, t, func() error {
+		if holder := f.HolderPod(ctx, t); holder != m.Pod {
+			return fmt.Errorf("the lease is held by %q, not by %s", holder, m.Pod)
+		}
+		return nil
+	})
+}
+
+// AuditSince returns the audit log's events of requests that arrived after begin and match.
+func (f *Fleet) AuditSince(t testing.TB, begin time.Time, match func(auditv1.Event) bool) []auditv1.Event {
+	t.Helper()
+	all, err := f.AuditEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []auditv1.Event
+	for _, e := range all {
+		if e.RequestReceivedTimestamp.After(begin) && match(e) {
+			got = append(got, e)
+		}
+	}
+	return got
+}
+
+// IsControllerWrite tells a write of the Pod's manager that only a leader may make: not of Leases or Events.
+func IsControllerWrite(e auditv1.Event, pod string) bool {
+	if !cluster.AuditWrite(e) || cluster.AuditPod(e) != pod || e.ObjectRef == nil {
+		return false
+	}
+	return e.ObjectRef.Resource != "leases" && e.ObjectRef.Resource != "events"
+}
+
+// IsRelease tells the write by which a Pod's manager gives its Lease up.
+func IsRelease(e auditv1.Event, pod string) bool {
+	return isLeaseWrite(e, pod) && !strings.Contains(string(e.RequestObject.Raw), `"holderIdentity":"`+pod)
+}
+
+// IsRenewal tells the writes by which a Pod's manager takes and keeps its Lease.
+func IsRenewal(e auditv1.Event, pod string) bool {
+	return isLeaseWrite(e, pod) && !IsRelease(e, pod)
+}
+
+func isLeaseWrite(e auditv1.Event, pod string) bool {
+	return cluster.AuditWrite(e) && cluster.AuditPod(e) == pod &&
+		e.ObjectRef != nil && e.ObjectRef.Resource == "leases" && e.RequestObject != nil
+}

@@ -1,0 +1,147 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/utils/ptr"
+)
+
+// The history of a test is a list of steps; each is one revision of etcd, from 1 on. Processes are a, b and c, their
+// identities a_1, b_1, c_1; hand is somebody else.
+//
+//	"a acquires"  "a renews"  "a releases"  "a creates"  "a writes"
+//	"hand takes"  "hand clears"  "hand edits"  "hand deletes"
+//
+// "late:", before a step, says that the log does not have it: a watch has shown it.
+func historyOf(t *testing.T, steps []string) *History {
+	t.Helper()
+	h := New(types.NamespacedName{Namespace: "ns", Name: "lease"}, "state", func(p string) bool { return p == "a" || p == "b" || p == "c" })
+	lease := &coordinationv1.Lease{}
+	lease.Name, lease.Namespace, lease.UID = "lease", "ns", "uid"
+	for i, step := range steps {
+		step, unlogged := strings.CutPrefix(step, "late: ")
+		by, what, _ := strings.Cut(step, " ")
+		if what == "writes" {
+			object := metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "web", ResourceVersion: fmt.Sprint(i + 1)}}
+			object.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: by, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:state":{}}}}`)}}}
+			add(t, unlogged, func() error { return h.AddObject("deployments", &object) }, h, event(by, "patch", "deployments", object))
+			continue
+		}
+		lease = lease.DeepCopy()
+		lease.ResourceVersion = fmt.Sprint(i + 1)
+		switch what {
+		case "acquires":
+			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(by+"_1"), ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0)+1)
+		case "takes":
+			lease.Spec.HolderIdentity = ptr.To(by + "_1")
+		case "releases", "clears":
+			lease.Spec.HolderIdentity = ptr.To("")
+		case "creates":
+			lease.UID += "x"
+			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(by+"_1"), ptr.To[int32](0)
+		case "renews", "edits", "deletes":
+		default:
+			t.Fatalf("step %q", step)
+		}
+		lease.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: by, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:renewTime":{}}}`)}}}
+		add(t, unlogged || what == "deletes", func() error { return h.AddLease(lease, what == "deletes") }, h, event(by, "update", "leases", lease))
+	}
+	return h
+}
+
+func add(t *testing.T, unlogged bool, watched func() error, h *History, logged auditv1.Event) {
+	t.Helper()
+	err := watched() // a watch shows everything
+	if err == nil && !unlogged {
+		err = h.AddEvent(logged)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func event(by, verb, resource string, object any) auditv1.Event {
+	raw, _ := json.Marshal(object) // of API types: always marshals
+	e := auditv1.Event{Stage: auditv1.StageResponseComplete, Verb: verb, UserAgent: by + "/v1 (linux)/x",
+		ResponseStatus: &metav1.Status{Code: 200}, ResponseObject: &runtime.Unknown{Raw: raw},
+		ObjectRef: &auditv1.ObjectReference{Resource: resource, Namespace: "ns", Name: "web"}}
+	if resource == "leases" {
+		e.ObjectRef.Name = "lease"
+	}
+	return e
+}
+
+func TestJudge(t *testing.T) {
+	for name, tc := range map[string]struct {
+		steps        []string
+		findings     []string // REVISION VERDICT
+		acquisitions int
+		unlogged     int
+	}{
+		"the holder may write, also between renewals": {
+			steps: []string{"a acquires", "a writes", "a renews", "a writes"}, acquisitions: 1},
+		"who has never led may not": {
+			steps: []string{"a acquires", "b writes"}, findings: []string{"2 never led"}, acquisitions: 1},
+		"nor before the first acquisition": {
+			steps: []string{"a writes", "a acquires"}, findings: []string{"1 never led"}, acquisitions: 1},
+		"nor after another has acquired": {
+			steps: []string{"a acquires", "b acquires", "a writes", "b writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
+		"and worse after another has written": {
+			steps: []string{"a acquires", "b acquires", "b writes", "a writes"}, findings: []string{"4 overlaps with the successor's writes"}, acquisitions: 2},
+		"nor when the successor is gone already": {
+			steps: []string{"a acquires", "b acquires", "b releases", "a writes"}, findings: []string{"4 late, before the successor's first write"}, acquisitions: 2},
+		"who leads again may write again": {
+			steps: []string{"a acquires", "b acquires", "b writes", "a acquires", "a writes"}, acquisitions: 3},
+		"a release counts at once": {
+			steps: []string{"a acquires", "a releases", "a writes"}, findings: []string{"3 after the release"}, acquisitions: 1},
+		"an edit by hand is told apart": {
+			steps: []string{"a acquires", "hand takes", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
+		"so is a cleared holder": {
+			steps: []string{"a acquires", "hand clears", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
+		"and a deletion": {
+			steps: []string{"a acquires", "hand deletes", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
+		"to create the lease is a claim": {
+			steps:        []string{"a acquires", "hand deletes", "b creates", "a writes", "b writes", "b acquires", "b writes"},
+			findings:     []string{"4 after a change by hand", "5 never led"},
+			acquisitions: 2},
+		"after a claim and an acquisition the former holder is stale": {
+			steps: []string{"a acquires", "hand deletes", "b creates", "b acquires", "a writes"}, findings: []string{"5 late, before the successor's first write"}, acquisitions: 2},
+		"an edit of something else changes nothing": {
+			steps: []string{"a acquires", "hand edits", "a writes"}, acquisitions: 1},
+		"a write that only a watch has shown counts": {
+			steps: []string{"a acquires", "b acquires", "late: a writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2, unlogged: 1},
+		"an acquisition that only a watch has shown counts, once its process is known": {
+			steps: []string{"a acquires", "late: b acquires", "a writes", "b renews"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := historyOf(t, tc.steps).Judge()
+			var findings []string
+			for _, f := range got.Findings {
+				findings = append(findings, fmt.Sprintf("%d %s", f.Revision, f.Verdict))
+			}
+			if diff := cmp.Diff(tc.findings, findings); diff != "" {
+				t.Errorf("findings (-want +got):\n%s", diff)
+			}
+			if len(got.Acquisitions) != tc.acquisitions || got.Unlogged != tc.unlogged {
+				t.Errorf("%d acquisitions, %d unlogged, want %d, %d", len(got.Acquisitions), got.Unlogged, tc.acquisitions, tc.unlogged)
+			}
+			for _, f := range got.Stale() {
+				if f.Verdict == Revoked {
+					t.Errorf("counts as stale: %s", f)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,406 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+func TestOneLeadsAndAConfigMapRestartsItsDeployment(t *testing.T) {
+	ctx := fleet.Context(t)
+	s := newShop(ctx, t)
+	s.deploy(ctx, t, "other", nil)
+	shared.RunLeader(ctx, t)
+	shared.RunStandby(ctx, t)
+
+	s.waitUntilKnown(ctx, t, "web")
+	s.waitForReplicaSets(ctx, t, "web", 1)
+	s.waitForReplicaSets(ctx, t, "other", 1)
+	s.paint(ctx, t, "red")
+	s.waitForReplicaSets(ctx, t, "web", 2)
+	if n := s.replicaSets(ctx, t, "other"); n != 1 {
+		t.Errorf("Deployment other did not ask for it and was rolled: %d ReplicaSets", n)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=web,reason=Reloaded"})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("no Event Reloaded on Deployment web")
+		}
+		return err
+	})
+}
+
+func TestStandbyWritesNothing(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	s := newShop(ctx, t)
+	leader := shared.RunLeader(ctx, t)
+	standby := shared.RunStandby(ctx, t)
+	s.waitUntilKnown(ctx, t, "web")
+	for i := range 3 {
+		s.paint(ctx, t, fmt.Sprintf("red-%d", i))
+		s.waitForReplicaSets(ctx, t, "web", 2+i)
+	}
+
+	writes := func(m *cluster.Manager) []auditv1.Event {
+		return shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsControllerWrite(e, m.Pod) })
+	}
+	if n := len(writes(leader)); n < 3 {
+		t.Errorf("the audit log has %d writes of the leader: the test does not see writes", n)
+	}
+	for _, e := range writes(standby) {
+		t.Errorf("the standby wrote: %s %s", e.Verb, e.RequestURI)
+	}
+	// Nothing at all, refused attempts and Leases included. To ask for the fence is a dry run that is always refused.
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == standby.Pod }) {
+		asksForFence := e.ObjectRef != nil && e.ObjectRef.Name == election.ServerFenceName && strings.HasSuffix(e.RequestURI, "?dryRun=All")
+		switch e.Verb {
+		case "get", "list", "watch":
+		default:
+			if !asksForFence && e.ObjectRef.APIGroup != "authentication.k8s.io" && e.ObjectRef.APIGroup != "authorization.k8s.io" {
+				t.Errorf("the standby tried to write: %s %s", e.Verb, e.RequestURI)
+			}
+		}
+	}
+}
+
+func TestStandbyTakesOver(t *testing.T) {
+	for name, tc := range map[string]struct {
+		signal syscall.Signal
+		code   int
+	}{
+		"after SIGTERM, which the old leader survives in good order": {syscall.SIGTERM, 0},
+		"after SIGINT likewise":                     {syscall.SIGINT, 0},
+		"after SIGKILL, when the lease has expired": {syscall.SIGKILL, 128 + 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := fleet.Context(t)
+			s := newShop(ctx, t)
+			old := shared.RunLeader(ctx, t, fleet.ShortTimings...)
+			next := shared.RunStandby(ctx, t, fleet.ShortTimings...)
+			s.waitUntilKnown(ctx, t, "web")
+			before := shared.Lease(ctx, t).Spec.LeaseTransitions
+
+			if err := old.Signal(tc.signal); err != nil {
+				t.Fatal(err)
+			}
+			shared.WaitForLeader(ctx, t, next)
+			if err := old.Wait(ctx); err != nil && old.ExitCode() == -1 {
+				t.Fatal(err)
+			}
+			if old.ExitCode() != tc.code {
+				t.Errorf("the old leader ended with %d, want %d", old.ExitCode(), tc.code)
+			}
+			if after := shared.Lease(ctx, t).Spec.LeaseTransitions; *after != *before+1 {
+				t.Errorf("leaseTransitions went from %d to %d", *before, *after)
+			}
+			s.paint(ctx, t, "red")
+			s.waitForReplicaSets(ctx, t, "web", 2)
+		})
+	}
+}
+
+func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	s := newShop(ctx, t)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	m := shared.Run(t, replica, cluster.ManagerOptions{})
+	shared.WaitForLeader(ctx, t, m)
+	s.waitUntilKnown(ctx, t, "web")
+
+	release := make(chan struct{})
+	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.namespace+"/deployments/web"), Hold: release})
+	s.paint(ctx, t, "red")
+	if err := patch.WaitHits(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	// It holds on: alive, answering probes, holding the lease. Two renewals are proof that it goes on.
+	if _, err := m.WaitForLine(ctx, "a second signal ends the process"); err != nil {
+		t.Fatal(err)
+	}
+	renewals := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRenewal(e, m.Pod) }))
+	fleet.Eventually(ctx, t, func() error {
+		if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRenewal(e, m.Pod) })); n < renewals+2 {
+			return fmt.Errorf("%d renewals after SIGTERM", n-renewals)
+		}
+		return nil
+	})
+	if err := fleet.Answers(m.InsecureURL+"/livez", "", 200); err != nil {
+		t.Errorf("while it drains: %v", err)
+	}
+	close(release)
+
+	if err := m.Wait(ctx); err != nil {
+		t.Errorf("it did not end with 0: %v\n%s", err, m.Tail(20))
+	}
+	if holder := shared.HolderPod(ctx, t); holder != "" {
+		t.Errorf("the lease is still held by %s", holder)
+	}
+	patched := shared.AuditSince(t, begin, func(e auditv1.Event) bool {
+		return fleet.IsControllerWrite(e, m.Pod) && e.Verb == "patch" && e.ObjectRef.Namespace == s.namespace
+	})
+	released := shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })
+	if len(patched) != 2 || len(released) != 1 { // the state, then the reload
+		t.Fatalf("%d patches and %d releases in the audit log, want 2 and 1", len(patched), len(released))
+	}
+	if last := patched[1].StageTimestamp; !last.Time.Before(released[0].RequestReceivedTimestamp.Time) {
+		t.Errorf("the patch was done at %s, the lease released before, at %s", last, released[0].RequestReceivedTimestamp)
+	}
+	s.waitForReplicaSets(ctx, t, "web", 2)
+}
+
+func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	s := newShop(ctx, t)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: append([]string{"--shutdown-timeout=1s", "--controller-stuck-after=1s"}, fleet.ShortTimings...)})
+	shared.WaitForLeader(ctx, t, m)
+	s.waitUntilKnown(ctx, t, "web")
+
+	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/deployments/web"), Hold: make(chan struct{})})
+	s.paint(ctx, t, "red")
+	if err := patch.WaitHits(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	// A reconcile that takes longer than it may is seen by the controller's check.
+	fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+"/healthz/controller-config-reload", "", 500) })
+	if err := m.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Wait(ctx); m.ExitCode() != 1 {
+		t.Errorf("it ended with %d (%v), want 1", m.ExitCode(), err)
+	}
+	if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {
+		t.Errorf("the lease was released %d times although a reconcile was in flight", n)
+	}
+	// It expires; nobody has to wait for longer than that.
+	shared.RunLeader(ctx, t, fleet.ShortTimings...)
+}
+
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	ctx := fleet.Context(t)
+	s := newShop(ctx, t)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: append([]string{"--shutdown-timeout=10m"}, fleet.ShortTimings...)})
+	shared.WaitForLeader(ctx, t, m)
+	s.waitUntilKnown(ctx, t, "web")
+	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/deployments/web"), Hold: make(chan struct{})})
+	s.paint(ctx, t, "red")
+	if err := patch.WaitHits(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.WaitForLine(ctx, "a second signal ends the process"); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = m.Wait(ctx) // says how it ended, which the code below does too
+	if m.ExitCode() != 128+int(syscall.SIGTERM) {
+		t.Errorf("after a second signal it ended with %d, want %d", m.ExitCode(), 128+int(syscall.SIGTERM))
+	}
+}
+
+func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
+	ctx := fleet.Context(t)
+	s := newShop(ctx, t)
+	replica := shared.NewReplica(ctx, t)
+	if err := shared.StopAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.StartAPIServer(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	m := shared.Run(t, replica, cluster.ManagerOptions{})
+	if _, err := m.WaitForLine(ctx, "Waiting for the API server"); err != nil {
+		t.Fatal(err)
+	}
+	if err := fleet.Answers(m.SecureURL+"/livez", "", 200); err != nil {
+		t.Errorf("while it waits: %v", err)
+	}
+	if err := fleet.Answers(m.SecureURL+"/readyz", "", 500); err != nil {
+		t.Errorf("while it waits: %v", err)
+	}
+	if err := shared.StartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	shared.WaitForLeader(ctx, t, m)
+	s.waitUntilKnown(ctx, t, "web")
+
+	// Restarted while it leads: no restart of the manager, and work goes on.
+	if err := shared.RestartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.paint(ctx, t, "red")
+	s.waitForReplicaSets(ctx, t, "web", 2)
+	if m.ExitCode() != -1 {
+		t.Errorf("the manager ended with %d", m.ExitCode())
+	}
+}
+
+func TestWrongFlagsEndWithOneAndAreAllNamed(t *testing.T) {
+	ctx := fleet.Context(t)
+	out, err := exec.CommandContext(ctx, shared.Binary, "--shutdown-timeout=-1s", "--standby=tepid", "--controllers=nothing").CombinedOutput()
+	if exit := new(exec.ExitError); !asExit(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("it ended with %v, want exit code 1", err)
+	}
+	for _, flag := range []string{"--shutdown-timeout", "--standby", "--controllers"} {
+		if !strings.Contains(string(out), flag) {
+			t.Errorf("%s is not named:\n%s", flag, out)
+		}
+	}
+}
+
+func asExit(err error, target **exec.ExitError) bool {
+	exit, ok := err.(*exec.ExitError) //nolint:errorlint // Run and its kin return it unwrapped
+	*target = exit
+	return ok
+}
+
+func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
+	ctx := fleet.Context(t)
+	withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
+		t.Fatal(err)
+	}
+	s := newShop(ctx, t)
+	m := shared.Run(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: withGreeter})
+	shared.WaitForLeader(ctx, t, m)
+	s.waitUntilKnown(ctx, t, "web")
+	greet := func(name, whom string) {
+		t.Helper()
+		_, err := shared.Admin.CoreV1().ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"example.com/greet": whom}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	greet("nobody", "")
+	if _, err := m.WaitForLine(ctx, "a greeting for nobody"); err != nil {
+		t.Fatal(err)
+	}
+	s.paint(ctx, t, "red")
+	s.waitForReplicaSets(ctx, t, "web", 2)
+	greet("somebody", "world") // the controller that panicked works on, too
+	fleet.Eventually(ctx, t, func() error {
+		events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=somebody,reason=Greeted"})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("nobody was greeted")
+		}
+		return err
+	})
+	if err := fleet.Answers(m.InsecureURL+"/healthz", "", 200); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	if err := shared.Apply(ctx, "test/manager/testdata/accounts.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	s := newShop(ctx, t)
+	m := shared.RunLeader(ctx, t, "--use-service-account-credentials")
+	s.waitUntilKnown(ctx, t, "web")
+	s.paint(ctx, t, "red")
+	s.waitForReplicaSets(ctx, t, "web", 2)
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
+		return cluster.AuditWrite(e) && e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.Verb == "patch"
+	}) {
+		if e.User.Username != "system:serviceaccount:kube-system:config-reload" {
+			t.Errorf("%s was patched by %s", e.RequestURI, e.User.Username)
+		}
+	}
+	if _, err := m.WaitForLine(ctx, "cannot tell replicas apart"); err != nil {
+		t.Errorf("it does not say what that costs: %v", err)
+	}
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	s := newShop(ctx, t)
+	m := shared.RunLeader(ctx, t, "--dry-run")
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
+	var painted time.Time
+	fleet.Eventually(ctx, t, func() error {
+		// The first change may come before the first sight of what it changes; and the quiet period has to pass after it.
+		if time.Since(painted) > 5*time.Second {
+			painted = time.Now()
+			s.paint(ctx, t, painted.String())
+		}
+		events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=web,reason=WouldReload"})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("no Event WouldReload on Deployment web")
+		}
+		return err
+	})
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsControllerWrite(e, m.Pod) }) {
+		t.Errorf("it wrote: %s %s", e.Verb, e.RequestURI)
+	}
+	if n := s.replicaSets(ctx, t, "web"); n != 1 {
+		t.Errorf("%d ReplicaSets", n)
+	}
+}
+
+func TestDeployGrantsAllThatIsAsked(t *testing.T) {
+	// Last in the file and so of the package: it judges what all tests before it have done. An API server that has just
+	// started refuses everything until it has read the roles; so what counts is what was never allowed.
+	what := func(e auditv1.Event) string {
+		if e.ObjectRef == nil {
+			return e.Verb + " " + e.RequestURI
+		}
+		return strings.Join([]string{e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource}, " ")
+	}
+	refused, allowed := map[string]auditv1.Event{}, map[string]bool{}
+	for _, e := range shared.AuditSince(t, time.Time{}, func(e auditv1.Event) bool {
+		return strings.HasPrefix(cluster.AuditPod(e), "quartermaster-") && e.ResponseStatus != nil
+	}) {
+		if e.ResponseStatus.Code == http.StatusForbidden {
+			refused[what(e)] = e
+		} else {
+			allowed[what(e)] = true
+		}
+	}
+	for name, e := range refused {
+		if !allowed[name] {
+			t.Errorf("%s was refused: %s %s: %s", cluster.AuditPod(e), e.Verb, e.RequestURI, e.ResponseStatus.Message)
+		}
+	}
+	if len(allowed) == 0 {
+		t.Error("no request of a manager was seen")
+	}
+}
