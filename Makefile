@@ -43,13 +43,21 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
 	$(LINT) run ./...
 
+.PHONY: simulate
+simulate: ## SEEDS (1000) runs of the simulated elections; a violation prints its seed and history.
+	go test ./pkg/election -run '^TestSimulation$$' -v -timeout 0 -seeds=$(or $(SEEDS),1000)
+
+.PHONY: mutants
+mutants: ## Each rule of the elector switched off in turn must be caught by the simulation (minutes).
+	go test ./pkg/election -run '^TestMutants$$' -v -timeout 30m -mutants=1000
+
 .PHONY: verify
 verify: ## Generated files, goldens, go.mod and import direction are as they should be.
 	go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	go run ./hack/generate -check
-	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./deploy/...
+	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
 
 .PHONY: generate
 generate: ## Write deploy/rbac and the goldens again.

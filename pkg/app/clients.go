@@ -74,14 +74,14 @@ func (c *clients) named(name string) *rest.Config {
 // controller returns the configuration of a controller: each write passes the fence, and is dry with --dry-run.
 func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
+	// First, so innermost: it judges when the request really leaves, not before a token was waited for.
+	config.Wrap(c.fence)
 	if c.tokens != nil {
 		asServiceAccount(config, c.tokens, c.namespace, name)
 	}
 	if c.dryRun {
 		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return dryRun{rt} })
 	}
-	// Last, so outermost: nothing behind it can see a write that was refused.
-	config.Wrap(c.fence)
 	return config
 }
 

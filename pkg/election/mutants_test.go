@@ -30,9 +30,8 @@ var mutations = map[string][]edit{
 		{"requests.go", "done.took = r.clock.Now() - sent", "done.took = r.clock.Now() - sent; done.sent = r.clock.Now()"},
 	},
 	"observation compares records in seconds instead of resourceVersions": {
-		{"record.go", "if a.ResourceVersion == b.ResourceVersion {",
-			"if a.UID == b.UID && holderOf(a) == holderOf(b) && termOf(a) == termOf(b) && a.Spec.RenewTime != nil && b.Spec.RenewTime != nil && " +
-				"a.Spec.RenewTime.Unix() == b.Spec.RenewTime.Unix() {"},
+		{"decide.go", "next.claim = 0\n\t} else {", "next.claim = 0\n\t} else if previous == nil || previous.Spec.RenewTime == nil || " +
+			"!isSameHolding(previous, lease) || previous.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {"},
 	},
 	"the release precedes the drain": {
 		{"run.go", "e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx)); e.phase = releasing"},
@@ -52,7 +51,7 @@ var mutations = map[string][]edit{
 	"the transitions are not counted": {
 		{"record.go", "ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)", "ptr.Deref(lease.Spec.LeaseTransitions, 0))"},
 	},
-	"a lease is taken as soon as its duration has passed on the wire's clock": {
+	"a lease is taken a retry period before its claim runs out": {
 		{"decide.go", "next.claim = max(next.claim, now+duration)", "next.claim = now + duration - own.retry"},
 	},
 	"whoever creates the lease leads at once": {

@@ -118,8 +118,8 @@ func TestSetServerFence(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// TestMetricNames holds what dashboards and alerts depend on.
-func TestMetricNames(t *testing.T) {
+// TestMetricNamesGolden holds what dashboards and alerts depend on.
+func TestMetricNamesGolden(t *testing.T) {
 	const golden = "testdata/metrics.golden"
 	registry := metrics.NewKubeRegistry()
 	m := must(NewMetrics(registry))
