@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -153,7 +154,14 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	defer c.mu.Unlock()
 	switch err := c.request("watch", o); {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return watch.NewEmptyWatch(), nil // as client-go's REST client does
+		// As client-go's REST client does, after ten attempts at intervals of a second.
+		c.mu.Unlock()
+		select {
+		case <-time.After(10 * time.Second):
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+		return watch.NewEmptyWatch(), nil
 	case err != nil:
 		return nil, err
 	}

@@ -10,7 +10,8 @@
 //   - metadata: the server sends metadata only, the cache holds an [Entry];
 //   - content: for ConfigMaps and Secrets of which a digest is needed. The server sends the object, the
 //     cache holds an [Entry] with the digest. The data is dropped before client-go's informer sees it;
-//   - typed: the usual API type, for workloads whose pod template is needed, trimmed if possible.
+//   - typed: the usual API type, for workloads whose pod template is needed, trimmed if possible;
+//   - unstructured: the same for custom resources.
 //
 // Objects are reduced between the client's decoder and client-go's reflector, not by a transform of the
 // informer: so no list, temporary store or queue ever holds a full object for longer than its own

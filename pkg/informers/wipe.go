@@ -67,6 +67,7 @@ func (d wipingDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, in
 	if err := message.Unmarshal(content.Raw); err != nil {
 		return nil, gvk, err
 	}
+	obj.GetObjectKind().SetGroupVersionKind(*gvk)
 	dropLastApplied(obj)
 	return obj, gvk, nil
 }

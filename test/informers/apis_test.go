@@ -1,0 +1,167 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+var (
+	crds        = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+	widgets     = schema.GroupVersionResource{Group: "test.example.com", Resource: "widgets"} // in any version
+)
+
+// create makes an object of any kind and removes it at the end of the test, if it is still there.
+func create(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource, namespace string, object map[string]any) {
+	t.Helper()
+	o, err := objects.Resource(gvr).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = objects.Resource(gvr).Namespace(namespace).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{})
+	})
+}
+
+// crd defines a namespaced resource with the versions. The first is stored and, like all others but those in unserved,
+// served.
+func crd(gr schema.GroupResource, kind string, versions []string, unserved ...string) map[string]any {
+	list := make([]any, 0, len(versions))
+	for i, version := range versions {
+		list = append(list, map[string]any{
+			"name": version, "storage": i == 0, "served": !slices.Contains(unserved, version),
+			"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+		})
+	}
+	return map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": gr.String()},
+		"spec": map[string]any{
+			"group": gr.Group, "scope": "Namespaced", "versions": list,
+			"names": map[string]any{"kind": kind, "plural": gr.Resource},
+		},
+	}
+}
+
+// waitUntilServed waits until the server answers requests for a resource.
+func waitUntilServed(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource) {
+	t.Helper()
+	eventually(ctx, t, func() error {
+		_, err := objects.Resource(gvr).List(ctx, metav1.ListOptions{})
+		return err
+	})
+}
+
+func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	namespace := newNamespace(ctx, t)
+	c := newCache(t, shared.AdminConfig(), informers.Need{For: "test", Resource: widgets, Optional: true})
+	widget := func(version, name string) {
+		t.Helper()
+		gvr := widgets.GroupResource().WithVersion(version)
+		waitUntilServed(ctx, t, gvr)
+		create(ctx, t, gvr, namespace, map[string]any{"apiVersion": gvr.GroupVersion().String(), "kind": "Widget", "metadata": map[string]any{"name": name}})
+	}
+	// The server has the resource in the version, or not at all.
+	follows := func(version string) {
+		absent := version == ""
+		t.Helper()
+		c.eventually(ctx, t, func() error {
+			s := c.of(t, "widgets")
+			if !s.Synced || s.Absent != absent || s.Problem != "" {
+				return fmt.Errorf("synced %t, absent %t, problem %q", s.Synced, s.Absent, s.Problem)
+			}
+			if absent {
+				return c.holds(widgets, nil)
+			}
+			list, err := objects.Resource(widgets.GroupResource().WithVersion(version)).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			var want []string
+			for i := range list.Items {
+				want = append(want, described(&list.Items[i]))
+			}
+			return c.holds(widgets, want)
+		})
+	}
+
+	follows("")
+	create(ctx, t, crds, "", crd(widgets.GroupResource(), "Widget", []string{"v1beta1"}))
+	widget("v1beta1", "first")
+	follows("v1beta1")
+
+	// The version that is watched goes, another takes its place.
+	changed := crd(widgets.GroupResource(), "Widget", []string{"v1", "v1beta1"}, "v1beta1")
+	patch, err := json.Marshal(map[string]any{"spec": changed["spec"]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := objects.Resource(crds).Patch(ctx, widgets.GroupResource().String(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	widget("v1", "second")
+	follows("v1")
+	if s := c.of(t, "widgets"); s.Objects != 2 || s.Relists == 0 {
+		t.Errorf("%d objects after %d relists", s.Objects, s.Relists)
+	}
+
+	if err := objects.Resource(crds).Delete(ctx, widgets.GroupResource().String(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	follows("")
+}
+
+func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	create(ctx, t, apiServices, "", map[string]any{
+		"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": "v1.down.example.com"},
+		"spec": map[string]any{
+			"group": "down.example.com", "version": "v1", "groupPriorityMinimum": int64(1000), "versionPriority": int64(10),
+			"insecureSkipTLSVerify": true, "service": map[string]any{"namespace": "default", "name": "nowhere"},
+		},
+	})
+	eventually(ctx, t, func() error { // until it is part of discovery
+		err := admin.RESTClient().Get().AbsPath("/apis/down.example.com/v1").Do(ctx).Error()
+		if apierrors.IsServiceUnavailable(err) {
+			return nil
+		}
+		return fmt.Errorf("the API is not down: %w", err)
+	})
+	needs := append(sourceNeeds(),
+		informers.Need{For: "concerned", Resource: schema.GroupVersionResource{Group: "down.example.com", Resource: "things"}, Optional: true},
+		informers.Need{For: "other", Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Resource: "leases"}})
+	c := newCache(t, shared.AdminConfig(), needs...)
+	c.waitUntilHealthy(ctx, t, "test")
+	c.waitUntilHealthy(ctx, t, "other") // which needs discovery too
+	if n := c.of(t, "leases").Objects; n == 0 {
+		t.Error("no Leases")
+	}
+	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	c.waitForProblem(ctx, t, "concerned", "things.down.example.com", "discover down.example.com/v1")
+	if c.HasSynced("concerned") {
+		t.Error("an API that is down was taken for one that has no such resource")
+	}
+	if err := objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.waitUntilHealthy(ctx, t, "concerned")
+	if s := c.of(t, "things"); !s.Absent {
+		t.Errorf("absent %t", s.Absent)
+	}
+}

@@ -1,0 +1,207 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// cache is a factory whose clock runs faster than the world: it goes on by clockStep whenever somebody looks, every
+// 50 ms. So what takes the factory minutes to report takes the test seconds.
+type cache struct {
+	*informers.Factory
+	clock   *clocktesting.FakeClock
+	metrics metrics.KubeRegistry
+}
+
+const clockStep = 2 * time.Second
+
+var caches atomic.Int32 // each needs a name of its own
+
+func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
+	t.Helper()
+	clients, err := informers.NewClients(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cache{clock: clocktesting.NewFakeClock(time.Now()), metrics: metrics.NewKubeRegistry()}
+	c.Factory, err = informers.New(fmt.Sprintf("test-%d", caches.Add(1)), informers.Config{CacheMutationDetection: true}, clients, needs, c.metrics, c.clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Start(t.Context())
+	t.Cleanup(func() {
+		c.Shutdown()
+		if err := c.CheckMutation(nil); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// eventually polls until check answers nil.
+func (c *cache) eventually(ctx context.Context, t *testing.T, check func() error) {
+	t.Helper()
+	eventually(ctx, t, func() error {
+		c.clock.Step(clockStep)
+		return check()
+	})
+}
+
+// waitUntilHealthy waits until all informers of the controller have synced and none has a problem.
+func (c *cache) waitUntilHealthy(ctx context.Context, t *testing.T, controller string) {
+	t.Helper()
+	c.eventually(ctx, t, func() error { return c.Problem(controller) })
+}
+
+// waitForProblem waits for one that names all parts.
+func (c *cache) waitForProblem(ctx context.Context, t *testing.T, controller string, parts ...string) {
+	t.Helper()
+	c.eventually(ctx, t, func() error {
+		problem := fmt.Sprint(c.Problem(controller))
+		for _, part := range parts {
+			if !strings.Contains(problem, part) {
+				return fmt.Errorf("the problem of %s is %q, without %q", controller, problem, part)
+			}
+		}
+		return nil
+	})
+}
+
+func (c *cache) of(t *testing.T, resource string) informers.ResourceStatus {
+	t.Helper()
+	for _, r := range c.Status().Resources {
+		if r.Resource == resource {
+			return r
+		}
+	}
+	t.Fatalf("no informer of %s", resource)
+	return informers.ResourceStatus{}
+}
+
+// metric is the value of a metric of the resource; 0 if there is none.
+func (c *cache) metric(t *testing.T, name, resource string) float64 {
+	t.Helper()
+	families, err := c.metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			for _, label := range m.GetLabel() {
+				if family.GetName() == name && label.GetName() == "resource" && label.GetValue() == resource {
+					return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// holds returns an error unless the cache of the resource has exactly the given objects, each as "NAMESPACE/NAME VERSION".
+func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
+	informer, ok := c.Informer(gvr)
+	if !ok {
+		return fmt.Errorf("no informer of %s", gvr)
+	}
+	var got []string
+	for _, obj := range informer.GetStore().List() {
+		got = append(got, described(obj.(metav1.Object)))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("cached %s (-want +got):\n%s", gvr.Resource, diff)
+	}
+	return nil
+}
+
+func described(obj metav1.Object) string {
+	return obj.GetNamespace() + "/" + obj.GetName() + " " + obj.GetResourceVersion()
+}
+
+// sourceNeeds are needs of ConfigMaps, Secrets and Deployments, by a controller called test.
+func sourceNeeds() []informers.Need {
+	return []informers.Need{
+		{For: "test", Resource: informers.Secrets, Digest: digest},
+		{For: "test", Resource: informers.ConfigMaps, Digest: digest},
+		{For: "test", Resource: informers.Deployments, Form: informers.Typed, Template: &informers.Template{}},
+	}
+}
+
+func digest(obj runtime.Object) []byte {
+	h := sha256.New()
+	switch o := obj.(type) {
+	case *corev1.Secret:
+		for _, key := range slices.Sorted(maps.Keys(o.Data)) {
+			_, _ = fmt.Fprintf(h, "%q %q ", key, o.Data[key])
+		}
+	case *corev1.ConfigMap:
+		for _, key := range slices.Sorted(maps.Keys(o.Data)) {
+			_, _ = io.WriteString(h, key+" "+o.Data[key]+" ")
+		}
+	}
+	return h.Sum(nil)
+}
+
+// isCurrent returns an error unless the cache of sourceNeeds equals what the server has.
+func (c *cache) isCurrent(ctx context.Context) error {
+	secrets, err := admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
+	if err != nil {
+		return err
+	}
+	informer, _ := c.Informer(informers.Secrets)
+	var want []string
+	for i := range secrets.Items {
+		s := &secrets.Items[i]
+		want = append(want, described(s))
+		cached, ok, _ := informer.GetStore().GetByKey(s.Namespace + "/" + s.Name)
+		if ok && string(cached.(*informers.Entry).Digest("test")) != string(digest(s)) {
+			return fmt.Errorf("the digest of Secret %s/%s is that of other content", s.Namespace, s.Name)
+		}
+	}
+	if err := c.holds(informers.Secrets, want); err != nil {
+		return err
+	}
+	configMaps, err := admin.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	want = nil
+	for i := range configMaps.Items {
+		want = append(want, described(&configMaps.Items[i]))
+	}
+	if err := c.holds(informers.ConfigMaps, want); err != nil {
+		return err
+	}
+	deployments, err := admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	want = nil
+	for i := range deployments.Items {
+		want = append(want, described(&deployments.Items[i]))
+	}
+	return c.holds(informers.Deployments, want)
+}

@@ -1,0 +1,184 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+)
+
+// through is the configuration of a new replica that goes through the proxy.
+func through(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.Config {
+	t.Helper()
+	config := newReplica(ctx, t).Config()
+	config.Host, config.CAData = proxy.URL(), proxy.CA()
+	return config
+}
+
+// stir adds, changes and removes a Secret that newShop has made for it, and changes others' content.
+func (s shop) stir(ctx context.Context, t *testing.T) {
+	t.Helper()
+	s.secret(ctx, t, "added", "", "1")
+	s.setSecret(ctx, t, "db", "second")
+	if err := admin.CoreV1().Secrets(s.namespace).Delete(ctx, "removed", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.paint(ctx, t, "red")
+}
+
+// newStirredShop is one that can be stirred.
+func newStirredShop(ctx context.Context, t *testing.T) shop {
+	t.Helper()
+	s := newShop(ctx, t)
+	s.secret(ctx, t, "removed", "", "1")
+	return s
+}
+
+// resumed selects watches that go on where another ended.
+func resumed(r *http.Request) bool {
+	q := r.URL.Query()
+	return q.Get("watch") == "true" && q.Get("resourceVersion") != ""
+}
+
+// cutOff ends all connections. Those that follow are accepted.
+func cutOff(proxy *faultproxy.Proxy) {
+	proxy.Partition(faultproxy.Reset)
+	proxy.Heal()
+}
+
+func TestTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
+	t.Parallel()
+	failing := func(status int, retryAfter time.Duration) func(*testing.T, *faultproxy.Proxy) func() {
+		return func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+			rule := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodGet, "/"), Status: status, RetryAfter: retryAfter})
+			cutOff(proxy)
+			return rule.Remove
+		}
+	}
+	reported := func(text string) func(context.Context, *testing.T, *cache) {
+		return func(ctx context.Context, t *testing.T, c *cache) {
+			t.Helper()
+			for _, resource := range []string{"secrets", "configmaps", "deployments.apps"} {
+				c.waitForProblem(ctx, t, "test", "cannot watch "+resource, text)
+			}
+			if n := c.metric(t, "quartermaster_informer_failures_total", "secrets"); n == 0 {
+				t.Error("quartermaster_informer_failures_total is 0")
+			}
+		}
+	}
+	for name, tc := range map[string]struct {
+		// breaks returns what makes an end of the outage.
+		breaks func(*testing.T, *faultproxy.Proxy) (heal func())
+		// shows waits until the outage is visible.
+		shows   func(context.Context, *testing.T, *cache)
+		relists bool // the whole must be read again
+	}{
+		"connections are closed, and none is accepted for a while": {
+			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+				proxy.Partition(faultproxy.Reset)
+				return proxy.Heal
+			},
+			shows: reported("before the server answered"),
+		},
+		"nothing arrives, no bookmark either": {
+			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+				proxy.Partition(faultproxy.Hang)
+				return proxy.Heal
+			},
+			shows: func(ctx context.Context, t *testing.T, c *cache) {
+				t.Helper()
+				c.eventually(ctx, t, func() error {
+					s := c.of(t, "secrets")
+					metric := c.metric(t, "quartermaster_informer_last_activity_age_seconds", "secrets")
+					if s.LastActivityAge.Duration < 5*time.Minute || s.LastBookmarkAge.Duration < 5*time.Minute || metric < 300 {
+						return fmt.Errorf("the last activity was %s ago, the last bookmark %s, by the metric %v s", s.LastActivityAge, s.LastBookmarkAge, metric)
+					}
+					return nil
+				})
+			},
+		},
+		"the server answers 429": {breaks: failing(http.StatusTooManyRequests, time.Second), shows: reported("by a rule of the test")},
+		"the server answers 500": {breaks: failing(http.StatusInternalServerError, 0), shows: reported("by a rule of the test")},
+		"the version has expired, as when bookmarks are lost": {
+			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+				rule := proxy.Add(faultproxy.Rule{Match: resumed, Status: http.StatusGone})
+				cutOff(proxy)
+				return rule.Remove
+			},
+			shows: func(ctx context.Context, t *testing.T, c *cache) {
+				t.Helper()
+				c.eventually(ctx, t, func() error {
+					if n := c.metric(t, "quartermaster_informer_relists_total", "secrets"); n == 0 {
+						return fmt.Errorf("no relists")
+					}
+					return nil
+				})
+				if f := c.of(t, "secrets").LastFailure; f == nil || f.Verb != "watch" {
+					t.Errorf("the last failure is %v", f)
+				}
+			},
+			relists: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := testContext(t)
+			s := newStirredShop(ctx, t)
+			proxy := newProxy(t)
+			c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
+			c.waitUntilHealthy(ctx, t, "test")
+			c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+
+			heal := tc.breaks(t, proxy)
+			s.stir(ctx, t)
+			tc.shows(ctx, t, c)
+			if err := c.CheckSync(nil); err != nil {
+				t.Errorf("a replica that had synced becomes unready: %v", err)
+			}
+			heal()
+			c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+			c.waitUntilHealthy(ctx, t, "test")
+			if n := c.of(t, "secrets").Relists; tc.relists && n == 0 {
+				t.Error("no relist")
+			}
+		})
+	}
+}
+
+func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
+	ctx := testContext(t)
+	s := newStirredShop(ctx, t)
+	proxy := newProxy(t)
+	direct := newCache(t, newReplica(ctx, t).Config(), sourceNeeds()...)
+	// This one comes back when the server has forgotten what happened after its last version.
+	away := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
+	for _, c := range []*cache{direct, away} {
+		c.waitUntilHealthy(ctx, t, "test")
+		c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	}
+	proxy.Partition(faultproxy.Reset)
+	s.stir(ctx, t)
+	shared.KillAPIServer()
+	direct.waitForProblem(ctx, t, "test", "secrets", "configmaps", "deployments.apps", "connection refused")
+	if err := shared.StartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	s.secret(ctx, t, "added-later", "", "1")
+	proxy.Heal()
+	for _, c := range []*cache{direct, away} {
+		c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+		c.waitUntilHealthy(ctx, t, "test")
+	}
+	if n := away.of(t, "secrets").Relists; n == 0 {
+		t.Error("no relist: the version had not expired")
+	}
+}

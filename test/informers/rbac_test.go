@@ -1,0 +1,89 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+)
+
+// allowSecrets grants config-reload what deploy/ grants, or that without Secrets.
+func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		role, err := admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-controller-config-reload", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range role.Rules {
+			rule := &role.Rules[i]
+			if !slices.Contains(rule.Resources, "configmaps") {
+				continue
+			}
+			rule.Resources = slices.DeleteFunc(rule.Resources, func(r string) bool { return r == "secrets" })
+			if allow {
+				rule.Resources = append(rule.Resources, "secrets")
+			}
+		}
+		_, err = admin.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
+	ctx := testContext(t)
+	t.Cleanup(func() { allowSecrets(context.Background(), t, true) })
+	const (
+		check  = "/healthz/controller-config-reload"
+		other  = "/healthz/controller-greeter"
+		denied = "cannot watch secrets at the cluster scope: forbidden"
+	)
+	is := func(m *cluster.Manager, path string, code int, parts ...string) {
+		t.Helper()
+		eventually(ctx, t, func() error { return answers(m, path, code, parts...) })
+	}
+
+	// From the beginning: the cache of config-reload does not sync.
+	allowSecrets(ctx, t, false)
+	s := newShop(ctx, t)
+	replica, proxy := behindProxy(ctx, t)
+	m := start(t, replica, cluster.ManagerOptions{})
+	waitForLeader(ctx, t, m)
+	is(m, check, http.StatusInternalServerError, denied)
+	is(m, "/readyz/informers-sync", http.StatusInternalServerError, denied)
+	s.greet(ctx, t, "while-denied")
+	is(m, other, http.StatusOK)
+	allowSecrets(ctx, t, true)
+	is(m, check, http.StatusOK)
+	is(m, "/readyz", http.StatusOK)
+	s.waitUntilKnown(ctx, t)
+
+	// Withdrawn: the server lets a watch go on that it has accepted, so it shows when that ends.
+	allowSecrets(ctx, t, false)
+	proxy.Partition(faultproxy.Reset)
+	proxy.Heal()
+	is(m, check, http.StatusInternalServerError, denied)
+	s.greet(ctx, t, "while-withdrawn")
+	is(m, other, http.StatusOK)
+	if err := answers(m, "/readyz", http.StatusOK); err != nil {
+		t.Errorf("a synced replica became unready: %v", err)
+	}
+	s.paint(ctx, t, "red") // what the cache still gets is still acted on
+	s.waitForReplicaSets(ctx, t, 2)
+	allowSecrets(ctx, t, true)
+	is(m, check, http.StatusOK)
+	s.setSecret(ctx, t, "db", "second")
+	s.waitForReplicaSets(ctx, t, 3)
+}

@@ -1,0 +1,140 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// accepted collects what watches of all namespaces through a proxy accept, by resource.
+type accepted struct {
+	mu    sync.Mutex
+	forms map[string]string
+}
+
+func (a *accepted) note(r *http.Request) bool {
+	if r.URL.Query().Get("watch") != "" && !strings.Contains(r.URL.Path, "/namespaces/") {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.forms[r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]] = r.Header.Get("Accept")
+	}
+	return false
+}
+
+const (
+	wholeObject  = "application/vnd.kubernetes.protobuf,application/json"
+	metadataOnly = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+)
+
+func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
+	both := []string{"config-reload", "greeter"}
+	workloads := []string{"cronjobs", "daemonsets", "deployments", "jobs", "statefulsets"}
+	all := map[string]string{"configmaps": wholeObject, "secrets": wholeObject}
+	for _, resource := range workloads {
+		all[resource] = wholeObject
+	}
+	for name, tc := range map[string]struct {
+		controllers string
+		accept      map[string]string // by watched resource
+		configMaps  *informers.ResourceStatus
+	}{
+		"two controllers that need ConfigMaps in different forms": {"*", all,
+			&informers.ResourceStatus{For: both, Form: "content digest"}},
+		"one that needs metadata": {"*,-config-reload", map[string]string{"configmaps": metadataOnly},
+			&informers.ResourceStatus{For: []string{"greeter"}, Form: "metadata"}},
+		"none": {"-config-reload", nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := testContext(t)
+			s := newShop(ctx, t)
+			s.secret(ctx, t, "release", "helm.sh/release.v1", "chart")
+			replica, proxy := behindProxy(ctx, t)
+			accept := &accepted{forms: map[string]string{}}
+			proxy.Add(faultproxy.Rule{Match: accept.note})
+			m := start(t, replica, cluster.ManagerOptions{Args: []string{"--controllers=" + tc.controllers}})
+			if _, err := m.WaitForLine(ctx, "Competing for the lease"); err != nil {
+				t.Fatal(err)
+			}
+			if tc.configMaps != nil {
+				waitForLeader(ctx, t, m)
+				s.greet(ctx, t, "somebody")
+			}
+			if _, ok := tc.accept["deployments"]; ok {
+				s.waitUntilKnown(ctx, t)
+				s.paint(ctx, t, "red")
+				s.waitForReplicaSets(ctx, t, 2)
+			}
+
+			uris := reads(t, m.Pod)
+			if diff := cmp.Diff(slices.Sorted(maps.Keys(tc.accept)), slices.Sorted(maps.Keys(uris))); diff != "" {
+				t.Errorf("resources that were listed or watched (-want +got):\n%s", diff)
+			}
+			for resource, uris := range uris {
+				checkStream(t, resource, uris)
+			}
+			if diff := cmp.Diff(tc.accept, accept.forms, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("accepted forms (-want +got):\n%s", diff)
+			}
+			if tc.configMaps == nil {
+				return // nor need there be anybody to ask
+			}
+			for _, r := range mustStatus(t, m).Resources {
+				switch r.Resource {
+				case "configmaps":
+					got := &informers.ResourceStatus{For: r.For, Form: r.Form}
+					if diff := cmp.Diff(tc.configMaps, got); diff != "" || len(r.Handlers) != len(r.For) {
+						t.Errorf("ConfigMaps have %d handlers and are (-want +got):\n%s", len(r.Handlers), diff)
+					}
+				case "secrets":
+					all, err := admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					want := slices.DeleteFunc(all.Items, func(s corev1.Secret) bool { return slices.Contains(informers.ExcludedSecretTypes, s.Type) })
+					if r.Objects != len(want) {
+						t.Errorf("%d Secrets are cached, want %d", r.Objects, len(want))
+					}
+				}
+			}
+		})
+	}
+}
+
+// checkStream wants one request, a list that is streamed as a watch.
+func checkStream(t *testing.T, resource string, uris []string) {
+	t.Helper()
+	if len(uris) != 1 {
+		t.Errorf("%d requests for %s instead of one watch:\n%s", len(uris), resource, strings.Join(uris, "\n"))
+	}
+	u, err := url.ParseRequestURI(uris[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	selector := ""
+	if resource == "secrets" {
+		selector = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"
+	}
+	want := map[string]string{"watch": "true", "sendInitialEvents": "true", "allowWatchBookmarks": "true", "fieldSelector": selector}
+	for key, value := range want {
+		if got := u.Query().Get(key); got != value {
+			t.Errorf("%s: %s is %q, want %q in %s", resource, key, got, value, fmt.Sprint(u))
+		}
+	}
+}
