@@ -95,6 +95,7 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 		}
 		wg.Go(func() { errs[i] = c.supervise(ctx) })
 	}
+	<-ctx.Done() // with no controller enabled, too: to end would be to be restarted again and again
 	wg.Wait()
 	return errors.Join(errs...)
 }

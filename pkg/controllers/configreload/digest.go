@@ -67,7 +67,10 @@ func digest(keys []string, write func(h hash.Hash, key string)) []byte {
 		_, _ = h.Write([]byte{'='})
 		write(h, key)
 	}
-	return h.Sum(nil)
+	sum := h.Sum(nil)
+	// The hash keeps its last block, in which a short password would survive it.
+	_, _ = h.Write(make([]byte, h.BlockSize()))
+	return sum
 }
 
 // compareEntries compares a+"=" with b+"=" without building them.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,14 +28,19 @@ type History struct {
 	lease types.NamespacedName
 	// isReplica tells by the name of its program whether a process is one that elects.
 	isReplica func(process string) bool
-	// field is one that every write of a leader changes, as managedFields name it.
-	field string
+	// annotation is one that every write of a leader changes.
+	annotation string
 
 	mu        sync.Mutex
 	logged    record
 	watched   record
 	processOf map[string]string // by identity
+	// attempts are the processes whose requests to write a value of the annotation had no certain outcome.
+	attempts map[attempt]map[string]bool
 }
+
+// attempt is what a request would have written, or what a version of an object shows.
+type attempt struct{ object, value string }
 
 type record struct {
 	versions map[uint64]LeaseVersion
@@ -48,11 +54,12 @@ func newRecord() record {
 // leaseField is one that every write of a replica to the Lease changes.
 const leaseField = `"f:renewTime"`
 
-// New returns an empty history. Writes of replicas to anything but Leases and Events are those of a leader. What the log
-// does not tell of one, the owner of the annotation in managedFields does: every write must change it.
+// New returns an empty history. Writes of replicas to anything but Leases and Events are those of a leader. Each must
+// change the annotation to a value that no other process writes: by that it is known whose write it was, if the log does
+// not tell.
 func New(lease types.NamespacedName, annotation string, isReplica func(process string) bool) *History {
-	return &History{lease: lease, isReplica: isReplica, field: strconv.Quote("f:" + annotation),
-		logged: newRecord(), watched: newRecord(), processOf: map[string]string{}}
+	return &History{lease: lease, isReplica: isReplica, annotation: annotation, logged: newRecord(), watched: newRecord(),
+		processOf: map[string]string{}, attempts: map[attempt]map[string]bool{}}
 }
 
 // Process is the name of the program that a user agent begins with.
@@ -63,34 +70,46 @@ func Process(userAgent string) string {
 
 // AddEvent takes note of an event of the audit log, in any order.
 func (h *History) AddEvent(e auditv1.Event) error {
-	if !cluster.AuditWrite(e) || e.ObjectRef == nil || e.ObjectRef.Resource == "events" {
+	if e.ObjectRef == nil {
 		return nil
 	}
 	isLease := e.ObjectRef.Resource == "leases"
-	if isLease && (e.ObjectRef.Namespace != h.lease.Namespace || e.ObjectRef.Name != h.lease.Name) ||
-		!isLease && !h.isReplica(Process(e.UserAgent)) || isLease && e.Verb == "delete" { // a deletion's revision is known to a watch only
+	ours := isLease && e.ObjectRef.Namespace == h.lease.Namespace && e.ObjectRef.Name == h.lease.Name
+	switch replica := h.isReplica(Process(e.UserAgent)); {
+	case isLease && (!ours || e.Verb == "delete"): // the revision of a deletion is known to a watch only
 		return nil
-	}
-	if e.ResponseObject == nil {
+	case !isLease && (!replica || e.ObjectRef.Resource == "events"):
+		return nil
+	case !cluster.AuditWrite(e):
+		h.addAttempt(e)
+		return nil
+	case e.ResponseObject == nil:
 		return fmt.Errorf("the audit log lacks the answer of %s %s", e.Verb, e.RequestURI)
+	case isLease:
+		return h.addLeaseWrite(e)
 	}
-	if isLease {
-		var lease coordinationv1.Lease
-		if err := json.Unmarshal(e.ResponseObject.Raw, &lease); err != nil {
-			return err
-		}
-		v, err := versionOf(&lease, Process(e.UserAgent), e.StageTimestamp.Time)
-		if err != nil {
-			return err
-		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.logged.versions[v.Revision] = v
-		if h.isReplica(v.By) && v.Holder != "" {
-			h.processOf[v.Holder] = v.By
-		}
-		return nil
+	return h.addWrite(e)
+}
+
+func (h *History) addLeaseWrite(e auditv1.Event) error {
+	var lease coordinationv1.Lease
+	if err := json.Unmarshal(e.ResponseObject.Raw, &lease); err != nil {
+		return err
 	}
+	v, err := versionOf(&lease, Process(e.UserAgent), e.StageTimestamp.Time)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.logged.versions[v.Revision] = v
+	if h.isReplica(v.By) && v.Holder != "" {
+		h.processOf[v.Holder] = v.By
+	}
+	return nil
+}
+
+func (h *History) addWrite(e auditv1.Event) error {
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(e.ResponseObject.Raw, &object); err != nil {
 		return err
@@ -101,10 +120,29 @@ func (h *History) AddEvent(e auditv1.Event) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.logged.writes[revision] = Write{Revision: revision, Object: e.ObjectRef.Resource + "/" + e.ObjectRef.Name, By: Process(e.UserAgent),
+	h.logged.writes[revision] = Write{Revision: revision, Object: nameOf(e), By: Process(e.UserAgent),
 		Received: e.RequestReceivedTimestamp.Time, Done: e.StageTimestamp.Time}
 	return nil
 }
+
+// addAttempt takes note of a request that may have been executed although it was not answered with success: its client
+// has gone, or the API server has lost patience.
+func (h *History) addAttempt(e auditv1.Event) {
+	var object metav1.PartialObjectMetadata
+	certain := e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && e.ResponseStatus.Code < 499
+	if certain || e.RequestObject == nil || json.Unmarshal(e.RequestObject.Raw, &object) != nil {
+		return
+	}
+	key := attempt{nameOf(e), object.Annotations[h.annotation]}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.attempts[key] == nil {
+		h.attempts[key] = map[string]bool{}
+	}
+	h.attempts[key][Process(e.UserAgent)] = true
+}
+
+func nameOf(e auditv1.Event) string { return e.ObjectRef.Resource + "/" + e.ObjectRef.Name }
 
 // AddLease takes note of a version of the Lease that a watch has shown.
 func (h *History) AddLease(lease *coordinationv1.Lease, deleted bool) error {
@@ -122,10 +160,11 @@ func (h *History) AddLease(lease *coordinationv1.Lease, deleted bool) error {
 	return nil
 }
 
-// AddObject takes note of a version of an object that a watch has shown, if a replica has written it.
+// AddObject takes note of a version of an object that a watch has shown, if a replica has written it: one that has the
+// annotation.
 func (h *History) AddObject(resource string, object metav1.Object) error {
-	by := owner(object, h.field)
-	if !h.isReplica(by) {
+	value := object.GetAnnotations()[h.annotation]
+	if value == "" {
 		return nil
 	}
 	revision, err := revisionOf(object)
@@ -134,8 +173,15 @@ func (h *History) AddObject(resource string, object metav1.Object) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.watched.writes[revision] = Write{Revision: revision, Object: resource + "/" + object.GetName(), By: by, Done: time.Now()}
+	h.watched.writes[revision] = Write{Revision: revision, Object: resource + "/" + object.GetName(), Done: time.Now(), value: value}
 	return nil
+}
+
+// attribute finds out who has made a write that only a watch has shown.
+func (h *History) attribute(w Write) Write {
+	processes := slices.Sorted(maps.Keys(h.attempts[attempt{w.Object, w.value}]))
+	w.By = strings.Join(processes, " or ")
+	return w
 }
 
 // Judge judges everything so far.
@@ -144,6 +190,9 @@ func (h *History) Judge() *Judgement {
 	defer h.mu.Unlock()
 	versions, writes := maps.Clone(h.watched.versions), maps.Clone(h.watched.writes)
 	maps.Copy(versions, h.logged.versions) // the log knows better
+	for revision, w := range writes {
+		writes[revision] = h.attribute(w)
+	}
 	maps.Copy(writes, h.logged.writes)
 	result := judge(sorted(versions), sorted(writes), h.processOf)
 	result.Unlogged = len(writes) - len(h.logged.writes)
@@ -187,7 +236,7 @@ func revisionOf(object metav1.Object) (uint64, error) {
 // owner is who has last changed a field.
 func owner(object metav1.Object, field string) string {
 	for _, entry := range object.GetManagedFields() {
-		if entry.FieldsV1 != nil && strings.Contains(string(entry.FieldsV1.Raw), field) {
+		if entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), field) {
 			return entry.Manager
 		}
 	}

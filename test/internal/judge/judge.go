@@ -5,7 +5,8 @@
 //
 // The order is that of etcd: a write and a version of the Lease are compared by resourceVersion, which counts the
 // changes of everything. Clocks decide nothing. Since a request may be executed without being logged as successful (its
-// client has gone, the API server is killed), versions that a watch has seen complete the log.
+// client has gone, the API server is killed), versions that a watch has seen complete the log. Whose write such a version
+// was tells a request of the log that would have written the same and had no certain outcome.
 //
 // Processes are told apart by the name of their program in the user agent, so that two lives of one Pod are two.
 package judge
@@ -15,6 +16,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +40,8 @@ type Write struct {
 	By       string    // process
 	Received time.Time // by the API server; zero if only a watch has shown it
 	Done     time.Time // when the API server had answered, or when a watch has shown it
+
+	value string // of the history's annotation; empty if the log has it
 }
 
 // Verdict is what is wrong with a write.
@@ -56,6 +60,8 @@ const (
 	// Revoked: the Lease had been changed or deleted by hand, and nobody has acquired it yet. To nobody's harm: replicas
 	// wait for a lease duration after such a change.
 	Revoked Verdict = "after a change by hand"
+	// Unknown: nobody knows whose write it was, as the API server was killed before it logged the request.
+	Unknown Verdict = "by nobody knows whom"
 )
 
 // Finding is a write whose process did not hold the Lease.
@@ -67,7 +73,7 @@ type Finding struct {
 }
 
 // Stale tells whether another may have been leading at the time, or had the right to.
-func (f Finding) Stale() bool { return f.Verdict != Revoked }
+func (f Finding) Stale() bool { return f.Verdict != Revoked && f.Verdict != Unknown }
 
 // String tells the whole finding on one line.
 func (f Finding) String() string {
@@ -141,6 +147,9 @@ func (j *judging) findAcquisitions() {
 
 // find returns what is wrong with the write, if anything is.
 func (j *judging) find(w Write) (Finding, bool) {
+	if w.By == "" || strings.Contains(w.By, " or ") {
+		return Finding{Write: w, Verdict: Unknown}, true
+	}
 	after, _ := slices.BinarySearchFunc(j.acquisitions, w.Revision, func(a Acquisition, r uint64) int { return cmp.Compare(a.Revision, r) })
 	before := j.acquisitions[:after] // than the write
 	last := -1

@@ -24,19 +24,28 @@ import (
 //	"a acquires"  "a renews"  "a releases"  "a creates"  "a writes"
 //	"hand takes"  "hand clears"  "hand edits"  "hand deletes"
 //
-// "late:", before a step, says that the log does not have it: a watch has shown it.
+// "unlogged:", before a step, says that the log does not have it: a watch has shown it. "cancelled:" says that the log has
+// a request without success, but a watch has shown that it was executed.
 func historyOf(t *testing.T, steps []string) *History {
 	t.Helper()
 	h := New(types.NamespacedName{Namespace: "ns", Name: "lease"}, "state", func(p string) bool { return p == "a" || p == "b" || p == "c" })
 	lease := &coordinationv1.Lease{}
 	lease.Name, lease.Namespace, lease.UID = "lease", "ns", "uid"
 	for i, step := range steps {
-		step, unlogged := strings.CutPrefix(step, "late: ")
+		step, unlogged := strings.CutPrefix(step, "unlogged: ")
+		step, cancelled := strings.CutPrefix(step, "cancelled: ")
 		by, what, _ := strings.Cut(step, " ")
 		if what == "writes" {
 			object := metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "web", ResourceVersion: fmt.Sprint(i + 1)}}
-			object.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: by, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:annotations":{"f:state":{}}}}`)}}}
-			add(t, unlogged, func() error { return h.AddObject("deployments", &object) }, h, event(by, "patch", "deployments", object))
+			object.Annotations = map[string]string{"state": fmt.Sprint(i + 1)}
+			if cancelled {
+				e := event(by, "patch", "deployments", object)
+				e.RequestObject, e.ResponseObject, e.ResponseStatus.Code = e.ResponseObject, nil, 504
+				if err := h.AddEvent(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			add(t, unlogged || cancelled, func() error { return h.AddObject("deployments", &object) }, h, event(by, "patch", "deployments", object))
 			continue
 		}
 		lease = lease.DeepCopy()
@@ -55,7 +64,7 @@ func historyOf(t *testing.T, steps []string) *History {
 		default:
 			t.Fatalf("step %q", step)
 		}
-		lease.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: by, FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:renewTime":{}}}`)}}}
+		lease.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: by, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:renewTime":{}}}`)}}
 		add(t, unlogged || what == "deletes", func() error { return h.AddLease(lease, what == "deletes") }, h, event(by, "update", "leases", lease))
 	}
 	return h
@@ -120,10 +129,14 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "hand deletes", "b creates", "b acquires", "a writes"}, findings: []string{"5 late, before the successor's first write"}, acquisitions: 2},
 		"an edit of something else changes nothing": {
 			steps: []string{"a acquires", "hand edits", "a writes"}, acquisitions: 1},
-		"a write that only a watch has shown counts": {
-			steps: []string{"a acquires", "b acquires", "late: a writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2, unlogged: 1},
+		"a write that was answered to nobody counts": {
+			steps: []string{"a acquires", "b acquires", "cancelled: a writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2, unlogged: 1},
+		"and may be well": {
+			steps: []string{"a acquires", "cancelled: a writes", "b acquires"}, acquisitions: 2, unlogged: 1},
+		"a write of which the log knows nothing is told apart": {
+			steps: []string{"a acquires", "unlogged: a writes"}, findings: []string{"2 by nobody knows whom"}, acquisitions: 1, unlogged: 1},
 		"an acquisition that only a watch has shown counts, once its process is known": {
-			steps: []string{"a acquires", "late: b acquires", "a writes", "b renews"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
+			steps: []string{"a acquires", "unlogged: b acquires", "a writes", "b renews"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := historyOf(t, tc.steps).Judge()
@@ -138,7 +151,7 @@ func TestJudge(t *testing.T) {
 				t.Errorf("%d acquisitions, %d unlogged, want %d, %d", len(got.Acquisitions), got.Unlogged, tc.acquisitions, tc.unlogged)
 			}
 			for _, f := range got.Stale() {
-				if f.Verdict == Revoked {
+				if f.Verdict == Revoked || f.Verdict == Unknown {
 					t.Errorf("counts as stale: %s", f)
 				}
 			}
