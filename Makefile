@@ -51,11 +51,21 @@ simulate: ## SEEDS (1000) runs of the simulated elections; a violation prints it
 mutants: ## Each rule of the elector switched off in turn must be caught by the simulation (minutes).
 	go test ./pkg/election -run '^TestMutants$$' -v -timeout 30m -mutants=1000
 
+.PHONY: faults
+faults: ## FAULTS (1000) random faults on three real managers, judged by the audit log; SEED=n repeats a sequence.
+	go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -faults=$(or $(FAULTS),1000) $(if $(SEED),-seed=$(SEED))
+
+.PHONY: bench
+bench: ## Measure against the peers and write docs/bench (an hour; ARGS='-run idle,reload' for a part).
+	@go build -o .cache/bin/bench ./hack/bench
+	@exec .cache/bin/bench $(ARGS)
+
 .PHONY: verify
 verify: ## Generated files, goldens, go.mod and import direction are as they should be.
 	go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
+	cd hack/bench/peer && go mod tidy -diff
 	go run ./hack/generate -check
 	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
 

@@ -1,0 +1,114 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// auditTail reads what is added to the audit log. Its timestamps are kube-apiserver's, on the clock of this machine.
+type auditTail struct {
+	file   *os.File
+	rest   []byte // of a line that is being written
+	events []auditv1.Event
+}
+
+// tailAudit begins at the present end of the log.
+func (b *bench) tailAudit() (*auditTail, error) {
+	f, err := os.Open(b.c.AuditLog())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekEnd); err != nil {
+		return nil, err
+	}
+	return &auditTail{file: f}, nil
+}
+
+func (t *auditTail) close() { _ = t.file.Close() }
+
+// read returns all events since the tail began.
+func (t *auditTail) read() ([]auditv1.Event, error) {
+	fresh, err := io.ReadAll(t.file)
+	if err != nil {
+		return nil, err
+	}
+	text := slices.Concat(t.rest, fresh)
+	for {
+		line, after, found := bytes.Cut(text, []byte("\n"))
+		if !found {
+			t.rest = bytes.Clone(text)
+			return t.events, nil
+		}
+		var event auditv1.Event
+		if err := json.Unmarshal(line, &event); err != nil {
+			return nil, err
+		}
+		t.events = append(t.events, event)
+		text = after
+	}
+}
+
+// count returns how many events match.
+func (t *auditTail) count(match func(auditv1.Event) bool) (int, error) {
+	events, err := t.read()
+	n := 0
+	for _, e := range events {
+		if match(e) {
+			n++
+		}
+	}
+	return n, err
+}
+
+// first waits for the first event that matches.
+func (t *auditTail) first(ctx context.Context, what string, match func(auditv1.Event) bool) (found auditv1.Event, err error) {
+	err = eventually(ctx, 20*time.Millisecond, what, func(context.Context) error {
+		events, err := t.read()
+		if err != nil {
+			return err
+		}
+		for _, e := range events {
+			if match(e) {
+				found = e
+				return nil
+			}
+		}
+		return errNotYet
+	})
+	return found, err
+}
+
+type notYet struct{}
+
+func (notYet) Error() string { return "not yet" }
+
+var errNotYet = notYet{}
+
+// isRequest tells whether the event is a request that counts as load: any but watches, whether it succeeded or not.
+func isRequest(e auditv1.Event) bool {
+	return e.Stage == auditv1.StageResponseComplete && e.Verb != "watch"
+}
+
+func isLease(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Resource == "leases" }
+
+// isWorkOn tells whether the event is a write about the named object, or one that its name begins, such as the
+// ReplicaSet of a Deployment. Events about it do not count.
+func isWorkOn(e auditv1.Event, namespace, name string) bool {
+	if !cluster.AuditWrite(e) || e.ObjectRef == nil || e.ObjectRef.Resource == "events" || e.ObjectRef.Namespace != namespace {
+		return false
+	}
+	return e.ObjectRef.Name == name || strings.HasPrefix(e.ObjectRef.Name, name+"-")
+}

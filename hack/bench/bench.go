@@ -1,0 +1,192 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+)
+
+// namespace holds what the benchmarks create, data sets apart.
+const namespace = "bench"
+
+// patience bounds every wait for something that takes seconds.
+const patience = 2 * time.Minute
+
+// bench is one run on one control plane.
+type bench struct {
+	opts  options
+	root  string
+	begin time.Time
+	env   environment
+	rows  []row
+
+	c        *cluster.Cluster
+	admin    *kubernetes.Clientset
+	box      *sandbox.Sandbox // of the peers
+	binaries binaries
+
+	kubeconfigs map[string]string           // of the peers, by ServiceAccount
+	replicas    map[string]*cluster.Replica // of the managers, by slot
+	leases      map[string]*leaseWatch
+	stopping    atomic.Bool
+}
+
+// binaries are built as for a release.
+type binaries struct {
+	manager string // cmd/manager
+	needs   string // the same with the declared needs of replication
+	peer    string // of controller-runtime
+}
+
+func newBench(ctx context.Context, root string, opts options) (_ *bench, err error) {
+	b := &bench{
+		opts: opts, root: root, begin: time.Now(),
+		kubeconfigs: map[string]string{}, replicas: map[string]*cluster.Replica{}, leases: map[string]*leaseWatch{},
+	}
+	if err := b.build(ctx); err != nil {
+		return nil, err
+	}
+	// kube-controller-manager is one of the subjects: another one would work on the same objects.
+	b.c, err = cluster.Start(ctx, cluster.Options{WithoutControllerManager: true, Progress: os.Stderr})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.stop())
+		}
+	}()
+	if b.box, err = sandbox.New(ctx, ""); err != nil {
+		return nil, err
+	}
+	if b.admin, err = kubernetes.NewForConfig(b.c.AdminConfig()); err != nil {
+		return nil, err
+	}
+	if err := b.c.ApplyDir(ctx, filepath.Join(root, "deploy"), "Deployment"); err != nil {
+		return nil, err
+	}
+	b.env = b.readEnvironment(ctx)
+	return b, b.createNamespace(ctx, namespace)
+}
+
+func (b *bench) stop() error {
+	b.stopping.Store(true)
+	var errs []error
+	if b.box != nil {
+		errs = append(errs, b.box.Close())
+	}
+	return errors.Join(append(errs, b.c.Stop())...)
+}
+
+func (b *bench) createNamespace(ctx context.Context, name string) error {
+	_, err := b.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	return err
+}
+
+// progress writes a line for who waits.
+func (b *bench) progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s %s\n", time.Since(b.begin).Round(time.Second), fmt.Sprintf(format, args...))
+}
+
+// add summarises values as a row and returns it; nothing was measured if there are none.
+func (b *bench) add(name, subject, unit string, values ...float64) row {
+	if len(values) == 0 {
+		b.progress("%s, %s: no value", name, subject)
+		return row{}
+	}
+	r := newRow(name, subject, unit, b.begin.UTC().Format(time.DateOnly), values)
+	b.rows = append(b.rows, r)
+	b.progress("%s, %s: n %d, min %s, median %s, p99 %s, max %s %s",
+		name, subject, r.N, number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit)
+	return r
+}
+
+// write merges the rows so far into latest.json and writes bench.md of all.
+func (b *bench) write() error {
+	old, err := readRows(b.opts.out)
+	if err != nil {
+		return err
+	}
+	all := merge(old, b.rows)
+	if err := os.MkdirAll(b.opts.out, 0o755); err != nil {
+		return err
+	}
+	b.env.LoadAfter = loadAverage()
+	return errors.Join(writeRows(b.opts.out, all),
+		os.WriteFile(filepath.Join(b.opts.out, "bench.md"), []byte(markdown(all, b.env)), 0o644))
+}
+
+// build builds what is measured with the flags of a release build.
+func (b *bench) build(ctx context.Context) error {
+	for _, p := range []struct {
+		path     *string
+		name     string
+		dir, pkg string
+	}{
+		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager"},
+		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs"},
+		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), "."},
+	} {
+		*p.path = filepath.Join(b.root, ".cache", "bin", p.name)
+		b.progress("Building %s", p.name)
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *p.path, p.pkg)
+		cmd.Dir = p.dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w\n%s", p.name, err, strings.TrimSpace(string(out)))
+		}
+	}
+	return nil
+}
+
+// mebibytes of a file; 0 if it cannot be told.
+func mebibytes(path string) float64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return float64(info.Size()) / (1 << 20)
+}
+
+// sleep waits for d or until ctx ends. The benchmarks measure what happens in time, so that some must pass.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// eventually polls until check answers nil, at most for patience.
+func eventually(ctx context.Context, interval time.Duration, what string, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
+	defer cancel()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		if waitErr := sleep(ctx, interval); waitErr != nil {
+			return fmt.Errorf("wait for %s: %w: %w", what, waitErr, err)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// environment is what the figures depend on besides the programs.
+type environment struct {
+	Date                  string
+	Commit                string
+	Go                    string
+	ClientGo              string
+	Kubernetes            string
+	ControllerRuntime     string
+	CPU                   string
+	Cores                 int
+	Memory                string
+	Kernel                string
+	LoadBefore, LoadAfter string
+	Flags                 string
+}
+
+func (b *bench) readEnvironment(ctx context.Context) environment {
+	env := environment{
+		Date:       b.begin.UTC().Format(time.DateTime) + " UTC",
+		Commit:     output(ctx, b.root, "git", "describe", "--tags", "--always", "--dirty"),
+		Go:         strings.TrimPrefix(runtime.Version(), "go"),
+		Kubernetes: strings.TrimPrefix(output(ctx, b.root, b.c.Binary("kube-controller-manager"), "--version"), "Kubernetes "),
+		CPU:        field("/proc/cpuinfo", "model name"),
+		Cores:      runtime.NumCPU(),
+		Kernel:     output(ctx, b.root, "uname", "-sr"),
+		LoadBefore: loadAverage(),
+		Flags:      strings.Join(os.Args[1:], " "),
+	}
+	env.ControllerRuntime = field(filepath.Join(b.root, "hack", "bench", "peer", "go.mod"), "sigs.k8s.io/controller-runtime")
+	var kib float64
+	if _, err := fmt.Sscan(field("/proc/meminfo", "MemTotal"), &kib); err == nil {
+		env.Memory = fmt.Sprintf("%.0f GiB", kib/(1<<20))
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == "k8s.io/client-go" {
+				env.ClientGo = m.Version
+			}
+		}
+	}
+	return env
+}
+
+// output of a command in one line; "unknown" if it fails, as the figures do not depend on it.
+func output(ctx context.Context, dir, name string, args ...string) string {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// field returns what follows a name, and a colon if there is one, in the first line of a file that begins with it.
+func field(path, name string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return "unknown"
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(lines.Text()), name); ok {
+			return strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(value), ":"))
+		}
+	}
+	return "unknown"
+}
+
+// loadAverage is the load of the last 1, 5 and 15 minutes.
+func loadAverage() string {
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.Join(strings.Fields(string(data))[:3], " ")
+}

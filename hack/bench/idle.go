@@ -1,0 +1,83 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+// idleWarmUp is the time that managers have to become quiet after their start.
+const idleWarmUp = time.Minute
+
+// idle counts what leaders and standbys ask of the API server while nothing happens, all at the same time.
+func (b *bench) idle(ctx context.Context) (err error) {
+	var pairs []*pair
+	defer func() {
+		for _, p := range pairs {
+			err = errors.Join(err, p.stop())
+		}
+	}()
+	for _, s := range []subject{managerSubject(b, ours, b.binaries.manager), peerSubject(peer), kcmSubject(kcm)} {
+		if !b.opts.wants(s.name) {
+			continue
+		}
+		b.progress("%s: starting a leader and a standby", s.name)
+		p, err := b.startPair(ctx, s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		pairs = append(pairs, p)
+	}
+	minutes := int(b.opts.idle / time.Minute)
+	b.progress("Waiting for %s, then counting requests for %d minutes", idleWarmUp, minutes)
+	if err := sleep(ctx, idleWarmUp); err != nil {
+		return err
+	}
+	audit, err := b.tailAudit()
+	if err != nil {
+		return err
+	}
+	defer audit.close()
+	begin := time.Now()
+	if err := sleep(ctx, time.Duration(minutes)*time.Minute); err != nil {
+		return err
+	}
+	events, err := audit.read()
+	if err != nil {
+		return err
+	}
+	for _, p := range pairs {
+		b.addIdle("leader", p.subject.name, p.leader, events, begin, minutes)
+		b.addIdle("standby", p.subject.name, p.standby, events, begin, minutes)
+	}
+	return nil
+}
+
+// addIdle adds a row of whole minutes.
+func (b *bench) addIdle(role, subject string, p *process, events []auditv1.Event, begin time.Time, minutes int) {
+	all, leases := make([]float64, minutes), make([]float64, minutes)
+	others := map[string]int{}
+	for _, e := range events {
+		minute := int(e.RequestReceivedTimestamp.Sub(begin) / time.Minute)
+		if !p.did(e) || !isRequest(e) || e.RequestReceivedTimestamp.Time.Before(begin) || minute >= minutes {
+			continue
+		}
+		all[minute]++
+		if isLease(e) {
+			leases[minute]++
+		} else {
+			others[e.Verb+" "+e.RequestURI]++
+		}
+	}
+	b.add("idle/"+role+", requests but watches", subject, "per minute", all...)
+	b.add("idle/"+role+", of them for the Lease", subject, "per minute", leases...)
+	for request, n := range others {
+		b.progress("%s %s: %d times %s", subject, role, n, request)
+	}
+}

@@ -1,0 +1,152 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bench measures the manager beside its peers, all on one control plane on loopback, and writes the figures to
+// docs/bench: bench.md for people, latest.json for programs. `make bench ARGS='-run idle'` runs a part, and replaces
+// only the rows of that part. What is measured, and how, is told in docs/bench/README.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+)
+
+// options are the flags.
+type options struct {
+	run      []string
+	subjects []string
+	out      string
+	profiles string
+
+	handovers     int // of ours and of controller-runtime's
+	slowHandovers int // of kube-controller-manager's, which take 17 s each
+	crashes       int
+	idle          time.Duration
+	settle        time.Duration
+	scale         float64 // of the data sets
+	updates       int
+	starts        int
+	takeovers     int
+	changes       int
+	bursts        int
+	downs         int
+}
+
+// parts are the benchmarks in the order in which they run: those that need an empty cluster come first.
+func parts() []part {
+	return []part{
+		{"handover", (*bench).handovers},
+		{"failover", (*bench).failovers},
+		{"idle", (*bench).idle},
+		{"reload", (*bench).reload},
+		{"memory", (*bench).memory},
+	}
+}
+
+type part struct {
+	name string
+	run  func(*bench, context.Context) error
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	opts, err := parseFlags()
+	if err == nil {
+		err = run(ctx, opts)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		os.Exit(1)
+	}
+}
+
+func parseFlags() (options, error) {
+	var names []string
+	for _, p := range parts() {
+		names = append(names, p.name)
+	}
+	var o options
+	benches := flag.String("run", strings.Join(names, ","), "the benchmarks to run")
+	subjects := flag.String("subjects", "", "only those whose names begin so: quartermaster, kube-controller-manager, controller-runtime (default all)")
+	flag.StringVar(&o.out, "out", "", "the folder of bench.md and latest.json (default docs/bench)")
+	flag.StringVar(&o.profiles, "profiles", "", "memory: write heap profiles of the managers to this folder")
+	flag.IntVar(&o.handovers, "handovers", 50, "handover: graceful hand-overs of each subject")
+	flag.IntVar(&o.slowHandovers, "slow-handovers", 10, "handover: those of kube-controller-manager without its release gate")
+	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each subject at each timing")
+	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory: the time from synced to steady; Go collects garbage every 2 minutes without need")
+	flag.Float64Var(&o.scale, "scale", 1, "memory: multiplies the numbers of objects; less than 1 for a trial")
+	flag.IntVar(&o.updates, "updates", 10000, "memory: updates while CPU time is taken")
+	flag.IntVar(&o.starts, "starts", 5, "memory: starts whose time to synced is taken")
+	flag.IntVar(&o.takeovers, "takeovers", 5, "memory: hand-overs whose time to the first reconcile is taken")
+	flag.IntVar(&o.changes, "changes", 200, "reload: changes one at a time")
+	flag.IntVar(&o.bursts, "bursts", 5, "reload: bursts of 100 changes")
+	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
+	flag.Parse()
+
+	o.run = strings.Split(*benches, ",")
+	for _, name := range o.run {
+		if !slices.Contains(names, name) {
+			return o, fmt.Errorf("-run: %q is none of %s", name, strings.Join(names, ", "))
+		}
+	}
+	if *subjects != "" {
+		o.subjects = strings.Split(*subjects, ",")
+	}
+	if flag.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	}
+	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.updates, o.starts,
+		o.takeovers, o.changes, o.bursts, o.downs) < 1 {
+		return o, errors.New("every count must be at least 1, -idle at least 1m, -scale greater than 0")
+	}
+	return o, nil
+}
+
+// wants tells whether a subject is to be measured.
+func (o *options) wants(subject string) bool {
+	return o.subjects == nil || slices.ContainsFunc(o.subjects, func(prefix string) bool { return strings.HasPrefix(subject, prefix) })
+}
+
+func run(ctx context.Context, opts options) (err error) {
+	root, err := controlplane.Root()
+	if err != nil {
+		return err
+	}
+	if opts.out == "" {
+		opts.out = filepath.Join(root, "docs", "bench")
+	}
+	b, err := newBench(ctx, root, opts)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.stop()) }()
+	begin := time.Now()
+	for _, p := range parts() {
+		if !slices.Contains(opts.run, p.name) {
+			continue
+		}
+		b.progress("--- %s (load %s)", p.name, loadAverage())
+		if err := p.run(b, ctx); err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", p.name, err), b.write())
+		}
+		// After every part, so that a later one that fails loses nothing.
+		if err := b.write(); err != nil {
+			return err
+		}
+	}
+	b.progress("Done after %s", time.Since(begin).Round(time.Second))
+	return printTable(os.Stdout, b.rows)
+}

@@ -1,0 +1,349 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+const (
+	sampleInterval = time.Second
+	samples        = 10
+)
+
+// resident process of the memory benchmark.
+type occupant struct {
+	subject
+	row  string // the subject's name in the table
+	slot string
+	lead bool
+	own  []string // arguments besides the subject's
+
+	*process
+	pair *pair
+}
+
+// occupants are started in this order, so that the leaders lead. They run at the same time: what one has in memory
+// does not depend on the others, and all see the same cluster.
+func (b *bench) occupants() []*occupant {
+	manager := managerSubject(b, ours, b.binaries.manager)
+	// On a Lease of its own, as two leaders are to be measured. It has nothing to write: the other one has done it.
+	needs := managerSubject(b, oursNeeds, b.binaries.needs, "--leader-elect-resource-namespace="+namespace)
+	needs.lease = ""
+	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
+	all := []*occupant{
+		{subject: manager, row: ours + ": leader", slot: "a", lead: true},
+		{subject: manager, row: ours + ": warm standby", slot: "b"},
+		{subject: manager, row: ours + ": cold standby", slot: "c", own: []string{"--standby=cold"}},
+		{subject: needs, row: oursNeeds + ": leader", slot: "d"},
+		{subject: controllerRuntime, row: peer + ": leader", slot: "a", lead: true},
+		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", own: []string{"-warm"}},
+		{subject: controllerRuntime, row: peer + ": standby", slot: "c"},
+		{subject: controllerManager, row: kcm + ": leader", slot: "a", lead: true},
+		{subject: controllerManager, row: kcm + ": standby", slot: "b"},
+	}
+	var wanted []*occupant
+	for _, o := range all {
+		if b.opts.wants(o.row) {
+			wanted = append(wanted, o)
+		}
+	}
+	return wanted
+}
+
+// memory measures what caches cost, on an empty cluster and on two full ones.
+func (b *bench) memory(ctx context.Context) error {
+	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, kcm: b.c.Binary("kube-controller-manager")} {
+		if b.opts.wants(name) {
+			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
+		}
+	}
+	if err := errors.Join(b.allowNeeds(ctx), b.ensureConfigMap(ctx, namespace, "trigger")); err != nil {
+		return err
+	}
+	for i := range dataNamespaces {
+		if err := b.createNamespace(ctx, dataNamespace(i)); err != nil {
+			return err
+		}
+	}
+	baseline := map[string]float64{}
+	for _, d := range dataSets(b.opts.scale) {
+		b.progress("%s: filling the cluster (load %s)", d.name, loadAverage())
+		if err := b.fill(ctx, d); err != nil {
+			return err
+		}
+		if err := b.measureMemory(ctx, d, baseline); err != nil {
+			return fmt.Errorf("%s: %w", d.name, err)
+		}
+		if err := b.empty(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// allowNeeds lets the manager elect a leader in the benchmarks' namespace.
+func (b *bench) allowNeeds(ctx context.Context) error {
+	meta := metav1.ObjectMeta{Name: "bench-leases"}
+	_, err := b.admin.RbacV1().Roles(namespace).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
+		{APIGroups: []string{""}, Resources: []string{"configmaps", "endpoints"}, Verbs: []string{"get"}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	_, err = b.admin.RbacV1().RoleBindings(namespace).Create(ctx, &rbacv1.RoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// measureMemory runs all subjects on one data set. baseline has their memory on the empty cluster, in MiB by row.
+func (b *bench) measureMemory(ctx context.Context, d dataSet, baseline map[string]float64) (err error) {
+	all := b.occupants()
+	defer func() {
+		for _, o := range all {
+			if o.process != nil {
+				err = errors.Join(err, o.Stop(context.Background(), stopGrace))
+			}
+		}
+	}()
+	if err := b.occupy(ctx, all); err != nil {
+		return err
+	}
+	b.progress("%s: all started, waiting for %s", d.name, b.opts.settle)
+	if err := sleep(ctx, b.opts.settle); err != nil {
+		return err
+	}
+	if err := b.addResident(ctx, d, all, baseline); err != nil {
+		return err
+	}
+	if err := b.saveHeaps(d, all); err != nil {
+		return err
+	}
+	if d.objects() > 0 {
+		if err := b.addCPU(ctx, d, all); err != nil {
+			return err
+		}
+	}
+	if d.deployments > 0 {
+		if err := b.addBurst(ctx, d, all); err != nil {
+			return err
+		}
+	}
+	return b.addStarts(ctx, d, all)
+}
+
+// occupy starts all, one when the one before is ready.
+func (b *bench) occupy(ctx context.Context, all []*occupant) (err error) {
+	leaders := map[string]*pair{}
+	for _, o := range all {
+		b.progress("Starting %s", o.row)
+		if o.lead {
+			o.pair = &pair{b: b, subject: o.subject, lease: b.watchLease(ctx, o.lease)}
+			if o.process, err = o.pair.startLeader(ctx, o.slot); err != nil {
+				return err
+			}
+			o.pair.leader = o.process
+			leaders[o.lease] = o.pair
+		} else {
+			p := &pair{b: b, subject: o.subject}
+			if o.process, err = p.startStandby(ctx, o.slot, o.own...); err != nil {
+				return err
+			}
+			o.pair = leaders[o.lease]
+		}
+	}
+	return nil
+}
+
+// addResident samples the memory of all, and compares it with that on the empty cluster.
+func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant, baseline map[string]float64) error {
+	values, anonymous, peaks := map[string][]float64{}, map[string][]float64{}, map[string]float64{}
+	for range samples {
+		for _, o := range all {
+			r, err := readResidence(o.PID())
+			if err != nil {
+				return fmt.Errorf("%s: %w", o.row, err)
+			}
+			values[o.row] = append(values[o.row], r.now)
+			anonymous[o.row] = append(anonymous[o.row], r.anonymous)
+			peaks[o.row] = r.peak
+		}
+		if err := sleep(ctx, sampleInterval); err != nil {
+			return err
+		}
+	}
+	for _, o := range all {
+		steady := b.add("memory/"+d.name+", RSS steady", o.row, "MiB", values[o.row]...)
+		b.add("memory/"+d.name+", RSS steady, of it not the program's file", o.row, "MiB", anonymous[o.row]...)
+		b.add("memory/"+d.name+", RSS peak since the start", o.row, "MiB", peaks[o.row])
+		if d.objects() == 0 {
+			baseline[o.row] = steady.Median
+			continue
+		}
+		b.add("memory/"+d.name+", RSS growth per object", o.row, "bytes", (steady.Median-baseline[o.row])*(1<<20)/float64(d.objects()))
+	}
+	return nil
+}
+
+// saveHeaps writes heap profiles of ours if a folder for them was given.
+func (b *bench) saveHeaps(d dataSet, all []*occupant) error {
+	if b.opts.profiles == "" {
+		return nil
+	}
+	if err := os.MkdirAll(b.opts.profiles, 0o755); err != nil {
+		return err
+	}
+	clean := strings.NewReplacer(" ", "-", ",", "", ":", "")
+	for _, o := range all {
+		if o.manager == nil {
+			continue
+		}
+		if err := saveHeap(b.c.AdminConfig(), o.process, filepath.Join(b.opts.profiles, clean.Replace(o.row+"-"+d.name)+".pprof")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addCPU takes the CPU time of all while objects that concern nobody are updated.
+func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
+	take := func() (map[string]float64, error) {
+		seconds := map[string]float64{}
+		for _, o := range all {
+			var err error
+			if seconds[o.row], err = cpuSeconds(o.PID()); err != nil {
+				return nil, err
+			}
+		}
+		return seconds, nil
+	}
+	before, err := take()
+	if err != nil {
+		return err
+	}
+	took, err := b.update(ctx, d, b.opts.updates)
+	if err != nil {
+		return err
+	}
+	if err := sleep(ctx, quiescence); err != nil {
+		return err
+	}
+	after, err := take()
+	if err != nil {
+		return err
+	}
+	b.progress("%s: %d updates in %s", d.name, b.opts.updates, took.Round(time.Second))
+	for _, o := range all {
+		b.add("memory/"+d.name+", CPU time of 10,000 updates", o.row, "s", (after[o.row]-before[o.row])*10000/float64(b.opts.updates))
+	}
+	return nil
+}
+
+// addBurst changes the ConfigMaps of 100 Deployments and takes our leader's memory when all are rolled.
+func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error {
+	n := min(workloads, d.deployments, d.configMaps)
+	for _, o := range all {
+		if o.name != ours || !o.lead {
+			continue
+		}
+		audit, err := b.tailAudit()
+		if err != nil {
+			return err
+		}
+		defer audit.close()
+		if err := parallel(ctx, 16, n, func(ctx context.Context, i int) error {
+			return b.change(ctx, dataNamespace(i), dataName("config", i))
+		}); err != nil {
+			return err
+		}
+		patches := func(e auditv1.Event) bool {
+			return o.did(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && e.ObjectRef.Resource == "deployments"
+		}
+		if err := eventually(ctx, 100*time.Millisecond, "the patches of the burst", func(context.Context) error {
+			got, err := audit.count(patches)
+			if err == nil && got < n {
+				err = fmt.Errorf("%d of %d", got, n)
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := sleep(ctx, quiescence); err != nil {
+			return err
+		}
+		r, err := readResidence(o.PID())
+		if err != nil {
+			return err
+		}
+		b.add("memory/"+d.name+", RSS after a burst of 100 reloads", o.row, "MiB", r.now)
+	}
+	return nil
+}
+
+// addStarts measures starts and take-overs: warm and cold ones of ours and of controller-runtime.
+func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error {
+	for _, o := range all { // the others would take over
+		if o.lead {
+			continue
+		}
+		if err := o.Stop(ctx, stopGrace); err != nil {
+			return err
+		}
+	}
+	for _, o := range all {
+		if o.lead || o.pair == nil || o.name == kcm {
+			continue
+		}
+		var ready, first []float64
+		for range b.opts.starts {
+			p, err := b.run(ctx, o.subject, o.slot, o.own...)
+			if err != nil {
+				return err
+			}
+			took, err := p.waitReady(ctx)
+			if err != nil {
+				return err
+			}
+			ready = append(ready, took.Seconds())
+			if err := p.Stop(ctx, stopGrace); err != nil {
+				return err
+			}
+		}
+		b.add("memory/"+d.name+", start to ready", o.row, "s", ready...)
+		for range b.opts.takeovers {
+			if err := o.pair.respawn(ctx, o.own...); err != nil {
+				return err
+			}
+			t, err := o.pair.takeOver(ctx, syscall.SIGTERM)
+			if err != nil {
+				return err
+			}
+			if t.first > 0 {
+				first = append(first, milliseconds(t.first-t.written))
+			}
+		}
+		b.add("memory/"+d.name+", new holder to first reconcile", o.row, "ms", first...)
+	}
+	for _, o := range all {
+		if o.lead { // those that lead by now
+			o.process = o.pair.leader
+		}
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command peer is what the benchmarks compare the manager with: a manager as controller-runtime's documentation builds
+// one, which elects a leader, caches Secrets, ConfigMaps and Deployments, and has one controller.
+//
+// The controller does what config-reload does when it sees a workload for the first time: of each Deployment that has
+// the annotation quartermaster.dev/reload it makes sure that another annotation is there, by one patch.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+const (
+	asked = "quartermaster.dev/reload"
+	seen  = "peer.bench.quartermaster.dev/seen"
+)
+
+type options struct {
+	lease                string
+	health               string
+	duration, deadline   time.Duration
+	retry                time.Duration
+	release, warm, cache bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.lease, "lease", "bench-peer", "name of the Lease in kube-system")
+	flag.StringVar(&o.health, "health", "", "address of /readyz")
+	flag.DurationVar(&o.duration, "lease-duration", 15*time.Second, "")
+	flag.DurationVar(&o.deadline, "renew-deadline", 10*time.Second, "")
+	flag.DurationVar(&o.retry, "retry-period", 2*time.Second, "")
+	flag.BoolVar(&o.release, "release-on-cancel", true, "LeaderElectionReleaseOnCancel")
+	flag.BoolVar(&o.warm, "warm", false, "EnableWarmup")
+	flag.BoolVar(&o.cache, "cache-sources", true, "cache Secrets and ConfigMaps too")
+	flag.Parse() // --kubeconfig is controller-runtime's
+
+	ctrl.SetLogger(klog.Background())
+	if err := run(ctrl.SetupSignalHandler(), o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	cfg, err := config.GetConfig()
+	if err != nil {
+		return err
+	}
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Metrics:                       metricsserver.Options{BindAddress: "0"},
+		HealthProbeBindAddress:        o.health,
+		LeaderElection:                true,
+		LeaderElectionID:              o.lease,
+		LeaderElectionNamespace:       "kube-system",
+		LeaderElectionReleaseOnCancel: o.release,
+		LeaseDuration:                 &o.duration,
+		RenewDeadline:                 &o.deadline,
+		RetryPeriod:                   &o.retry,
+	})
+	if err != nil {
+		return err
+	}
+	build := ctrl.NewControllerManagedBy(mgr).
+		For(&appsv1.Deployment{}).
+		WithOptions(controller.Options{EnableWarmup: &o.warm, MaxConcurrentReconciles: 4})
+	cached := []client.Object{&appsv1.Deployment{}}
+	if o.cache {
+		nothing := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return nil })
+		build = build.Watches(&corev1.Secret{}, nothing).Watches(&corev1.ConfigMap{}, nothing)
+		cached = append(cached, &corev1.Secret{}, &corev1.ConfigMap{})
+	}
+	if err := build.Complete(&reconciler{mgr.GetClient()}); err != nil {
+		return err
+	}
+	synced := &synced{mgr: mgr, cached: cached, always: o.warm}
+	if err := errors.Join(mgr.Add(synced), mgr.AddReadyzCheck("synced", synced.check), mgr.AddHealthzCheck("ping", healthz.Ping)); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+type reconciler struct{ client client.Client }
+
+// Reconcile implements reconcile.Reconciler.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	var d appsv1.Deployment
+	if err := r.client.Get(ctx, req.NamespacedName, &d); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if d.Annotations[asked] == "" || d.Annotations[seen] != "" {
+		return reconcile.Result{}, nil
+	}
+	changed := d.DeepCopy()
+	changed.Annotations[seen] = "true"
+	return reconcile.Result{}, client.IgnoreNotFound(r.client.Patch(ctx, changed, client.MergeFrom(&d)))
+}
+
+// synced knows when the caches have synced that the controller uses: on a leader, and with warm on every replica.
+type synced struct {
+	mgr    ctrl.Manager
+	cached []client.Object
+	always bool
+	done   atomic.Bool
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (s *synced) NeedLeaderElection() bool { return !s.always }
+
+// Start implements manager.Runnable.
+func (s *synced) Start(ctx context.Context) error {
+	for _, obj := range s.cached {
+		if _, err := s.mgr.GetCache().GetInformer(ctx, obj); err != nil { // returns when it has synced
+			return err
+		}
+	}
+	s.done.Store(true)
+	return nil
+}
+
+// check implements healthz.Checker. A standby that keeps no cache is ready without one.
+func (s *synced) check(*http.Request) error {
+	select {
+	case <-s.mgr.Elected():
+	default:
+		if !s.always {
+			return nil
+		}
+	}
+	if !s.done.Load() {
+		return errors.New("caches have not synced")
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+
+	"k8s.io/client-go/rest"
+)
+
+// clockTicks is the unit of CPU times in /proc, in 1/s: USER_HZ, which is 100 on all architectures of Go.
+const clockTicks = 100
+
+// residence is what a process has in memory, in MiB.
+type residence struct {
+	now       float64
+	peak      float64 // of now, since the start
+	anonymous float64 // the part of now that is no file: heap and stacks, not the program itself
+}
+
+func readResidence(pid int) (r residence, err error) {
+	for name, value := range map[string]*float64{"VmRSS": &r.now, "VmHWM": &r.peak, "RssAnon": &r.anonymous} {
+		text, _, _ := strings.Cut(field(fmt.Sprintf("/proc/%d/status", pid), name+":"), " ")
+		kib, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return r, err
+		}
+		*value = kib / 1024
+	}
+	return r, nil
+}
+
+// cpuSeconds returns the CPU time of a process, user and system.
+func cpuSeconds(pid int) (float64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The name, in parentheses, may hold blanks. After it, utime and stime are the fields 14 and 15 of proc(5).
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	var sum float64
+	for _, text := range fields[11:13] {
+		ticks, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += ticks
+	}
+	return sum / clockTicks, nil
+}
+
+// saveHeap writes a heap profile of a manager, as an administrator may fetch it.
+func saveHeap(admin *rest.Config, p *process, path string) error {
+	config := rest.CopyConfig(admin)
+	config.CAData, config.Insecure = nil, true // its certificate is of its own making
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get(p.manager.SecureURL + "/debug/pprof/heap")
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("heap profile of %s: %s", p.Name, resp.Status)
+	}
+	return os.WriteFile(path, data, 0o644)
+}

@@ -1,0 +1,249 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+const (
+	// workloads is how many Deployments there are, each with a ConfigMap of its own.
+	workloads = 100
+	// changePause is between two changes one at a time: less than --kube-api-qps, so that it does not count.
+	changePause = 100 * time.Millisecond
+	// quiescence is enough for Events to be sent, and for a second patch if there were one.
+	quiescence = 5 * time.Second
+)
+
+// reload measures config-reload with --config-reload-quiet-period=0.
+func (b *bench) reload(ctx context.Context) (err error) {
+	s := managerSubject(b, ours, b.binaries.manager, "--config-reload-quiet-period=0")
+	if !b.opts.wants(s.name) {
+		return nil
+	}
+	b.progress("%s: starting a leader and a standby, then %d Deployments", s.name, workloads)
+	p, err := b.startPair(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	if err := b.createWorkloads(ctx); err != nil {
+		return err
+	}
+	w := b.watchTemplates(ctx, namespace)
+	if err := eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(context.Context) error { return w.allRecorded(workloads) }); err != nil {
+		return err
+	}
+	for _, measure := range []func(context.Context, *pair, *templateWatch) error{b.oneAtATime, b.burst, b.whileDown} {
+		if err := sleep(ctx, quiescence); err != nil { // the buckets of the clients' rate limits fill up
+			return err
+		}
+		if err := measure(ctx, p, w); err != nil {
+			return err
+		}
+	}
+	return b.cleanTriggers(ctx)
+}
+
+func workloadName(i int) string { return fmt.Sprintf("web-%03d", i%workloads) }
+
+func (b *bench) createWorkloads(ctx context.Context) error {
+	return parallel(ctx, 8, workloads, func(ctx context.Context, i int) error {
+		if err := b.ensureConfigMap(ctx, namespace, workloadName(i)); err != nil {
+			return err
+		}
+		_, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, newDeployment(workloadName(i), workloadName(i)), metav1.CreateOptions{})
+		return err
+	})
+}
+
+// change gives a ConfigMap another value.
+func (b *bench) change(ctx context.Context, namespace, name string) error {
+	patch := fmt.Appendf(nil, `{"data":{"value":"%x"}}`, rand.Uint64())
+	_, err := b.admin.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// oneAtATime changes one ConfigMap after the other and waits for its Deployment.
+func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error {
+	audit, err := b.tailAudit()
+	if err != nil {
+		return err
+	}
+	defer audit.close()
+	var seen, logged []float64
+	for i := range b.opts.changes {
+		name := workloadName(i)
+		mark := w.mark()
+		begin := time.Now()
+		if err := b.change(ctx, namespace, name); err != nil {
+			return err
+		}
+		at, err := w.rolled(ctx, mark, name)
+		if err != nil {
+			return err
+		}
+		seen = append(seen, milliseconds(at.Sub(begin)))
+		patch, err := audit.first(ctx, "the patch of "+name, func(e auditv1.Event) bool {
+			return e.RequestReceivedTimestamp.After(begin) && p.leader.did(e) && isPatch(e, name)
+		})
+		if err != nil {
+			return err
+		}
+		update, err := audit.first(ctx, "the change of "+name, func(e auditv1.Event) bool {
+			return e.RequestReceivedTimestamp.After(begin) && e.ObjectRef.Resource == "configmaps" && e.Verb == "patch" && e.ObjectRef.Name == name
+		})
+		if err != nil {
+			return err
+		}
+		logged = append(logged, milliseconds(patch.StageTimestamp.Sub(update.RequestReceivedTimestamp.Time)))
+		if err := sleep(ctx, changePause); err != nil {
+			return err
+		}
+	}
+	if err := sleep(ctx, quiescence); err != nil {
+		return err
+	}
+	requests, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isRequest(e) && !isLease(e) })
+	if err != nil {
+		return err
+	}
+	b.add("reload/one change, sent to patch seen by a watch", ours, "ms", seen...)
+	b.add("reload/one change, update received to patch written, by the audit log", ours, "ms", logged...)
+	b.add("reload/one change, API requests", ours, "per change", float64(requests)/float64(b.opts.changes))
+	return nil
+}
+
+// isPatch is a patch of a Deployment, by whomever.
+func isPatch(e auditv1.Event, name string) bool {
+	return cluster.AuditWrite(e) && e.Verb == "patch" && e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" &&
+		e.ObjectRef.Namespace == namespace && (name == "" || e.ObjectRef.Name == name)
+}
+
+// burst changes all ConfigMaps at once.
+func (b *bench) burst(ctx context.Context, p *pair, w *templateWatch) error {
+	var seconds, patches, requests []float64
+	for range b.opts.bursts {
+		audit, err := b.tailAudit()
+		if err != nil {
+			return err
+		}
+		defer audit.close()
+		mark := w.mark()
+		begin := time.Now()
+		err = parallel(ctx, 16, workloads, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
+		if err != nil {
+			return err
+		}
+		var last time.Time
+		for i := range workloads {
+			at, err := w.rolled(ctx, mark, workloadName(i))
+			if err != nil {
+				return err
+			}
+			if at.After(last) {
+				last = at
+			}
+		}
+		seconds = append(seconds, last.Sub(begin).Seconds())
+		if err := sleep(ctx, quiescence); err != nil {
+			return err
+		}
+		for i := range workloads {
+			n, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isPatch(e, workloadName(i)) })
+			if err != nil {
+				return err
+			}
+			patches = append(patches, float64(n))
+		}
+		n, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isRequest(e) && !isLease(e) })
+		if err != nil {
+			return err
+		}
+		requests = append(requests, float64(n))
+	}
+	b.add("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ours, "s", seconds...)
+	b.add("reload/burst, patches of a Deployment", ours, "patches", patches...)
+	b.add("reload/burst, API requests", ours, "requests", requests...)
+	return nil
+}
+
+// whileDown changes ConfigMaps while no manager runs, and starts one twice: the first finds the changes, the second
+// nothing.
+func (b *bench) whileDown(ctx context.Context, p *pair, w *templateWatch) error {
+	const changed = workloads / 10
+	var seconds, ofChanged, ofOthers, later []float64
+	for range b.opts.downs {
+		if err := p.stop(); err != nil {
+			return err
+		}
+		p.leader, p.standby = nil, nil
+		if err := parallel(ctx, 4, changed, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) }); err != nil {
+			return err
+		}
+		audit, err := b.tailAudit()
+		if err != nil {
+			return err
+		}
+		defer audit.close()
+		mark := w.mark()
+		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
+			return err
+		}
+		for i := range changed {
+			at, err := w.rolled(ctx, mark, workloadName(i))
+			if err != nil {
+				return err
+			}
+			seconds = append(seconds, at.Sub(p.leader.started).Seconds())
+		}
+		if err := sleep(ctx, quiescence); err != nil {
+			return err
+		}
+		for i := range workloads {
+			n, err := audit.count(func(e auditv1.Event) bool { return isPatch(e, workloadName(i)) })
+			if err != nil {
+				return err
+			}
+			if i < changed {
+				ofChanged = append(ofChanged, float64(n))
+			} else {
+				ofOthers = append(ofOthers, float64(n))
+			}
+		}
+		before, err := audit.count(func(e auditv1.Event) bool { return isPatch(e, "") })
+		if err != nil {
+			return err
+		}
+		if err := p.leader.Stop(ctx, stopGrace); err != nil {
+			return err
+		}
+		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
+			return err
+		}
+		if err := sleep(ctx, quiescence); err != nil {
+			return err
+		}
+		after, err := audit.count(func(e auditv1.Event) bool { return isPatch(e, "") })
+		if err != nil {
+			return err
+		}
+		later = append(later, float64(after-before))
+	}
+	b.add("reload/changed while down, start to patched", ours, "s", seconds...)
+	b.add("reload/changed while down, patches of a Deployment concerned", ours, "patches", ofChanged...)
+	b.add("reload/changed while down, patches of another Deployment", ours, "patches", ofOthers...)
+	b.add("reload/changed while down, patches after a second start", ours, "patches", later...)
+	return nil
+}

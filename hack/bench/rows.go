@@ -1,0 +1,116 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// row is one line of the table. The part before the first slash of Bench is the benchmark that -run names.
+type row struct {
+	Bench   string  `json:"bench"`
+	Subject string  `json:"subject"`
+	N       int     `json:"n"`
+	Min     float64 `json:"min"`
+	Median  float64 `json:"median"`
+	P99     float64 `json:"p99"`
+	Max     float64 `json:"max"`
+	Unit    string  `json:"unit"`
+	Date    string  `json:"date"` // of the run, since a run of a part keeps the other rows
+}
+
+func (r row) part() string {
+	part, _, _ := strings.Cut(r.Bench, "/")
+	return part
+}
+
+// newRow summarises values, at least one. The percentiles are nearest-rank: p99 of fewer than 100 values is their
+// maximum, and no figure is shown that was not measured.
+func newRow(bench, subject, unit, date string, values []float64) row {
+	sorted := slices.Sorted(slices.Values(values))
+	rank := func(p float64) float64 {
+		return round(sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)])
+	}
+	return row{
+		Bench: bench, Subject: subject, N: len(sorted), Unit: unit, Date: date,
+		Min: round(sorted[0]), Median: rank(0.5), P99: rank(0.99), Max: round(sorted[len(sorted)-1]),
+	}
+}
+
+// round keeps four significant digits, but every digit before the point.
+func round(v float64) float64 {
+	if v == 0 {
+		return 0
+	}
+	digits := 3 - int(math.Floor(math.Log10(math.Abs(v))))
+	scale := math.Pow(10, float64(max(digits, 0)))
+	return math.Round(v*scale) / scale
+}
+
+// merge puts fresh rows in the place of all old ones of the same part and subject.
+func merge(old, fresh []row) []row {
+	type key struct{ part, subject string }
+	measured := map[key]bool{}
+	for _, r := range fresh {
+		measured[key{r.part(), r.Subject}] = true
+	}
+	merged := slices.DeleteFunc(slices.Clone(old), func(r row) bool { return measured[key{r.part(), r.Subject}] })
+	merged = append(merged, fresh...)
+	order := map[string]int{}
+	for i, p := range parts() {
+		order[p.name] = i
+	}
+	slices.SortStableFunc(merged, func(a, b row) int { return order[a.part()] - order[b.part()] })
+	return merged
+}
+
+// readRows returns the rows of latest.json, none if there is no such file.
+func readRows(dir string) ([]row, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "latest.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var rows []row
+	if err := json.Unmarshal(data, &rows); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, "latest.json"), err)
+	}
+	return rows, nil
+}
+
+func writeRows(dir string, rows []row) error {
+	var lines []string
+	for _, r := range rows {
+		data, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		lines = append(lines, string(data))
+	}
+	return os.WriteFile(filepath.Join(dir, "latest.json"), []byte("[\n"+strings.Join(lines, ",\n")+"\n]\n"), 0o644)
+}
+
+// printTable writes the rows for a terminal.
+func printTable(w io.Writer, rows []row) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "BENCH\tSUBJECT\tN\tMIN\tMEDIAN\tP99\tMAX\tUNIT")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n",
+			r.Bench, r.Subject, r.N, number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit)
+	}
+	return t.Flush()
+}
+
+func number(v float64) string { return fmt.Sprintf("%.10g", v) }

@@ -1,0 +1,246 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+)
+
+const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
+
+// Names of the subjects as they stand in the table.
+const (
+	ours      = "quartermaster"
+	oursNeeds = "quartermaster, needs of replication"
+	kcm       = "kube-controller-manager"
+	kcmGate   = "kube-controller-manager, release gate"
+	peer      = "controller-runtime"
+	peerWarm  = "controller-runtime, EnableWarmup"
+)
+
+// subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots, each with an
+// identity of its own towards the API server; a process that is started again takes its slot's.
+type subject struct {
+	name  string
+	lease string
+	args  []string
+	start func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
+	// timings renders the flags of leader election.
+	timings func(timing) []string
+}
+
+// timing of leader election; the zero value stands for the defaults, 15 s, 10 s and 2 s with all subjects.
+type timing struct{ lease, deadline, retry time.Duration }
+
+// process is a running subject.
+type process struct {
+	*sandbox.Process
+	slot     string
+	started  time.Time
+	readyURL string
+	manager  *cluster.Manager           // of ours
+	did      func(e auditv1.Event) bool // whether a request is of this process
+}
+
+func managerSubject(b *bench, name, binary string, args ...string) subject {
+	return subject{name: name, lease: "quartermaster", args: args, timings: kubeTimings,
+		start: func(_ *bench, ctx context.Context, s subject, slot string, args []string) (*process, error) {
+			return b.startManager(ctx, binary, slot, append(slices.Clone(s.args), args...))
+		}}
+}
+
+func kcmSubject(name string, args ...string) subject {
+	return subject{name: name, lease: "kube-controller-manager", args: args, timings: kubeTimings, start: (*bench).startKCM}
+}
+
+func peerSubject(name string, args ...string) subject {
+	return subject{name: name, lease: "bench-peer", args: args, start: (*bench).startPeer, timings: func(t timing) []string {
+		return []string{"-lease-duration=" + t.lease.String(), "-renew-deadline=" + t.deadline.String(), "-retry-period=" + t.retry.String()}
+	}}
+}
+
+func kubeTimings(t timing) []string {
+	return []string{"--leader-elect-lease-duration=" + t.lease.String(), "--leader-elect-renew-deadline=" + t.deadline.String(),
+		"--leader-elect-retry-period=" + t.retry.String()}
+}
+
+// with returns the subject under a timing.
+func (s subject) with(t timing) subject {
+	if t != (timing{}) {
+		s.args = append(slices.Clone(s.args), s.timings(t)...)
+	}
+	return s
+}
+
+// run starts a process of the subject in a slot.
+func (b *bench) run(ctx context.Context, s subject, slot string, args ...string) (*process, error) {
+	p, err := s.start(b, ctx, s, slot, args)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.name, err)
+	}
+	p.slot = slot
+	return p, nil
+}
+
+func (b *bench) startManager(ctx context.Context, binary, slot string, args []string) (*process, error) {
+	r := b.replicas[slot]
+	if r == nil {
+		var err error
+		if r, err = b.c.NewReplica(ctx, "bench-"+slot); err != nil {
+			return nil, err
+		}
+		b.replicas[slot] = r
+	}
+	started := time.Now()
+	m, err := b.c.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args})
+	if err != nil {
+		return nil, err
+	}
+	return &process{
+		Process: m.Process, started: started, readyURL: m.InsecureURL + "/readyz", manager: m,
+		did: func(e auditv1.Event) bool { return cluster.AuditPod(e) == r.Pod },
+	}, nil
+}
+
+// startKCM starts kube-controller-manager with its defaults. One ServiceAccount does all, so that the audit log tells
+// the replicas apart.
+func (b *bench) startKCM(ctx context.Context, s subject, slot string, args []string) (*process, error) {
+	account := "bench-kcm-" + slot
+	kubeconfig, err := b.kubeconfig(ctx, account)
+	if err != nil {
+		return nil, err
+	}
+	port, err := cluster.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	ca := filepath.Join(b.box.Dir, "root-ca.crt")
+	if err := os.WriteFile(ca, b.c.AdminConfig().CAData, 0o600); err != nil {
+		return nil, err
+	}
+	all := append([]string{
+		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
+		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" + filepath.Join(b.box.Dir, account),
+		"--root-ca-file=" + ca,
+	}, append(slices.Clone(s.args), args...)...)
+	return b.startPeerProcess(account, b.c.Binary("kube-controller-manager"), all, fmt.Sprintf("https://127.0.0.1:%d/healthz", port))
+}
+
+// startPeer starts the manager of controller-runtime.
+func (b *bench) startPeer(ctx context.Context, s subject, slot string, args []string) (*process, error) {
+	account := "bench-peer-" + slot
+	kubeconfig, err := b.kubeconfig(ctx, account)
+	if err != nil {
+		return nil, err
+	}
+	port, err := cluster.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	health := fmt.Sprintf("127.0.0.1:%d", port)
+	all := append([]string{"--kubeconfig=" + kubeconfig, "-health=" + health}, append(slices.Clone(s.args), args...)...)
+	return b.startPeerProcess(account, b.binaries.peer, all, "http://"+health+"/readyz")
+}
+
+func (b *bench) startPeerProcess(account, path string, args []string, readyURL string) (*process, error) {
+	started := time.Now()
+	p, err := b.box.Start(sandbox.Command{Name: account, Path: path, Args: args, Env: cleanEnv()})
+	if err != nil {
+		return nil, err
+	}
+	user := "system:serviceaccount:" + metav1.NamespaceSystem + ":" + account
+	return &process{Process: p, started: started, readyURL: readyURL, did: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
+}
+
+// kubeconfig returns that of a ServiceAccount which may do everything, made when it is first asked for.
+func (b *bench) kubeconfig(ctx context.Context, account string) (string, error) {
+	if path := b.kubeconfigs[account]; path != "" {
+		return path, nil
+	}
+	meta := metav1.ObjectMeta{Name: account}
+	accounts := b.admin.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
+	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{}); err != nil {
+		return "", err
+	}
+	_, err := b.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: metav1.NamespaceSystem}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	day := authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 60 * 60)}}
+	token, err := accounts.CreateToken(ctx, account, &day, metav1.CreateOptions{})
+	if err != nil {
+		return "", err
+	}
+	admin := b.c.AdminConfig()
+	path := filepath.Join(b.box.Dir, account+".kubeconfig")
+	err = clientcmd.WriteToFile(api.Config{
+		Clusters:       map[string]*api.Cluster{"bench": {Server: admin.Host, CertificateAuthorityData: admin.CAData}},
+		AuthInfos:      map[string]*api.AuthInfo{"bench": {Token: token.Status.Token}},
+		Contexts:       map[string]*api.Context{"bench": {Cluster: "bench", AuthInfo: "bench"}},
+		CurrentContext: "bench",
+	}, path)
+	b.kubeconfigs[account] = path
+	return path, err
+}
+
+// cleanEnv is this program's environment without what would point a child elsewhere.
+func cleanEnv() []string {
+	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return name == "KUBECONFIG" || strings.HasPrefix(name, "KUBERNETES_") || strings.HasPrefix(name, "POD_")
+	})
+}
+
+// probe asks a health path of a process with a certificate of its own making.
+var probe = &http.Client{
+	Timeout:   5 * time.Second,
+	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
+}
+
+// waitReady waits until the process says that it is ready, and returns how long that took from its start.
+func (p *process) waitReady(ctx context.Context) (time.Duration, error) {
+	err := eventually(ctx, 10*time.Millisecond, p.Name+" to be ready", func(ctx context.Context) error {
+		if code := p.ExitCode(); code >= 0 {
+			return fmt.Errorf("it ended with code %d; its last lines:\n%s", code, p.Tail(15))
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.readyURL, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := probe.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("it answers %s", resp.Status)
+		}
+		return nil
+	})
+	return time.Since(p.started), err
+}

@@ -1,0 +1,365 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+func clientOf(t testing.TB, config *rest.Config) *kubernetes.Clientset {
+	t.Helper()
+	config = rest.CopyConfig(config)
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// tokenClient speaks as the managers' ServiceAccount with a token that is bound to no Pod.
+func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
+	t.Helper()
+	token, err := shared.Admin.CoreV1().ServiceAccounts(metav1.NamespaceSystem).CreateToken(ctx, "quartermaster",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := rest.AnonymousClientConfig(shared.AdminConfig())
+	config.BearerToken = token.Status.Token
+	return clientOf(t, config)
+}
+
+// probe is how a manager asks for the fence. The answer is "" if there is none.
+func probe(ctx context.Context, client kubernetes.Interface) string {
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: election.ServerFenceName}}
+	_, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Update(ctx, cm, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err == nil {
+		return ""
+	}
+	_, verdict, _ := strings.Cut(err.Error(), "probe: ")
+	return verdict
+}
+
+// waitForVerdict waits until the fence says what it would do with writes of the client.
+func waitForVerdict(ctx context.Context, t testing.TB, client kubernetes.Interface, want string) {
+	t.Helper()
+	fleet.Eventually(ctx, t, func() error {
+		if got := probe(ctx, client); got != want {
+			return fmt.Errorf("the fence answers %q, not %q", got, want)
+		}
+		return nil
+	})
+}
+
+// give names the holder of the Lease.
+func give(ctx context.Context, t testing.TB, identity string) *coordinationv1.Lease {
+	t.Helper()
+	given, err := editLease(ctx, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To(identity) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return given
+}
+
+// withFence waits until the fence in the API server is in force, which is a while after its installation.
+func withFence(ctx context.Context, t testing.TB) {
+	t.Helper()
+	waitForVerdict(ctx, t, tokenClient(ctx, t), "cannot judge")
+}
+
+// withoutFence switches the fence in the API server off until the end of the test. It does not remove it, see
+// TestFenceInstalledAgain.
+func withoutFence(t testing.TB) {
+	t.Helper()
+	ctx := fleet.Context(t)
+	anybody := tokenClient(ctx, t)
+	enforce(ctx, t, admissionregistrationv1.Audit)
+	waitForVerdict(ctx, t, anybody, "")
+	t.Cleanup(func() {
+		ctx := fleet.Within(context.Background(), t, fleet.Patience)
+		enforce(ctx, t, admissionregistrationv1.Deny)
+		waitForVerdict(ctx, t, anybody, "cannot judge")
+	})
+}
+
+// enforce says what the API server does about writes that the fence refuses.
+func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.ValidationAction) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"validationActions":[%q]}}`, action)
+	_, err := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Patch(ctx, election.ServerFenceName,
+		types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFenceInTheAPIServer(t *testing.T) {
+	ctx := fleet.Context(t)
+	w := newWorld(ctx, t, 1)
+	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
+	clients := map[string]*kubernetes.Clientset{
+		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t), "somebody else": shared.Admin,
+	}
+	t.Cleanup(func() { give(context.Background(), t, "") })
+
+	for name, tc := range map[string]struct {
+		holder   string
+		admitted map[string]bool
+	}{
+		"the holder's Pod writes":              {a.Pod + "_x", map[string]bool{"a": true}},
+		"the next holder's Pod writes":         {b.Pod + "_x", map[string]bool{"b": true}},
+		"nobody writes when nobody holds it":   {"", nil},
+		"a name that goes on is another":       {a.Pod + "0_x", nil},
+		"an identity without a UUID is nobody": {a.Pod, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			give(ctx, t, tc.holder)
+			for who, client := range clients {
+				switch {
+				case tc.admitted[who]:
+					waitForVerdict(ctx, t, client, "admits")
+				case who == "a token without a Pod":
+					waitForVerdict(ctx, t, client, "cannot judge") // and so is refused
+				case who != "somebody else": // who is not asked at all
+					waitForVerdict(ctx, t, client, "refuses")
+				}
+			}
+			for who, client := range clients {
+				admitted := tc.admitted[who] || who == "somebody else"
+				for what, err := range leaderWrites(ctx, w, client) {
+					switch refused := isFenceRefusal(err); {
+					case admitted && err != nil:
+						t.Errorf("%s may not %s: %v", who, what, err)
+					case !admitted && !refused:
+						t.Errorf("%s may %s: %v", who, what, err)
+					}
+				}
+				for what, err := range standbyWrites(ctx, client) {
+					if err != nil {
+						t.Errorf("%s may not %s: %v", who, what, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+func isFenceRefusal(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), election.ServerFenceName+": written by")
+}
+
+// leaderWrites are writes that the managers' role permits and only a leader may make.
+func leaderWrites(ctx context.Context, w *world, client kubernetes.Interface) map[string]error {
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.content.Add(1))
+	deployments, jobs := client.AppsV1().Deployments(w.namespace), client.BatchV1().Jobs(w.namespace)
+	_, patched := deployments.Patch(ctx, deployment(0), types.MergePatchType, patch, metav1.PatchOptions{})
+	_, dry := deployments.Patch(ctx, deployment(0), types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "job"}}
+	job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
+	_, created := jobs.Create(ctx, job, metav1.CreateOptions{})
+	if created != nil { // for the deletion
+		_, _ = shared.Admin.BatchV1().Jobs(w.namespace).Create(ctx, job, metav1.CreateOptions{})
+	}
+	deleted := jobs.Delete(ctx, job.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
+	if deleted != nil {
+		_ = shared.Admin.BatchV1().Jobs(w.namespace).Delete(ctx, job.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
+	}
+	return map[string]error{"patch a Deployment": patched, "try to patch a Deployment": dry, "create a Job": created, "delete a Job": deleted}
+}
+
+// standbyWrites are those that every replica may make.
+func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]error {
+	event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "event-"}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}}
+	_, recorded := client.CoreV1().Events("default").Create(ctx, event, metav1.CreateOptions{})
+	leases := client.CoordinationV1().Leases(metav1.NamespaceSystem)
+	lease, renewed := leases.Get(ctx, fleet.LeaseName, metav1.GetOptions{})
+	if renewed == nil {
+		lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
+		_, renewed = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	}
+	_, authenticated := client.AuthenticationV1().TokenReviews().Create(ctx,
+		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "x"}}, metav1.CreateOptions{})
+	_, authorized := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: "x", NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}},
+	}, metav1.CreateOptions{})
+	return map[string]error{"record an Event": recorded, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
+}
+
+// TestWithoutALeaseNobodyIsFenced: the fence must not keep a whole cluster from writing, and a fleet puts things right.
+func TestWithoutALeaseNobodyIsFenced(t *testing.T) {
+	ctx := fleet.Context(t)
+	w := newWorld(ctx, t, 1)
+	a := shared.NewReplica(ctx, t)
+	client := clientOf(t, a.Config())
+	withFence(ctx, t)
+	err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, fleet.LeaseName, metav1.DeleteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitForVerdict(ctx, t, client, "") // the API server has noticed
+	for what, err := range leaderWrites(ctx, w, shared.Admin) {
+		if err != nil {
+			t.Errorf("somebody else may not %s: %v", what, err)
+		}
+	}
+
+	all := newReplicas(ctx, t, 2, setup{})
+	leader, err := all.waitForLeader(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitForVerdict(ctx, t, clientOf(t, leader.Config()), "admits")
+	waitForVerdict(ctx, t, client, "refuses")
+	if err := w.change(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
+}
+
+// TestFenceInstalledAgain shows what deploy/components/fence/fence.yaml warns of, that a manager notices it, and that
+// the remedy helps.
+func TestFenceInstalledAgain(t *testing.T) {
+	ctx := fleet.Context(t)
+	withFence(ctx, t)
+	all := newReplicas(ctx, t, 1, setup{})
+	if _, err := all.waitForLeader(ctx); err != nil {
+		t.Fatal(err)
+	}
+	bindings := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	binding, err := bindings.Get(ctx, election.ServerFenceName, metav1.GetOptions{})
+	if err == nil {
+		err = bindings.Delete(ctx, binding.Name, metav1.DeleteOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	anybody := tokenClient(ctx, t)
+	waitForVerdict(ctx, t, anybody, "")
+	if err := all[0].life().Stop(ctx, fleet.Patience); err != nil {
+		t.Fatal(err)
+	}
+	binding.ObjectMeta = metav1.ObjectMeta{Name: binding.Name}
+	if _, err := bindings.Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitForVerdict(ctx, t, anybody, "cannot judge")
+
+	all = newReplicas(ctx, t, 1, setup{})
+	if _, err := all.waitForLeader(ctx); err != nil {
+		t.Fatal(err)
+	}
+	client := clientOf(t, all[0].Config())
+	err = fleet.Poll(fleet.Within(ctx, t, 5*time.Second), func() error {
+		if verdict := probe(ctx, client); verdict != "admits" {
+			return fmt.Errorf("the fence answers %q to the leader", verdict)
+		}
+		return nil
+	})
+	if err == nil {
+		t.Log("This API server goes by the present Lease: the warning in fence.yaml is not for its version")
+	} else if _, err := all[0].life().WaitForLine(ctx, fmt.Sprintf("serverFence=%q", election.ServerFenceMisconfigured)); err != nil {
+		t.Errorf("the leader does not say that its fence is misconfigured: %v", err)
+	}
+	if err := shared.RestartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waitForVerdict(ctx, t, client, "admits")
+}
+
+// TestHowSoonTheFenceFollowsTheLease measures how long after a change of the holder writes of the former one still pass.
+// There is nothing to be judged: this is the time that the fence in the client has to cover.
+func TestHowSoonTheFenceFollowsTheLease(t *testing.T) {
+	const rounds, writers = 20, 2
+	ctx := fleet.Context(t)
+	w := newWorld(ctx, t, writers)
+	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
+	former, next := clientOf(t, a.Config()), clientOf(t, b.Config())
+	t.Cleanup(func() { give(context.Background(), t, "") })
+
+	type write struct {
+		revision uint64
+		done     time.Time
+	}
+	var lags, firsts []time.Duration
+	late := 0
+	for range rounds {
+		give(ctx, t, a.Pod+"_x")
+		waitForVerdict(ctx, t, former, "admits")
+		var mu sync.Mutex
+		var writes []write
+		var running sync.WaitGroup
+		for i := range writers {
+			running.Go(func() { // until it is refused
+				for {
+					patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.content.Add(1))
+					d, err := former.AppsV1().Deployments(w.namespace).Patch(ctx, deployment(i), types.MergePatchType, patch, metav1.PatchOptions{})
+					if err != nil {
+						if !isFenceRefusal(err) {
+							t.Error(err)
+						}
+						return
+					}
+					revision, err := strconv.ParseUint(d.ResourceVersion, 10, 64)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					writes = append(writes, write{revision, time.Now()})
+					mu.Unlock()
+				}
+			})
+		}
+		wait(ctx, 50*time.Millisecond)
+		given := give(ctx, t, b.Pod+"_x")
+		changed := time.Now()
+		waitForVerdict(ctx, t, next, "admits")
+		firsts = append(firsts, time.Since(changed))
+		running.Wait()
+		revision, err := strconv.ParseUint(given.ResourceVersion, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lag := time.Duration(0)
+		for _, w := range writes {
+			if w.revision > revision {
+				late++
+				lag = max(lag, w.done.Sub(changed))
+			}
+		}
+		lags = append(lags, lag)
+		if len(writes) == 0 {
+			t.Error(errors.New("the holder has written nothing: this measures nothing"))
+		}
+	}
+	slices.Sort(lags)
+	slices.Sort(firsts)
+	t.Logf("%d changes of the holder: %d writes of the former passed afterwards, the last one %s (median) and at most %s after the change; the next was admitted after %s (median), at most %s",
+		rounds, late, lags[rounds/2], lags[rounds-1], firsts[rounds/2], firsts[rounds-1])
+}

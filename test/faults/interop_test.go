@@ -1,0 +1,154 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// Long enough for a busy machine to keep a lease: that it is kept is asserted here.
+const interopLease, interopDeadline, interopRetry = 8 * time.Second, 5 * time.Second, 500 * time.Millisecond
+
+// contender is an elector in this process that competes for the managers' Lease until it is ended.
+type contender struct {
+	identity string
+	proxy    *faultproxy.Proxy
+	stop     context.CancelFunc // in good order
+	done     chan struct{}
+}
+
+// theirs begins to compete by client-go's elector, ours by our own. Both reach the API server through a proxy.
+func theirs(ctx context.Context, t *testing.T) *contender {
+	t.Helper()
+	return contend(ctx, t, "theirs", func(ctx context.Context, config *rest.Config, identity string) error {
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			return err
+		}
+		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName},
+				Client:     client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+			},
+			LeaseDuration: interopLease, RenewDeadline: interopDeadline, RetryPeriod: interopRetry, ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
+		})
+		return nil
+	})
+}
+
+func ours(ctx context.Context, t *testing.T) *contender {
+	t.Helper()
+	return contend(ctx, t, "ours", func(ctx context.Context, config *rest.Config, identity string) error {
+		client, err := kubernetes.NewForConfig(election.ClientConfig(config))
+		if err != nil {
+			return err
+		}
+		electionMetrics, err := election.NewMetrics(metrics.NewKubeRegistry())
+		if err != nil {
+			return err
+		}
+		cfg := election.NewConfig()
+		cfg.LeaseDuration.Duration, cfg.RenewDeadline.Duration, cfg.RetryPeriod.Duration = interopLease, interopDeadline, interopRetry
+		lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName}
+		lock, err := election.NewLock(lease, identity, client.CoordinationV1().Leases(lease.Namespace),
+			record.NewFakeRecorder(1000), election.NewBootClock(), electionMetrics)
+		if err != nil {
+			return err
+		}
+		return election.Run(ctx, cfg, lock, func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		})
+	})
+}
+
+func contend(ctx context.Context, t *testing.T, name string, run func(context.Context, *rest.Config, string) error) *contender {
+	t.Helper()
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	config := replica.Config()
+	config.Host, config.CAData = proxy.URL(), proxy.CA()
+	ctx, stop := context.WithCancel(ctx)
+	c := &contender{identity: election.NewIdentity(name), proxy: proxy, stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		if err := run(ctx, config, c.identity); err != nil {
+			t.Logf("%s: %v", c.identity, err)
+		}
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-c.done
+	})
+	return c
+}
+
+// TestOurElectorAndClientGosTakeTurns hands one Lease back and forth between the two kinds, by release and by expiry.
+func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
+	kinds := map[string]func(context.Context, *testing.T) *contender{"ours": ours, "theirs": theirs}
+	release := func(c *contender) { c.stop() }
+	die := func(c *contender) { c.proxy.Partition(faultproxy.Hang) } // as far as the others can see
+	for name, tc := range map[string]struct {
+		first, second string
+		end           func(*contender)
+	}{
+		"ours releases, theirs takes it": {"ours", "theirs", release},
+		"theirs releases, ours takes it": {"theirs", "ours", release},
+		"ours expires, theirs takes it":  {"ours", "theirs", die},
+		"theirs expires, ours takes it":  {"theirs", "ours", die},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := fleet.Context(t)
+			first := kinds[tc.first](ctx, t)
+			waitForHolder(ctx, t, first)
+			second := kinds[tc.second](ctx, t)
+			// A standby leaves the holder alone: three renewals later it is the same, in the same term.
+			before := shared.Lease(ctx, t)
+			fleet.Eventually(ctx, t, func() error {
+				if renewed := shared.Lease(ctx, t).Spec.RenewTime.Sub(before.Spec.RenewTime.Time); renewed < 1400*time.Millisecond {
+					return fmt.Errorf("renewed for %s", renewed)
+				}
+				return nil
+			})
+			now := shared.Lease(ctx, t)
+			if *now.Spec.HolderIdentity != first.identity || *now.Spec.LeaseTransitions != *before.Spec.LeaseTransitions {
+				t.Errorf("the lease was held by %s in term %d, now by %s in term %d",
+					first.identity, *before.Spec.LeaseTransitions, *now.Spec.HolderIdentity, *now.Spec.LeaseTransitions)
+			}
+			tc.end(first)
+			waitForHolder(ctx, t, second)
+			if after := shared.Lease(ctx, t); *after.Spec.LeaseTransitions != *before.Spec.LeaseTransitions+1 {
+				t.Errorf("leaseTransitions went from %d to %d", *before.Spec.LeaseTransitions, *after.Spec.LeaseTransitions)
+			}
+		})
+	}
+}
+
+func waitForHolder(ctx context.Context, t *testing.T, c *contender) {
+	t.Helper()
+	fleet.Eventually(ctx, t, func() error {
+		if holder := ptr.Deref(shared.Lease(ctx, t).Spec.HolderIdentity, ""); holder != c.identity {
+			return fmt.Errorf("the lease is held by %q, not by %s", holder, c.identity)
+		}
+		return nil
+	})
+}

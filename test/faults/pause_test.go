@@ -1,0 +1,203 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
+)
+
+// workers is --config-reload-concurrent-syncs, and so how much work can be under way.
+const workers = 4
+
+// pauseScene is a leader that is paused for longer than its lease. Its Deployments are in three groups:
+//
+//	underWay: the leader's writes were sent before the pause and are held on their way; the next leader gets at none
+//	queued:   change during the pause, and the next leader gets at none: the former one finds them when it wakes
+//	done:     the next leader has done these when the former one wakes
+type pauseScene struct {
+	underWay, queued, done []int
+	setup                  setup
+	fence                  bool // in the API server
+}
+
+func newPauseScene(writesUnderWay, fence bool, s setup) pauseScene {
+	p := pauseScene{queued: []int{workers, workers + 1, workers + 2}, done: []int{workers + 3}, setup: s, fence: fence}
+	if writesUnderWay {
+		p.underWay = []int{0, 1, 2, 3}
+	}
+	return p
+}
+
+// play returns what the judge says and how many requests of the former leader the fence in the API server has refused.
+func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
+	t.Helper()
+	ctx := fleet.Context(t)
+	if p.fence {
+		withFence(ctx, t)
+	} else {
+		withoutFence(t)
+	}
+	w := newWorld(ctx, t, workers+4)
+	history := newWitness(t.Context(), t, w)
+	all := newReplicas(ctx, t, 2, p.setup)
+	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
+	former, err := all.waitForLeader(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := all.others(former)[0]
+	unreachable := next.proxy.Add(faultproxy.Rule{Match: isWorkOn(p.underWay, p.queued), Status: http.StatusServiceUnavailable})
+
+	gate := make(chan struct{})
+	held := former.proxy.Add(faultproxy.Rule{Match: isWork, Hold: gate})
+	p.change(ctx, t, w, p.underWay)
+	if err := held.WaitHits(ctx, len(p.underWay)); err != nil {
+		t.Fatal(err)
+	}
+	if err := former.life().Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := all.waitForLeader(ctx, former); err != nil {
+		t.Fatal(err)
+	}
+	p.change(ctx, t, w, p.queued)
+	p.change(ctx, t, w, p.done)
+	fleet.Eventually(ctx, t, func() error { return w.settled(ctx, p.done...) })
+
+	held.Remove()
+	close(gate)
+	fleet.Eventually(ctx, t, func() error { return answered(former, w, len(p.underWay)) })
+	if err := former.life().Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := former.life().Wait(ctx); former.life().ExitCode() != 1 {
+		t.Errorf("the former leader ended with %d (%v), want 1", former.life().ExitCode(), err)
+	}
+	unreachable.Remove()
+	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
+	got, err := history.judge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range got.Findings {
+		t.Log(f)
+	}
+	return got, history.refused
+}
+
+func (p pauseScene) change(ctx context.Context, t *testing.T, w *world, which []int) {
+	t.Helper()
+	for _, i := range which {
+		if err := w.change(ctx, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// isWorkOn selects the work on some of the Deployments.
+func isWorkOn(groups ...[]int) func(*http.Request) bool {
+	var paths []string
+	for _, group := range groups {
+		for _, i := range group {
+			paths = append(paths, "/deployments/"+deployment(i))
+		}
+	}
+	return func(r *http.Request) bool {
+		return isWork(r) && slices.ContainsFunc(paths, func(p string) bool { return strings.HasSuffix(r.URL.Path, p) })
+	}
+}
+
+// answered waits for the API server to have answered the requests that were held. It is the last that the former leader
+// sent: those before were answered before the pause.
+func answered(r *replica, w *world, n int) error {
+	events, err := shared.AuditEvents()
+	if err != nil {
+		return err
+	}
+	got := map[string]int{}
+	for _, e := range events {
+		if cluster.AuditPod(e) == r.Pod && e.Verb == "patch" && e.Stage == auditv1.StageResponseComplete && e.ObjectRef.Namespace == w.namespace {
+			got[e.ObjectRef.Name]++
+		}
+	}
+	twice := 0 // the first is for the state at the beginning
+	for _, times := range got {
+		if times >= 2 {
+			twice++
+		}
+	}
+	if twice < n {
+		return fmt.Errorf("%d of %d requests that were held are answered", twice, n)
+	}
+	return nil
+}
+
+func buildUnfenced(t *testing.T, elector string) setup {
+	t.Helper()
+	program, err := cluster.BuildProgram(t.Context(), "test/faults/unfenced", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return setup{program: program, args: []string{"--elector=" + elector}}
+}
+
+func TestPausedLeaderWithWritesUnderWay(t *testing.T) {
+	t.Run("with both fences nothing gets through", func(t *testing.T) {
+		got, refused := newPauseScene(true, true, setup{}).play(t)
+		if stale := got.Stale(); len(stale) > 0 {
+			t.Errorf("%d stale writes", len(stale))
+		}
+		if refused < workers {
+			t.Errorf("the API server has refused %d writes, want at least the %d that were under way", refused, workers)
+		}
+	})
+	t.Run("with the client's fence alone, what was under way gets through and nothing else", func(t *testing.T) {
+		scene := newPauseScene(true, false, setup{})
+		got, _ := scene.play(t)
+		stale := got.Stale()
+		for _, f := range stale {
+			if !slices.ContainsFunc(scene.underWay, func(i int) bool { return f.Object == "deployments/"+deployment(i) }) {
+				t.Errorf("was not under way: %s", f)
+			}
+		}
+		if len(stale) > len(scene.underWay) {
+			t.Errorf("%d stale writes of %d that were under way", len(stale), len(scene.underWay))
+		}
+	})
+	for _, elector := range []string{"ours", "client-go"} {
+		t.Run("without fences, elector "+elector+", the judge sees stale writes", func(t *testing.T) {
+			got, _ := newPauseScene(true, false, buildUnfenced(t, elector)).play(t)
+			overlaps := slices.DeleteFunc(got.Stale(), func(f judge.Finding) bool { return f.Verdict != judge.Overlap })
+			if len(overlaps) < workers {
+				t.Errorf("the judge has seen %d writes that overlap with those of the next leader, want at least %d: it is too weak", len(overlaps), workers)
+			}
+		})
+	}
+}
+
+func TestPausedLeaderWithWorkOnWaking(t *testing.T) {
+	t.Run("with both fences nothing gets through", func(t *testing.T) {
+		if got, _ := newPauseScene(false, true, setup{}).play(t); len(got.Stale()) > 0 {
+			t.Errorf("%d stale writes", len(got.Stale()))
+		}
+	})
+	t.Run("with the client's fence alone nothing gets through", func(t *testing.T) {
+		if got, _ := newPauseScene(false, false, setup{}).play(t); len(got.Stale()) > 0 {
+			t.Errorf("%d stale writes", len(got.Stale()))
+		}
+	})
+}

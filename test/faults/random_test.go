@@ -1,0 +1,277 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
+)
+
+var (
+	flagFaults = flag.Int("faults", len(faults), "how many faults TestFaults injects")
+	flagSeed   = flag.Uint64("seed", 1, "the seed of TestFaults' choices; 0: one of its own")
+	flagKinds  = flag.String("kinds", "", "a regular expression: only faults of matching names are injected by TestFaults")
+	flagFence  = flag.String("fence", "both", "the fences of TestFaults: both, client (the one in the API server is off; late writes are counted) or "+
+		"none (in neither; there must be late writes)")
+)
+
+const (
+	// changePeriod is how often a ConfigMap changes. Work takes workDelay on its way, so that there is always some
+	// under way.
+	changePeriod = 30 * time.Millisecond
+	workDelay    = 40 * time.Millisecond
+)
+
+// TestFaults injects faults in a random order into three managers that have work all the time. After each, somebody
+// leads and the work is done; and over all, nobody has written who did not lead.
+func TestFaults(t *testing.T) {
+	seed := *flagSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	only, err := regexp.Compile(*flagKinds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	managers := setup{}
+	if *flagFence == "both" {
+		withFence(fleet.Context(t), t)
+	} else {
+		withoutFence(t)
+	}
+	if *flagFence == "none" {
+		managers = buildUnfenced(t, "ours")
+	}
+	c := newCampaign(t, seed, managers)
+	kinds := deck{rand: c.rand, all: slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !only.MatchString(f.name) })}
+	for i := range *flagFaults {
+		c.inject(i, kinds.draw())
+		if t.Failed() {
+			break
+		}
+	}
+	c.report()
+	if *flagFence == "none" && len(c.last.Stale()) == 0 {
+		t.Error("without any fence there is no late write: the judge or the faults are too weak")
+	}
+}
+
+// deck deals all faults in a random order, again and again.
+type deck struct {
+	rand  *rand.Rand
+	all   []fault
+	cards []fault // left of the current round
+}
+
+func (d *deck) draw() fault {
+	if len(d.cards) == 0 {
+		d.cards = slices.Clone(d.all)
+		d.rand.Shuffle(len(d.cards), func(i, j int) { d.cards[i], d.cards[j] = d.cards[j], d.cards[i] })
+	}
+	card := d.cards[0]
+	d.cards = d.cards[1:]
+	return card
+}
+
+// campaign is one run of TestFaults.
+type campaign struct {
+	t       *testing.T
+	seed    uint64
+	rand    *rand.Rand
+	world   *world
+	all     replicas
+	witness *witness
+	last    *judge.Judgement
+	seen    map[uint64]judge.Verdict // findings that are reported
+	kinds   map[string]*tally
+}
+
+// tally is what is known of one kind of fault.
+type tally struct {
+	injected  int
+	gaps      []time.Duration // from the last version of the Lease before to each acquisition
+	recovered []time.Duration // from the fault's end until all work was done
+	findings  int
+}
+
+func newCampaign(t *testing.T, seed uint64, managers setup) *campaign {
+	t.Helper()
+	ctx := fleet.Context(t)
+	c := &campaign{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)), kinds: map[string]*tally{}, last: &judge.Judgement{}, seen: map[uint64]judge.Verdict{}}
+	c.world = newWorld(ctx, t, 12)
+	c.witness = newWitness(t.Context(), t, c.world)
+	c.all = newReplicas(ctx, t, 3, managers)
+	for _, r := range c.all {
+		r.proxy.Add(faultproxy.Rule{Match: isWork, Delay: workDelay})
+	}
+	fleet.Eventually(ctx, t, func() error { return c.world.settled(ctx) })
+	return c
+}
+
+// inject injects one fault, sometimes together with another, and waits until everything is well again.
+func (c *campaign) inject(i int, f fault) {
+	t, name := c.t, f.name
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), fleet.Patience, fmt.Errorf("it took longer than %s", fleet.Patience))
+	defer cancel()
+	together := []fault{f}
+	if second := faults[c.rand.IntN(len(faults))]; !f.serverWide && !second.serverWide && c.rand.IntN(5) == 0 {
+		together = append(together, second)
+		name += " + " + second.name
+	}
+	stop := c.world.stream(ctx, changePeriod)
+	wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // any phase of the renewals
+	begin := time.Now()
+	err := c.injectAll(ctx, together)
+	healed := time.Now()
+	if err == nil {
+		err = c.restart()
+	}
+	stop()
+	// What has failed often waits for its back-off, for minutes after some faults. The next change does not.
+	for i := range c.world.size {
+		if err == nil {
+			err = fleet.Poll(ctx, func() error { return c.world.change(ctx, i) })
+		}
+	}
+	if err == nil {
+		err = fleet.Poll(ctx, func() error { return c.healthy(ctx) })
+	}
+	if err != nil {
+		t.Errorf("seed %d, fault %d, %s: %v", c.seed, i, name, err)
+	}
+	c.judge(i, f.name, name, begin, time.Since(healed))
+}
+
+func (c *campaign) injectAll(ctx context.Context, together []fault) error {
+	leader, err := c.all.waitForLeader(ctx)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(together))
+	var wg sync.WaitGroup
+	for i, f := range together {
+		standbys := c.all.others(leader)
+		d := &drill{Rand: rand.New(rand.NewPCG(c.rand.Uint64(), 0)), all: c.all, leader: leader, standby: standbys[c.rand.IntN(len(standbys))]}
+		wg.Go(func() {
+			if err := f.inject(ctx, d); err != nil {
+				errs[i] = fmt.Errorf("%s: %w", f.name, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// restart does what a kubelet does.
+func (c *campaign) restart() error {
+	for _, r := range c.all {
+		if r.ended() {
+			if err := r.start(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// healthy answers nil when everybody is ready, somebody leads and all work is done.
+func (c *campaign) healthy(ctx context.Context) error {
+	if err := c.restart(); err != nil { // one that finds out late that it leads no more
+		return err
+	}
+	for _, r := range c.all {
+		if err := r.ready(); err != nil {
+			return err
+		}
+	}
+	if _, err := c.all.leader(ctx); err != nil {
+		return err
+	}
+	return c.world.settled(ctx)
+}
+
+// judge judges all that has happened and adds up what is new.
+func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery time.Duration) {
+	t := c.t
+	t.Helper()
+	got, err := c.witness.judge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := c.kinds[kind]
+	if k == nil {
+		k = &tally{}
+		c.kinds[kind] = k
+	}
+	k.injected++
+	k.recovered = append(k.recovered, recovery)
+	var gap time.Duration
+	for _, a := range got.Acquisitions {
+		if a.Time.After(begin) {
+			gap = max(gap, a.Time.Sub(a.Previous.Time))
+			k.gaps = append(k.gaps, a.Time.Sub(a.Previous.Time))
+		}
+	}
+	for _, f := range got.Findings {
+		if c.seen[f.Revision] == f.Verdict {
+			continue
+		}
+		c.seen[f.Revision] = f.Verdict
+		k.findings++
+		if f.Stale() && *flagFence == "both" {
+			t.Errorf("seed %d, fault %d, %s: %s\n%s", c.seed, i, name, f, c.witness.Around(f.Revision))
+		} else {
+			t.Logf("fault %d, %s: %s", i, name, f)
+		}
+	}
+	t.Logf("fault %d, %s: %d acquisitions, longest gap %s, all done %s after its end", i, name,
+		len(got.Acquisitions)-len(c.last.Acquisitions), gap.Round(time.Millisecond), recovery.Round(time.Millisecond))
+	if testing.Verbose() && *flagKinds != "" {
+		t.Log(c.witness.Around(got.Acquisitions[len(got.Acquisitions)-1].Revision))
+	}
+	c.last = got
+}
+
+// report shows the figures of the whole campaign.
+func (c *campaign) report() {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
+	_, _ = fmt.Fprintln(w, "fault\tinjected\tacquisitions\tmedian gap\tlongest gap\tlongest recovery\tlate writes\t") // to memory
+	total := 0
+	for _, f := range faults {
+		k := c.kinds[f.name]
+		if k == nil {
+			continue
+		}
+		total += k.injected
+		slices.Sort(k.gaps)
+		median, longest := "", ""
+		if n := len(k.gaps); n > 0 {
+			median, longest = k.gaps[n/2].Round(time.Millisecond).String(), k.gaps[n-1].Round(time.Millisecond).String()
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%d\t\n", f.name, k.injected, len(k.gaps), median, longest, slices.Max(k.recovered).Round(time.Millisecond), k.findings)
+	}
+	_ = w.Flush()
+	counts := map[judge.Verdict]int{}
+	for _, f := range c.last.Findings {
+		counts[f.Verdict]++
+	}
+	c.t.Logf("seed %d, %d faults (some with a second one): %d writes judged, %d of them by what a watch has shown; %d refused by the fence in the API server; %d stale; findings %v\n%s",
+		c.seed, total, c.last.Writes, c.last.Unlogged, c.witness.refused, len(c.last.Stale()), counts, text.String())
+}

@@ -1,0 +1,185 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// replica is a Pod behind a proxy of its own, and one manager after the other in it, as a kubelet would start them.
+type replica struct {
+	*cluster.Replica
+	proxy *faultproxy.Proxy
+	setup setup
+
+	mu      sync.Mutex
+	lives   int
+	manager *cluster.Manager // the current life; nil before the first
+}
+
+// setup is what the replicas of a test run.
+type setup struct {
+	program string // path; empty: the manager
+	args    []string
+}
+
+// replicas are the replicas of a test.
+type replicas []*replica
+
+// processName is that of the replicas' processes, POD-LIFE, see start. Other programs of the tests begin likewise.
+var processName = regexp.MustCompile(`^quartermaster-\d+-\d+$`)
+
+func isReplica(process string) bool { return processName.MatchString(process) }
+
+// newReplicas starts n replicas and waits until they are ready. They are ended with the test.
+func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
+	t.Helper()
+	if s.program == "" {
+		s.program = shared.Binary
+	}
+	var all replicas
+	for range n {
+		pod, proxy := shared.NewReplicaBehindProxy(ctx, t)
+		r := &replica{Replica: pod, proxy: proxy, setup: s}
+		t.Cleanup(func() { r.cleanUp(t) })
+		all = append(all, r)
+		if err := r.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, r := range all {
+		fleet.Eventually(ctx, t, r.ready)
+	}
+	return all
+}
+
+// start begins a life. The program gets a name of its own, since the user agent of its requests begins with that: so the
+// audit log tells the processes of one Pod apart.
+func (r *replica) start() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lives++
+	name := filepath.Join(shared.Dir(), fmt.Sprintf("%s-%d", r.Pod, r.lives))
+	if err := os.Symlink(r.setup.program, name); err != nil {
+		return err
+	}
+	args := append([]string{"--config-reload-quiet-period=0", "--kube-api-qps=500", "--kube-api-burst=1000"}, fleet.ShortTimings...)
+	m, err := shared.StartManager(r.Replica, cluster.ManagerOptions{Binary: name, Args: append(args, r.setup.args...)})
+	if err == nil {
+		r.manager = m
+	}
+	return err
+}
+
+// life is the current or last life.
+func (r *replica) life() *cluster.Manager {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.manager
+}
+
+func (r *replica) ended() bool { return r.life().ExitCode() != -1 }
+
+func (r *replica) ready() error {
+	if m := r.life(); r.ended() {
+		return fmt.Errorf("%s ended with %d; its last lines:\n%s", m.Pod, m.ExitCode(), m.Tail(20))
+	}
+	return fleet.Ready(r.life())
+}
+
+func (r *replica) cleanUp(t testing.TB) {
+	t.Helper()
+	m := r.life()
+	if t.Failed() {
+		t.Logf("log of %s:\n%s", m.Pod, m.Tail(40))
+	}
+	// A request that a test has left held would hold up the end as well.
+	_ = r.proxy.Close()
+	_ = m.Signal(syscall.SIGCONT)
+	m.Kill()
+}
+
+// leader is the replica whose Pod holds the Lease.
+func (all replicas) leader(ctx context.Context) (*replica, error) {
+	lease, err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+	for _, r := range all {
+		if fleet.PodOf(holder) == r.Pod {
+			return r, nil
+		}
+	}
+	return nil, fmt.Errorf("the lease is held by %q", holder)
+}
+
+// waitForLeader waits until one of them holds the Lease that is not in except.
+func (all replicas) waitForLeader(ctx context.Context, except ...*replica) (found *replica, err error) {
+	err = fleet.Poll(ctx, func() (err error) {
+		if found, err = all.leader(ctx); err != nil {
+			return err
+		}
+		for _, r := range except {
+			if r == found {
+				return errors.New("the lease is still held by " + r.Pod)
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// others are those that are not r.
+func (all replicas) others(r *replica) replicas {
+	var others replicas
+	for _, o := range all {
+		if o != r {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// isWork selects the requests by which a manager works.
+func isWork(r *http.Request) bool {
+	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/deployments/")
+}
+
+// isLeaseWrite selects the requests by which a manager takes, keeps and releases the Lease.
+func isLeaseWrite(r *http.Request) bool {
+	return r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/")
+}
+
+// hold holds a replica's work at its proxy until the returned function is called. At least one request is held, if work
+// comes along within a while.
+func (r *replica) hold(ctx context.Context, atLeast int, while time.Duration) (held *faultproxy.ActiveRule, release func()) {
+	gate := make(chan struct{})
+	held = r.proxy.Add(faultproxy.Rule{Match: isWork, Hold: gate})
+	ctx, cancel := context.WithTimeout(ctx, while)
+	defer cancel()
+	_ = held.WaitHits(ctx, atLeast)
+	return held, sync.OnceFunc(func() {
+		held.Remove()
+		close(gate)
+	})
+}

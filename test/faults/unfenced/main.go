@@ -1,0 +1,183 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command unfenced is the control of the tests with faults: the manager's controller config-reload behind an elector,
+// but without the write fence, with as little else as possible. What it writes after its term shows that the tests see
+// such writes. It is no program to be used.
+//
+// With --elector=client-go it is what most controllers are today.
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+type options struct {
+	kubeconfig, elector string
+	insecurePort        int
+	qps                 float32
+	burst               int
+	election            election.Config
+	reload              configreload.Config
+}
+
+func main() {
+	o := options{election: election.NewConfig(), reload: configreload.DefaultConfig()}
+	fs := pflag.NewFlagSet("unfenced", pflag.ExitOnError)
+	fs.ParseErrorsAllowlist.UnknownFlags = true // it is started like a manager
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig.")
+	fs.StringVar(&o.elector, "elector", "ours", "ours or client-go.")
+	fs.IntVar(&o.insecurePort, "insecure-port", 0, "Port of /readyz on loopback.")
+	fs.Float32Var(&o.qps, "kube-api-qps", 20, "Requests per second to the API server.")
+	fs.IntVar(&o.burst, "kube-api-burst", 30, "Requests beyond it that may go out at once.")
+	o.election.AddFlags(fs)
+	o.reload.AddFlags(fs)
+	_ = fs.Parse(os.Args[1:]) // exits by itself
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS, config.Burst = o.qps, o.burst
+	registry := metrics.NewKubeRegistry()
+	controller, cache, err := newController(o, config, registry)
+	if err != nil {
+		return err
+	}
+	cache.Start(ctx)
+	go func() { // until the process ends
+		mux := http.NewServeMux()
+		mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+			if err := cache.CheckSync(r); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
+		})
+		klog.FromContext(ctx).Error(http.ListenAndServe(net.JoinHostPort("127.0.0.1", strconv.Itoa(o.insecurePort)), mux), "Failed to serve")
+	}()
+	identity := election.NewIdentity(os.Getenv("POD_NAME"))
+	if o.elector == "client-go" {
+		return runClientGo(ctx, o, config, identity, controller)
+	}
+	return runOurs(ctx, o, config, identity, controller, registry)
+}
+
+// newController builds the controller with a client that has no fence.
+func newController(o options, config *rest.Config, registry metrics.KubeRegistry) (*configreload.Controller, *informers.Factory, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	readers, err := informers.NewClients(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	digest, err := configreload.SourceDigest(o.reload)
+	if err != nil {
+		return nil, nil, err
+	}
+	sources, workloads := configreload.SourceAnnotations(o.reload), configreload.WorkloadAnnotations(o.reload)
+	cache, err := informers.New("unfenced", informers.NewConfig(), readers, []informers.Need{
+		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: sources, Digest: func(obj runtime.Object) []byte { return digest(obj) }},
+		{For: configreload.Name, Resource: informers.Deployments, Form: informers.Typed, Annotations: workloads, Template: &informers.Template{Annotations: workloads}},
+	}, registry, clock.RealClock{})
+	if err != nil {
+		return nil, nil, err
+	}
+	var in configreload.Informers
+	in.ConfigMaps, _ = cache.Informer(informers.ConfigMaps)
+	in.Deployments, _ = cache.Informer(informers.Deployments)
+	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}) // which nobody gets
+	controller, err := configreload.New(o.reload, in, client, nil, events, clock.RealClock{}, controllers.NewMetrics(registry), registry)
+	return controller, cache, err
+}
+
+func runOurs(ctx context.Context, o options, config *rest.Config, identity string, controller *configreload.Controller, registry metrics.KubeRegistry) error {
+	client, err := kubernetes.NewForConfig(election.ClientConfig(config))
+	if err != nil {
+		return err
+	}
+	electionMetrics, err := election.NewMetrics(registry)
+	if err != nil {
+		return err
+	}
+	lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: o.election.ResourceName}
+	lock, err := election.NewLock(lease, identity, client.CoordinationV1().Leases(lease.Namespace),
+		record.NewFakeRecorder(1000), election.NewBootClock(), electionMetrics)
+	if err != nil {
+		return err
+	}
+	return election.Run(ctx, o.election, lock, controller.Run)
+}
+
+// runClientGo does as the examples of client-go do: the process ends when it has lost the lease.
+func runClientGo(ctx context.Context, o options, config *rest.Config, identity string, controller *configreload.Controller) error {
+	client, err := kubernetes.NewForConfig(rest.AddUserAgent(config, "leader-election"))
+	if err != nil {
+		return err
+	}
+	lost := make(chan struct{})
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: o.election.ResourceName},
+			Client:     client.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+		},
+		LeaseDuration: o.election.LeaseDuration.Duration, RenewDeadline: o.election.RenewDeadline.Duration, RetryPeriod: o.election.RetryPeriod.Duration,
+		ReleaseOnCancel: true,
+		Name:            "unfenced",
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				if err := controller.Run(ctx); err != nil {
+					klog.FromContext(ctx).Error(err, "The controller has failed")
+				}
+			},
+			OnStoppedLeading: func() { close(lost) },
+		},
+	})
+	if err != nil {
+		return err
+	}
+	elector.Run(ctx)
+	<-lost
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("%s has lost the lease", identity)
+}

@@ -1,0 +1,127 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// world is the managers' work: Deployments app-0, app-1, ... of which each asks to be rolled when its ConfigMap, cfg-0,
+// cfg-1, ..., changes. Nobody but the managers changes the Deployments.
+type world struct {
+	namespace string
+	size      int
+	content   atomic.Int64 // the last one: none comes twice
+}
+
+func newWorld(ctx context.Context, t testing.TB, size int) *world {
+	t.Helper()
+	namespace, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "world-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{namespace: namespace.Name, size: size}
+	for i := range size {
+		_, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: configMap(i)}, Data: map[string]string{"content": "0"}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = shared.Admin.AppsV1().Deployments(w.namespace).Create(ctx,
+			fleet.NewDeployment(deployment(i), configMap(i), map[string]string{fleet.ReloadAnnotation: "auto"}), metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Else the next test's managers would take care of them too. Without kube-controller-manager the namespace stays.
+	t.Cleanup(func() {
+		err := shared.Admin.AppsV1().Deployments(w.namespace).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+func configMap(i int) string  { return fmt.Sprintf("cfg-%d", i) }
+func deployment(i int) string { return fmt.Sprintf("app-%d", i) }
+
+// change gives a ConfigMap a content that it never had.
+func (w *world) change(ctx context.Context, i int) error {
+	patch := fmt.Appendf(nil, `{"data":{"content":"%d"}}`, w.content.Add(1))
+	_, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Patch(ctx, configMap(i), types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// stream changes one of the ConfigMaps every period until the returned function is called. What fails, since the API
+// server may be away, is left out.
+func (w *world) stream(ctx context.Context, period time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(period)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			attempt, cancel := context.WithTimeout(ctx, time.Second)
+			_ = w.change(attempt, rand.IntN(w.size))
+			cancel()
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// settled answers nil when the given Deployments, or all, have recorded exactly the content that their ConfigMaps have.
+func (w *world) settled(ctx context.Context, which ...int) error {
+	configMaps, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	deployments, err := shared.Admin.AppsV1().Deployments(w.namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	recorded := map[string]string{}
+	for _, d := range deployments.Items {
+		recorded[d.Name] = d.Annotations[fleet.StateAnnotation]
+	}
+	var errs []error
+	for i := range w.size {
+		for _, cm := range configMaps.Items {
+			if cm.Name != configMap(i) || len(which) > 0 && !slices.Contains(which, i) {
+				continue
+			}
+			digest := hex.EncodeToString(configreload.DigestConfigMap(&cm))[:16]
+			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest}) // a map of strings always marshals
+			if got := recorded[deployment(i)]; got != string(want) {
+				errs = append(errs, fmt.Errorf("%s has recorded %q, want %s (content %s)", deployment(i), got, want, cm.Data["content"]))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
