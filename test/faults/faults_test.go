@@ -31,8 +31,10 @@ type drill struct {
 type fault struct {
 	name   string
 	inject func(ctx context.Context, d *drill) error
-	// serverWide faults are not combined with others.
-	serverWide bool
+	// alone: it is not combined with others.
+	alone bool
+	// pauses: it is not combined with another that pauses the leader, which would wake it.
+	pauses bool
 }
 
 // The lease of fleet.ShortTimings is 3 s, the renew deadline 2 s. Times are chosen from ranges around these.
@@ -40,14 +42,14 @@ var faults = []fault{
 	{name: "leader killed", inject: func(_ context.Context, d *drill) error { d.leader.life().Kill(); return nil }},
 	{name: "standby killed", inject: func(_ context.Context, d *drill) error { d.standby.life().Kill(); return nil }},
 	{name: "leader stopped in good order", inject: stopGracefully},
-	{name: "leader paused, shorter than the lease", inject: func(ctx context.Context, d *drill) error {
+	{name: "leader paused, shorter than the lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
 		return pause(ctx, d.leader, d.between(100, 1800))
 	}},
-	{name: "leader paused, about as long as the lease", inject: func(ctx context.Context, d *drill) error {
+	{name: "leader paused, about as long as the lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
 		return pause(ctx, d.leader, d.between(1800, 3800))
 	}},
-	{name: "leader paused until another leads", inject: pauseUntilReplaced},
-	{name: "leader paused until another leads, with writes queued", inject: pauseWithWritesQueued},
+	{name: "leader paused until another leads", pauses: true, inject: pauseUntilReplaced},
+	{name: "leader paused until another leads, with writes queued", pauses: true, inject: pauseWithWritesQueued},
 	{name: "standby paused", inject: func(ctx context.Context, d *drill) error {
 		return pause(ctx, d.standby, d.between(100, 5000))
 	}},
@@ -73,13 +75,13 @@ var faults = []fault{
 	{name: "storm of 500", inject: func(ctx context.Context, d *drill) error {
 		return d.rule(ctx, d.some(), d.between(500, 5000), faultproxy.Rule{Match: d.share(), Status: http.StatusInternalServerError})
 	}},
-	{name: "API server restarted", serverWide: true, inject: func(ctx context.Context, _ *drill) error { return shared.RestartAPIServer(ctx) }},
-	{name: "API server killed", serverWide: true, inject: func(ctx context.Context, d *drill) error {
+	{name: "API server restarted", alone: true, inject: func(ctx context.Context, _ *drill) error { return shared.RestartAPIServer(ctx) }},
+	{name: "API server killed", alone: true, inject: func(ctx context.Context, d *drill) error {
 		shared.KillAPIServer()
 		wait(ctx, d.between(0, 4000))
 		return shared.StartAPIServer(ctx)
 	}},
-	{name: "API server paused", serverWide: true, inject: func(ctx context.Context, d *drill) error {
+	{name: "API server paused", alone: true, inject: func(ctx context.Context, d *drill) error {
 		if err := shared.SignalAPIServer(syscall.SIGSTOP); err != nil {
 			return err
 		}
@@ -113,6 +115,11 @@ var faults = []fault{
 		}
 		return err
 	}},
+}
+
+// goesWith tells whether two faults may be injected at once.
+func (f fault) goesWith(other fault) bool {
+	return !f.alone && !other.alone && !(f.pauses && other.pauses)
 }
 
 func leaderOf(d *drill) *replica  { return d.leader }

@@ -59,6 +59,9 @@ func TestFaults(t *testing.T) {
 	}
 	c := newCampaign(t, seed, managers)
 	kinds := deck{rand: c.rand, all: slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !only.MatchString(f.name) })}
+	if len(kinds.all) == 0 {
+		t.Fatalf("no kind of fault matches -kinds=%s", *flagKinds)
+	}
 	for i := range *flagFaults {
 		c.inject(i, kinds.draw())
 		if t.Failed() {
@@ -130,7 +133,7 @@ func (c *campaign) inject(i int, f fault) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), fleet.Patience, fmt.Errorf("it took longer than %s", fleet.Patience))
 	defer cancel()
 	together := []fault{f}
-	if second := faults[c.rand.IntN(len(faults))]; !f.serverWide && !second.serverWide && c.rand.IntN(5) == 0 {
+	if second := faults[c.rand.IntN(len(faults))]; f.goesWith(second) && c.rand.IntN(5) == 0 {
 		together = append(together, second)
 		name += " + " + second.name
 	}
@@ -242,9 +245,6 @@ func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery tim
 	}
 	t.Logf("fault %d, %s: %d acquisitions, longest gap %s, all done %s after its end", i, name,
 		len(got.Acquisitions)-len(c.last.Acquisitions), gap.Round(time.Millisecond), recovery.Round(time.Millisecond))
-	if testing.Verbose() && *flagKinds != "" {
-		t.Log(c.witness.Around(got.Acquisitions[len(got.Acquisitions)-1].Revision))
-	}
 	c.last = got
 }
 

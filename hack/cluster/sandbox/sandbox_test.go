@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -45,6 +46,9 @@ func owner(how string) {
 		}
 		pids = append(pids, strconv.Itoa(p.PID()))
 	}
+	// Asked for, since a program inherits that they are ignored from a shell that runs the tests in the background.
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGHUP)
 	fmt.Println(s.Dir, strings.Join(pids, " "))
 	switch how {
 	case "panic":
@@ -52,7 +56,8 @@ func owner(how string) {
 	case "exit":
 		os.Exit(3)
 	default:
-		select {}
+		<-interrupted
+		os.Exit(130)
 	}
 }
 
