@@ -119,7 +119,7 @@ var faults = []fault{
 
 // goesWith tells whether two faults may be injected at once.
 func (f fault) goesWith(other fault) bool {
-	return !f.alone && !other.alone && !(f.pauses && other.pauses)
+	return !f.alone && !other.alone && (!f.pauses || !other.pauses)
 }
 
 func leaderOf(d *drill) *replica  { return d.leader }
