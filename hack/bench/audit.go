@@ -102,7 +102,12 @@ func isRequest(e auditv1.Event) bool {
 	return e.Stage == auditv1.StageResponseComplete && e.Verb != "watch"
 }
 
-func isLease(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Resource == "leases" }
+// isAbout tells whether the event is about objects of the resource; there are requests about none.
+func isAbout(e auditv1.Event, resource string) bool {
+	return e.ObjectRef != nil && e.ObjectRef.Resource == resource
+}
+
+func isLease(e auditv1.Event) bool { return isAbout(e, "leases") }
 
 // isWorkOn tells whether the event is a write about the named object, or one that its name begins, such as the
 // ReplicaSet of a Deployment. Events about it do not count.

@@ -100,8 +100,8 @@ func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n 
 			return nil, err
 		}
 		all = append(all, t)
-		b.progress("%s %d/%d: new holder after %s, written after %s, %s after the expiry, first reconcile after %s (load %s)", s.name, i+1, n,
-			t.seen.Round(100*time.Microsecond), t.written.Round(100*time.Microsecond), t.expired.Round(time.Millisecond), t.first.Round(100*time.Microsecond), loadAverage())
+		b.progress("%s %d/%d: new holder after %s, written after %s, %s after the expiry, first reconcile after %s, %d writes refused before (load %s)", s.name, i+1, n,
+			t.seen.Round(100*time.Microsecond), t.written.Round(100*time.Microsecond), t.expired.Round(time.Millisecond), t.first.Round(100*time.Microsecond), t.refused, loadAverage())
 		if err := p.respawn(ctx); err != nil {
 			return nil, err
 		}

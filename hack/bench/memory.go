@@ -273,7 +273,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 			return err
 		}
 		patches := func(e auditv1.Event) bool {
-			return o.did(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && e.ObjectRef.Resource == "deployments"
+			return o.did(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && isAbout(e, "deployments")
 		}
 		if err := eventually(ctx, 100*time.Millisecond, "the patches of the burst", func(context.Context) error {
 			got, err := audit.count(patches)

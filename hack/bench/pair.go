@@ -96,6 +96,8 @@ type takeover struct {
 	// first is until the first write of the new leader's controller arrived at kube-apiserver, see trigger; zero if
 	// the old leader was still quick enough to do that work.
 	first time.Duration
+	// refused are writes of the new leader's controller that kube-apiserver has refused before.
+	refused int
 }
 
 // takeOver ends the leader by a signal and measures how the standby takes over. The standby is the leader then, and
@@ -146,6 +148,11 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	})
 	if err != nil {
 		return t, fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
+	}
+	if t.refused, err = audit.count(func(e auditv1.Event) bool {
+		return next.did(e) && e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && isAbout(e, "deployments")
+	}); err != nil {
+		return t, err
 	}
 	if next.did(done) {
 		t.first = done.RequestReceivedTimestamp.Sub(begin)

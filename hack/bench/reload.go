@@ -102,7 +102,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error
 			return err
 		}
 		update, err := audit.first(ctx, "the change of "+name, func(e auditv1.Event) bool {
-			return e.RequestReceivedTimestamp.After(begin) && e.ObjectRef.Resource == "configmaps" && e.Verb == "patch" && e.ObjectRef.Name == name
+			return e.RequestReceivedTimestamp.After(begin) && e.Verb == "patch" && isAbout(e, "configmaps") && e.ObjectRef.Name == name
 		})
 		if err != nil {
 			return err
@@ -127,7 +127,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error
 
 // isPatch is a patch of a Deployment, by whomever.
 func isPatch(e auditv1.Event, name string) bool {
-	return cluster.AuditWrite(e) && e.Verb == "patch" && e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" &&
+	return cluster.AuditWrite(e) && e.Verb == "patch" && isAbout(e, "deployments") &&
 		e.ObjectRef.Namespace == namespace && (name == "" || e.ObjectRef.Name == name)
 }
 

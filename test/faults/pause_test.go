@@ -161,8 +161,8 @@ func TestPausedLeaderWithWritesUnderWay(t *testing.T) {
 		if stale := got.Stale(); len(stale) > 0 {
 			t.Errorf("%d stale writes", len(stale))
 		}
-		if refused < workers {
-			t.Errorf("the API server has refused %d writes, want at least the %d that were under way", refused, workers)
+		if refused == 0 {
+			t.Error("the API server has refused none of the writes that were under way")
 		}
 	})
 	t.Run("with the client's fence alone, what was under way gets through and nothing else", func(t *testing.T) {
@@ -182,8 +182,8 @@ func TestPausedLeaderWithWritesUnderWay(t *testing.T) {
 		t.Run("without fences, elector "+elector+", the judge sees stale writes", func(t *testing.T) {
 			got, _ := newPauseScene(true, false, buildUnfenced(t, elector)).play(t)
 			overlaps := slices.DeleteFunc(got.Stale(), func(f judge.Finding) bool { return f.Verdict != judge.Overlap })
-			if len(overlaps) < workers {
-				t.Errorf("the judge has seen %d writes that overlap with those of the next leader, want at least %d: it is too weak", len(overlaps), workers)
+			if len(overlaps) == 0 { // some of them may be written before the next leader's first
+				t.Error("the judge has seen no write that overlaps with those of the next leader: it is too weak")
 			}
 		})
 	}
