@@ -110,8 +110,13 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	defer audit.close()
 	p.count++
 	work := fmt.Sprintf("trigger-%d", p.count)
-	// At any point of the period in which leaders renew and standbys poll.
-	if err := sleep(ctx, 500*time.Millisecond+rand.N(2500*time.Millisecond)); err != nil {
+	// At any point of the period in which leaders renew and standbys poll. Not before the standby has seen a renewal: the
+	// claim of a Lease that it has only found counts for it from then.
+	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
+	if sig == syscall.SIGKILL {
+		pause += 2 * time.Second
+	}
+	if err := sleep(ctx, pause); err != nil {
 		return t, err
 	}
 
