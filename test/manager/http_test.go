@@ -48,6 +48,8 @@ func newToken(ctx context.Context, t *testing.T, name string, clusterRoles ...st
 func TestSecurePortAsksTheAPIServerWhoMaySeeWhat(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t, "--profiling=true")
+	// SLIs are those of checks that were asked for.
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
 	nobody := newToken(ctx, t, "nobody")
 	scraper := newToken(ctx, t, "scraper", "quartermaster-metrics-reader")
 	everything := newToken(ctx, t, "everything", "cluster-admin")
