@@ -81,7 +81,7 @@ func (b *bench) failovers(ctx context.Context) error {
 
 // takeOvers ends leaders n times, each time with a fresh standby.
 func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n int) (all []takeover, err error) {
-	if err := b.ensureConfigMap(ctx, namespace, "trigger"); err != nil {
+	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return nil, err
 	}
 	b.progress("%s: starting a leader and a standby", s.name)

@@ -70,7 +70,7 @@ func (b *bench) memory(ctx context.Context) error {
 			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
 		}
 	}
-	if err := errors.Join(b.allowNeeds(ctx), b.ensureConfigMap(ctx, namespace, "trigger")); err != nil {
+	if err := errors.Join(b.allowNeeds(ctx), b.ensureConfigMap(ctx, "trigger")); err != nil {
 		return err
 	}
 	for i := range dataNamespaces {

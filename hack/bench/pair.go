@@ -214,7 +214,7 @@ func newDeployment(name, configMap string) *appsv1.Deployment {
 }
 
 // ensureConfigMap creates a ConfigMap unless it is there.
-func (b *bench) ensureConfigMap(ctx context.Context, namespace, name string) error {
+func (b *bench) ensureConfigMap(ctx context.Context, name string) error {
 	_, err := b.admin.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Data:       map[string]string{"value": "0"},

@@ -37,6 +37,7 @@ const (
 	kcmGate   = "kube-controller-manager, release gate"
 	peer      = "controller-runtime"
 	peerWarm  = "controller-runtime, EnableWarmup"
+	apiserver = "kube-apiserver"
 )
 
 // subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots, each with an
