@@ -9,8 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/signal"
 	goruntime "runtime"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -24,6 +26,11 @@ import (
 
 // helpColumns is the width that --help is wrapped to, whatever the terminal: it reads well and is the same in a file.
 const helpColumns = 80
+
+// gcPercent is how much the heap may grow before garbage is collected, unless the environment variable GOGC says so. Go's
+// default, 100, lets garbage take as much room as the cache; the cache is small and changes seldom, so that to collect
+// more often costs little time.
+const gcPercent = 25
 
 // NewCommand returns the manager's command. It runs the controllers of the registry and, in a build of your own, the
 // given ones.
@@ -93,6 +100,9 @@ func (o *Options) apply() error {
 	}
 	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
 		goruntime.SetBlockProfileRate(1)
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
 	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
 	return nil
