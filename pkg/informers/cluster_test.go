@@ -38,6 +38,7 @@ type cluster struct {
 	fail      func(verb string) error
 	requests  []string // verb and options of all requests
 	noStreams bool
+	endless   bool // streamed lists lack the bookmark that ends them
 }
 
 func newCluster(objects ...*corev1.Secret) *cluster {
@@ -180,7 +181,7 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 		}
 		from = c.version
 	}
-	if stream {
+	if stream && !c.endless {
 		first = append(first, watch.Event{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 			ResourceVersion: strconv.Itoa(from), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}})
 	}

@@ -28,6 +28,9 @@ const (
 	pageSize = 250
 	// absentRetry is how often an optional resource that the server does not have is looked for.
 	absentRetry = 30 * time.Second
+	// streamPatience is how long a streamed list may pause before the list is asked for in pages instead. The bookmark
+	// that ends it may have been lost on the way, and the reflector would wait for it until the watch times out.
+	streamPatience = 30 * time.Second
 )
 
 // reducingListWatch stands between the client and client-go's reflector: what comes through is reduced,
@@ -137,6 +140,9 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 	}
 	l.state.watching(ctx, streaming)
 	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{})}
+	if streaming {
+		out.patience = l.clock.NewTimer(streamPatience)
+	}
 	l.wg.Go(out.run)
 	return out, nil
 }
@@ -192,6 +198,8 @@ type reducingWatch struct {
 	result chan watch.Event
 	done   chan struct{}
 	once   sync.Once
+	// patience ends when the initial events have paused for too long; nil when all of them, or none, are to come.
+	patience clock.Timer
 }
 
 func (w *reducingWatch) ResultChan() <-chan watch.Event { return w.result }
@@ -201,16 +209,27 @@ func (w *reducingWatch) Stop() { w.once.Do(func() { close(w.done) }) }
 func (w *reducingWatch) run() {
 	defer close(w.result)
 	defer w.from.Stop()
+	defer w.stopWaiting()
 	for {
+		var stalled <-chan time.Time
+		if w.patience != nil {
+			w.patience.Reset(streamPatience)
+			stalled = w.patience.C()
+		}
 		var event watch.Event
 		select {
 		case <-w.done:
 			return
+		case <-stalled:
+			event = w.l.convert(watch.Event{Type: watch.Error, Object: &errStalled})
 		case e, ok := <-w.from.ResultChan():
 			if !ok {
 				return
 			}
 			event = w.l.convert(e)
+			if isEndOfList(event) {
+				w.stopWaiting()
+			}
 		}
 		select {
 		case <-w.done:
@@ -218,6 +237,26 @@ func (w *reducingWatch) run() {
 		case w.result <- event:
 		}
 	}
+}
+
+func (w *reducingWatch) stopWaiting() {
+	if w.patience != nil {
+		w.patience.Stop()
+		w.patience = nil
+	}
+}
+
+// errStalled makes the reflector list instead.
+var errStalled = apierrors.NewTimeoutError(fmt.Sprintf(
+	"the streamed list paused for %s without the bookmark that ends it", streamPatience), 0).ErrStatus
+
+// isEndOfList reports whether the initial events are complete (KEP-3157).
+func isEndOfList(event watch.Event) bool {
+	if event.Type != watch.Bookmark {
+		return false
+	}
+	m, err := meta.Accessor(event.Object)
+	return err == nil && m.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
 func (l *reducingListWatch) convert(event watch.Event) watch.Event {

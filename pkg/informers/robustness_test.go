@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -88,6 +89,35 @@ func TestShutdownDoesNotWaitForTheNextAttempt(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAStreamedListWithoutItsLastBookmarkIsAskedForInPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		c.endless = true
+		f := newTestFactory(t, c, reloadNeed)
+		f.Start(t.Context())
+		defer f.Shutdown()
+		pass(streamPatience - time.Second)
+		c.put(named("b", "1")) // the stream is alive
+		pass(streamPatience - time.Second)
+		if f.HasSynced("reload") {
+			t.Error("synced without the last bookmark")
+		}
+		pass(2 * time.Second)
+		if !f.HasSynced("reload") {
+			t.Errorf("not synced: %v", f.Problem("reload"))
+		}
+		c.put(named("c", "1"))
+		wantNames(t, f, "shop/a", "shop/b", "shop/c")
+		pass(time.Hour)
+		if err := f.Problem("reload"); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff([]string{"watch", "list", "watch"}, verbs(c)); diff != "" {
+			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {

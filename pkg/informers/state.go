@@ -12,7 +12,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -123,7 +122,7 @@ func (s *state) observed(event watch.Event) {
 	}
 	s.bookmarks++
 	s.lastBookmark = s.clock.Now()
-	if m.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+	if isEndOfList(event) {
 		s.streamed++
 		s.complete(s.resourceVersion)
 		delete(s.failing, "list") // not needed any more

@@ -182,3 +182,23 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 		t.Error("no relist: the version had not expired")
 	}
 }
+
+func TestTheCacheEqualsTheServerAlthoughBookmarksAreLost(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	s := newStirredShop(ctx, t)
+	proxy := newProxy(t)
+	watches := func(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
+	proxy.Add(faultproxy.Rule{Match: watches, DropBookmarks: true})
+	c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
+	c.waitUntilHealthy(ctx, t, "test")
+	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	s.stir(ctx, t)
+	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	cutOff(proxy)
+	s.secret(ctx, t, "added-later", "", "1")
+	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	if r := c.of(t, "secrets"); r.Bookmarks != 0 || r.StreamedLists != 0 || r.Lists == 0 {
+		t.Errorf("%d bookmarks, %d lists, of them %d streamed", r.Bookmarks, r.Lists, r.StreamedLists)
+	}
+}

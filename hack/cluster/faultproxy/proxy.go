@@ -53,6 +53,8 @@ type Rule struct {
 	// DropResponse forwards the request and then breaks its stream instead of answering: the server has
 	// done what the client never hears of.
 	DropResponse bool
+	// DropBookmarks forwards the request and takes the bookmarks out of the answer, which must be a watch.
+	DropBookmarks bool
 }
 
 // Request is what the proxy remembers of each request, in the order of arrival.
@@ -192,7 +194,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	p.requests = append(p.requests, Request{time.Now(), r.Method, r.URL.Path, r.URL.RawQuery, r.UserAgent()})
 	p.mu.Unlock()
 
-	drop := false
+	drop, bookmarks := false, true
 	for _, rule := range p.hit(r) {
 		if !rule.pause(r.Context()) {
 			panic(http.ErrAbortHandler) // the client has gone
@@ -202,6 +204,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		drop = drop || rule.DropResponse
+		bookmarks = bookmarks && !rule.DropBookmarks
+	}
+	if !bookmarks {
+		w = &bookmarkFilter{ResponseWriter: w}
 	}
 	if !drop {
 		p.forward.ServeHTTP(w, r)

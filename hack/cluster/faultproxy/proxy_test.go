@@ -187,8 +187,8 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// watch opens a stream and returns a function that reads its next line.
-func watch(t *testing.T, p *Proxy, client *http.Client) func() (string, error) {
+// openWatch opens a stream and returns a function that reads its next line.
+func openWatch(t *testing.T, p *Proxy, client *http.Client) func() (string, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.URL()+"/watch", nil)
 	if err != nil {
@@ -205,7 +205,7 @@ func watch(t *testing.T, p *Proxy, client *http.Client) func() (string, error) {
 
 func TestPartitionThatHangs(t *testing.T) {
 	b, p, client := start(t)
-	next := watch(t, p, client)
+	next := openWatch(t, p, client)
 	b.next <- struct{}{}
 	if line, err := next(); line != "event\n" {
 		t.Fatalf("%q, %v", line, err)
@@ -243,7 +243,7 @@ func TestPartitionThatHangs(t *testing.T) {
 
 func TestPartitionThatResets(t *testing.T) {
 	_, p, client := start(t)
-	next := watch(t, p, client)
+	next := openWatch(t, p, client)
 	p.Partition(Reset)
 	if _, err := next(); err == nil {
 		t.Error("the stream goes on")
@@ -259,7 +259,7 @@ func TestPartitionThatResets(t *testing.T) {
 
 func TestCloseDuringAPartition(t *testing.T) {
 	_, p, client := start(t)
-	next := watch(t, p, client)
+	next := openWatch(t, p, client)
 	p.Partition(Hang)
 	if err := p.Close(); err != nil {
 		t.Error(err)
