@@ -44,19 +44,44 @@ func (b *bench) idle(ctx context.Context) (err error) {
 		return err
 	}
 	defer audit.close()
+	before, err := cpuOf(pairs)
+	if err != nil {
+		return err
+	}
 	begin := time.Now()
 	if err := sleep(ctx, time.Duration(minutes)*time.Minute); err != nil {
+		return err
+	}
+	after, err := cpuOf(pairs)
+	if err != nil {
 		return err
 	}
 	events, err := audit.read()
 	if err != nil {
 		return err
 	}
-	for _, p := range pairs {
+	for i, p := range pairs {
 		b.addIdle("leader", p.subject.name, p.leader, events, begin, minutes)
 		b.addIdle("standby", p.subject.name, p.standby, events, begin, minutes)
+		for j, role := range []string{"leader", "standby"} {
+			b.add("idle/"+role+", CPU time", p.subject.name, "ms per second", 1000*(after[i][j]-before[i][j])/b.opts.idle.Seconds())
+		}
 	}
 	return nil
+}
+
+// cpuOf returns the CPU time in seconds of the leader and the standby of each pair.
+func cpuOf(pairs []*pair) ([][2]float64, error) {
+	all := make([][2]float64, len(pairs))
+	for i, p := range pairs {
+		for j, process := range []*process{p.leader, p.standby} {
+			var err error
+			if all[i][j], err = cpuSeconds(process.PID()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
 }
 
 // addIdle adds a row of whole minutes.
