@@ -42,7 +42,7 @@ const (
 	ServerFenceUnknown       ServerFence = "Unknown"       // no answer yet, or nobody has asked
 	ServerFenceEnforced      ServerFence = "Enforced"      // it judges this replica rightly
 	ServerFenceAbsent        ServerFence = "Absent"        // there is none
-	ServerFenceCannotJudge   ServerFence = "CannotJudge"   // the token is not bound to a Pod
+	ServerFenceCannotJudge   ServerFence = "CannotJudge"   // controllers write as other ServiceAccounts
 	ServerFenceMisconfigured ServerFence = "Misconfigured" // it would refuse the leader, or admit another
 )
 
@@ -63,8 +63,8 @@ func (l *Lock) ProbeServerFence(client ConfigMapUpdater) {
 }
 
 // SetServerFence tells what is known without a probe: with a ServiceAccount of its
-// own for each controller, no token is bound to a Pod, and the policy
-// ServerFenceCannotJudge.
+// own for each controller, no token is bound to a Pod, and the policy is not about
+// them: ServerFenceCannotJudge.
 func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	l.mu.Lock()
 	before := l.status.ServerFence
@@ -82,13 +82,14 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 		logger.Info("The API server refuses writes of replicas that do not hold the lease")
 	case ServerFenceAbsent:
 		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off can be " +
-			"executed after another leads; install deploy/components/fence")
+			"executed after another leads; install deploy/components/fence, which " +
+			"needs tokens that are bound to Pods")
 	case ServerFenceCannotJudge:
 		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
 			"a write that a replica sent before it was paused or cut off can be executed after another leads")
 	case ServerFenceMisconfigured:
 		logger.Error(nil, "The fence in the API server would refuse the writes of this replica although it holds the lease, "+
-			"or admit them although it does not; check the lease that the policy's binding names and the Pod's name in the identity",
+			"or admit them although it does not; check the lease that the policy's binding names, that the token is bound to the Pod, and the Pod's name in the identity",
 			"identity", l.identity)
 	}
 }
@@ -131,9 +132,8 @@ func (l *Lock) askServerFence(ctx context.Context) (ServerFence, error) {
 			return ServerFenceAbsent, nil
 		}
 		return ServerFenceUnknown, fmt.Errorf("dry-run update of ConfigMap %s: %w", ServerFenceName, err)
-	case strings.Contains(err.Error(), serverFenceCannot):
-		return ServerFenceCannotJudge, nil
-	case leads && strings.Contains(err.Error(), serverFenceRefuses),
+	case strings.Contains(err.Error(), serverFenceCannot), // and so refuses every write
+		leads && strings.Contains(err.Error(), serverFenceRefuses),
 		follows && strings.Contains(err.Error(), serverFenceAdmits):
 		return ServerFenceMisconfigured, nil
 	}

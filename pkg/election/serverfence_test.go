@@ -53,7 +53,7 @@ func TestServerFence(t *testing.T) {
 		"no policy":                             {func(*simStore) error { return nil }, ServerFenceAbsent},
 		"no permission, which comes with it":    {func(*simStore) error { return refusal("User r cannot update resource") }, ServerFenceAbsent},
 		"no ConfigMap, which comes with it":     {func(*simStore) error { return apierrors.NewNotFound(corev1.Resource("configmaps"), ServerFenceName) }, ServerFenceAbsent},
-		"a token that is not bound to a Pod":    {func(*simStore) error { return verdict("cannot judge a token without a Pod") }, ServerFenceCannotJudge},
+		"a token that is not bound to a Pod":    {func(*simStore) error { return verdict("cannot judge a token without a Pod") }, ServerFenceMisconfigured},
 		"a policy that goes by another lease":   {func(*simStore) error { return verdict("refuses writes of Pod r") }, ServerFenceMisconfigured},
 		"an API server that does not answer it": {func(*simStore) error { return errors.New("network is down") }, ServerFenceUnknown},
 	}

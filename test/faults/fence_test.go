@@ -55,6 +55,13 @@ func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
 	return clientOf(t, config)
 }
 
+// impersonated is the manager's ServiceAccount as a token of a Secret shows it: without anything about the token.
+func impersonated() *rest.Config {
+	config := shared.AdminConfig()
+	config.Impersonate.UserName = "system:serviceaccount:kube-system:quartermaster"
+	return config
+}
+
 // probe is how a manager asks for the fence. The answer is "" if there is none.
 func probe(ctx context.Context, client kubernetes.Interface) string {
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: election.ServerFenceName}}
@@ -124,7 +131,8 @@ func TestFenceInTheAPIServer(t *testing.T) {
 	w := newWorld(ctx, t, 1)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	clients := map[string]*kubernetes.Clientset{
-		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t), "somebody else": shared.Admin,
+		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t),
+		"a user without extra": clientOf(t, impersonated()), "somebody else": shared.Admin,
 	}
 	t.Cleanup(func() { give(context.Background(), t, "") })
 
@@ -144,7 +152,7 @@ func TestFenceInTheAPIServer(t *testing.T) {
 				switch {
 				case tc.admitted[who]:
 					waitForVerdict(ctx, t, client, "admits")
-				case who == "a token without a Pod":
+				case who == "a token without a Pod", who == "a user without extra":
 					waitForVerdict(ctx, t, client, "cannot judge") // and so is refused
 				case who != "somebody else": // who is not asked at all
 					waitForVerdict(ctx, t, client, "refuses")
