@@ -8,6 +8,12 @@ SEMVER  := $(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
 LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(SEMVER) -X k8s.io/client-go/pkg/version.gitVersion=$(SEMVER)
 TOOLS   := .cache/tools
 LINT    := $(TOOLS)/golangci-lint
+VULN    := $(TOOLS)/govulncheck
+
+# Of the image: its name without a tag, and the platforms under that name.
+IMAGE     ?= quartermaster
+PLATFORMS ?= linux/amd64 linux/arm64
+VULNDB    ?= https://vuln.go.dev
 
 .PHONY: help
 help: ## Print this list.
@@ -25,6 +31,20 @@ controlplane: ## Build kube-apiserver, kube-controller-manager, etcd and kubectl
 .PHONY: build
 build: ## Build bin/manager, stripped.
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/manager ./cmd/manager
+
+.PHONY: image
+image: $(PLATFORMS:%=bin/%/manager) ## Build the image IMAGE (quartermaster) for PLATFORMS with podman, buildah or docker (TOOL=docker for this one).
+	go run ./hack/image --tool='$(TOOL)' --image='$(IMAGE)' --version=$(SEMVER) \
+	    --revision=$$(git rev-parse HEAD) --epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(PLATFORMS)
+
+# The same binary wherever and however often it is built from a commit with the same Go.
+.PHONY: $(PLATFORMS:%=bin/%/manager)
+$(PLATFORMS:%=bin/%/manager): bin/%/manager:
+	GOFLAGS= CGO_ENABLED=0 GOOS=$(*D) GOARCH=$(*F) go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
+
+.PHONY: sbom
+sbom: build ## Write bin/manager.cdx.json, what bin/manager consists of, in CycloneDX.
+	go run ./hack/sbom --version=$(SEMVER) --out=bin/manager.cdx.json bin/manager
 
 .PHONY: test
 test: test-unit test-integration ## Format check, vet, unit tests with the race detector, then the tests on a real control plane.
@@ -61,13 +81,18 @@ bench: ## Measure against the peers and write docs/bench (an hour; ARGS='-run id
 	@exec .cache/bin/bench $(ARGS)
 
 .PHONY: verify
-verify: ## Generated files, goldens, go.mod and import direction are as they should be.
+verify: $(VULN) ## Generated files, goldens, go.mod and import direction are as they should be; vulncheck when the database is there.
 	go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff
 	go run ./hack/generate -check
 	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
+	go run ./hack/vulncheck --skip-offline --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
+
+.PHONY: vulncheck
+vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach, in VULNDB (https://vuln.go.dev, or file:///path).
+	go run ./hack/vulncheck --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
 
 .PHONY: generate
 generate: ## Write deploy/rbac and the goldens again.
@@ -78,3 +103,7 @@ $(LINT): hack/tools/go.mod hack/tools/go.sum
 	@echo "Building golangci-lint (a minute or two, once)"
 	@mkdir -p $(TOOLS)
 	cd hack/tools && go build -o ../../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(VULN): hack/tools/go.mod hack/tools/go.sum
+	@mkdir -p $(TOOLS)
+	cd hack/tools && go build -o ../../$(VULN) golang.org/x/vuln/cmd/govulncheck
