@@ -94,8 +94,9 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	}
 }
 
-// probeServerFence asks until there is an answer. A wrong verdict may be
-// for want of the newest version of the Lease, so it is not believed at once.
+// probeServerFence asks until there is an answer to rely on. A wrong verdict may be
+// for want of the newest version of the Lease, so it is not believed at once; and
+// a policy that is absent may have been applied together with this replica.
 func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
 	const attempts, pause = 8, 250 * time.Millisecond
 	for attempt := range attempts {
@@ -105,17 +106,17 @@ func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
 		if ctx.Err() != nil {
 			return
 		}
-		if found == ServerFenceMisconfigured && attempt < attempts/2 || err != nil && attempt < attempts-1 {
-			if !pauseFor(ctx, pause<<attempt) {
-				return
-			}
-			continue
-		}
-		if err != nil {
+		last := attempt == attempts-1
+		believed := err == nil && (found != ServerFenceMisconfigured || attempt >= attempts/2)
+		if err != nil && last {
 			klog.FromContext(ctx).Error(err, "Failed to find out whether the API server has a fence", "lease", l.name)
 		}
-		l.SetServerFence(ctx, found)
-		return
+		if believed || last {
+			l.SetServerFence(ctx, found)
+		}
+		if believed && found != ServerFenceAbsent || last || !pauseFor(ctx, pause<<attempt) {
+			return
+		}
 	}
 }
 

@@ -45,10 +45,17 @@ func TestServerFence(t *testing.T) {
 		}
 		return verdict("refuses writes of Pod r")
 	}
+	asked := 0
 	tests := map[string]struct {
 		answer func(*simStore) error
 		want   ServerFence // of the leader
 	}{
+		"a policy that is applied later than the replica": {func(s *simStore) error {
+			if asked++; asked < 5 {
+				return nil
+			}
+			return byHolder(s)
+		}, ServerFenceEnforced},
 		"a policy that judges rightly":          {byHolder, ServerFenceEnforced},
 		"no policy":                             {func(*simStore) error { return nil }, ServerFenceAbsent},
 		"no permission, which comes with it":    {func(*simStore) error { return refusal("User r cannot update resource") }, ServerFenceAbsent},
