@@ -56,6 +56,9 @@ type Cluster struct {
 
 	apiServerPort int
 
+	etcd              *sandbox.Process
+	controllerManager *sandbox.Process // nil if left out
+
 	apiServerMu sync.Mutex // held while it is started or stopped
 	apiServer   *sandbox.Process
 
@@ -145,6 +148,19 @@ func (c *Cluster) Stop() error {
 		c.ports.release()
 	})
 	return c.stopErr
+}
+
+// Check tells whether a process of the control plane has ended, with its last lines. StopAPIServer and
+// KillAPIServer count too.
+func (c *Cluster) Check() error {
+	c.apiServerMu.Lock()
+	defer c.apiServerMu.Unlock()
+	for _, p := range []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager} {
+		if p != nil && p.ExitCode() >= 0 {
+			return fmt.Errorf("%s ended with code %d; its last lines:\n%s", p.Name, p.ExitCode(), p.Tail(15))
+		}
+	}
+	return nil
 }
 
 func (c *Cluster) reservePort() (int, error) {

@@ -36,8 +36,8 @@ const (
 	apiServerGrace = 15 * time.Second
 )
 
-func (c *Cluster) startEtcd() error {
-	_, err := c.start("etcd",
+func (c *Cluster) startEtcd() (err error) {
+	c.etcd, err = c.start("etcd",
 		"--data-dir=etcd",
 		"--listen-client-urls="+etcdSocket,
 		"--advertise-client-urls="+etcdSocket,
@@ -167,6 +167,7 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.controllerManager = p
 	client, err := kubernetes.NewForConfig(c.AdminConfig())
 	if err != nil {
 		return err

@@ -57,7 +57,16 @@ func (c *Cluster) NewReplica(ctx context.Context, name string) (*Replica, error)
 	if err != nil {
 		return nil, fmt.Errorf("create the Pod of replica %s: %w", name, err)
 	}
-	review, err := client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, serviceAccount, &authenticationv1.TokenRequest{
+	return c.ReplicaOf(ctx, pod)
+}
+
+// ReplicaOf is NewReplica for a Pod that exists.
+func (c *Cluster) ReplicaOf(ctx context.Context, pod *corev1.Pod) (*Replica, error) {
+	client, err := kubernetes.NewForConfig(c.AdminConfig())
+	if err != nil {
+		return nil, err
+	}
+	review, err := client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{
 			ExpirationSeconds: ptr.To[int64](tokenSeconds),
 			BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command generate writes what derives from the registry of controllers: deploy/rbac. With -check it writes nothing
-// and fails when a file is not up to date.
+// Command generate writes what derives from the registry of controllers: the roles below deploy/ and the components that
+// change them. With -check it writes nothing and fails when a file is not up to date.
 package main
 
 import (
@@ -18,25 +18,28 @@ import (
 func main() {
 	check := flag.Bool("check", false, "write nothing, fail when a file is not up to date")
 	flag.Parse()
-	if err := run("deploy/rbac", *check); err != nil {
+	if err := run("deploy", *check); err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
 	}
 }
 
 func run(dir string, check bool) error {
-	roles, err := app.Roles()
+	manifests, err := app.Manifests()
 	if err != nil {
 		return err
 	}
-	for controller, manifest := range roles {
-		path := filepath.Join(dir, controller+".yaml")
+	for name, manifest := range manifests {
+		path := filepath.Join(dir, name)
 		have, err := os.ReadFile(path)
 		if err == nil && bytes.Equal(have, manifest) {
 			continue
 		}
 		if check {
 			return fmt.Errorf("%s is not up to date; run make generate", path)
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
 		}
 		if err := os.WriteFile(path, manifest, 0o644); err != nil {
 			return err

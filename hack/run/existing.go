@@ -54,6 +54,5 @@ func runExisting(ctx context.Context, opts options, dir string, lock *os.File) (
 	}
 	f.add(ctx, name, m)
 	printExisting(f.out, config.Host, path, dir, m)
-	f.follow(ctx, "")
-	return nil
+	return f.follow(ctx, "")
 }

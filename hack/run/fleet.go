@@ -38,6 +38,7 @@ type fleet struct {
 	dir      string
 	out      io.Writer
 	client   kubernetes.Interface
+	cluster  *cluster.Cluster // nil on an existing cluster
 	managers []*cluster.Manager
 	logs     sync.WaitGroup // that follow the managers' logs
 }
@@ -68,6 +69,9 @@ func (f *fleet) waitForLeader(ctx context.Context) (pod string, err error) {
 		if pod, err := f.leader(ctx); err == nil && pod != "" {
 			return pod, f.writeLeaderPID(pod)
 		}
+		if err := f.checkCluster(); err != nil {
+			return "", err
+		}
 		for _, m := range f.managers {
 			if code := m.ExitCode(); code >= 0 {
 				return "", fmt.Errorf("%s ended with code %d; its last lines:\n%s", m.Name, code, m.Tail(15))
@@ -81,8 +85,19 @@ func (f *fleet) waitForLeader(ctx context.Context) (pod string, err error) {
 	}
 }
 
-// follow says who leads when it changes and which managers have ended, until ctx ends.
-func (f *fleet) follow(ctx context.Context, last string) {
+// checkCluster tells whether the control plane has lost one of its processes. Nothing starts it again.
+func (f *fleet) checkCluster() error {
+	if f.cluster == nil {
+		return nil
+	}
+	if err := f.cluster.Check(); err != nil {
+		return fmt.Errorf("the control plane is gone: %w", err)
+	}
+	return nil
+}
+
+// follow says who leads when it changes and which managers have ended, until ctx ends or the control plane does.
+func (f *fleet) follow(ctx context.Context, last string) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	ended := map[string]bool{}
@@ -90,8 +105,12 @@ func (f *fleet) follow(ctx context.Context, last string) {
 		select {
 		case <-ctx.Done():
 			fmt.Fprintln(f.out, "Stopping the managers, then everything else")
-			return
+			return nil
 		case <-tick.C:
+		}
+		if err := f.checkCluster(); err != nil {
+			fmt.Fprintln(f.out, "The control plane is gone; stopping the managers, then everything else")
+			return err
 		}
 		if pod, err := f.leader(ctx); err == nil && pod != last { // errors: the managers' logs tell more
 			last = pod

@@ -33,7 +33,7 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 			fmt.Println("Stopped.")
 		}
 	}()
-	f := &fleet{dir: dir, out: os.Stdout}
+	f := &fleet{dir: dir, out: os.Stdout, cluster: c}
 	if f.client, err = kubernetes.NewForConfig(c.AdminConfig()); err != nil {
 		return err
 	}
@@ -57,9 +57,8 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 	if err != nil {
 		return err
 	}
-	printLocal(f.out, c, f.managers, leader)
-	f.follow(ctx, leader)
-	return nil
+	printLocal(f.out, c, binary, f.managers, leader)
+	return f.follow(ctx, leader)
 }
 
 // startCluster starts the control plane such that the end of ctx ends the start, but not the cluster: at

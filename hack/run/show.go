@@ -63,8 +63,12 @@ func interesting(line string) (text string, ok bool) {
 	}
 }
 
-func printLocal(out io.Writer, c *cluster.Cluster, managers []*cluster.Manager, leader string) {
+func printLocal(out io.Writer, c *cluster.Cluster, binary string, managers []*cluster.Manager, leader string) {
 	kubectl := quote(filepath.Join(c.Dir(), "kubectl"))
+	status := quote(binary) + " status --kubeconfig=" + quote(c.Kubeconfig()) + " --endpoint-insecure"
+	for _, m := range managers {
+		status += " --endpoint=" + m.SecureURL
+	}
 	fmt.Fprintf(out, "\n%s leads.\n\n", leader)
 	fmt.Fprintf(out, "kubeconfig   %s\n", c.Kubeconfig())
 	fmt.Fprintf(out, "logs         %s\n", filepath.Join(c.Dir(), "logs"))
@@ -81,12 +85,12 @@ Try in another terminal:
      %[1]s -n quartermaster-sample get replicasets --watch
   2. Stop the leader and watch the other take over, here:
      kill $(cat %[2]s)
-  3. See who leads:
-     %[1]s -n kube-system get lease quartermaster
+  3. See who leads and what the controllers do:
+     %[5]s
 
 Ctrl-C stops everything and removes %[4]s.
 
-`, kubectl, quote(filepath.Join(c.Dir(), "leader.pid")), managers[0].SecureURL, c.Dir())
+`, kubectl, quote(filepath.Join(c.Dir(), "leader.pid")), managers[0].SecureURL, c.Dir(), status)
 }
 
 func printExisting(out io.Writer, host, kubeconfig, dir string, m *cluster.Manager) {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	goruntime "runtime"
@@ -52,11 +53,21 @@ the others stand by with warm caches.`,
 			}
 			var errs []error
 			if len(args) > 0 {
-				errs = append(errs, fmt.Errorf("takes no arguments, got %q", args))
+				errs = append(errs, fmt.Errorf("takes no arguments, and %q is no command; see --help", args))
+			}
+			if err := o.readConfigFile(); err != nil {
+				return errors.Join(append(errs, err)...)
 			}
 			return errors.Join(append(errs, o.Validate())...)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.File.Print {
+				text, err := newManagerConfiguration(o.flags).yaml()
+				if err == nil {
+					_, err = cmd.OutOrStdout().Write(text)
+				}
+				return err
+			}
 			// The first signal ends ctx; after it the signals have their default effect again, so a second one ends
 			// the process at once.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
@@ -78,14 +89,44 @@ the others stand by with warm caches.`,
 		return cmd
 	}
 	cmd.Flags().BoolP("version", "", false, "Print the version and exit.")
-	global := o.flags.FlagSet("global")
+	global := o.flags.FlagSet(globalFlags)
 	global.BoolP("help", "h", false, "Print this help and exit.")
 	global.AddFlag(cmd.Flags().Lookup("version"))
 	for _, fs := range o.flags.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
-	cliflag.SetUsageAndHelpFunc(cmd, o.flags, helpColumns)
+	cmd.AddCommand(newStatusCommand(), newControllersCommand(o))
+	setHelp(cmd, o.flags)
 	return cmd
+}
+
+// setHelp prints the flags of root in groups and lists its commands. These have cobra's help.
+func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
+	help, usage := root.HelpFunc(), root.UsageFunc()
+	print := func(w io.Writer) {
+		fmt.Fprintf(w, "Usage:\n  %s\n  %s [command]\n\nCommands:\n", root.UseLine(), root.CommandPath())
+		for _, c := range root.Commands() {
+			if c.IsAvailableCommand() {
+				fmt.Fprintf(w, "  %-*s %s\n", root.NamePadding(), c.Name(), c.Short)
+			}
+		}
+		cliflag.PrintSections(w, flags, helpColumns)
+	}
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		if cmd != root {
+			return usage(cmd)
+		}
+		print(cmd.OutOrStderr())
+		return nil
+	})
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if cmd != root {
+			help(cmd, args)
+			return
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s\n\n", cmd.Long)
+		print(cmd.OutOrStdout())
+	})
 }
 
 // apply puts the settings into effect that are the whole process's, by the nature of the libraries they belong to.

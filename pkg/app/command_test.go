@@ -31,30 +31,35 @@ func execute(t *testing.T, args ...string) (string, error) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	out, err := execute(t, "--help")
-	if err != nil {
-		t.Fatal(err)
-	}
-	golden := filepath.Join("testdata", "help.golden")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), out); diff != "" {
-		t.Errorf("--help differs from %s (make generate writes it):\n%s", golden, diff)
-	}
-	for line := range strings.Lines(out) {
-		if n := len([]rune(strings.TrimRight(line, "\n"))); n > helpColumns && strings.Contains(strings.TrimSpace(line), " ") && !strings.HasPrefix(strings.TrimSpace(line), "--") {
-			t.Errorf("line of %d columns, more than %d: %s", n, helpColumns, line)
-		}
+	for name, args := range map[string][]string{
+		"help":             {"--help"},
+		"help-status":      {"status", "--help"},
+		"help-controllers": {"controllers", "--help"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := execute(t, args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), out); diff != "" {
+				t.Errorf("%v differs from %s (make generate writes it):\n%s", args, golden, diff)
+			}
+			for line := range strings.Lines(out) {
+				if n := len([]rune(strings.TrimRight(line, "\n"))); n > helpColumns && strings.Contains(strings.TrimSpace(line), " ") && !strings.HasPrefix(strings.TrimSpace(line), "--") {
+					t.Errorf("line of %d columns, more than %d: %s", n, helpColumns, line)
+				}
+			}
+		})
 	}
 }
 
@@ -67,6 +72,12 @@ func TestCommandLineIsChecked(t *testing.T) {
 			[]string{"--no-such-flag"}, []string{"unknown flag: --no-such-flag"}},
 		"a stray argument is an error": {
 			[]string{"stray"}, []string{`"stray"`}},
+		"a command takes no arguments": {
+			[]string{"status", "stray"}, []string{`"stray"`}},
+		"an output format that does not exist is refused": {
+			[]string{"controllers", "-o", "xml"}, []string{"json or yaml"}},
+		"the flags that controllers takes are checked": {
+			[]string{"controllers", "--compat=helm"}, []string{"--compat", `"helm"`}},
 		"an unknown controller is an error that lists the known ones": {
 			[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
 		"an unknown original is an error that lists the known ones": {

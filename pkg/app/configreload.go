@@ -87,6 +87,9 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 			need.Annotations = workload
 			need.Fields = informers.OwnerReferences
 			need.Template = &informers.Template{Annotations: workload, EnvPrefixes: []string{"STAKATER_"}}
+			if cfg.AbsorbRollouts {
+				need.Template.Digest, need.Template.DigestAnnotation = configreload.DigestTemplate, configreload.TemplateDigestAnnotation
+			}
 		}
 		needs = append(needs, need)
 	}

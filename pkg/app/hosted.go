@@ -27,8 +27,9 @@ import (
 // hosted is a controller as the registry knows it.
 type hosted struct {
 	controllers.Controller
-	name  string
-	cache *informers.Factory
+	name   string
+	cache  *informers.Factory
+	toggle *toggle
 }
 
 // Problem implements healthz.Worker.
@@ -69,7 +70,7 @@ func newControllers(o *Options, c *clients, e *events, cache *informers.Factory,
 		if err != nil {
 			return nil, fmt.Errorf("controller %s: %w", entry.Name, err)
 		}
-		all = append(all, hosted{controller, entry.Name, cache})
+		all = append(all, hosted{controller, entry.Name, cache, newToggle()})
 	}
 	return all, nil
 }
@@ -106,21 +107,35 @@ const (
 	restartDelayMax = time.Minute
 )
 
-// supervise runs one controller until ctx ends. One that returns before, or panics outside of a reconcile, is started
-// again: it must not take the others down.
+// supervise runs one controller until ctx ends, as long as it is switched on. One that returns before, or panics outside
+// of a reconcile, is started again: it must not take the others down.
 func (h hosted) supervise(ctx context.Context) error {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), h.name)
 	ctx = klog.NewContext(ctx, logger)
-	for delay := restartDelay; ; delay = min(2*delay, restartDelayMax) {
-		err := h.runRecovered(ctx)
-		if ctx.Err() != nil {
+	delay := restartDelay
+	for h.toggle.waitOn(ctx) {
+		on, stop := h.toggle.whileOn(ctx)
+		err := h.runRecovered(on)
+		switchedOff := on.Err() != nil
+		stop()
+		switch {
+		case ctx.Err() != nil:
 			return err
+		case switchedOff:
+			logger.Info("Controller switched off")
+			if err != nil {
+				logger.Error(err, "Controller did not drain in time")
+			}
+			delay = restartDelay
+			continue
 		}
 		logger.Error(err, "Controller ended before its time, starting it again", "delay", delay)
 		if !sleep(ctx, delay) {
 			return nil
 		}
+		delay = min(2*delay, restartDelayMax)
 	}
+	return nil
 }
 
 func (h hosted) runRecovered(ctx context.Context) (err error) {

@@ -28,6 +28,7 @@ var originals = []string{"reloader", "reflector", "replicator", "ttl-controller"
 
 // Options is the whole configuration of the manager: one Config per component, written by the flags.
 type Options struct {
+	File           ConfigFile
 	Generic        GenericConfig
 	Client         ClientConfig
 	Election       election.Config
@@ -42,6 +43,7 @@ type Options struct {
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 
 	entries []Entry
+	added   []Entry // of entries those that the caller gave, their configurations before any flag is parsed
 	flags   cliflag.NamedFlagSets
 }
 
@@ -111,6 +113,12 @@ func NewOptions(entries ...Entry) (*Options, error) {
 	o.Authorization.RemoteKubeConfigFileOptional = true
 
 	o.entries = append(registry(o), entries...)
+	o.added = slices.Clone(entries)
+	for i := range o.added {
+		if o.added[i].Config, err = copyConfig(o.added[i].Config); err != nil {
+			return nil, err
+		}
+	}
 	o.flags = o.flagSets()
 	return o, nil
 }
@@ -119,8 +127,15 @@ func NewOptions(entries ...Entry) (*Options, error) {
 func (o *Options) flagSets() cliflag.NamedFlagSets {
 	var sets cliflag.NamedFlagSets
 
+	fs := sets.FlagSet(configurationFlags)
+	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
+		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with settings that are not given as flags. "+
+		"It is watched: --controllers, --v and --vmodule follow it while the manager runs.")
+	fs.BoolVar(&o.File.Print, "print-effective-config", o.File.Print,
+		"Print the configuration that flags and --config result in, as such a file, and exit.")
+
 	g := &o.Generic
-	fs := sets.FlagSet("generic")
+	fs = sets.FlagSet("generic")
 	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
 		"All: "+strings.Join(o.known(), ", ")+".")
@@ -183,8 +198,10 @@ func (o *Options) flagSets() cliflag.NamedFlagSets {
 	return sets
 }
 
-// Validate answers all that is wrong with the configuration, each problem naming its flag.
-func (o *Options) Validate() error {
+// Validate answers all that is wrong with the configuration, each problem naming its flag, and where the file sets it.
+func (o *Options) Validate() error { return o.locate(o.validate()) }
+
+func (o *Options) validate() error {
 	var errs []error
 	add := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))

@@ -4,51 +4,80 @@
 package app
 
 import (
+	"fmt"
+	"slices"
+
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serviceAccount is who the manager runs as, in the namespace of the installation.
-const serviceAccount, installationNamespace = "quartermaster", "kube-system"
-
-// Roles returns, by controller, the manifest of its ClusterRole and of the binding to the manager's ServiceAccount, as
-// they stand in deploy/rbac. The rules are those of the default configuration.
-func Roles() (map[string][]byte, error) {
-	o, err := NewOptions()
-	if err != nil {
-		return nil, err
-	}
-	manifests := map[string][]byte{}
-	for _, e := range o.entries {
-		if manifests[e.Name], err = roleManifest(e.Name, e.Rules()); err != nil {
-			return nil, err
-		}
-	}
-	return manifests, nil
+// Roles are the permissions that one controller makes necessary.
+type Roles struct {
+	Controller string
+	// Cache is what the manager's cache reads for the controller, as the manager's own ServiceAccount, on every replica.
+	Cache []rbacv1.PolicyRule
+	// Own is what the controller does itself; with --use-service-account-credentials, as the ServiceAccount of its name.
+	Own []rbacv1.PolicyRule
 }
 
-func roleManifest(controller string, rules []rbacv1.PolicyRule) ([]byte, error) {
-	meta := metav1.ObjectMeta{Name: "quartermaster-controller-" + controller}
-	role := rbacv1.ClusterRole{
-		TypeMeta:   metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole"},
-		ObjectMeta: meta,
-		Rules:      rules,
+// Roles returns the permissions of each controller under the configuration that the flags were parsed into, in the
+// order of the registry.
+func (o *Options) Roles() ([]Roles, error) {
+	var all []Roles
+	for _, e := range o.entries {
+		roles, err := e.roles()
+		if err != nil {
+			return nil, fmt.Errorf("controller %s: %w", e.Name, err)
+		}
+		all = append(all, roles)
 	}
-	binding := rbacv1.ClusterRoleBinding{
-		TypeMeta:   metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRoleBinding"},
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: serviceAccount, Namespace: installationNamespace}},
-	}
-	roleYAML, err := yaml.Marshal(role)
+	return all, nil
+}
+
+// roles divides the entry's rules: to list and to watch what is in Needs is up to the cache.
+func (e Entry) roles() (Roles, error) {
+	needs, err := e.Needs()
 	if err != nil {
-		return nil, err
+		return Roles{}, err
 	}
-	bindingYAML, err := yaml.Marshal(binding)
-	if err != nil {
-		return nil, err
+	inCache := map[schema.GroupResource]bool{}
+	for _, need := range needs {
+		inCache[need.Resource.GroupResource()] = true
 	}
-	const header = "# Written by make generate from the rules that the controller declares. Do not edit.\n"
-	return append(append([]byte(header), roleYAML...), append([]byte("---\n"), bindingYAML...)...), nil
+	roles := Roles{Controller: e.Name}
+	readable := map[schema.GroupResource]bool{}
+	for _, rule := range e.Rules() {
+		if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
+			roles.Own = append(roles.Own, rule)
+			continue
+		}
+		var cached, others []string
+		for _, resource := range rule.Resources {
+			if gr := (schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}); inCache[gr] {
+				cached = append(cached, resource)
+				readable[gr] = slices.Contains(rule.Verbs, "list") && slices.Contains(rule.Verbs, "watch")
+			} else {
+				others = append(others, resource)
+			}
+		}
+		byCache := func(verb string) bool { return verb == "list" || verb == "watch" }
+		own := slices.DeleteFunc(slices.Clone(rule.Verbs), byCache)
+		roles.Cache = appendRule(roles.Cache, rule.APIGroups, cached, []string{"list", "watch"})
+		roles.Own = appendRule(roles.Own, rule.APIGroups, cached, own)
+		roles.Own = appendRule(roles.Own, rule.APIGroups, others, rule.Verbs)
+	}
+	for gr := range inCache {
+		if !readable[gr] {
+			return Roles{}, fmt.Errorf("needs %s in the cache, but its rules do not let it list and watch them", gr)
+		}
+	}
+	return roles, nil
+}
+
+// appendRule leaves out a rule that would grant nothing.
+func appendRule(rules []rbacv1.PolicyRule, groups, resources, verbs []string) []rbacv1.PolicyRule {
+	if len(resources) == 0 || len(verbs) == 0 {
+		return rules
+	}
+	return append(rules, rbacv1.PolicyRule{APIGroups: groups, Resources: resources, Verbs: verbs})
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -93,7 +94,8 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer configz.Delete(groupVersion.Group)
-	if err := config.Set(newManagerConfiguration(o.flags)); err != nil {
+	watch, err := newConfigWatch(o, config, running, registry)
+	if err != nil {
 		return err
 	}
 	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
@@ -103,6 +105,13 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer servers.stop()
+
+	// Settings that may change while it runs.
+	following, stopFollowing := context.WithCancel(ctx)
+	var file sync.WaitGroup
+	file.Go(func() { watch.run(following) })
+	defer file.Wait()
+	defer stopFollowing()
 
 	// Informers, on every replica.
 	if err := waitForAPIServer(ctx, clients.named("startup")); err != nil {

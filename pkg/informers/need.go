@@ -99,6 +99,10 @@ type Template struct {
 	Annotations []string
 	// EnvPrefixes keeps plain variables whose names start with one of these.
 	EnvPrefixes []string
+	// Digest, if set, summarises the whole workload in a few bytes, of which the cached one has the hex digits in the
+	// annotation DigestAnnotation; nil leaves that out. It must be pure and must not keep any part of the object.
+	Digest           func(runtime.Object) []byte
+	DigestAnnotation string
 }
 
 // ExcludedSecretTypes are left out by the server unless a need names them: Helm's releases hold whole
@@ -126,6 +130,8 @@ func (n *Need) validate() error {
 		return errors.New("built-in types cannot be had in unstructured form")
 	case n.Template != nil && n.Form != Unstructured && (n.Form != Typed || !hasTemplate(n.Resource)):
 		return errors.New("only workloads have a template")
+	case n.Template != nil && (n.Template.Digest == nil) != (n.Template.DigestAnnotation == ""):
+		return errors.New("a digest of a template needs an annotation, and the annotation a digest")
 	}
 	return nil
 }

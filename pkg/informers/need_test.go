@@ -28,14 +28,16 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		needs []Need
 		want  string
 	}{
-		"no controller":                     {[]Need{{Resource: Secrets}}, "without a controller"},
-		"no resource":                       {[]Need{{For: "a"}}, "without resource"},
-		"typed Secrets":                     {[]Need{{For: "a", Resource: Secrets, Form: Typed}}, "reduced form only"},
-		"typed ConfigMaps":                  {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed}}, "reduced form only"},
-		"digest of a workload":              {[]Need{{For: "a", Resource: Deployments, Digest: digestSHA1}}, "have a digest"},
-		"Secret types of ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, SecretTypes: ExcludedSecretTypes}}, "Secret types"},
-		"last-applied":                      {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
-		"template in reduced form":          {[]Need{{For: "a", Resource: Deployments, Template: &Template{}}}, "have a template"},
+		"no controller":              {[]Need{{Resource: Secrets}}, "without a controller"},
+		"no resource":                {[]Need{{For: "a"}}, "without resource"},
+		"typed Secrets":              {[]Need{{For: "a", Resource: Secrets, Form: Typed}}, "reduced form only"},
+		"typed ConfigMaps":           {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed}}, "reduced form only"},
+		"digest of a workload":       {[]Need{{For: "a", Resource: Deployments, Digest: digestSHA1}}, "have a digest"},
+		"Secret types of ConfigMaps": {[]Need{{For: "a", Resource: ConfigMaps, SecretTypes: ExcludedSecretTypes}}, "Secret types"},
+		"last-applied":               {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
+		"template in reduced form":   {[]Need{{For: "a", Resource: Deployments, Template: &Template{}}}, "have a template"},
+		"a template's digest without an annotation": {[]Need{{For: "a", Resource: Deployments, Form: Typed,
+			Template: &Template{Digest: func(apiruntime.Object) []byte { return nil }}}}, "needs an annotation"},
 		"template of a Namespace":           {[]Need{{For: "a", Resource: Namespaces, Form: Typed, Template: &Template{}}}, "have a template"},
 		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
 		"unstructured without a version":    {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Form: Unstructured}}, "without a version"},
@@ -221,6 +223,29 @@ func TestWorkloadsKeepOnlyWhatTheIndexOfReferencesNeeds(t *testing.T) {
 				t.Errorf("trimmed (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestADigestOfTheWholeWorkloadIsKept(t *testing.T) {
+	imageOf := func(o apiruntime.Object) []byte {
+		if d, ok := o.(*appsv1.Deployment); ok && len(d.Spec.Template.Spec.Containers) > 0 {
+			return []byte(d.Spec.Template.Spec.Containers[0].Image)
+		}
+		return nil
+	}
+	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed, Template: &Template{Digest: imageOf, DigestAnnotation: "digest"}})
+	for image, want := range map[string]map[string]string{"web": {"digest": "776562"}, "": nil} {
+		d := &appsv1.Deployment{}
+		if image != "" {
+			d.Spec.Template.Spec.Containers = []corev1.Container{{Image: image}}
+		}
+		got, err := p.reduce(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got.(*appsv1.Deployment).Annotations); diff != "" {
+			t.Errorf("annotations of %q (-want +got):\n%s", image, diff)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,6 +20,34 @@ import (
 
 // trim returns a new object of the same type with the declared parts of a workload.
 func (p *plan) trim(obj runtime.Object) (runtime.Object, error) {
+	trimmed, err := p.trimWorkload(obj)
+	if err != nil {
+		return nil, err
+	}
+	for i := range p.needs {
+		t := p.needs[i].Template
+		if t == nil || t.Digest == nil {
+			continue
+		}
+		sum := t.Digest(obj)
+		if sum == nil {
+			continue
+		}
+		m, err := meta.Accessor(trimmed)
+		if err != nil {
+			return nil, err
+		}
+		annotations := m.GetAnnotations()
+		if annotations == nil {
+			annotations = make(map[string]string, 1)
+		}
+		annotations[t.DigestAnnotation] = hex.EncodeToString(sum)
+		m.SetAnnotations(annotations)
+	}
+	return trimmed, nil
+}
+
+func (p *plan) trimWorkload(obj runtime.Object) (runtime.Object, error) {
 	switch w := obj.(type) {
 	case *appsv1.Deployment:
 		return &appsv1.Deployment{ObjectMeta: p.trimMeta(w),

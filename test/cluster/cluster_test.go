@@ -201,8 +201,14 @@ func TestAPIServerRestartsWithItsData(t *testing.T) {
 			if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err == nil {
 				t.Error("it answers although it is stopped")
 			}
+			if err := shared.Check(); err == nil || !strings.Contains(err.Error(), "kube-apiserver ended with code ") {
+				t.Errorf("what Check says of it: %v", err)
+			}
 			if err := shared.StartAPIServer(within(t)); err != nil {
 				t.Fatal(err)
+			}
+			if err := shared.Check(); err != nil {
+				t.Error(err)
 			}
 			if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err != nil {
 				t.Errorf("after the start: %v", err)

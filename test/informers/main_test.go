@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +30,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // patience bounds every wait. It is generous: a test that passes does not use it up.
@@ -41,7 +41,7 @@ var short = []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-d
 
 // shared is the control plane of all tests of the package, with everything of deploy/ but the Deployment.
 var (
-	shared  *cluster.Cluster
+	shared  *fleet.Fleet
 	admin   *kubernetes.Clientset
 	objects *dynamic.DynamicClient // as administrator
 	program string                 // of a manager with config-reload and the greeter of examples/
@@ -59,27 +59,27 @@ func run(m *testing.M) int {
 	if shared != nil {
 		defer func() { _ = shared.Stop() }() // the reaper makes good what fails here
 	}
+	code := 1
+	if err == nil {
+		code = m.Run()
+		err = shared.Refused(ctx)
+	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
 		return 1
 	}
-	return m.Run()
+	return code
 }
 
 func setUp(ctx context.Context) (err error) {
 	if program, err = cluster.BuildProgram(ctx, "examples/manager", true); err != nil {
 		return err
 	}
-	if shared, err = cluster.Start(ctx, cluster.Options{Progress: os.Stderr}); err != nil {
+	if shared, err = fleet.Start(ctx, cluster.Options{}, true); err != nil {
 		return err
 	}
-	if admin, err = kubernetes.NewForConfig(shared.AdminConfig()); err != nil {
-		return err
-	}
+	admin = shared.Admin
 	if objects, err = dynamic.NewForConfig(shared.AdminConfig()); err != nil {
-		return err
-	}
-	if err := shared.ApplyDir(ctx, "../../deploy", "Deployment"); err != nil {
 		return err
 	}
 	if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
@@ -131,18 +131,6 @@ func eventually(ctx context.Context, t *testing.T, check func() error) {
 	}
 }
 
-var replicas atomic.Int32
-
-// newReplica makes a Pod and a bound token for one manager.
-func newReplica(ctx context.Context, t *testing.T) *cluster.Replica {
-	t.Helper()
-	r, err := shared.NewReplica(ctx, fmt.Sprintf("%d", replicas.Add(1)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 func newProxy(t *testing.T) *faultproxy.Proxy {
 	t.Helper()
 	proxy, err := faultproxy.Start(shared.AdminConfig())
@@ -156,7 +144,7 @@ func newProxy(t *testing.T) *faultproxy.Proxy {
 // behindProxy is a replica that reaches the API server through a proxy of the test's own.
 func behindProxy(ctx context.Context, t *testing.T) (*cluster.Replica, *faultproxy.Proxy) {
 	t.Helper()
-	proxy, r := newProxy(t), newReplica(ctx, t)
+	proxy, r := newProxy(t), shared.NewReplica(ctx, t)
 	if err := r.Via(proxy.URL(), proxy.CA()); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +183,7 @@ func start(t *testing.T, r *cluster.Replica, o cluster.ManagerOptions) *cluster.
 
 func startReplica(ctx context.Context, t *testing.T, args ...string) *cluster.Manager {
 	t.Helper()
-	return start(t, newReplica(ctx, t), cluster.ManagerOptions{Args: args})
+	return start(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Args: args})
 }
 
 // startLeader starts a manager and waits until it leads.

@@ -134,7 +134,7 @@ func TestNoValueOfASecretIsInTheMemoryThatTheManagerUses(t *testing.T) {
 	listed, changed, marker := newValue(t), newValue(t), "marker-"+newValue(t)[:40]
 	s.applySecret(ctx, t, "db", listed)
 	s.secret(ctx, t, marker, "", "x")
-	m := start(t, newReplica(ctx, t), cluster.ManagerOptions{Binary: production, Env: []string{
+	m := start(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: production, Env: []string{
 		"GODEBUG=clobberfree=1", // the garbage collector overwrites what it frees
 	}})
 	waitForLeader(ctx, t, m)

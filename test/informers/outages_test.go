@@ -19,7 +19,7 @@ import (
 // through is the configuration of a new replica that goes through the proxy.
 func through(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.Config {
 	t.Helper()
-	config := newReplica(ctx, t).Config()
+	config := shared.NewReplica(ctx, t).Config()
 	config.Host, config.CAData = proxy.URL(), proxy.CA()
 	return config
 }
@@ -158,7 +158,7 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 	ctx := testContext(t)
 	s := newStirredShop(ctx, t)
 	proxy := newProxy(t)
-	direct := newCache(t, newReplica(ctx, t).Config(), sourceNeeds()...)
+	direct := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
 	// This one comes back when the server has forgotten what happened after its last version.
 	away := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
 	for _, c := range []*cache{direct, away} {

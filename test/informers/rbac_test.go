@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
@@ -20,7 +21,7 @@ import (
 func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		role, err := admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-controller-config-reload", metav1.GetOptions{})
+		role, err := admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-cache-config-reload", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -45,6 +46,7 @@ func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 	ctx := testContext(t)
 	t.Cleanup(func() { allowSecrets(context.Background(), t, true) })
+	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Resource == "secrets" })
 	const (
 		check  = "/healthz/controller-config-reload"
 		other  = "/healthz/controller-greeter"

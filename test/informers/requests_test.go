@@ -59,7 +59,7 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 			&informers.ResourceStatus{For: both, Form: "content digest"}},
 		"one that needs metadata": {"*,-config-reload", map[string]string{"configmaps": metadataOnly},
 			&informers.ResourceStatus{For: []string{"greeter"}, Form: "metadata"}},
-		"none": {"-config-reload", nil, nil},
+		"none": {"-config-reload,-greeter", nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := testContext(t)

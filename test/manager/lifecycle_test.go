@@ -329,11 +329,9 @@ func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
 func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	if err := shared.Apply(ctx, "test/manager/testdata/accounts.yaml"); err != nil {
-		t.Fatal(err)
-	}
+	shared.InstallWith(ctx, t, "service-account-per-controller")
 	s := newShop(ctx, t)
-	m := shared.RunLeader(ctx, t, "--use-service-account-credentials")
+	m := shared.RunLeader(ctx, t)
 	s.waitUntilKnown(ctx, t, "web")
 	s.paint(ctx, t, "red")
 	s.waitForReplicaSets(ctx, t, "web", 2)
@@ -373,34 +371,5 @@ func TestDryRunChangesNothing(t *testing.T) {
 	}
 	if n := s.replicaSets(ctx, t, "web"); n != 1 {
 		t.Errorf("%d ReplicaSets", n)
-	}
-}
-
-func TestDeployGrantsAllThatIsAsked(t *testing.T) {
-	// Last in the file and so of the package: it judges what all tests before it have done. An API server that has just
-	// started refuses everything until it has read the roles; so what counts is what was never allowed.
-	what := func(e auditv1.Event) string {
-		if e.ObjectRef == nil {
-			return e.Verb + " " + e.RequestURI
-		}
-		return strings.Join([]string{e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource}, " ")
-	}
-	refused, allowed := map[string]auditv1.Event{}, map[string]bool{}
-	for _, e := range shared.AuditSince(t, time.Time{}, func(e auditv1.Event) bool {
-		return strings.HasPrefix(cluster.AuditPod(e), "quartermaster-") && e.ResponseStatus != nil
-	}) {
-		if e.ResponseStatus.Code == http.StatusForbidden {
-			refused[what(e)] = e
-		} else {
-			allowed[what(e)] = true
-		}
-	}
-	for name, e := range refused {
-		if !allowed[name] {
-			t.Errorf("%s was refused: %s %s: %s", cluster.AuditPod(e), e.Verb, e.RequestURI, e.ResponseStatus.Message)
-		}
-	}
-	if len(allowed) == 0 {
-		t.Error("no request of a manager was seen")
 	}
 }

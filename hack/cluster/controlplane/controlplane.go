@@ -232,6 +232,24 @@ func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 		return err
 	}
 	fmt.Fprintf(b.out, "Built the control plane in %s: %s\n", since(begin), dir)
+	return b.prune(dir)
+}
+
+// prune removes what was built for other keys, some hundred megabytes each. What runs from there goes on: its file
+// lives as long as it is open.
+func (b *builder) prune(keep string) error {
+	entries, err := os.ReadDir(b.cache)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if dir := filepath.Join(b.cache, e.Name()); e.IsDir() && dir != keep {
+			if err := os.RemoveAll(dir); err != nil {
+				return fmt.Errorf("remove an older build: %w", err)
+			}
+			fmt.Fprintf(b.out, "Removed the older build %s\n", e.Name())
+		}
+	}
 	return nil
 }
 

@@ -89,8 +89,12 @@ func TestBuildsOnceForAKey(t *testing.T) {
 		t.Errorf("after a program was deleted: %s, %v, complete: %v", again, err, b.complete(dir))
 	}
 	write(t, filepath.Join(b.module, "go.sum"), "\n")
-	if other, err := b.ensure(t.Context()); err != nil || other == dir {
+	other, err := b.ensure(t.Context())
+	if err != nil || other == dir {
 		t.Errorf("after go.sum changed: %s again, %v", other, err)
+	}
+	if diff := cmp.Diff([]string{filepath.Base(other)}, cached(t, b)); diff != "" {
+		t.Errorf("builds of before are left:\n%s", diff)
 	}
 }
 

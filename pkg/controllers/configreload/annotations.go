@@ -29,9 +29,9 @@ const (
 	compatStrategy = "reloader.stakater.com/rollout-strategy"
 )
 
-// TemplateDigestAnnotation is never on an object in the API server. An
-// informer's transform may put it on the workloads in its cache: the hex digits
-// of DigestTemplate. Without it, AbsorbRollouts absorbs nothing.
+// TemplateDigestAnnotation is never on an object in the API server. With
+// AbsorbRollouts, the cache has to put it on the workloads that it holds: the hex
+// digits of DigestTemplate. Without it, nothing is absorbed.
 const TemplateDigestAnnotation = "quartermaster.dev/template-digest"
 
 // defaultKeys are the original's keys by the logical name that replaces them,
@@ -179,6 +179,10 @@ func (r *rules) waitsFor(key sourceKey) bool {
 type problem struct{ key, text string }
 
 func (p problem) String() string { return p.key + ": " + p.text }
+
+// stateTooLarge is no fault of a value, but of how much it would have to hold.
+var stateTooLarge = problem{nativeState, fmt.Sprintf("the workload watches so many sources that their state takes more than %d KiB, "+
+	"so it is kept in memory and a change while no manager runs is not noticed; name fewer sources", maxStateBytes>>10)}
 
 // rules are those of a workload; none for one that is rolled through another
 // object: a Job by its CronJob, a Rollout by the workload that it refers to.

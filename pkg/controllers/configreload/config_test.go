@@ -116,7 +116,8 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 	rule := func(group, resources, verbs string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
 	}
-	events, leases := rule("", "events", "create patch"), rule("coordination.k8s.io", "leases", "list")
+	leases := rule("coordination.k8s.io", "leases", "list")
+	leases.ResourceNames = []string{originalLease}
 	cases := map[string]struct {
 		configure func(*Config)
 		want      []rbacv1.PolicyRule
@@ -126,30 +127,29 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
 			rule("batch", "cronjobs", "get list watch patch"),
 			rule("batch", "jobs", "get list watch create delete"),
-			events,
 		}},
 		"with compatibility it looks for the original's lease": {func(c *Config) {
 			c.Compat, c.IgnoredKinds = true, []string{"jobs", "cronjobs"}
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
-			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"), events, leases,
+			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"), leases,
 		}},
 		"CronJobs alone create Jobs": {func(c *Config) {
 			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
 		}, []rbacv1.PolicyRule{
-			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "create"), events,
+			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "create"),
 		}},
 		"a selector of namespaces and Argo Rollouts": {func(c *Config) {
 			c.NamespaceSelector, c.ArgoRollouts, c.IgnoredKinds = []string{"a"}, true, []string{"jobs", "cronjobs"}
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets namespaces", "list watch"),
 			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
-			rule("argoproj.io", "rollouts", "get list watch patch"), events,
+			rule("argoproj.io", "rollouts", "get list watch patch"),
 		}},
-		"a dry run writes Events": {func(c *Config) { c.DryRun = true }, []rbacv1.PolicyRule{
+		"a dry run writes nothing to workloads": {func(c *Config) { c.DryRun = true }, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
 			rule("apps", "deployments statefulsets daemonsets", "get list watch"),
-			rule("batch", "cronjobs", "get list watch"), rule("batch", "jobs", "get list watch"), events,
+			rule("batch", "cronjobs", "get list watch"), rule("batch", "jobs", "get list watch"),
 		}},
 	}
 	for name, tc := range cases {

@@ -169,8 +169,12 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 		if err != nil {
 			return 0, fmt.Errorf("get %s: %w", key, err)
 		}
+		before := w
 		if w, err = newWorkload(live); err != nil {
 			return 0, err
+		}
+		if w.uid == before.uid {
+			c.noteRemoval(key, w.uid, before.meta, w.meta)
 		}
 	}
 }
@@ -193,8 +197,11 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 	}
 
 	f, problems := c.facts(w, r, &e, problems, now)
-	c.report(ctx, w, &e, problems)
 	p := c.cfg.decide(f)
+	if !c.inMemory(w) && (p.state.tooLarge() || p.state == nil && f.recorded.tooLarge()) {
+		problems = append(problems, stateTooLarge)
+	}
+	c.report(ctx, w, &e, problems)
 	if len(p.reloads) > 0 && c.perMinute != nil && f.window.notBefore.IsZero() {
 		// The turn is kept until the reload has succeeded, so that one which
 		// fails takes no other's.
@@ -229,7 +236,7 @@ func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, n
 	f := &facts{workload: w, rules: r, window: e.window, rolled: e.rolled, now: now}
 	text, annotated := w.meta[nativeState]
 	f.recorded = state{}
-	if c.inMemory(w) && e.kept != nil {
+	if e.kept != nil && (c.inMemory(w) || !annotated) {
 		f.recorded, annotated = e.kept, true
 	} else if annotated {
 		recorded, err := parseState(text)

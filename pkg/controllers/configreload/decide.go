@@ -14,14 +14,13 @@ import (
 
 // settle is how long a difference is left alone that no event announced: it is
 // found after a start, when the caches of sources and workloads may still be
-// moments apart from each other.
+// moments apart from each other, or just before the event comes.
 const settle = time.Second
 
 // window is the time in which changes are collected for one reload.
 type window struct {
 	first, last time.Time
 	changed     map[sourceKey]time.Time // when each source changed last
-	found       bool                    // opened by comparison, not by an event
 	notBefore   time.Time               // turn in the rollout limit; zero: none taken
 }
 
@@ -90,7 +89,7 @@ func (c *Config) decide(f *facts) plan {
 		}
 	}
 
-	due, wait := c.due(f, len(reloads) > 0)
+	due, wait := c.due(f, reloads)
 	if !due {
 		return plan{state: f.meanwhile(next, reloads), pending: true, after: wait, found: !f.window.open()}
 	}
@@ -126,13 +125,13 @@ func (f *facts) meanwhile(next state, reloads []reload) state {
 
 // due says whether the window is over, or how long it still lasts. Without a
 // window and without reloads it is always over.
-func (c *Config) due(f *facts, reloads bool) (bool, time.Duration) {
-	first, last, found := f.window.first, f.window.last, f.window.found
+func (c *Config) due(f *facts, reloads []reload) (bool, time.Duration) {
+	first, last := f.window.first, f.window.last
 	if !f.window.open() {
-		if !reloads {
+		if len(reloads) == 0 {
 			return true, 0
 		}
-		first, last, found = f.now, f.now, true
+		first, last = f.now, f.now
 	}
 	quiet := c.QuietPeriod
 	if d, ok := f.workload.reloadDelay(); ok {
@@ -142,10 +141,11 @@ func (c *Config) due(f *facts, reloads bool) (bool, time.Duration) {
 	if limit := first.Add(max(c.MaxDelay, quiet)); limit.Before(at) {
 		at = limit
 	}
-	if settled := first.Add(settle); found && at.Before(settled) {
+	unannounced := func(r reload) bool { return r.changed.IsZero() }
+	if settled := first.Add(settle); at.Before(settled) && slices.ContainsFunc(reloads, unannounced) {
 		at = settled
 	}
-	if reloads && at.Before(f.window.notBefore) {
+	if len(reloads) > 0 && at.Before(f.window.notBefore) {
 		at = f.window.notBefore
 	}
 	wait := at.Sub(f.now)

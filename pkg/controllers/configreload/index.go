@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -249,16 +250,7 @@ func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1
 		return []workloadKey{key}
 	}
 	before, after := event.Old.GetAnnotations(), event.New.GetAnnotations()
-	if recorded, err := parseState(before[nativeState]); err == nil {
-		if _, err := parseState(after[nativeState]); err != nil {
-			c.memory.update(key, obj.GetUID(), c.clock.Now(), func(e *entry) {
-				e.removed = true
-				for source, value := range recorded {
-					e.see(source, value)
-				}
-			})
-		}
-	}
+	c.noteRemoval(key, obj.GetUID(), before, after)
 	if c.cfg.AbsorbRollouts && before[TemplateDigestAnnotation] != after[TemplateDigestAnnotation] {
 		c.memory.update(key, obj.GetUID(), c.clock.Now(), func(e *entry) {
 			if e.written != obj.GetResourceVersion() {
@@ -267,6 +259,23 @@ func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1
 		})
 	}
 	return []workloadKey{key}
+}
+
+// noteRemoval keeps in memory what was recorded if somebody removed the record.
+func (c *Controller) noteRemoval(key workloadKey, uid types.UID, before, after map[string]string) {
+	recorded, err := parseState(before[nativeState])
+	if err != nil {
+		return
+	}
+	if _, err := parseState(after[nativeState]); err == nil {
+		return
+	}
+	c.memory.update(key, uid, c.clock.Now(), func(e *entry) {
+		e.removed = true
+		for source, value := range recorded {
+			e.see(source, value)
+		}
+	})
 }
 
 // namespaceChanged enqueues the workloads of a namespace that becomes selected,

@@ -74,7 +74,7 @@ func kindResource(plural string) schema.GroupVersionResource {
 	return appsv1.SchemeGroupVersion.WithResource(plural)
 }
 
-// Rules returns what the controller may do under cfg, and nothing more.
+// Rules returns what the controller may do under cfg, and nothing more. Events are the host's to send.
 func Rules(cfg Config) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
 	allow := func(group string, resources []string, verbs ...string) {
@@ -106,10 +106,10 @@ func Rules(cfg Config) []rbacv1.PolicyRule {
 		allow(batchv1.GroupName, jobs, "create")
 	}
 	allow(RolloutsResource.Group, byGroup[RolloutsResource.Group], verbs("patch")...)
-	allow("", []string{"events"}, "create", "patch")
 	if cfg.Compat {
-		// Only to warn when the original is still at work.
-		allow("coordination.k8s.io", []string{"leases"}, "list")
+		// Only to warn when the original is still at work. A list that selects one name asks for no more than this.
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
+			ResourceNames: []string{originalLease}, Verbs: []string{"list"}})
 	}
 	return rules
 }

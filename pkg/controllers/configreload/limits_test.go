@@ -6,6 +6,7 @@ package configreload
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -209,5 +210,52 @@ func TestAbsorbRollouts(t *testing.T) {
 			change:  func(w *world) { changeCM(w); release(w) },
 			want:    rolled, events: reloaded,
 		},
+	})
+}
+
+// An annotation that outgrew the API server's limit would make every write of the workload fail.
+func TestStateThatIsTooLargeIsKeptInMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 300
+		source := func(i int, v string) *corev1.ConfigMap {
+			return cm(fmt.Sprintf("app-%03d-%s", i, strings.Repeat("x", 240)), "v", v)
+		}
+		objects := []runtime.Object{deploy(pod(), nativeReload, "configmap/app-*")}
+		for i := range n {
+			objects = append(objects, source(i, "1"))
+		}
+		w := newWorld(t, nil, objects[:2]...)
+		w.pass(time.Minute)
+		if w.deployment("web").Annotations[nativeState] == "" {
+			t.Error("one source is not recorded")
+		}
+		w.put(objects[2:]...)
+		w.pass(time.Minute)
+		if got := w.deployment("web").Annotations[nativeState]; got != "" {
+			t.Errorf("state of %d bytes is recorded", len(got))
+		}
+		if diff := cmp.Diff([]string{"Warning ReloadStateTooLarge " + stateTooLarge.String()}, w.events()); diff != "" {
+			t.Errorf("Events (-want +got):\n%s", diff)
+		}
+		w.client.ClearActions()
+		w.put(source(7, "2"))
+		w.pass(time.Minute)
+		w.put(source(7, "3"))
+		w.pass(time.Minute)
+		if diff := cmp.Diff(map[string]int{"patch deployments": 2}, w.requests()); diff != "" {
+			t.Errorf("requests for two changes (-want +got):\n%s", diff)
+		}
+		reloaded := "Normal Reloaded Reloaded for ConfigMap shop/" + source(7, "").Name
+		if diff := cmp.Diff([]string{reloaded, reloaded}, w.events()); diff != "" {
+			t.Errorf("Events (-want +got):\n%s", diff)
+		}
+		for i := range n - 1 {
+			w.remove(source(i+1, ""))
+			synctest.Wait() // the fake watch takes 100 events
+		}
+		w.pass(time.Minute)
+		if got, want := w.deployment("web").Annotations[nativeState], stateOf("configmap/"+source(0, "").Name, hashOf("v", "1")); got != want {
+			t.Errorf("state = %s, want %s", got, want)
+		}
 	})
 }

@@ -179,7 +179,7 @@ func (e *entry) close(decided entry, now time.Time) {
 		e.window = window{}
 		return
 	}
-	e.window.first, e.window.found, e.window.notBefore = now, false, time.Time{}
+	e.window.first, e.window.notBefore = now, time.Time{}
 }
 
 // behind says that a cached version is older than the last write.

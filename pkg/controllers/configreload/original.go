@@ -31,7 +31,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 			}
 			live, err := k.get(ctx, w.ObjectName)
 			if err != nil {
-				logger.V(2).Info("Could not look for the original's Deployment", "reason", err.Error())
+				logger.Info("Could not look whether this is the operator that this controller replaces", "deployment", w.ObjectName, "reason", err.Error())
 				continue
 			}
 			if d, ok := live.(*appsv1.Deployment); ok && isOriginal(d) {
@@ -42,7 +42,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 	leases, err := c.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + originalLease})
 	if err != nil {
-		logger.V(2).Info("Could not look for the original's lease", "reason", err.Error())
+		logger.Info("Could not look for the lease of the operator that this controller replaces", "lease", originalLease, "reason", err.Error())
 		return
 	}
 	for i := range leases.Items {

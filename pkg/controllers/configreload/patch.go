@@ -60,10 +60,10 @@ func (c *Config) marks(f *facts, reloads []reload) marks {
 type object = map[string]any
 
 // metadataPatch carries the resourceVersion, so that a write that rests on an
-// outdated read is refused. The state is removed if it is empty.
+// outdated read is refused. The state is removed if it is empty or too large.
 func metadataPatch(w *workload, s state) object {
 	annotations := object{}
-	if text := s.String(); text != w.meta[nativeState] {
+	if text := s.annotation(); text != w.meta[nativeState] {
 		annotations[nativeState] = orNull(text)
 	}
 	return object{"metadata": object{"resourceVersion": w.version, "annotations": annotations}}

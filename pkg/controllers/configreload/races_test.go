@@ -92,6 +92,69 @@ func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 	})
 }
 
+// A state that is removed while a reload is on its way is known from the version that the reload was decided on, even if
+// the watch is late to tell.
+func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		web := pod(reads("app-config"))
+		w := newLaggingWorld(t, map[string]time.Duration{"deployments": time.Second}, nil,
+			cm1(), deploy(web, kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w.pass(time.Minute)
+		removed := false
+		w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if !removed {
+				removed = true
+				w.put(deploy(web, kAuto, "true"))
+			}
+			return false, nil, nil
+		})
+		changeCM(w)
+		w.pass(time.Hour)
+		known2 := stateOf(cmKey, h2)
+		if diff := cmp.Diff([]string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)}, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// The cache of sources may be ahead of its events.
+func TestDifferenceSettlesUnlessAnEventAnnouncedIt(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Compat, cfg.QuietPeriod = true, 0
+	w, err := newWorkload(deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := newKeys(&cfg).rules(w)
+	now := unixStart
+	app, pass := sourceKey{configMap, "app-config"}, sourceKey{secret, "db"}
+	for name, tc := range map[string]struct {
+		different []sourceKey
+		window    window
+		after     time.Duration // 0: reloaded at once
+	}{
+		"no event yet":                 {different: []sourceKey{app}, after: settle},
+		"no event, found a moment ago": {different: []sourceKey{app}, window: window{first: now.Add(-settle / 4), last: now}, after: settle * 3 / 4},
+		"its event has come":           {different: []sourceKey{app}, window: window{first: now, last: now, changed: map[sourceKey]time.Time{app: now}}},
+		"its event has come after the difference was found": {different: []sourceKey{app},
+			window: window{first: now.Add(-settle / 4), last: now, changed: map[sourceKey]time.Time{app: now}}},
+		"another difference has no event": {different: []sourceKey{app, pass},
+			window: window{first: now, last: now, changed: map[sourceKey]time.Time{app: now}}, after: settle},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &facts{workload: w, rules: r, window: tc.window, now: now, recorded: state{app: h1[:stateDigits], pass: p1[:stateDigits]},
+				sources: map[sourceKey]source{app: {hash: h1}, pass: {hash: p1}}}
+			for _, key := range tc.different {
+				f.sources[key] = source{hash: h2}
+			}
+			p := cfg.decide(f)
+			if p.pending != (tc.after > 0) || p.after != tc.after || len(p.reloads) > 0 != (tc.after == 0) {
+				t.Errorf("pending %v, after %v, %d reloads, want after %v", p.pending, p.after, len(p.reloads), tc.after)
+			}
+		})
+	}
+}
+
 // raceStep is something that happens; n is drawn from 0 to 2999.
 type raceStep struct {
 	name string

@@ -12,6 +12,10 @@ import (
 // stateDigits of a source's hash are recorded: 64 bits tell its versions apart.
 const stateDigits = 16
 
+// maxStateBytes is how long the annotation may become. The API server takes 256 KiB of annotations for a whole object,
+// and others need room too.
+const maxStateBytes = 64 << 10
+
 // state is what was last known of the sources that a workload watches: the
 // first digits of each hash, or the empty string for one known to be absent.
 type state map[sourceKey]string
@@ -49,6 +53,16 @@ func (s state) String() string {
 	text, _ := json.Marshal(raw) // a map of strings always marshals, by sorted keys
 	return string(text)
 }
+
+// annotation is String, or empty for a state that is too large: that one is kept in memory.
+func (s state) annotation() string {
+	if text := s.String(); len(text) <= maxStateBytes {
+		return text
+	}
+	return ""
+}
+
+func (s state) tooLarge() bool { return len(s) > 0 && s.annotation() == "" }
 
 // mark is the value of the annotation that marks a template, in the order of
 // fields that the original writes.

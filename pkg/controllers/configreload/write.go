@@ -25,6 +25,7 @@ const (
 	reasonSkipped      = "ReloadSkipped"
 	reasonInvalid      = "InvalidReloadAnnotation"
 	reasonInvalidPause = "InvalidPausePeriod"
+	reasonTooLarge     = "ReloadStateTooLarge"
 )
 
 // maxErrorText is how much of an error's text goes into an Event, which holds
@@ -108,11 +109,8 @@ func (c *Controller) done(w *workload, p *plan, e *entry, version string) {
 		if version != "" && version != w.version {
 			live.written = version
 		}
-		if c.inMemory(w) {
+		if live.kept = nil; c.inMemory(w) && len(p.state) > 0 || p.state.tooLarge() {
 			live.kept = p.state
-			if len(p.state) == 0 {
-				live.kept = nil
-			}
 		}
 		// What is recorded now needs no memory, nor does what is watched no more.
 		for key := range live.seen {
@@ -132,7 +130,7 @@ func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *
 	if p.found {
 		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) {
 			if !live.window.open() {
-				live.window.first, live.window.last, live.window.found = now, now, true
+				live.window.first, live.window.last = now, now
 			}
 		})
 	}
@@ -140,7 +138,7 @@ func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *
 		return p.after, nil
 	}
 	_, annotated := w.meta[nativeState]
-	text := p.state.String()
+	text := p.state.annotation()
 	if c.inMemory(w) || text == w.meta[nativeState] && annotated == (text != "") {
 		c.done(w, p, e, "")
 		c.forgetRemoval(w, e)
@@ -196,8 +194,8 @@ func (c *Controller) endPause(ctx context.Context, k *kind, w *workload, step pa
 	return nil
 }
 
-// report tells of annotations that could not be understood, once for each set
-// of them.
+// report tells of annotations that could not be understood, or written, once for
+// each set of them.
 func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems []problem) {
 	texts := make([]string, len(problems))
 	for i, p := range problems {
@@ -207,13 +205,18 @@ func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems
 	if all == e.reported {
 		return
 	}
-	for _, text := range texts {
+	for i, text := range texts {
 		if strings.Contains(e.reported, text) {
 			continue
 		}
-		workloadLogger(ctx, w).V(2).Info("Annotation is not understood", "problem", text)
-		c.events.Event(w.reference(c.kinds[w.kind]), corev1.EventTypeWarning, reasonInvalid, text)
-		c.metrics.invalid.Inc()
+		reason := reasonInvalid
+		if problems[i] == stateTooLarge {
+			reason = reasonTooLarge
+		} else {
+			c.metrics.invalid.Inc()
+		}
+		workloadLogger(ctx, w).V(2).Info("Problem with an annotation", "reason", reason, "problem", text)
+		c.events.Event(w.reference(c.kinds[w.kind]), corev1.EventTypeWarning, reason, text)
 	}
 	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.reported = all })
 }

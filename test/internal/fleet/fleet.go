@@ -10,16 +10,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 )
 
@@ -32,7 +33,13 @@ type Fleet struct {
 	Admin  *kubernetes.Clientset
 	Binary string // of the manager
 
-	replicas atomic.Int32
+	replicas   atomic.Int32
+	managers   atomic.Int32       // that were started
+	deployment *appsv1.Deployment // as installed
+
+	mu       sync.Mutex
+	starts   []interval // of the API server
+	expected []func(auditv1.Event) bool
 }
 
 // Start builds the manager, with the race detector if asked, and starts a control plane.
@@ -50,19 +57,14 @@ func Start(ctx context.Context, o cluster.Options, race bool) (_ *Fleet, err err
 	if f.Admin, err = kubernetes.NewForConfig(f.AdminConfig()); err != nil {
 		return nil, errors.Join(err, f.Stop())
 	}
-	if err := f.Apply(ctx, "deploy"); err != nil {
+	overlay, err := f.Overlay()
+	if err == nil {
+		err = f.Install(ctx, overlay)
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.Stop())
 	}
 	return f, nil
-}
-
-// Apply applies a path of the checkout, without Deployments.
-func (f *Fleet) Apply(ctx context.Context, path string) error {
-	root, err := controlplane.Root()
-	if err != nil {
-		return err
-	}
-	return f.ApplyDir(ctx, filepath.Join(root, path), "Deployment")
 }
 
 // NewReplica makes a Pod and a token that is bound to it for one manager.
@@ -88,6 +90,17 @@ func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*clust
 		t.Fatal(err)
 	}
 	return r, proxy
+}
+
+// StartManager is cluster.StartManager with the arguments and the environment of the installed Deployment before those
+// that are given.
+func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*cluster.Manager, error) {
+	o, err := AsDeployed(f.deployment.Spec.Template.Spec, r.Pod, o)
+	if err != nil {
+		return nil, err
+	}
+	f.managers.Add(1)
+	return f.Cluster.StartManager(r, o)
 }
 
 // Run starts a manager with the given options. It is stopped at the end of the test, with grace, so that the next test
@@ -136,8 +149,8 @@ func (f *Fleet) RunStandby(ctx context.Context, t testing.TB, args ...string) *c
 	return m
 }
 
-// Main runs the tests of a package with a fleet in *f and returns the exit code. What is still alive of the fleet when
-// the program ends in another way ends with it.
+// Main runs the tests of a package with a fleet in *f and returns the exit code, which is 1 also if a manager was refused
+// what no test expects. What is still alive of the fleet when the program ends in another way ends with it.
 func Main(m *testing.M, f **Fleet, o cluster.Options, race bool) int {
 	var err error
 	if *f, err = Start(context.Background(), o, race); err != nil {
@@ -145,5 +158,10 @@ func Main(m *testing.M, f **Fleet, o cluster.Options, race bool) int {
 		return 1
 	}
 	defer func() { _ = (*f).Stop() }()
-	return m.Run()
+	code := m.Run()
+	if err := (*f).Refused(context.Background()); err != nil {
+		fmt.Fprintf(os.Stderr, "FAIL: permissions of managers:\n%v\n", err)
+		return 1
+	}
+	return code
 }

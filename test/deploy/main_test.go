@@ -1,0 +1,67 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package deploy tests what deploy/ installs, on a real control plane: that every object is accepted, that each
+// permission is needed, that alerts and dashboard ask for metrics that exist, and that an upgrade loses nothing.
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// shared is the control plane of all tests of the package, with everything of deploy/ but the Deployment.
+var shared *fleet.Fleet
+
+func TestMain(m *testing.M) {
+	// An API server that cannot stream lists, as older ones, is asked for lists as well as for watches.
+	os.Exit(fleet.Main(m, &shared, cluster.Options{FeatureGates: "WatchList=false"}, false))
+}
+
+// installCRDs installs those that the components need.
+func installCRDs(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if err := shared.ApplyDir(ctx, "testdata/crds.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shared.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", "testdata/crds.yaml"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dynamicClient is the administrator's.
+func dynamicClient(t *testing.T) dynamic.Interface {
+	t.Helper()
+	client, err := dynamic.NewForConfig(shared.AdminConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// overlay is fleet.Overlay.
+func overlay(t *testing.T, components ...string) string {
+	t.Helper()
+	dir, err := shared.Overlay(components...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// render returns the objects of a kustomization, as YAML.
+func render(ctx context.Context, t *testing.T, kustomization string) string {
+	t.Helper()
+	manifests, err := shared.Kubectl(ctx, "kustomize", kustomization)
+	if err != nil {
+		t.Fatal(fmt.Errorf("%s: %w", kustomization, err))
+	}
+	return manifests
+}

@@ -1,0 +1,202 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+const deployDir = "../../deploy"
+
+// objectsOf reads the objects of manifests.
+func objectsOf(t *testing.T, manifests string) []*unstructured.Unstructured {
+	t.Helper()
+	var list []*unstructured.Unstructured
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(manifests)))
+	for {
+		doc, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return list
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(doc, &o.Object); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, o)
+	}
+}
+
+// deploymentOf is the Deployment in manifests.
+func deploymentOf(t *testing.T, manifests string) *appsv1.Deployment {
+	t.Helper()
+	for _, o := range objectsOf(t, manifests) {
+		if o.GetKind() != "Deployment" {
+			continue
+		}
+		d := &appsv1.Deployment{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, d, true); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	t.Fatal("there is no Deployment")
+	return nil
+}
+
+// installations are the default, the default with each component, all of them together, and each example, by name.
+func installations(t *testing.T) map[string]string {
+	t.Helper()
+	names := map[string]string{"the default": deployDir}
+	var all []string
+	for _, dir := range kustomizationsIn(t, "components") {
+		name := filepath.Base(dir)
+		if name == "fence" { // a part of the default
+			continue
+		}
+		all = append(all, name)
+		names["the default with "+name] = overlay(t, name)
+	}
+	names["all components"] = overlay(t, all...)
+	for _, dir := range kustomizationsIn(t, "examples") {
+		names["example "+filepath.Base(dir)] = dir
+	}
+	if len(all) < 3 || len(names) < len(all)+3 {
+		t.Fatalf("components or examples were not found: %v", names)
+	}
+	return names
+}
+
+func kustomizationsIn(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(deployDir, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		list = append(list, filepath.Join(deployDir, dir, e.Name()))
+	}
+	return list
+}
+
+func TestTheAPIServerAcceptsEveryObject(t *testing.T) {
+	ctx := fleet.Context(t)
+	installCRDs(ctx, t)
+	for name, kustomization := range installations(t) {
+		t.Run(name, func(t *testing.T) {
+			manifests := render(ctx, t, kustomization)
+			file := filepath.Join(t.TempDir(), "all.yaml")
+			if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := shared.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "--output=name", "-f", file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := len(strings.Fields(out)), len(objectsOf(t, manifests)); got != want {
+				t.Errorf("%d objects were accepted of %d", got, want)
+			}
+		})
+	}
+}
+
+func TestThePodIsAllowedInARestrictedNamespace(t *testing.T) {
+	ctx := fleet.Context(t)
+	ns, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		GenerateName: "restricted-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := deploymentOf(t, render(ctx, t, deployDir)).Spec.Template
+	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
+	pod.Name, pod.Spec.ServiceAccountName = "manager", "default"
+	create := func() error {
+		_, err := shared.Admin.CoreV1().Pods(ns.Name).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	fleet.Eventually(ctx, t, func() error { // the ServiceAccount takes a moment
+		_, err := shared.Admin.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	if err := create(); err != nil {
+		t.Error(err)
+	}
+	pod.Spec.SecurityContext.SeccompProfile = nil
+	if err := create(); err == nil {
+		t.Error("a Pod without a seccomp profile is accepted too: the test does not see Pod security")
+	}
+}
+
+// TestAControllerThatIsLeftOutLeavesNothing: an overlay takes a controller away together with its permissions.
+func TestAControllerThatIsLeftOutLeavesNothing(t *testing.T) {
+	ctx := fleet.Context(t)
+	manifests := render(ctx, t, filepath.Join(deployDir, "examples", "without-config-reload"))
+	for _, o := range objectsOf(t, manifests) {
+		if strings.HasSuffix(o.GetName(), "config-reload") {
+			t.Errorf("%s %s is left", o.GetKind(), o.GetName())
+		}
+	}
+	o, err := fleet.AsDeployed(deploymentOf(t, manifests).Spec.Template.Spec, "", cluster.ManagerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := shared.RunLeader(ctx, t, o.Args...)
+	token, err := shared.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		code, body, err := fleet.Get(m.SecureURL+"/debug/controllers/", token)
+		if err == nil && (code != 200 || strings.TrimSpace(body) != "{}") {
+			err = fmt.Errorf("/debug/controllers/ answers %d: %s", code, body)
+		}
+		return err
+	})
+	if err := fleet.Ready(m); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestApplyingAgainDisturbsNobody: the Lease is among the manifests.
+func TestApplyingAgainDisturbsNobody(t *testing.T) {
+	ctx := fleet.Context(t)
+	m := shared.RunLeader(ctx, t)
+	before := shared.Lease(ctx, t)
+	if err := shared.Install(ctx, overlay(t)); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error { // it goes on to renew it
+		if now := shared.Lease(ctx, t).Spec.RenewTime; !now.After(before.Spec.RenewTime.Time) {
+			return errors.New("the lease is not renewed")
+		}
+		return nil
+	})
+	if after := shared.Lease(ctx, t); *after.Spec.HolderIdentity != *before.Spec.HolderIdentity || *after.Spec.LeaseTransitions != *before.Spec.LeaseTransitions {
+		t.Errorf("the lease changed from %+v to %+v", before.Spec, after.Spec)
+	}
+	if m.ExitCode() != -1 {
+		t.Errorf("the leader ended with %d", m.ExitCode())
+	}
+}

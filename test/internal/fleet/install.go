@@ -1,0 +1,140 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+)
+
+// localFlags are those that have to differ between a Pod and a process on this machine: how it finds the API server,
+// and where it listens. cluster.StartManager gives them.
+var localFlags = []string{"--kubeconfig", "--bind-address", "--secure-port", "--insecure-port", "--cert-dir"}
+
+// Overlay writes a kustomization of the default installation with the named components of deploy/components, and
+// returns its directory, which ends with the fleet.
+func (f *Fleet) Overlay(components ...string) (string, error) {
+	root, err := controlplane.Root()
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(f.Dir(), "overlay-")
+	if err != nil {
+		return "", err
+	}
+	deploy, err := filepath.Rel(dir, filepath.Join(root, "deploy")) // kustomize takes no absolute paths
+	if err != nil {
+		return "", err
+	}
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n- " + deploy + "\n"
+	if len(components) > 0 {
+		text += "components:\n"
+	}
+	for _, name := range components {
+		text += "- " + filepath.Join(deploy, "components", name) + "\n"
+	}
+	return dir, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600)
+}
+
+// Install applies a kustomization without its Deployment, whose arguments and environment the managers get that are
+// started from now on.
+func (f *Fleet) Install(ctx context.Context, kustomization string) error {
+	if err := f.ApplyDir(ctx, kustomization, "Deployment"); err != nil {
+		return err
+	}
+	manifests, err := f.Kubectl(ctx, "kustomize", kustomization)
+	if err != nil {
+		return err
+	}
+	d, err := deploymentIn([]byte(manifests))
+	if err != nil {
+		return fmt.Errorf("%s: %w", kustomization, err)
+	}
+	f.deployment = d
+	return nil
+}
+
+// InstallWith installs the default with components for the rest of the test, and then the default again.
+func (f *Fleet) InstallWith(ctx context.Context, t testing.TB, components ...string) {
+	t.Helper()
+	for _, names := range [][]string{nil, components} {
+		overlay, err := f.Overlay(names...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if names == nil {
+			t.Cleanup(func() {
+				if err := f.Install(context.Background(), overlay); err != nil {
+					t.Error(err)
+				}
+			})
+			continue
+		}
+		if err := f.Install(ctx, overlay); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func deploymentIn(manifests []byte) (*appsv1.Deployment, error) {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifests)))
+	for {
+		doc, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return nil, errors.New("there is no Deployment")
+		}
+		if err != nil {
+			return nil, err
+		}
+		var meta metav1.TypeMeta
+		if err := yaml.Unmarshal(doc, &meta); err != nil {
+			return nil, err
+		}
+		if meta.Kind == "Deployment" {
+			d := new(appsv1.Deployment)
+			return d, yaml.UnmarshalStrict(doc, d)
+		}
+	}
+}
+
+// AsDeployed puts the arguments and the environment of a Pod's manager before those that the options have.
+func AsDeployed(pod corev1.PodSpec, name string, o cluster.ManagerOptions) (cluster.ManagerOptions, error) {
+	manager := pod.Containers[0]
+	args := slices.DeleteFunc(slices.Clone(manager.Args), func(arg string) bool {
+		flag, _, _ := strings.Cut(arg, "=")
+		return slices.Contains(localFlags, flag)
+	})
+	var env []string
+	for _, e := range manager.Env {
+		value := e.Value
+		if from := e.ValueFrom; from != nil {
+			if from.FieldRef == nil || from.FieldRef.FieldPath != "metadata.name" {
+				return o, fmt.Errorf("environment variable %s: no process can have it from %v", e.Name, from)
+			}
+			value = name
+		}
+		env = append(env, e.Name+"="+value)
+	}
+	o.Args = append(args, o.Args...)
+	o.Env = append(env, o.Env...)
+	return o, nil
+}

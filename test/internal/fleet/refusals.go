@@ -1,0 +1,118 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+)
+
+// decision is the annotation of the audit log by which authorization is told from admission, which answers 403 too.
+const decision = "authorization.k8s.io/decision"
+
+// interval is when an API server was starting.
+type interval struct{ begin, end time.Time }
+
+// Allowed tells whether authorization let the request pass.
+func Allowed(e auditv1.Event) bool { return e.Annotations[decision] == "allow" }
+
+// ExpectRefusals says that refusals that match are provoked by a test on purpose.
+func (f *Fleet) ExpectRefusals(match func(auditv1.Event) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expected = append(f.expected, match)
+}
+
+// StartAPIServer is cluster.StartAPIServer; what is refused meanwhile does not count.
+func (f *Fleet) StartAPIServer(ctx context.Context) error {
+	begin := time.Now()
+	err := f.Cluster.StartAPIServer(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.starts = append(f.starts, interval{begin, time.Now()})
+	return err
+}
+
+// RestartAPIServer is cluster.RestartAPIServer; what is refused meanwhile does not count.
+func (f *Fleet) RestartAPIServer(ctx context.Context) error {
+	if err := f.StopAPIServer(ctx); err != nil {
+		return err
+	}
+	return f.StartAPIServer(ctx)
+}
+
+// Refused lists the requests of managers that authorization has refused: deploy/ grants too little for them. An API
+// server that is starting refuses everything until it has read the roles; these do not count, nor those expected.
+func (f *Fleet) Refused(ctx context.Context) error {
+	managers, err := f.Accounts(ctx)
+	if err != nil {
+		return err
+	}
+	events, err := f.AuditEvents()
+	if err != nil {
+		return err
+	}
+	seen := 0
+	refused := map[string]int{}
+	for _, e := range events {
+		if !managers[e.User.Username] {
+			continue
+		}
+		seen++
+		if e.Annotations[decision] == "forbid" && !f.isExcused(e) {
+			refused[fmt.Sprintf("%s: %s %s (%s)", e.User.Username, e.Verb, path(e), e.UserAgent)]++
+		}
+	}
+	var errs []error
+	if seen == 0 && f.managers.Load() > 0 {
+		errs = append(errs, errors.New("the audit log has no request of a manager: nothing is judged"))
+	}
+	for what, times := range refused {
+		errs = append(errs, fmt.Errorf("refused %d times: %s", times, what))
+	}
+	return errors.Join(errs...)
+}
+
+// Accounts are the user names of the ServiceAccounts that managers and their controllers have.
+func (f *Fleet) Accounts(ctx context.Context) (map[string]bool, error) {
+	list, err := f.Admin.CoreV1().ServiceAccounts(metav1.NamespaceSystem).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster"})
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, account := range list.Items {
+		names["system:serviceaccount:"+account.Namespace+":"+account.Name] = true
+	}
+	return names, nil
+}
+
+// isExcused tells whether a refusal is nothing that deploy/ has to answer for.
+func (f *Fleet) isExcused(e auditv1.Event) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, start := range f.starts {
+		if at := e.RequestReceivedTimestamp.Time; at.After(start.begin) && at.Before(start.end) {
+			return true
+		}
+	}
+	for _, match := range f.expected {
+		if match(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// path is the request's URI without its query, which would make every request of a list another one.
+func path(e auditv1.Event) string {
+	p, _, _ := strings.Cut(e.RequestURI, "?")
+	return p
+}

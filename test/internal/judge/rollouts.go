@@ -1,0 +1,135 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package judge
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// Rollouts collects the versions of workloads and tells which of them changed the pod template. Who made a version is
+// known from the audit log; versions that a watch has shown complete it, since a request may be executed without being
+// logged as successful. Its methods may be called from several goroutines.
+type Rollouts struct {
+	mu       sync.Mutex
+	versions map[string]map[uint64]Template // by object and revision
+}
+
+// Template is a version of a workload.
+type Template struct {
+	Revision uint64
+	// By is the Pod whose manager wrote it, or else the program in the user agent; empty if only a watch has shown it.
+	By string
+	corev1.PodTemplateSpec
+
+	uid  types.UID
+	text string // of the template, to compare
+}
+
+// NewRollouts returns an empty collection.
+func NewRollouts() *Rollouts { return &Rollouts{versions: map[string]map[uint64]Template{}} }
+
+// AddEvent takes note of an event of the audit log, in any order: of successful patches of apps and Argo Rollouts, which
+// are logged with their answers.
+func (r *Rollouts) AddEvent(e auditv1.Event) error {
+	if e.ObjectRef == nil || e.ObjectRef.Subresource != "" || e.Verb != "patch" || !cluster.AuditWrite(e) ||
+		e.ObjectRef.APIGroup != appsv1.GroupName && e.ObjectRef.APIGroup != "argoproj.io" {
+		return nil
+	}
+	if e.ResponseObject == nil {
+		return fmt.Errorf("the audit log lacks the answer of %s %s", e.Verb, e.RequestURI)
+	}
+	by := cluster.AuditPod(e)
+	if by == "" {
+		by = Process(e.UserAgent)
+	}
+	return r.add(e.ObjectRef.Resource+"/"+e.ObjectRef.Namespace+"/"+e.ObjectRef.Name, e.ResponseObject.Raw, by)
+}
+
+// AddObject takes note of a version of RESOURCE/NAMESPACE/NAME that the test has seen otherwise.
+func (r *Rollouts) AddObject(object string, version any) error {
+	raw, err := json.Marshal(version)
+	if err != nil {
+		return err
+	}
+	return r.add(object, raw, "")
+}
+
+func (r *Rollouts) add(object string, raw []byte, by string) error {
+	var o struct {
+		metav1.ObjectMeta `json:"metadata"`
+
+		Spec struct {
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"spec"`
+	}
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return fmt.Errorf("version of %s: %w", object, err)
+	}
+	revision, err := revisionOf(&o.ObjectMeta)
+	if err != nil {
+		return fmt.Errorf("version of %s: %w", object, err)
+	}
+	// Decoded and encoded again, so that all versions are written alike.
+	text, err := json.Marshal(o.Spec.Template)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.versions[object] == nil {
+		r.versions[object] = map[uint64]Template{}
+	}
+	if by == "" {
+		by = r.versions[object][revision].By
+	}
+	r.versions[object][revision] = Template{Revision: revision, By: by, PodTemplateSpec: o.Spec.Template, uid: o.UID, text: string(text)}
+	return nil
+}
+
+// Saw tells whether the revision of the object is known.
+func (r *Rollouts) Saw(object string, revision uint64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.versions[object][revision]
+	return ok
+}
+
+// Objects are the names of those of which a version is known, sorted.
+func (r *Rollouts) Objects() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var names []string
+	for name := range r.versions {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Of returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from that of the version
+// before. The first version of an object is no rollout.
+func (r *Rollouts) Of(object string) []Template {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []Template
+	var before Template
+	for _, v := range sorted(r.versions[object]) {
+		if v.uid == before.uid && v.text != before.text {
+			list = append(list, v)
+		}
+		before = v
+	}
+	return list
+}

@@ -1,0 +1,150 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// runStatus runs `manager status` as the administrator and returns what it prints, its errors and its exit code.
+func runStatus(ctx context.Context, t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, shared.Binary, append([]string{"status", "--kubeconfig=" + shared.Kubeconfig()}, args...)...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// status is the part of the JSON that the test looks at.
+type status struct {
+	Leader struct {
+		Leads                bool
+		Holder, Pod          string
+		LeaseUID             string
+		Term                 int32
+		LeaseDurationSeconds int32
+	}
+	Fence    struct{ State, Source string }
+	Replicas []struct {
+		Name, Phase, Error string
+		Reached            bool
+		Controllers        []struct{ Name, Phase string }
+	}
+	Problems []string
+}
+
+func readStatus(ctx context.Context, t *testing.T, args ...string) (s status, code int) {
+	t.Helper()
+	out, errs, code := runStatus(ctx, t, append(args, "--output=json")...)
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		t.Fatalf("%v; it printed:\n%s%s", err, out, errs)
+	}
+	return s, code
+}
+
+func TestStatusOfTwoReplicas(t *testing.T) {
+	ctx := fleet.Context(t)
+	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
+	standby := shared.RunStandby(ctx, t, fleet.ShortTimings...)
+	// The leader has tested the fence, and its controller runs.
+	token := newToken(ctx, t, "status-reader", "cluster-admin")
+	shows(ctx, t, leader, token, "/debug/leader?format=json", `"serverFence": "Enforced"`)
+	shows(ctx, t, leader, token, "/debug/controllers/config-reload", `"phase": "Running"`)
+	endpoints := []string{"--endpoint=" + leader.SecureURL, "--endpoint=" + standby.SecureURL, "--endpoint-insecure"}
+	lease := shared.Lease(ctx, t)
+
+	t.Run("who leads is in the Lease, the rest is asked of the replicas", func(t *testing.T) {
+		s, code := readStatus(ctx, t, endpoints...)
+		if code != 0 || !s.Leader.Leads || s.Leader.Pod != leader.Pod || s.Leader.Holder != *lease.Spec.HolderIdentity || s.Leader.LeaseUID != string(lease.UID) ||
+			s.Leader.Term != ptr.Deref(lease.Spec.LeaseTransitions, 0) || s.Leader.LeaseDurationSeconds != 3 {
+			t.Errorf("exit code %d, leader %+v", code, s.Leader)
+		}
+		if s.Fence.State != "Enforced" || len(s.Problems) > 0 {
+			t.Errorf("fence %+v, problems %v", s.Fence, s.Problems)
+		}
+		phases := map[string][2]string{leader.Pod: {"Leading", "Running"}, standby.Pod: {"Standby", "Stopped"}}
+		for _, r := range s.Replicas {
+			want, ours := phases[r.Name]
+			if !ours {
+				continue // the Pod of another test
+			}
+			delete(phases, r.Name)
+			if !r.Reached || r.Phase != want[0] || len(r.Controllers) == 0 || r.Controllers[0].Name != "config-reload" || r.Controllers[0].Phase != want[1] {
+				t.Errorf("replica %+v, want %v", r, want)
+			}
+		}
+		if len(phases) > 0 {
+			t.Errorf("missing: %v", phases)
+		}
+	})
+	t.Run("a table for people", func(t *testing.T) {
+		out, _, code := runStatus(ctx, t, endpoints...)
+		for _, want := range []string{"Leader:        " + leader.Pod, "API fence:     Enforced", "CONTROLLER"} {
+			if code != 0 || !strings.Contains(out, want) {
+				t.Errorf("exit code %d, no %q in\n%s", code, want, out)
+			}
+		}
+	})
+	t.Run("without a way to the replicas it says so, and that the fence is untested", func(t *testing.T) {
+		s, code := readStatus(ctx, t)
+		if code != 0 || !s.Leader.Leads || s.Fence.State != "Installed" {
+			t.Errorf("exit code %d, %+v", code, s)
+		}
+		for _, r := range s.Replicas {
+			if r.Reached || r.Error == "" {
+				t.Errorf("replica %+v", r)
+			}
+		}
+	})
+	t.Run("with a certificate that it cannot verify it says so", func(t *testing.T) {
+		s, code := readStatus(ctx, t, "--endpoint="+leader.SecureURL)
+		if code != 0 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "certificate") {
+			t.Errorf("exit code %d, problems %v", code, s.Problems)
+		}
+	})
+	t.Run("another Lease does not exist", func(t *testing.T) {
+		_, errs, code := runStatus(ctx, t, "--lease-name=other")
+		if code != 1 || !strings.Contains(errs, "Error: nobody leads: Lease kube-system/other does not exist") {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+	})
+	t.Run("an expired Lease is nobody's", func(t *testing.T) {
+		_ = standby.Signal(syscall.SIGKILL)
+		_ = leader.Signal(syscall.SIGKILL)
+		fleet.Eventually(ctx, t, func() error {
+			_, errs, code := runStatus(ctx, t)
+			if code != 1 || strings.TrimSpace(errs) != "Error: nobody leads" {
+				return fleetError(errs)
+			}
+			return nil
+		})
+		s, _ := readStatus(ctx, t)
+		if s.Leader.Leads || s.Leader.Pod != leader.Pod {
+			t.Errorf("leader %+v", s.Leader)
+		}
+	})
+	t.Run("an API server that is not there is an error", func(t *testing.T) {
+		_, errs, code := runStatus(ctx, t, "--kubeconfig=/nonexistent")
+		if code != 1 || !strings.Contains(errs, "Error: --kubeconfig, --context: ") {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+	})
+}
+
+type fleetError string
+
+func (e fleetError) Error() string { return "it still says: " + string(e) }

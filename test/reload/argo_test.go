@@ -1,0 +1,41 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"context"
+	"errors"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// installRollouts defines the resource of Argo Rollouts, which keeps every field, and waits until it is served.
+func installRollouts(ctx context.Context) error {
+	gvr := configreload.RolloutsResource
+	crd := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": gvr.GroupResource().String()},
+		"spec": map[string]any{
+			"group": gvr.Group, "scope": "Namespaced",
+			"names": map[string]any{"plural": gvr.Resource, "singular": "rollout", "kind": "Rollout", "listKind": "RolloutList"},
+			"versions": []any{map[string]any{"name": gvr.Version, "served": true, "storage": true, "schema": map[string]any{
+				"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		},
+	}}
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	if _, err := objects.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, fleet.Patience, errors.New("the Rollouts are not served"))
+	defer cancel()
+	return fleet.Poll(ctx, func() error {
+		_, err := objects.Resource(gvr).List(ctx, metav1.ListOptions{})
+		return err
+	})
+}

@@ -1,0 +1,142 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// behindProxy starts a manager that reaches the API server through a proxy, and waits until it has read everything.
+func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
+	t.Helper()
+	ctx := fleet.Context(t)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args})
+	shared.WaitForLeader(ctx, t, m)
+	if _, err := m.WaitForLine(ctx, "Controller started"); err != nil {
+		t.Fatal(err)
+	}
+	return proxy
+}
+
+// to selects requests for an object of the shop.
+func (s shop) to(object string) func(*http.Request) bool {
+	path := "/namespaces/" + s.namespace + "/" + object
+	return func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, path) }
+}
+
+// awaitOnly waits until an object is marked for the source as it is now, and checks that it has been rolled n times in
+// all, each time for other data.
+func (s shop) awaitOnly(begin time.Time, n int, sources map[string]string) {
+	s.t.Helper()
+	for object, source := range sources {
+		s.waitForMark(object, source)
+	}
+	readLog(s.t, begin)
+	for object := range sources {
+		all := s.rollouts(object)
+		if len(all) != n {
+			s.t.Errorf("%s was rolled %d times, want %d", object, len(all), n)
+		}
+		for i := range all[min(1, len(all)):] {
+			if maps.Equal(marks(all[i].PodTemplateSpec), marks(all[i+1].PodTemplateSpec)) {
+				s.t.Errorf("%s was rolled twice for the same data, at revisions %d and %d", object, all[i].Revision, all[i+1].Revision)
+			}
+		}
+	}
+}
+
+func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
+	// By the name of a Deployment, what happens to the first requests about it.
+	const patch, get = http.MethodPatch, http.MethodGet
+	faults := map[string][]faultproxy.Rule{
+		"nothing":                    nil,
+		"conflict":                   {{Match: method(patch), Times: 1, Status: 409}},
+		"many-conflicts":             {{Match: method(patch), Times: 5, Status: 409}},
+		"conflict-and-read-fails":    {{Match: method(patch), Times: 1, Status: 409}, {Match: method(get), Times: 1, Status: 500}},
+		"conflict-and-read-hangs":    {{Match: method(patch), Times: 1, Status: 409}, {Match: method(get), Times: 1, Delay: 2 * time.Second}},
+		"told-to-wait":               {{Match: method(patch), Times: 2, Status: 429, RetryAfter: time.Second}},
+		"internal-error":             {{Match: method(patch), Times: 2, Status: 500}},
+		"unavailable":                {{Match: method(patch), Times: 2, Status: 503}},
+		"timed-out-by-server":        {{Match: method(patch), Times: 2, Status: 504}},
+		"forbidden":                  {{Match: method(patch), Times: 2, Status: 403}},
+		"slow":                       {{Match: method(patch), Times: 1, Delay: 3 * time.Second}},
+		"done-but-never-answered":    {{Match: method(patch), Times: 1, DropResponse: true}},
+		"conflict-then-not-answered": {{Match: method(patch), Times: 1, Status: 409}, {Match: method(patch), Times: 1, DropResponse: true}},
+	}
+	begin := time.Now()
+	s := newShop(t, nil)
+	sources := map[string]string{}
+	for name := range faults {
+		s.configMap(name, "0")
+		// A mark by annotation has the time in it, so that a repetition is a rollout even with the same hash.
+		s.create(newDeployment(name, is(auto, "true"), uses("configmap/"+name)),
+			newDeployment(name+"-annotated", is(fleet.ReloadAnnotation, "auto"), uses("configmap/"+name)))
+		sources["deployments/"+name], sources["deployments/"+name+"-annotated"] = "configmap/"+name, "configmap/"+name
+	}
+	proxy := behindProxy(t, atOnce("--config-reload-concurrent-syncs=32"))
+	for object, source := range sources {
+		s.waitForState(object, source)
+	}
+
+	applied := map[string]*faultproxy.ActiveRule{}
+	for object, source := range sources {
+		for i, rule := range faults[strings.TrimPrefix(source, "configmap/")] {
+			ofMethod, ofObject := rule.Match, s.to(object)
+			rule.Match = func(r *http.Request) bool { return ofMethod(r) && ofObject(r) }
+			applied[fmt.Sprintf("%s, rule %d", object, i)] = proxy.Add(rule)
+		}
+	}
+	for name := range faults {
+		s.configMap(name, "1")
+	}
+	s.awaitOnly(begin, 1, sources)
+	for name, rule := range applied {
+		if rule.Hits() == 0 {
+			t.Errorf("%s was never applied", name)
+		}
+	}
+	s.waitForEvent("deployments/forbidden", "ReloadFail", 2)
+
+	names := slices.Sorted(maps.Keys(faults))
+	for i, mode := range []faultproxy.Mode{faultproxy.Reset, faultproxy.Hang} {
+		round := fmt.Sprint(i + 2)
+		patched := proxy.Add(faultproxy.Rule{Match: method(patch)})
+		for _, name := range names[:3] {
+			s.configMap(name, round)
+		}
+		if err := patched.WaitHits(fleet.Context(t), 1); err != nil {
+			t.Fatal(err)
+		}
+		proxy.Partition(mode)
+		for _, name := range names[3:] {
+			s.configMap(name, round)
+		}
+		if mode == faultproxy.Hang {
+			s.eventually(func() error {
+				if since := time.Since(shared.Lease(t.Context(), t).Spec.RenewTime.Time); since < 3*time.Second {
+					return fmt.Errorf("the manager has renewed its lease %s ago", since)
+				}
+				return nil
+			})
+		}
+		proxy.Heal()
+		s.awaitOnly(begin, i+2, sources)
+		patched.Remove()
+	}
+}
+
+func method(m string) func(*http.Request) bool {
+	return func(r *http.Request) bool { return r.Method == m }
+}

@@ -1,0 +1,167 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// burst is a number of ConfigMaps cfg-0, cfg-1, ... of which each rolls the Deployment app-0, app-1, ... Every other one is
+// marked by annotation, with the time in it, so that a repetition is a rollout even with the same hash.
+type burst struct {
+	shop
+	size int
+}
+
+const burstSize = 60
+
+func newBurst(t *testing.T) burst {
+	t.Helper()
+	b := burst{newShop(t, nil), burstSize}
+	for i := range b.size {
+		b.configMap(b.source(i), "round 0")
+		annotations := is(auto, "true")
+		if i%2 == 1 {
+			annotations = is(fleet.ReloadAnnotation, "auto")
+		}
+		b.create(newDeployment(fmt.Sprintf("app-%d", i), annotations, uses("configmap/"+b.source(i))))
+	}
+	return b
+}
+
+func (b burst) source(i int) string { return fmt.Sprintf("cfg-%d", i) }
+func (b burst) object(i int) string { return fmt.Sprintf("deployments/app-%d", i) }
+
+// content of a round.
+func content(round int) string { return fmt.Sprintf("round %d", round) }
+
+// hashOf is that of a ConfigMap with the content.
+func hashOf(content string) string {
+	return hex.EncodeToString(configreload.DigestConfigMap(newConfigMap("", content)))
+}
+
+// change gives all ConfigMaps the content of the round.
+func (b burst) change(round int) {
+	b.t.Helper()
+	for i := range b.size {
+		b.patch("configmaps/"+b.source(i), fmt.Sprintf(`{"data":{"content":%q}}`, content(round)))
+	}
+}
+
+// rolled answers nil when at least n Deployments have been rolled for the round.
+func (b burst) rolled(round, n int) error {
+	got := 0
+	for i := range b.size {
+		for _, v := range rollouts.Of(objectName("deployments", b.namespace, fmt.Sprintf("app-%d", i))) {
+			if slices.Contains(hashesOf(marks(v.PodTemplateSpec)), hashOf(content(round))) {
+				got++
+			}
+		}
+	}
+	if got < n {
+		return fmt.Errorf("%d Deployments rolled for round %d, want %d", got, round, n)
+	}
+	return nil
+}
+
+func hashesOf(marks map[string]string) []string {
+	var list []string
+	for _, hash := range marks {
+		list = append(list, hash)
+	}
+	return list
+}
+
+// roundOf is the round that a Deployment with these marks has been rolled for, or -1.
+func roundOf(hashes []string, rounds int) int {
+	for round := range rounds + 1 {
+		if slices.Equal(hashes, []string{hashOf(content(round))}) {
+			return round
+		}
+	}
+	return -1
+}
+
+// judge: the rollouts of each Deployment are for rounds that follow each other, none twice, and the last is for the last
+// round. It returns how many there were by the Pod of the manager; those that only a watch has shown are by nobody.
+func (b burst) judge(rounds int) map[string]int {
+	b.t.Helper()
+	by := map[string]int{}
+	for i := range b.size {
+		last := 0
+		for _, v := range b.rollouts(b.object(i)) {
+			by[v.By]++
+			hashes := hashesOf(marks(v.PodTemplateSpec))
+			round := roundOf(hashes, rounds)
+			if round <= last {
+				b.t.Errorf("%s was rolled at revision %d by %s for round %d (%v), after round %d", b.object(i), v.Revision, v.By, round, hashes, last)
+			}
+			last = round
+		}
+		if last != rounds {
+			b.t.Errorf("the last rollout of %s was for round %d, not %d: a change is lost", b.object(i), last, rounds)
+		}
+	}
+	return by
+}
+
+func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
+	const rounds = 4
+	for name, tc := range map[string]struct {
+		signal syscall.Signal
+		args   []string
+	}{
+		"when the leader is told to stop": {syscall.SIGTERM, nil},
+		"when the leader is killed":       {syscall.SIGKILL, fleet.ShortTimings},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := fleet.Context(t)
+			begin := time.Now()
+			b := newBurst(t)
+			old := shared.RunLeader(ctx, t, atOnce(tc.args...)...)
+			next := shared.RunStandby(ctx, t, atOnce(tc.args...)...)
+			for i := range b.size {
+				b.waitForState(b.object(i), "configmap/"+b.source(i))
+			}
+
+			var changes sync.WaitGroup
+			changes.Go(func() {
+				for round := range rounds {
+					b.change(round + 1)
+				}
+			})
+			b.eventually(func() error { return b.rolled(2, b.size/3) })
+			if err := old.Signal(tc.signal); err != nil {
+				t.Fatal(err)
+			}
+			changes.Wait()
+			shared.WaitForLeader(ctx, t, next)
+			b.eventually(func() error {
+				var errs []error
+				for i := range b.size {
+					if got := hashesOf(marks(b.template(b.object(i)))); !slices.Equal(got, []string{hashOf(content(rounds))}) {
+						errs = append(errs, fmt.Errorf("%s is marked with %v", b.object(i), got))
+					}
+				}
+				return errors.Join(errs...)
+			})
+			readLog(t, begin)
+			by := b.judge(rounds)
+			if by[old.Pod] == 0 || by[next.Pod] == 0 {
+				t.Errorf("rollouts by Pod: %v, want some by %s and some by %s", by, old.Pod, next.Pod)
+			}
+			t.Logf("rollouts by Pod: %v", by)
+		})
+	}
+}

@@ -1,0 +1,192 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestSourceAndWorkloadChangeAtOnce holds the patch of a reload on its way and lets something happen meanwhile.
+func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
+	const image, otherSource = `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"next","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`,
+		`{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"other"}}]}]}}}}`
+	const other = "configmap/other"
+	marked := func(s shop) { s.waitForMark(web, cm) }
+	recorded := func(s shop) { s.waitForState(web, cm) }
+	scenarios := map[string]struct {
+		meanwhile func(s shop) // while the patch is held
+		then      func(s shop) // after it was let go
+		colors    []string     // that web is rolled for, in order
+	}{
+		"nothing": {then: marked, colors: []string{"red"}},
+		"somebody changes the template: both changes stand": {
+			meanwhile: func(s shop) { s.patch(web, image) },
+			then: func(s shop) {
+				s.waitForMark(web, cm)
+				if got := s.template(web).Spec.Containers[0].Image; got != "next" {
+					s.t.Errorf("image %q", got)
+				}
+			},
+			colors: []string{"red"}},
+		"somebody changes the metadata": {
+			meanwhile: func(s shop) { s.patch(web, `{"metadata":{"labels":{"a":"b"}}}`) }, then: marked, colors: []string{"red"}},
+		"the source changes again": {
+			meanwhile: func(s shop) { s.configMap("app-config", "green") }, then: marked, colors: []string{"red", "green"}},
+		"source and workload change": {
+			meanwhile: func(s shop) { s.configMap("app-config", "green"); s.patch(web, image) }, then: marked, colors: []string{"green"}},
+		"workload and source change": {
+			meanwhile: func(s shop) { s.patch(web, image); s.configMap("app-config", "green") }, then: marked, colors: []string{"green"}},
+		"the source changes back: what the patch says is taken back": {
+			meanwhile: func(s shop) { s.configMap("app-config", "blue") }, then: marked, colors: []string{"red", "blue"}},
+		"the source changes back and the workload changes: nothing is left to do": {
+			meanwhile: func(s shop) { s.configMap("app-config", "blue"); s.patch(web, image) }, then: recorded},
+		"the source is deleted": {
+			meanwhile: func(s shop) { s.delete("configmaps/app-config") },
+			then: func(s shop) {
+				s.waitForEvent(web, "Reloaded", 1)
+				s.configMap("app-config", "red")
+			}, colors: []string{"red"}},
+		"the source is deleted and created": {
+			meanwhile: func(s shop) { s.delete("configmaps/app-config"); s.configMap("app-config", "green") }, then: marked, colors: []string{"red", "green"}},
+		"the workload opts out": {
+			meanwhile: func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+auto+`":"false"}}}`) },
+			then: func(s shop) {
+				s.eventually(func() error { return diff("", s.annotation(web, fleet.StateAnnotation)) })
+			}},
+		"the workload comes to use another source": {
+			meanwhile: func(s shop) { s.patch(web, otherSource) },
+			then:      func(s shop) { s.waitForState(web, other) }},
+		"the workload is deleted": {meanwhile: func(s shop) { s.delete(web) }},
+		"the workload is created again": {
+			meanwhile: func(s shop) { s.delete(web); webUsesAgain(s) }, then: recorded},
+		"the state is removed": {
+			meanwhile: func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) }, then: marked, colors: []string{"red"}},
+		"the state is made to say that it was done": {
+			meanwhile: func(s shop) {
+				s.patch(web, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, fleet.StateAnnotation, `{"`+cm+`":"`+s.hash(cm)[:16]+`"}`))
+			}, then: recorded},
+	}
+	begin := time.Now()
+	shops := map[string]shop{}
+	proxy := behindProxy(t, atOnce("--config-reload-concurrent-syncs=32"))
+	for name := range scenarios {
+		s := newShop(t, nil)
+		s.configMap("other", "blue")
+		webUses(s)
+		shops[name] = s
+	}
+	t.Run("interleaved", func(t *testing.T) {
+		for name, tc := range scenarios {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := shops[name].in(t)
+				s.waitForState(web, cm)
+				release := make(chan struct{})
+				toWeb := s.to(web)
+				held := proxy.Add(faultproxy.Rule{Times: 1, Hold: release, Match: func(r *http.Request) bool {
+					return r.Method == http.MethodPatch && toWeb(r)
+				}})
+				s.configMap("app-config", "red")
+				err := held.WaitHits(fleet.Context(t), 1)
+				if tc.meanwhile != nil && err == nil {
+					tc.meanwhile(s)
+				}
+				close(release)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tc.then != nil {
+					tc.then(s)
+				}
+			})
+		}
+	})
+	lastWord(t)
+	readLog(t, begin)
+	for name, tc := range scenarios {
+		t.Run("rollouts/"+name, func(t *testing.T) {
+			var want, got []string
+			for _, color := range tc.colors {
+				want = append(want, hashOf(color))
+			}
+			for _, v := range shops[name].in(t).rollouts(web) {
+				got = append(got, marks(v.PodTemplateSpec)[variable(cm)])
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("hashes of the rollouts (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestSourcesAndWorkloadsChangeAllTheTime leaves the order to chance.
+func TestSourcesAndWorkloadsChangeAllTheTime(t *testing.T) {
+	const workloads, changes = 8, 10
+	begin := time.Now()
+	s := newShop(t, nil)
+	for i := range workloads {
+		name := fmt.Sprintf("app-%d", i)
+		s.configMap(name, "0")
+		s.create(newDeployment(name, is(auto, "true"), uses("configmap/"+name)))
+	}
+	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	for i := range workloads {
+		s.waitForState(fmt.Sprintf("deployments/app-%d", i), fmt.Sprintf("configmap/app-%d", i))
+	}
+	var both sync.WaitGroup
+	both.Go(func() {
+		for n := range changes {
+			for i := range workloads {
+				s.configMap(fmt.Sprintf("app-%d", i), fmt.Sprint(n+1))
+			}
+		}
+	})
+	both.Go(func() {
+		for n := range changes {
+			for i := range workloads {
+				s.patch(fmt.Sprintf("deployments/app-%d", i), fmt.Sprintf(
+					`{"spec":{"template":{"metadata":{"annotations":{"somebody":"%d"}}}}}`, n+1))
+			}
+		}
+	})
+	both.Wait()
+	for i := range workloads {
+		s.waitForMark(fmt.Sprintf("deployments/app-%d", i), fmt.Sprintf("configmap/app-%d", i))
+	}
+	readLog(t, begin)
+	for i := range workloads {
+		object := fmt.Sprintf("deployments/app-%d", i)
+		if got := s.template(object).Annotations["somebody"]; got != fmt.Sprint(changes) {
+			t.Errorf("%s lost a change by somebody else: %q", object, got)
+		}
+		last := 0
+		for _, v := range s.rollouts(object) {
+			hash := marks(v.PodTemplateSpec)[variable(fmt.Sprintf("configmap/app-%d", i))]
+			n := slices.IndexFunc(contents(changes), func(content string) bool { return hashOf(content) == hash })
+			if n <= last {
+				t.Errorf("%s was rolled at revision %d for data %d, after data %d", object, v.Revision, n, last)
+			}
+			last = n
+		}
+	}
+}
+
+// contents are 0, 1, ... n.
+func contents(n int) []string {
+	var list []string
+	for i := range n + 1 {
+		list = append(list, fmt.Sprint(i))
+	}
+	return list
+}

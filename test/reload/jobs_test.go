@@ -1,0 +1,117 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+)
+
+func controlledBy(cronJob *unstructured.Unstructured) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "batch/v1", Kind: "CronJob", Name: cronJob.GetName(), UID: cronJob.GetUID(), Controller: ptr.To(true)}
+}
+
+func TestJobsOnTheAPIServer(t *testing.T) {
+	const job, cron = "jobs/import", "cronjobs/report"
+	source := func(s shop) { s.configMap("app-config", "blue") }
+	jobs := func(s shop, n int) {
+		s.t.Helper()
+		s.eventually(func() error {
+			if got := s.list("jobs"); len(got) != n {
+				return fmt.Errorf("Jobs %v, want %d", got, n)
+			}
+			return nil
+		})
+	}
+	play(t, atOnce(), map[string]scenario{
+		"a Job is replaced, and what changes while no manager runs does not run it again": {
+			given: func(s shop) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
+			when: func(s shop) {
+				before := s.get(job).GetUID()
+				s.configMap("app-config", "red")
+				s.eventually(func() error {
+					client, name := s.client(job)
+					o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
+					if err == nil && o.GetUID() == before {
+						err = errors.New("the Job is the old one")
+					}
+					return err
+				})
+				s.waitForMark(job, cm)
+				s.configMap("uid", string(s.get(job).GetUID()))
+			},
+			down: func(s shop) { s.configMap("app-config", "green") },
+			then: func(s shop) {
+				want, _, _ := unstructured.NestedString(s.get("configmaps/uid").Object, "data", "content")
+				if got := string(s.get(job).GetUID()); got != want {
+					s.t.Errorf("the Job is another one than before the restart")
+				}
+			},
+		},
+		"a CronJob runs once for each change, also for one that was made while no manager ran": {
+			given: func(s shop) { source(s); s.create(newCronJob("report", is(auto, "true"), uses(cm))) },
+			when: func(s shop) {
+				s.waitForState(cron, cm)
+				s.configMap("app-config", "red")
+				jobs(s, 1)
+				s.waitForState(cron, cm)
+				run := s.get("jobs/" + s.list("jobs")[0])
+				if diff := cmp.Diff([]metav1.OwnerReference{controlledBy(s.get(cron))}, run.GetOwnerReferences()); diff != "" {
+					s.t.Errorf("owners (-want +got):\n%s", diff)
+				}
+				if got := run.GetAnnotations()["cronjob.kubernetes.io/instantiate"]; got != "manual" {
+					s.t.Errorf("instantiate %q", got)
+				}
+				s.waitForMark("jobs/"+run.GetName(), cm)
+			},
+			down: func(s shop) { s.configMap("app-config", "green") },
+			then: func(s shop) { s.waitForState(cron, cm); jobs(s, 2) },
+		},
+		"a suspended CronJob runs when the source is named, and else is skipped": {
+			given: func(s shop) {
+				source(s)
+				for name, annotations := range map[string]map[string]string{"report": is(auto, "true"), "named": is(configMapReload, "app-config")} {
+					c := newCronJob(name, annotations, uses(cm))
+					c.Spec.Suspend = ptr.To(true)
+					s.create(c)
+				}
+			},
+			when: func(s shop) {
+				s.waitForState(cron, cm)
+				s.waitForState("cronjobs/named", cm)
+				s.configMap("app-config", "red")
+				s.waitForEvent(cron, "ReloadSkipped", 1)
+				s.waitForState(cron, cm)
+				s.waitForState("cronjobs/named", cm)
+				jobs(s, 1)
+			},
+			then: func(s shop) { jobs(s, 1) },
+		},
+		"a Job of a CronJob is left alone": {
+			given: func(s shop) {
+				source(s)
+				webUsesAgain(s)
+				s.create(newCronJob("report", nil, uses(cm)))
+				j := newJob("import", is(auto, "true"), uses(cm))
+				j.OwnerReferences = []metav1.OwnerReference{controlledBy(s.get(cron))}
+				s.create(j)
+			},
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				before := s.get(job).GetUID()
+				paint(s, "red")
+				if s.get(job).GetUID() != before {
+					s.t.Error("the Job was replaced")
+				}
+			},
+			rolled: map[string]int{web: 1},
+		},
+	})
+}

@@ -1,0 +1,147 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reload tests the controller config-reload in managers as processes on a real control plane. What is rolled,
+// and what is not, is judged for the whole cluster by the audit log, and by watches for what the log does not have.
+package reload
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
+)
+
+// What all tests of the package share: a control plane with everything of deploy/ but the Deployment, and the versions
+// of all workloads in it.
+var (
+	shared   *fleet.Fleet
+	objects  dynamic.Interface // of the administrator
+	rollouts = judge.NewRollouts()
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var err error
+	if shared, err = fleet.Start(ctx, cluster.Options{}, true); err == nil {
+		defer func() { _ = shared.Stop() }()
+		err = prepare(ctx)
+	}
+	code := 1
+	if err == nil {
+		code = m.Run()
+		err = shared.Refused(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		return 1
+	}
+	return code
+}
+
+// prepare installs what managers need that stand in for stakater/Reloader, and begins to watch.
+func prepare(ctx context.Context) error {
+	overlay, err := shared.Overlay("compat-reloader")
+	if err != nil {
+		return err
+	}
+	if err := shared.Install(ctx, overlay); err != nil {
+		return err
+	}
+	if objects, err = dynamic.NewForConfig(shared.AdminConfig()); err != nil {
+		return err
+	}
+	if err := installRollouts(ctx); err != nil {
+		return err
+	}
+	for _, resource := range rolledResources {
+		versions, err := objects.Resource(resource).Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		go follow(ctx, resource, versions)
+	}
+	return nil
+}
+
+// rolledResources are those with a pod template that a reload changes.
+var rolledResources = []schema.GroupVersionResource{
+	resourceOf("deployments"), resourceOf("statefulsets"), resourceOf("daemonsets"), resourceOf("rollouts"),
+}
+
+// resourceOf is the resource of a name such as deployments.
+func resourceOf(name string) schema.GroupVersionResource {
+	switch name {
+	case "deployments", "statefulsets", "daemonsets", "replicasets":
+		return schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: name}
+	case "jobs", "cronjobs":
+		return schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: name}
+	case "rollouts":
+		return configreload.RolloutsResource
+	}
+	return schema.GroupVersionResource{Version: "v1", Resource: name}
+}
+
+// follow shows every version to rollouts. One that it misses, as the watch has broken, is missed by waitUntilSeen.
+func follow(ctx context.Context, resource schema.GroupVersionResource, versions watch.Interface) {
+	defer versions.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e, ok := <-versions.ResultChan():
+			if !ok {
+				return
+			}
+			if o, ok := e.Object.(*unstructured.Unstructured); ok && e.Type != watch.Bookmark && e.Type != watch.Deleted {
+				if err := rollouts.AddObject(objectName(resource.Resource, o.GetNamespace(), o.GetName()), o); err != nil {
+					fmt.Fprintln(os.Stderr, err)
+				}
+			}
+		}
+	}
+}
+
+func objectName(resource, namespace, name string) string {
+	return strings.Join([]string{resource, namespace, name}, "/")
+}
+
+// readLog takes note of what the audit log has of patches since begin.
+func readLog(t testing.TB, begin time.Time) {
+	t.Helper()
+	events, err := shared.AuditEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		if e.RequestReceivedTimestamp.After(begin) {
+			if err := rollouts.AddEvent(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// atOnce are the flags of managers that act on each change at once; --compat=reloader comes with the installation.
+func atOnce(more ...string) []string {
+	return append([]string{"--controllers=config-reload", "--config-reload-quiet-period=0s"}, more...)
+}
+
+// admin is the program of the tests' own writes.
+const admin = "quartermaster-test-admin"

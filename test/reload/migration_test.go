@@ -1,0 +1,127 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// asOriginal writes to a workload what stakater/Reloader does when the source changes: under its own field manager, and
+// nothing but the mark.
+func (s shop) asOriginal(object, strategy, source, hash string) {
+	s.t.Helper()
+	template := map[string]any{"spec": map[string]any{"containers": []any{map[string]any{
+		"name": "web", "env": []any{map[string]any{"name": variable(source), "value": hash}}}}}}
+	if strategy == "annotations" {
+		template = map[string]any{"metadata": map[string]any{"annotations": map[string]any{lastReloaded: reloadedFrom(s.namespace, source, hash)}}}
+	}
+	body, err := json.Marshal(map[string]any{"spec": map[string]any{"template": template}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	client, name := s.client(object)
+	if _, err := client.Patch(s.t.Context(), name, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: "Reloader"}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// templates are all pod templates, by the command of the documentation.
+func (s shop) templates() string {
+	s.t.Helper()
+	return s.kubectl("get", "deploy,sts,ds", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.template}{"\n"}{end}`)
+}
+
+func TestMigrationRollsNothing(t *testing.T) {
+	const cm, secret, other = "configmap/app-config", "secret/db", "configmap/other"
+	stale := strings.Repeat("0", 40)
+	for _, strategy := range []string{"env-vars", "annotations"} {
+		t.Run("from a cluster with the strategy "+strategy, func(t *testing.T) {
+			begin := time.Now()
+			s := newShop(t, nil)
+			for _, name := range []string{"app-config", "other", "late"} {
+				s.configMap(name, "before")
+			}
+			s.secret("db", "before")
+			s.create(
+				newDeployment("web", is(auto, "true"), uses(cm), uses(secret)),
+				newStatefulSet("web", is(configMapReload, "app-config", secretReload, "db")),
+				newDaemonSet("web", is(search, "true", auto, "false", secretReload, "d.*"), mounts(cm, false)),
+				newDeployment("fresh", is(auto, "true"), uses(cm)),
+				newDeployment("missed", is(auto, "true"), uses(cm)),
+				newDeployment("bystander", is(auto, "true"), uses(other)),
+				newDeployment("silent", nil, uses(cm)),
+			)
+			s.patch("configmaps/app-config", `{"metadata":{"annotations":{"`+match+`":"true"}}}`)
+			marked := []string{"deployments/web", "statefulsets/web", "daemonsets/web"}
+			for _, object := range marked {
+				s.asOriginal(object, strategy, cm, s.hash(cm))
+				s.asOriginal(object, strategy, secret, s.hash(secret))
+			}
+			s.asOriginal("deployments/missed", strategy, cm, stale) // its last change came while the original was down
+
+			before := s.templates()
+			m := shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-strategy="+strategy)...)
+			for _, object := range marked {
+				s.waitForState(object, cm, secret)
+			}
+			s.waitForState("deployments/fresh", cm)
+			s.waitForState("deployments/missed", cm)
+			s.waitForState("deployments/bystander", other)
+			// Everything has been decided on, and one further workload after it.
+			s.create(newDeployment("last", is(auto, "true"), uses("configmap/late")))
+			s.waitForState("deployments/last", "configmap/late")
+			readLog(t, begin)
+			for _, object := range rollouts.Objects() {
+				for _, v := range rollouts.Of(object) {
+					if v.By == m.Pod {
+						t.Errorf("the switch alone has rolled %s at revision %d", object, v.Revision)
+					}
+				}
+			}
+			if diff := cmp.Diff(before, strings.Join(slices.DeleteFunc(strings.Split(s.templates(), "\n"), func(line string) bool {
+				return strings.HasPrefix(line, "Deployment/last ")
+			}), "\n")); diff != "" {
+				t.Errorf("templates (-before +after the switch):\n%s", diff)
+			}
+			want := s.counts() // by the original
+			if t.Failed() {
+				return
+			}
+
+			s.configMap("app-config", "after")
+			concerned := append(marked, "deployments/fresh", "deployments/missed")
+			for _, object := range concerned {
+				s.waitForMark(object, cm)
+			}
+			s.configMap("late", "after")
+			s.waitForMark("deployments/last", "configmap/late")
+			readLog(t, begin)
+			for _, object := range append(concerned, "deployments/last") {
+				want[object]++
+			}
+			if diff := cmp.Diff(want, s.counts()); diff != "" {
+				t.Errorf("rollouts after one change (-want +got):\n%s", diff)
+			}
+			for object := range want {
+				if by := s.rollouts(object); by[len(by)-1].By != m.Pod {
+					t.Errorf("the last rollout of %s is by %s", object, by[len(by)-1].By)
+				}
+			}
+			if got := fmt.Sprint(s.eventsOf("deployments/bystander", "Reloaded"), s.eventsOf("deployments/silent", "Reloaded")); got != "0 0" {
+				t.Errorf("Events Reloaded on those that were not rolled: %s", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,309 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// installWith installs components besides compat-reloader for the rest of the test.
+func installWith(t *testing.T, components ...string) {
+	t.Helper()
+	install := func(ctx context.Context, components ...string) {
+		overlay, err := shared.Overlay(append([]string{"compat-reloader"}, components...)...)
+		if err == nil {
+			err = shared.Install(ctx, overlay)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { install(context.Background()) })
+	install(t.Context(), components...)
+}
+
+// letManagersReadNamespaces is what --config-reload-namespace-selector needs besides the manager's own roles.
+func letManagersReadNamespaces(t *testing.T) {
+	t.Helper()
+	rbac, name := shared.Admin.RbacV1(), metav1.ObjectMeta{Name: "quartermaster-namespaces"}
+	_, err := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}}}}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: name,
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name.Name},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOptionsOnTheAPIServer(t *testing.T) {
+	installWith(t, "argo-rollouts")
+	letManagersReadNamespaces(t)
+	const rollout = "rollouts/web"
+	shopLabels := map[string]string{"team": "shop"}
+	givenRollout := func(annotations map[string]string) func(s shop) {
+		return func(s shop) { s.configMap("app-config", "blue"); s.create(newRollout("web", annotations, uses(cm))) }
+	}
+	unknown := func(s shop) {
+		s.t.Helper()
+		if got, _, _ := unstructured.NestedString(s.get(rollout).Object, "spec", "strategy", "canary", "unknown"); got != "25" {
+			s.t.Errorf("the field that nobody knows is %q", got)
+		}
+	}
+	play(t, atOnce("--config-reload-namespace-selector=team:shop", "--config-reload-on-create", "--config-reload-on-delete", "--config-reload-auto-all",
+		"--config-reload-source-selector=reload!=no"), map[string]scenario{
+		"an Argo Rollout is marked by a variable, its other fields stay": {
+			labels: shopLabels, given: givenRollout(is(auto, "true")),
+			when: func(s shop) {
+				for _, color := range []string{"red", "green"} {
+					s.waitForState(rollout, cm)
+					s.configMap("app-config", color)
+					s.waitForMark(rollout, cm)
+				}
+			},
+			down:   func(s shop) { s.configMap("app-config", "yellow") },
+			then:   func(s shop) { s.waitForMark(rollout, cm); unknown(s) },
+			rolled: map[string]int{rollout: 3},
+		},
+		"an Argo Rollout by annotation": {
+			labels: shopLabels, given: givenRollout(is(fleet.ReloadAnnotation, "auto")),
+			when: func(s shop) {
+				s.waitForState(rollout, cm)
+				s.configMap("app-config", "red")
+				s.waitForMark(rollout, cm)
+				unknown(s)
+			},
+			rolled: map[string]int{rollout: 1},
+		},
+		"an Argo Rollout that wants to be restarted": {
+			labels: shopLabels, given: givenRollout(is(auto, "true", "reloader.stakater.com/rollout-strategy", "restart")),
+			when: func(s shop) {
+				s.waitForState(rollout, cm)
+				s.configMap("app-config", "red")
+				s.waitForState(rollout, cm)
+				at, _, _ := unstructured.NestedString(s.get(rollout).Object, "spec", "restartAt")
+				if _, err := time.Parse(time.RFC3339, at); err != nil {
+					s.t.Errorf("restartAt: %v", err)
+				}
+				unknown(s)
+			},
+		},
+		"a namespace outside of the selector is left alone, until it has the label": {
+			given: justWeb,
+			when:  func(s shop) { s.configMap("app-config", "red") },
+			// Not while a manager runs, which might see it after the label.
+			down: func(s shop) { s.configMap("app-config", "green") },
+			then: func(s shop) {
+				if got := s.annotation(web, fleet.StateAnnotation); got != "" {
+					s.t.Errorf("state %s", got)
+				}
+				if _, err := shared.Admin.CoreV1().Namespaces().Patch(s.t.Context(), s.namespace, "application/merge-patch+json",
+					[]byte(`{"metadata":{"labels":{"team":"shop"}}}`), metav1.PatchOptions{}); err != nil {
+					s.t.Fatal(err)
+				}
+				s.waitForState(web, cm)
+				paint(s, "yellow")
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"a source that appears rolls, and so does one that disappears": {
+			labels: shopLabels,
+			given:  func(s shop) { webUsesAgain(s) },
+			when: func(s shop) {
+				s.eventually(func() error { return diff(`{"configmap/app-config":""}`, s.annotation(web, fleet.StateAnnotation)) })
+				s.configMap("app-config", "blue")
+				s.waitForMark(web, cm)
+				s.delete("configmaps/app-config")
+				s.eventually(func() error { return diff(map[string]string{}, marks(s.template(web))) })
+			},
+			rolled: map[string]int{web: 2},
+		},
+		"a source outside of the selector counts as absent, and as created when it gets into it": {
+			labels: shopLabels,
+			given: func(s shop) {
+				c := newConfigMap("app-config", "blue")
+				c.Labels = map[string]string{"reload": "no"}
+				s.create(c, newDeployment("web", is(auto, "true"), uses(cm)))
+			},
+			when: func(s shop) {
+				s.eventually(func() error { return diff(`{"configmap/app-config":""}`, s.annotation(web, fleet.StateAnnotation)) })
+				s.configMap("app-config", "red")
+			},
+			then: func(s shop) {
+				s.patch("configmaps/app-config", `{"metadata":{"labels":{"reload":null}}}`)
+				s.waitForMark(web, cm)
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"all workloads are rolled that do not opt out": {
+			labels: shopLabels,
+			given: func(s shop) {
+				s.configMap("app-config", "blue")
+				s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", is(auto, "no"), uses(cm)),
+					newDeployment("native", is(fleet.ReloadAnnotation, "off"), uses(cm)))
+			},
+			when:   func(s shop) { s.waitForState(web, cm); paint(s, "red") },
+			rolled: map[string]int{web: 1},
+		},
+	})
+}
+
+func TestQuietPeriodOnTheAPIServer(t *testing.T) {
+	image := func(s shop) {
+		s.patch(web, `{"spec":{"template":{"metadata":{"annotations":{"somebody":"else"}}}}}`)
+	}
+	play(t, []string{"--controllers=config-reload", "--config-reload-quiet-period=2s", "--config-reload-max-delay=3s", "--config-reload-first-sight=compare", "--config-reload-absorb-rollouts"}, map[string]scenario{
+		"changes within it are one rollout": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				for _, color := range []string{"red", "green", "yellow"} {
+					s.configMap("app-config", color)
+				}
+				s.waitForMark(web, cm)
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"a rollout by somebody else after the change is enough": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.configMap("app-config", "red")
+				image(s)
+				s.waitForState(web, cm)
+			},
+		},
+		"one before the change is not": {
+			given:  justWeb,
+			when:   func(s shop) { s.waitForState(web, cm); image(s); paint(s, "red") },
+			rolled: map[string]int{web: 1},
+		},
+		"what the original, which still runs, has rolled is not rolled again": {
+			given: func(s shop) {
+				webUses(s)
+				s.configMap("other", "blue")
+				s.create(newDeployment("worker", is(auto, "true"), uses("configmap/other")))
+			},
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.waitForState(worker, "configmap/other")
+				s.configMap("app-config", "red")
+				s.asOriginal(web, "env-vars", cm, s.hash(cm))
+				s.waitForState(web, cm)
+				s.configMap("other", "red")
+				s.waitForMark(worker, "configmap/other")
+			},
+			rolled: map[string]int{worker: 1},
+		},
+		"at first sight, what the original has missed is rolled": {
+			given:  func(s shop) { webUses(s, sets(variable(cm), strings.Repeat("0", 40))) },
+			when:   func(s shop) { s.waitForMark(web, cm); s.waitForState(web, cm) },
+			rolled: map[string]int{web: 1},
+		},
+		"a state that would not fit into an annotation is kept in memory": {
+			given: func(s shop) {
+				for i := range 240 {
+					s.configMap(fmt.Sprintf("app-%03d-%s", i, strings.Repeat("x", 240)), "blue")
+				}
+				s.create(newDeployment("web", is(fleet.ReloadAnnotation, "configmap/app-*")))
+			},
+			when: func(s shop) {
+				source := fmt.Sprintf("app-%03d-%s", 7, strings.Repeat("x", 240))
+				s.waitForEvent(web, "ReloadStateTooLarge", 1)
+				s.configMap(source, "red")
+				s.waitForMark(web, "configmap/"+source)
+				s.waitForEvent(web, "ReloadStateTooLarge", 1)
+				if got := s.annotation(web, fleet.StateAnnotation); got != "" {
+					s.t.Errorf("state of %d bytes", len(got))
+				}
+			},
+			rolled: map[string]int{web: 1},
+		},
+	})
+}
+
+func TestDryRunSendsNothing(t *testing.T) {
+	begin := time.Now()
+	managers := play(t, atOnce("--config-reload-dry-run", "--config-reload-first-sight=compare"), map[string]scenario{
+		"it tells what it would do": {
+			given: func(s shop) {
+				webUses(s)
+				s.create(newJob("import", is(auto, "true"), uses(cm)), newCronJob("report", is(auto, "true"), uses(cm)),
+					newDeployment("missed", is(auto, "true"), uses(cm), sets(variable(cm), strings.Repeat("0", 40))))
+			},
+			when: func(s shop) {
+				s.waitForEvent("deployments/missed", "WouldReload", 1)
+				s.configMap("app-config", "red")
+				for _, object := range []string{web, "jobs/import", "cronjobs/report"} {
+					s.waitForEvent(object, "WouldReload", 1)
+				}
+			},
+		},
+	})
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
+		return e.User.Extra != nil && e.ObjectRef != nil && (e.ObjectRef.APIGroup == "apps" || e.ObjectRef.APIGroup == "batch")
+	}) {
+		for _, m := range managers {
+			if fleet.IsControllerWrite(e, m.Pod) || (e.Verb == "patch" || e.Verb == "create" || e.Verb == "delete") && strings.Contains(e.UserAgent, "config-reload") {
+				t.Errorf("%s %s by %s", e.Verb, e.RequestURI, m.Pod)
+			}
+		}
+	}
+}
+
+func TestOriginalThatStillRunsIsNamed(t *testing.T) {
+	ctx := fleet.Context(t)
+	s := newShop(t, nil)
+	original := newDeployment("reloader-reloader", nil)
+	original.Spec.Replicas = ptr.To[int32](1)
+	original.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
+	off := newDeployment("off-reloader", nil)
+	off.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
+	s.create(original, off, newDeployment("reloader-of-something-else", nil))
+	leases := shared.Admin.CoordinationV1().Leases(s.namespace)
+	for name, renewed := range map[string]time.Time{"stakater-reloader-lock": time.Now(), "other": time.Now()} {
+		_, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To("reloader-0"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: ptr.To(metav1.NewMicroTime(renewed))}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := shared.RunLeader(ctx, t, atOnce()...)
+	for _, name := range []string{`deployment="` + s.namespace + `/reloader-reloader"`, `lease="` + s.namespace + `/stakater-reloader-lock"`} {
+		line, err := m.WaitForLine(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(line, "is still running") {
+			t.Errorf("no warning: %s", line)
+		}
+	}
+	if err := m.Stop(ctx, fleet.Patience); err != nil {
+		t.Fatal(err)
+	}
+	warnings := 0
+	for line := range m.Lines(ctx) {
+		if strings.Contains(line, "is still running") {
+			warnings++
+		}
+	}
+	if warnings != 2 {
+		t.Errorf("%d warnings, want 2", warnings)
+	}
+}

@@ -1,0 +1,130 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// pausedFor waits until web is paused, and returns since when.
+func pausedFor(s shop) time.Time {
+	s.t.Helper()
+	var since time.Time
+	s.eventually(func() error {
+		o := s.get(web)
+		if paused, _, _ := unstructured.NestedBool(o.Object, "spec", "paused"); !paused {
+			return errors.New("not paused")
+		}
+		var err error
+		since, err = time.Parse(time.RFC3339, o.GetAnnotations()[pausedAt])
+		return err
+	})
+	return since
+}
+
+// resumed waits until web is neither paused nor says since when.
+func resumed(s shop) {
+	s.t.Helper()
+	s.eventually(func() error {
+		o := s.get(web)
+		paused, _, _ := unstructured.NestedBool(o.Object, "spec", "paused")
+		if since := o.GetAnnotations()[pausedAt]; paused || since != "" {
+			return fmt.Errorf("paused %v, since %q", paused, since)
+		}
+		return nil
+	})
+}
+
+func pauses(period string) func(s shop) {
+	return func(s shop) {
+		s.configMap("app-config", "blue")
+		s.create(newDeployment("web", is(auto, "true", pausePeriod, period), uses(cm)))
+	}
+}
+
+func paintAndPause(s shop) {
+	s.waitForState(web, cm)
+	paint(s, "red")
+	pausedFor(s)
+}
+
+func TestPausesOnTheAPIServer(t *testing.T) {
+	play(t, atOnce(), map[string]scenario{
+		"a pause ends after its period, and a change within it does not extend it": {
+			given: pauses("4s"),
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				paint(s, "red")
+				since := pausedFor(s)
+				paint(s, "green")
+				if again := pausedFor(s); !again.Equal(since) {
+					s.t.Errorf("paused since %s, not %s", again, since)
+				}
+				resumed(s)
+				if end := time.Now(); end.Before(since.Add(4 * time.Second)) {
+					s.t.Errorf("resumed at %s, paused since %s for 4s", end, since)
+				}
+			},
+			rolled: map[string]int{web: 2},
+		},
+		"a pause that is overdue when the next manager starts ends then": {
+			given:  pauses("1h"),
+			when:   paintAndPause,
+			down:   func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+pausePeriod+`":"1s"}}}`) },
+			then:   resumed,
+			rolled: map[string]int{web: 1},
+		},
+		"a pause that is not overdue stands": {
+			given:  pauses("1h"),
+			when:   paintAndPause,
+			then:   func(s shop) { pausedFor(s); paint(s, "green"); pausedFor(s) },
+			rolled: map[string]int{web: 2},
+		},
+		"a pause without its period ends": {
+			given:  pauses("1h"),
+			when:   paintAndPause,
+			down:   func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+pausePeriod+`":null}}}`) },
+			then:   resumed,
+			rolled: map[string]int{web: 1},
+		},
+		"a pause that was ended by hand is cleared up after": {
+			given:  pauses("1h"),
+			when:   paintAndPause,
+			down:   func(s shop) { s.patch(web, `{"spec":{"paused":false}}`) },
+			then:   resumed,
+			rolled: map[string]int{web: 1},
+		},
+		"somebody else's pause is never ended": {
+			given: func(s shop) {
+				s.configMap("app-config", "blue")
+				d := newDeployment("web", is(auto, "true", pausePeriod, "1s"), uses(cm))
+				d.Spec.Paused = true
+				s.create(d)
+			},
+			when: func(s shop) { s.waitForState(web, cm); paint(s, "red") },
+			then: func(s shop) {
+				paint(s, "green")
+				if paused, _, _ := unstructured.NestedBool(s.get(web).Object, "spec", "paused"); !paused {
+					s.t.Error("resumed")
+				}
+			},
+			rolled: map[string]int{web: 2},
+		},
+		"a period that is none: rolled without a pause, and a Warning": {
+			given: pauses("soon"),
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				paint(s, "red")
+				s.waitForEvent(web, "InvalidPausePeriod", 1)
+				resumed(s)
+			},
+			rolled: map[string]int{web: 1},
+		},
+	})
+}

@@ -1,0 +1,120 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// scenario is what happens in a namespace of its own. Every part may be left out.
+type scenario struct {
+	labels map[string]string // of the namespace
+	given  func(s shop)      // before the first manager starts
+	when   func(s shop)      // while it runs
+	down   func(s shop)      // while none runs
+	then   func(s shop)      // while the second one runs
+	// rolled are the rollouts in all by either manager. What is not in it is not rolled.
+	rolled map[string]int
+}
+
+// play lets all scenarios happen with the same two managers, one after the other, which it returns.
+func play(t *testing.T, args []string, scenarios map[string]scenario) (managers []*cluster.Manager) {
+	t.Helper()
+	begin := time.Now()
+	shops := map[string]shop{}
+	names := slices.Sorted(maps.Keys(scenarios))
+	for _, name := range names {
+		shops[name] = newShop(t, scenarios[name].labels)
+	}
+	each := func(title string, parallel bool, part func(scenario) func(shop)) {
+		t.Helper()
+		ok := t.Run(title, func(t *testing.T) {
+			for _, name := range names {
+				do := part(scenarios[name])
+				if do == nil {
+					continue
+				}
+				t.Run(name, func(t *testing.T) {
+					if parallel {
+						t.Parallel()
+					}
+					do(shops[name].in(t))
+				})
+			}
+		})
+		if !ok {
+			t.FailNow()
+		}
+	}
+	lead := func() *cluster.Manager {
+		t.Helper()
+		ctx := fleet.Context(t)
+		m := shared.RunLeader(ctx, t, args...)
+		if _, err := m.WaitForLine(ctx, "Controller started"); err != nil {
+			t.Fatal(err)
+		}
+		managers = append(managers, m)
+		return m
+	}
+
+	each("given", false, func(s scenario) func(shop) { return s.given })
+	first := lead()
+	each("when", true, func(s scenario) func(shop) { return s.when })
+	if err := first.Stop(t.Context(), fleet.Patience); err != nil {
+		t.Fatal(err)
+	}
+	each("while no manager runs", false, func(s scenario) func(shop) { return s.down })
+	lead()
+	each("then", true, func(s scenario) func(shop) { return s.then })
+	lastWord(t)
+	readLog(t, begin)
+	for _, name := range names {
+		t.Run("rollouts/"+name, func(t *testing.T) {
+			want := scenarios[name].rolled
+			if want == nil {
+				want = map[string]int{}
+			}
+			if diff := cmp.Diff(want, shops[name].in(t).counts()); diff != "" {
+				t.Errorf("rollouts (-want +got):\n%s", diff)
+			}
+		})
+	}
+	return managers
+}
+
+// lastWord changes a source of a new Deployment until that is reloaded, so that what has not been rolled until then is
+// not going to be.
+func lastWord(t *testing.T) {
+	t.Helper()
+	s := newShop(t, map[string]string{"team": "shop"}) // so that a selector selects it
+	s.create(newDeployment("last", is(fleet.ReloadAnnotation, "auto"), uses("configmap/last")))
+	changes := 0
+	s.eventually(func() error {
+		changes++
+		s.configMap("last", fmt.Sprint(changes))
+		if s.eventsOf("deployments/last", "Reloaded")+s.eventsOf("deployments/last", "WouldReload") == 0 {
+			return fmt.Errorf("a new Deployment was not reloaded in %d changes", changes)
+		}
+		return nil
+	})
+}
+
+// kubectl runs it as administrator in the namespace and returns what it writes.
+func (s shop) kubectl(args ...string) string {
+	s.t.Helper()
+	out, err := shared.Kubectl(s.t.Context(), append([]string{"--namespace=" + s.namespace}, args...)...)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}

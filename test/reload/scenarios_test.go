@@ -1,0 +1,235 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+const (
+	cm     = "configmap/app-config"
+	db     = "secret/db"
+	web    = "deployments/web"
+	worker = "deployments/worker"
+)
+
+// webUses creates the source app-config and Deployment web, which asks for everything that it references.
+func webUses(s shop, options ...option) {
+	s.configMap("app-config", "blue")
+	s.create(newDeployment("web", is(auto, "true"), append([]option{uses(cm)}, options...)...))
+}
+
+func justWeb(s shop) { webUses(s) }
+
+// paint changes app-config and waits until web is marked.
+func paint(s shop, color string) {
+	s.configMap("app-config", color)
+	s.waitForMark(web, cm)
+}
+
+func TestRolloutsOnTheAPIServer(t *testing.T) {
+	play(t, atOnce(), map[string]scenario{
+		"a ConfigMap and a Secret roll every kind that references them, once each": {
+			given: func(s shop) {
+				s.secret("db", "s3cr3t")
+				webUses(s, uses(db))
+				s.create(newStatefulSet("web", is(auto, "true"), uses(cm), uses(db)), newDaemonSet("web", is(auto, "true"), uses(cm), uses(db)))
+			},
+			when: func(s shop) {
+				all := []string{web, "statefulsets/web", "daemonsets/web"}
+				for _, object := range all {
+					s.waitForState(object, cm, db)
+				}
+				s.configMap("app-config", "red")
+				for _, object := range all {
+					s.waitForMark(object, cm)
+				}
+				s.secret("db", "n3wpass")
+				for _, object := range all {
+					s.waitForMark(object, db)
+				}
+			},
+			rolled: map[string]int{web: 2, "statefulsets/web": 2, "daemonsets/web": 2},
+		},
+		"what is in a source's metadata rolls nothing": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.patch("configmaps/app-config", `{"metadata":{"labels":{"a":"b"},"annotations":{"c":"d"}}}`)
+			},
+		},
+		"changes while no manager runs are one rollout after the start": {
+			given: justWeb,
+			when:  func(s shop) { s.waitForState(web, cm) },
+			down: func(s shop) {
+				for _, color := range []string{"red", "green", "yellow"} {
+					s.configMap("app-config", color)
+				}
+			},
+			then:   func(s shop) { s.waitForMark(web, cm) },
+			rolled: map[string]int{web: 1},
+		},
+		"there and back while no manager runs is none": {
+			given: justWeb,
+			when:  func(s shop) { s.waitForState(web, cm) },
+			down: func(s shop) {
+				s.configMap("app-config", "red")
+				s.configMap("app-config", "blue")
+			},
+			then: func(s shop) { s.waitForState(web, cm) },
+		},
+		"a source that is created again with the same data rolls nothing, with other data once": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.delete("configmaps/app-config")
+				s.configMap("app-config", "blue")
+				s.waitForState(web, cm)
+				s.delete("configmaps/app-config")
+				paint(s, "red")
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"nor while no manager runs": {
+			given: func(s shop) {
+				webUses(s)
+				s.configMap("other", "blue")
+				s.create(newDeployment("worker", is(auto, "true"), uses("configmap/other")))
+			},
+			when: func(s shop) { s.waitForState(web, cm); s.waitForState(worker, "configmap/other") },
+			down: func(s shop) {
+				s.delete("configmaps/app-config")
+				s.configMap("app-config", "red")
+				s.delete("configmaps/other")
+				s.configMap("other", "blue")
+			},
+			then:   func(s shop) { s.waitForMark(web, cm) },
+			rolled: map[string]int{web: 1},
+		},
+		"a source that appears is recorded, its next change rolls": {
+			given: func(s shop) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) },
+			when: func(s shop) {
+				s.eventually(func() error {
+					if got := s.annotation(web, fleet.StateAnnotation); got != `{"configmap/app-config":""}` {
+						return fmt.Errorf("state %q", got)
+					}
+					return nil
+				})
+				s.configMap("app-config", "blue")
+				s.waitForState(web, cm)
+				paint(s, "red")
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"an immutable ConfigMap is changed by deleting and creating it": {
+			given: func(s shop) {
+				c := newConfigMap("app-config", "blue")
+				c.Immutable = ptr.To(true)
+				s.create(c, newDeployment("web", is(auto, "true"), uses(cm)))
+			},
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.delete("configmaps/app-config")
+				paint(s, "red")
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"a workload that is created again begins anew, also while no manager runs": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.delete(web)
+				s.configMap("app-config", "red")
+				webUsesAgain(s)
+				s.waitForState(web, cm)
+				paint(s, "green")
+			},
+			down: func(s shop) {
+				s.delete(web)
+				s.configMap("app-config", "yellow")
+				webUsesAgain(s)
+			},
+			then:   func(s shop) { s.waitForState(web, cm) },
+			rolled: map[string]int{web: 1},
+		},
+		"a state that somebody removes is written again, and rolls nothing": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`)
+				s.waitForState(web, cm)
+				paint(s, "red")
+			},
+			down:   func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) },
+			then:   func(s shop) { s.waitForState(web, cm) },
+			rolled: map[string]int{web: 1},
+		},
+		"a rollout that is undone is rolled forward again": {
+			given: justWeb,
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.eventually(func() error { // kube-controller-manager keeps the template and the annotations of each revision
+					for _, name := range s.list("replicasets") {
+						if s.annotation("replicasets/"+name, fleet.StateAnnotation) != "" {
+							return nil
+						}
+					}
+					return errors.New("no ReplicaSet with the state")
+				})
+				paint(s, "red")
+				s.eventually(func() error {
+					if n := len(s.list("replicasets")); n != 2 {
+						return fmt.Errorf("%d ReplicaSets", n)
+					}
+					return nil
+				})
+				s.kubectl("rollout", "undo", "deployment/web")
+				s.waitForEvent(web, "Reloaded", 2)
+				s.waitForMark(web, cm)
+			},
+			rolled: map[string]int{web: 2},
+		},
+		"releases of Helm and tokens of ServiceAccounts roll nothing": {
+			given: func(s shop) {
+				release, token := newSecret("release", "1"), newSecret("token", "1")
+				release.Type = "helm.sh/release.v1"
+				token.Type = corev1.SecretTypeServiceAccountToken
+				token.Annotations = is(corev1.ServiceAccountNameKey, "default")
+				s.eventually(func() error {
+					if !slices.Contains(s.list("serviceaccounts"), "default") {
+						return errors.New("no ServiceAccount default")
+					}
+					return nil
+				})
+				s.create(release, token, newDeployment("web", is(auto, "true"), uses("secret/release"), uses("secret/token")))
+			},
+			when: func(s shop) {
+				s.eventually(func() error {
+					return diff(`{"secret/release":"","secret/token":""}`, s.annotation(web, fleet.StateAnnotation))
+				})
+				s.secret("release", "2")
+				s.secret("token", "2")
+			},
+			down: func(s shop) { s.secret("release", "3") },
+		},
+	})
+}
+
+func webUsesAgain(s shop) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) }
+
+func diff(want, got any) error {
+	if d := cmp.Diff(want, got); d != "" {
+		return fmt.Errorf("(-want +got):\n%s", d)
+	}
+	return nil
+}

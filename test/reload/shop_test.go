@@ -1,0 +1,299 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
+)
+
+// shop is a namespace of a test. Its methods end the test when they fail. They name objects RESOURCE/NAME.
+type shop struct {
+	t         *testing.T
+	namespace string
+}
+
+func newShop(t *testing.T, labels map[string]string) shop {
+	t.Helper()
+	namespaces := shared.Admin.CoreV1().Namespaces()
+	ns, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "shop-", Labels: labels}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := namespaces.Delete(context.Background(), ns.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	return shop{t, ns.Name}
+}
+
+// in is the same shop for a subtest.
+func (s shop) in(t *testing.T) shop { t.Helper(); return shop{t, s.namespace} }
+
+func (s shop) client(object string) (dynamic.ResourceInterface, string) {
+	s.t.Helper()
+	resource, name, ok := strings.Cut(object, "/")
+	if !ok {
+		s.t.Fatalf("%q is not RESOURCE/NAME", object)
+	}
+	return objects.Resource(resourceOf(resource)).Namespace(s.namespace), name
+}
+
+// create creates typed objects and unstructured ones.
+func (s shop) create(list ...runtime.Object) {
+	s.t.Helper()
+	for _, o := range list {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		u := &unstructured.Unstructured{Object: content}
+		client, _ := s.client(strings.ToLower(u.GetKind()) + "s/")
+		if _, err := client.Create(s.t.Context(), u, metav1.CreateOptions{}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// configMap creates a ConfigMap with the content, or gives it this content.
+func (s shop) configMap(name, content string) { s.t.Helper(); s.put(newConfigMap(name, content)) }
+
+// secret is configMap for a Secret.
+func (s shop) secret(name, content string) { s.t.Helper(); s.put(newSecret(name, content)) }
+
+// put creates a source, or gives it other data and leaves the rest of it as it is.
+func (s shop) put(o runtime.Object) {
+	s.t.Helper()
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	u := &unstructured.Unstructured{Object: content}
+	client, _ := s.client(strings.ToLower(u.GetKind()) + "s/")
+	_, err = client.Create(s.t.Context(), u, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		var data []byte
+		if data, err = json.Marshal(map[string]any{"data": u.Object["data"]}); err == nil {
+			_, err = client.Patch(s.t.Context(), u.GetName(), types.MergePatchType, data, metav1.PatchOptions{})
+		}
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// patch is a merge patch.
+func (s shop) patch(object, body string) {
+	s.t.Helper()
+	client, name := s.client(object)
+	if _, err := client.Patch(s.t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{}); err != nil {
+		s.t.Fatalf("patch %s: %v", object, err)
+	}
+}
+
+// delete deletes an object and waits until it is gone.
+func (s shop) delete(object string) {
+	s.t.Helper()
+	client, name := s.client(object)
+	background := metav1.DeletePropagationBackground
+	if err := client.Delete(s.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.eventually(func() error {
+		if _, err := client.Get(s.t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s is still there (%w)", object, err)
+		}
+		return nil
+	})
+}
+
+func (s shop) eventually(check func() error) {
+	s.t.Helper()
+	fleet.Eventually(fleet.Context(s.t), s.t, check)
+}
+
+func (s shop) get(object string) *unstructured.Unstructured {
+	s.t.Helper()
+	client, name := s.client(object)
+	o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return o
+}
+
+func (s shop) annotation(object, key string) string {
+	s.t.Helper()
+	return s.get(object).GetAnnotations()[key]
+}
+
+// list returns the names of all objects of a resource.
+func (s shop) list(resource string) []string {
+	s.t.Helper()
+	list, err := objects.Resource(resourceOf(resource)).Namespace(s.namespace).List(s.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var names []string
+	for _, o := range list.Items {
+		names = append(names, o.GetName())
+	}
+	return names
+}
+
+// eventsOf counts the Events about an object.
+func (s shop) eventsOf(object, reason string) int {
+	s.t.Helper()
+	_, name := s.client(object)
+	list, err := shared.Admin.CoreV1().Events(s.namespace).List(s.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	n := 0
+	for _, e := range list.Items {
+		n += max(int(e.Count), 1)
+	}
+	return n
+}
+
+// waitForEvent waits until there are n Events about an object.
+func (s shop) waitForEvent(object, reason string, n int) {
+	s.t.Helper()
+	s.eventually(func() error {
+		if got := s.eventsOf(object, reason); got != n {
+			return fmt.Errorf("%d Events %s on %s, want %d", got, reason, object, n)
+		}
+		return nil
+	})
+}
+
+// hash is that of a source as it is now: configmap/NAME or secret/NAME.
+func (s shop) hash(source string) string {
+	s.t.Helper()
+	typ, name, _ := strings.Cut(source, "/")
+	u := s.get(typ + "s/" + name)
+	if typ == "secret" {
+		var o corev1.Secret
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+			s.t.Fatal(err)
+		}
+		return hex.EncodeToString(configreload.DigestSecret(&o))
+	}
+	var o corev1.ConfigMap
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+		s.t.Fatal(err)
+	}
+	return hex.EncodeToString(configreload.DigestConfigMap(&o))
+}
+
+// waitForState waits until exactly these sources are recorded on an object, as they are now.
+func (s shop) waitForState(object string, sources ...string) {
+	s.t.Helper()
+	want := map[string]string{}
+	for _, source := range sources {
+		want[source] = s.hash(source)[:16]
+	}
+	text, _ := json.Marshal(want) // a map of strings always marshals
+	s.eventually(func() error {
+		if got := s.annotation(object, fleet.StateAnnotation); got != string(text) {
+			return fmt.Errorf("state of %s is %q, want %s", object, got, text)
+		}
+		return nil
+	})
+}
+
+// waitForMark waits until the pod template of an object carries the mark of the source as it is now.
+func (s shop) waitForMark(object, source string) {
+	s.t.Helper()
+	want := s.hash(source)
+	s.eventually(func() error {
+		got := marks(s.template(object))
+		if got[variable(source)] != want && got[source] != want {
+			return fmt.Errorf("marks of %s are %v, want %s of %s", object, got, want, source)
+		}
+		return nil
+	})
+}
+
+func (s shop) template(object string) corev1.PodTemplateSpec {
+	s.t.Helper()
+	var o struct {
+		Spec struct {
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"spec"`
+	}
+	raw, err := s.get(object).MarshalJSON()
+	if err == nil {
+		err = json.Unmarshal(raw, &o)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return o.Spec.Template
+}
+
+// rollouts are the changes of an object's template that others than the tests made, after waiting until every version
+// is known. Read the log before.
+func (s shop) rollouts(object string) []judge.Template {
+	s.t.Helper()
+	client, name := s.client(object)
+	resource, _, _ := strings.Cut(object, "/")
+	full := objectName(resource, s.namespace, name)
+	if o, err := client.Get(s.t.Context(), name, metav1.GetOptions{}); err == nil {
+		revision, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.eventually(func() error {
+			if !rollouts.Saw(full, revision) {
+				return fmt.Errorf("the watch has not shown revision %d of %s", revision, full)
+			}
+			return nil
+		})
+	} else if !apierrors.IsNotFound(err) {
+		s.t.Fatal(err)
+	}
+	var list []judge.Template
+	for _, v := range rollouts.Of(full) {
+		if v.By != admin && v.By != "kubectl" {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// counts are the numbers of rollouts in the namespace, without those of objects that had none. Read the log before.
+func (s shop) counts() map[string]int {
+	s.t.Helper()
+	got := map[string]int{}
+	for _, full := range rollouts.Objects() {
+		parts := strings.SplitN(full, "/", 3)
+		if parts[1] != s.namespace {
+			continue
+		}
+		object := parts[0] + "/" + parts[2]
+		if n := len(s.rollouts(object)); n > 0 {
+			got[object] = n
+		}
+	}
+	return got
+}
