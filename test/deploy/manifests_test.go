@@ -68,7 +68,7 @@ func deploymentOf(t *testing.T, manifests string) *appsv1.Deployment {
 // installations are the default, the default with each component, all of them together, and each example, by name.
 func installations(t *testing.T) map[string]string {
 	t.Helper()
-	names := map[string]string{"the default": deployDir}
+	names := map[string]string{"the default": deployDir, "managers outside of the cluster": filepath.Join(deployDir, "podman")}
 	var all []string
 	for _, dir := range kustomizationsIn(t, "components") {
 		name := filepath.Base(dir)
