@@ -5,6 +5,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os/exec"
@@ -157,10 +158,16 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 	if holder := shared.HolderPod(ctx, t); holder != "" {
 		t.Errorf("the lease is still held by %s", holder)
 	}
+	var released []auditv1.Event
+	fleet.Eventually(ctx, t, func() error { // the API server logs a request after it has answered it
+		if released = shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) }); len(released) == 0 {
+			return errors.New("no release in the audit log")
+		}
+		return nil
+	})
 	patched := shared.AuditSince(t, begin, func(e auditv1.Event) bool {
 		return fleet.IsControllerWrite(e, m.Pod) && e.Verb == "patch" && e.ObjectRef.Namespace == s.namespace
 	})
-	released := shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })
 	if len(patched) != 2 || len(released) != 1 { // the state, then the reload
 		t.Fatalf("%d patches and %d releases in the audit log, want 2 and 1", len(patched), len(released))
 	}
