@@ -7,10 +7,8 @@ package informers
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -209,26 +207,12 @@ func waitForLeader(ctx context.Context, t *testing.T, m *cluster.Manager) {
 	})
 }
 
-// get asks a manager for a page.
+// get asks a manager for a page, with the observer's token where somebody asks who it is.
 func get(url string) (code int, body string, err error) {
-	client := &http.Client{
-		Timeout:   10 * time.Second,
-		Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
-	}
-	request, err := http.NewRequest(http.MethodGet, url, nil)
-	if err != nil {
-		return 0, "", err
-	}
 	if strings.HasPrefix(url, "https:") {
-		request.Header.Set("Authorization", "Bearer "+token)
+		return fleet.Get(url, token)
 	}
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = response.Body.Close() }()
-	text, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(text), err
+	return fleet.Get(url, "")
 }
 
 // answers returns an error unless m answers with the code, and a body that contains all parts, on a path of its plain
