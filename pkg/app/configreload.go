@@ -5,7 +5,6 @@ package app
 
 import (
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -69,27 +68,19 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 	if err != nil {
 		return nil, err
 	}
-	workload := configreload.WorkloadAnnotations(cfg)
 	var needs []informers.Need
 	for _, resource := range configreload.Resources(cfg) {
 		need := informers.Need{For: configreload.Name, Resource: resource}
 		switch resource {
 		case informers.ConfigMaps, informers.Secrets:
 			need.Annotations = configreload.SourceAnnotations(cfg)
-			need.Digest = func(o runtime.Object) []byte { return digest(o) }
+			need.Digest = digest
 		case informers.Namespaces:
 			need.Fields = informers.Labels
 		default:
-			need.Form = informers.Typed
-			if resource == configreload.RolloutsResource {
-				need.Form, need.Optional = informers.Unstructured, true
-			}
-			need.Annotations = workload
-			need.Fields = informers.OwnerReferences
-			need.Template = &informers.Template{Annotations: workload, EnvPrefixes: []string{"STAKATER_"}}
-			if cfg.AbsorbRollouts {
-				need.Template.Digest, need.Template.DigestAnnotation = configreload.DigestTemplate, configreload.TemplateDigestAnnotation
-			}
+			need.Annotations = configreload.WorkloadAnnotations(cfg)
+			need.Digest = configreload.WorkloadDigest(cfg)
+			need.Optional = resource == configreload.RolloutsResource
 		}
 		needs = append(needs, need)
 	}

@@ -97,19 +97,15 @@ func controllerInfos(o *Options) ([]controllerInfo, error) {
 
 // formOfNeed names the form as /debug/informers does.
 func formOfNeed(n informers.Need) string {
-	form := "metadata"
 	switch {
 	case n.Digest != nil:
-		form = "content digest"
+		return "content digest"
 	case n.Form == informers.Typed:
-		form = "typed"
+		return "typed"
 	case n.Form == informers.Unstructured:
-		form = "unstructured"
+		return "unstructured"
 	}
-	if n.Template != nil {
-		form += ", trimmed"
-	}
-	return form
+	return "metadata"
 }
 
 func printControllers(w io.Writer, infos []controllerInfo) {

@@ -21,7 +21,7 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 		Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true,
 		Needs: func() ([]informers.Need, error) {
 			return []informers.Need{
-				{For: "extra", Resource: informers.Deployments, Form: informers.Typed, Template: &informers.Template{}},
+				{For: "extra", Resource: informers.Deployments, Form: informers.Typed},
 				{For: "extra", Resource: informers.ConfigMaps, Annotations: []string{"example.com/a"}, Optional: true},
 			}, nil
 		},
@@ -32,7 +32,7 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 	want := controllerInfo{
 		Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more",
 		Needs: []needInfo{
-			{Group: "apps", Version: "v1", Resource: "deployments", Form: "typed, trimmed"},
+			{Group: "apps", Version: "v1", Resource: "deployments", Form: "typed"},
 			{Version: "v1", Resource: "configmaps", Form: "metadata", Annotations: []string{"example.com/a"}, Optional: true},
 		},
 		Rules: extra.Rules(),
@@ -70,7 +70,7 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 		for line := range strings.Lines(list(t)) {
 			lines[strings.Join(strings.Fields(line), " ")] = true
 		}
-		for _, want := range []string{"extra off no x,y does more", "extra deployments.apps typed, trimmed 0", "extra deployments.apps list,watch"} {
+		for _, want := range []string{"extra off no x,y does more", "extra deployments.apps typed 0", "extra deployments.apps list,watch"} {
 			if !lines[want] {
 				t.Errorf("no line %q in %v", want, lines)
 			}

@@ -20,7 +20,7 @@ import (
 type Clients struct {
 	Typed    kubernetes.Interface
 	Metadata metadata.Interface
-	// Dynamic is for needs of the Unstructured form, and may be nil without one.
+	// Dynamic is for more than the metadata of custom resources, and may be nil without such a need.
 	Dynamic dynamic.Interface
 	// Content reads ConfigMaps and Secrets of which a digest is needed, and leaves no data in its
 	// buffers. Without it, as in tests with fake clients, Typed is used.

@@ -8,9 +8,10 @@
 // of a resource into one plan, which decides the form of what is cached:
 //
 //   - metadata: the server sends metadata only, the cache holds an [Entry];
-//   - content: for ConfigMaps and Secrets of which a digest is needed. The server sends the object, the
-//     cache holds an [Entry] with the digest. The data is dropped before client-go's informer sees it;
-//   - typed: the usual API type, for workloads whose pod template is needed, trimmed if possible;
+//   - content digest: the server sends the object, the cache holds an [Entry] with what the declared
+//     digests make of it: a hash of a Secret's data, the references of a pod template. The rest is
+//     dropped before client-go's informer sees it;
+//   - typed: the usual API type;
 //   - unstructured: the same for custom resources.
 //
 // Objects are reduced between the client's decoder and client-go's reflector, not by a transform of the

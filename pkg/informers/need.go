@@ -59,7 +59,7 @@ const (
 //
 // Where several controllers need a resource, each gets the union. A controller that asked for the
 // Reduced form must use what it gets as a metav1.Object: it is an *Entry, unless another controller
-// needs the Typed form of that resource.
+// needs another form of that resource. Then there are no digests either, but the content itself.
 type Need struct {
 	// For names the controller. Digests are asked for by this name.
 	For string
@@ -67,42 +67,24 @@ type Need struct {
 	// and finds it again when it changes.
 	Resource schema.GroupVersionResource
 	Form     Form
-	// Annotations are the keys to keep. The other forms keep all unless they have a Template.
+	// Annotations are the keys to keep. The other forms keep all.
 	Annotations []string
-	// Fields to keep beyond the annotations, in the Reduced form and in another one with a Template.
+	// Fields to keep beyond the annotations.
 	Fields Fields
 	// When, if set, restricts Fields and Annotations of this need to the objects for which it is true.
 	// It sees the object's whole metadata.
 	When func(metav1.Object) bool
-	// Digest summarises the content of a ConfigMap or Secret in a few bytes, usually a hash: it is all
-	// that is kept of the data. nil means no digest. It gets a *corev1.ConfigMap or *corev1.Secret, must
-	// be pure and must not keep any part of it.
+	// Digest summarises an object in a few bytes, such as a hash of a Secret's data or the names that a
+	// pod template refers to: it is all that is kept of the content, in the Reduced form. nil means no
+	// digest. It gets the API type, of a custom resource an *unstructured.Unstructured; it must be pure
+	// and must not keep any part of it.
 	Digest func(runtime.Object) []byte
 	// SecretTypes are types that this need wants though the server leaves them out by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
-	// Template, if set, reduces a workload to what the index of references needs. One of a custom
-	// resource must be at spec.template.
-	Template *Template
 	// Optional says that the resource need not exist: while the server does not have it, it counts as
 	// empty and synced.
 	Optional bool
-}
-
-// Template is what a need keeps of a workload beyond its identity, paused or suspended: of the pod
-// template the declared annotations; of its containers the name, references to ConfigMaps and Secrets
-// and the names of mounts; of its volumes those of ConfigMaps and Secrets. Of a custom resource also
-// spec.workloadRef, by which an Argo Rollout names the workload that has the template; a template that does
-// not parse is kept as it is.
-type Template struct {
-	// Annotations of the template to keep.
-	Annotations []string
-	// EnvPrefixes keeps plain variables whose names start with one of these.
-	EnvPrefixes []string
-	// Digest, if set, summarises the whole workload in a few bytes, of which the cached one has the hex digits in the
-	// annotation DigestAnnotation; nil leaves that out. It must be pure and must not keep any part of the object.
-	Digest           func(runtime.Object) []byte
-	DigestAnnotation string
 }
 
 // ExcludedSecretTypes are left out by the server unless a need names them: Helm's releases hold whole
@@ -116,41 +98,28 @@ func (n *Need) validate() error {
 		return errors.New("need without a controller's name")
 	case n.Resource.Resource == "":
 		return errors.New("need without resource")
-	case n.Resource.Version == "" && n.Form != Reduced:
-		return errors.New("only a reduced need can do without a version")
+	case n.Resource.Version == "" && (n.Form != Reduced || n.Digest != nil):
+		return errors.New("only a need of metadata can do without a version")
 	case n.Form != Reduced && isSource:
 		return errors.New("ConfigMaps and Secrets are cached in reduced form only; read their data live")
-	case n.Digest != nil && !isSource:
-		return errors.New("only ConfigMaps and Secrets have a digest")
+	case n.Digest != nil && n.Form != Reduced:
+		return errors.New("only the reduced form has a digest")
 	case len(n.SecretTypes) > 0 && n.Resource != Secrets:
 		return errors.New("only Secrets have Secret types")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
 	case n.Form == Unstructured && scheme.Scheme.IsGroupRegistered(n.Resource.Group):
 		return errors.New("built-in types cannot be had in unstructured form")
-	case n.Template != nil && n.Form != Unstructured && (n.Form != Typed || !hasTemplate(n.Resource)):
-		return errors.New("only workloads have a template")
-	case n.Template != nil && (n.Template.Digest == nil) != (n.Template.DigestAnnotation == ""):
-		return errors.New("a digest of a template needs an annotation, and the annotation a digest")
 	}
 	return nil
-}
-
-func hasTemplate(gvr schema.GroupVersionResource) bool {
-	switch gvr {
-	case Deployments, StatefulSets, DaemonSets, CronJobs, Jobs:
-		return true
-	}
-	return false
 }
 
 // plan is the union of all needs of one resource.
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// whole: some need wants more than an Entry, the API type or an unstructured object. trimmed: all
-	// those want a template only.
-	whole, unstructured, trimmed bool
+	// whole: some need wants more than an Entry, the API type or an unstructured object.
+	whole, unstructured bool
 	// digests in the order in which entries hold them.
 	digests       []digest
 	fieldSelector string
@@ -172,7 +141,7 @@ func newPlans(needs []Need) ([]*plan, error) {
 		}
 		at := slices.IndexFunc(plans, func(p *plan) bool { return p.resource.GroupResource() == n.Resource.GroupResource() })
 		if at < 0 {
-			plans = append(plans, &plan{resource: n.Resource, trimmed: true, optional: true})
+			plans = append(plans, &plan{resource: n.Resource, optional: true})
 			at = len(plans) - 1
 		}
 		if err := plans[at].add(*n); err != nil {
@@ -201,7 +170,6 @@ func (p *plan) add(n Need) error {
 	p.needs = append(p.needs, n)
 	if n.Form != Reduced {
 		p.whole, p.unstructured = true, p.unstructured || n.Form == Unstructured
-		p.trimmed = p.trimmed && n.Template != nil
 	}
 	if n.Digest != nil {
 		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest})
@@ -225,15 +193,11 @@ func (p *plan) secretTypeSelector() string {
 
 // form names the plan's form for people.
 func (p *plan) form() string {
-	whole := "typed"
-	if p.unstructured {
-		whole = "unstructured"
-	}
 	switch {
-	case p.whole && p.trimmed:
-		return whole + ", trimmed"
+	case p.unstructured:
+		return "unstructured"
 	case p.whole:
-		return whole
+		return "typed"
 	case len(p.digests) > 0:
 		return "content digest"
 	}

@@ -21,10 +21,7 @@ func (p *plan) reduce(obj runtime.Object) (runtime.Object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reduce %T: %w", obj, err)
 	}
-	switch {
-	case p.whole && p.trimmed:
-		return p.trim(obj)
-	case p.whole:
+	if p.whole {
 		strip(m)
 		return obj, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
@@ -46,32 +47,43 @@ func sourceOf[L runtime.Object](c listWatcher[L], client any, example runtime.Ob
 	}
 }
 
-func contentSource(client rest.Interface, resource string) source {
+// wipedSource is for ConfigMaps and Secrets, see Clients.Content.
+func wipedSource(client rest.Interface, resource string) source {
 	lw := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(*metav1.ListOptions) {})
-	return source{list: lw.ListWithContext, watch: lw.WatchWithContext, example: &Entry{}}
+	return source{list: lw.ListWithContext, watch: lw.WatchWithContext}
 }
 
 // newSource picks the client that suffices for the plan.
 func newSource(p *plan, c Clients) (source, error) {
-	if !p.whole {
-		switch {
-		case p.resource.Version == "":
+	if !p.whole && len(p.digests) == 0 {
+		if p.resource.Version == "" {
 			return sourceOf(newAnyVersion(p.resource.GroupResource(), c), c.Metadata, &Entry{}), nil
-		case len(p.digests) == 0:
-			return sourceOf(c.Metadata.Resource(p.resource), c.Metadata, &Entry{}), nil
-		case c.Content != nil: // ConfigMaps or Secrets
-			return contentSource(c.Content, p.resource.Resource), nil
-		case p.resource == Secrets:
-			return sourceOf(c.Typed.CoreV1().Secrets(metav1.NamespaceAll), c.Typed, &Entry{}), nil
-		case p.resource == ConfigMaps:
-			return sourceOf(c.Typed.CoreV1().ConfigMaps(metav1.NamespaceAll), c.Typed, &Entry{}), nil
 		}
+		return sourceOf(c.Metadata.Resource(p.resource), c.Metadata, &Entry{}), nil
 	}
-	if p.unstructured && c.Dynamic != nil {
+	s, err := newContentSource(p, c)
+	if !p.whole {
+		s.example = &Entry{}
+	}
+	return s, err
+}
+
+// newContentSource is newSource for more than metadata.
+func newContentSource(p *plan, c Clients) (source, error) {
+	custom := !scheme.Scheme.IsGroupRegistered(p.resource.Group)
+	if c.Dynamic != nil && custom && (p.unstructured || !p.whole) {
 		return sourceOf(c.Dynamic.Resource(p.resource), c.Dynamic, &unstructured.Unstructured{}), nil
 	}
 	all := metav1.NamespaceAll
 	switch p.resource {
+	case ConfigMaps, Secrets:
+		if c.Content != nil {
+			return wipedSource(c.Content, p.resource.Resource), nil
+		}
+		if p.resource == Secrets {
+			return sourceOf(c.Typed.CoreV1().Secrets(all), c.Typed, &corev1.Secret{}), nil
+		}
+		return sourceOf(c.Typed.CoreV1().ConfigMaps(all), c.Typed, &corev1.ConfigMap{}), nil
 	case Namespaces:
 		return sourceOf(c.Typed.CoreV1().Namespaces(), c.Typed, &corev1.Namespace{}), nil
 	case Deployments:

@@ -146,7 +146,7 @@ func sourceNeeds() []informers.Need {
 	return []informers.Need{
 		{For: "test", Resource: informers.Secrets, Digest: digest},
 		{For: "test", Resource: informers.ConfigMaps, Digest: digest},
-		{For: "test", Resource: informers.Deployments, Form: informers.Typed, Template: &informers.Template{}},
+		{For: "test", Resource: informers.Deployments, Form: informers.Typed},
 	}
 }
 

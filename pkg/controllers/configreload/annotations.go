@@ -29,11 +29,6 @@ const (
 	compatStrategy = "reloader.stakater.com/rollout-strategy"
 )
 
-// TemplateDigestAnnotation is never on an object in the API server. With
-// AbsorbRollouts, the cache has to put it on the workloads that it holds: the hex
-// digits of DigestTemplate. Without it, nothing is absorbed.
-const TemplateDigestAnnotation = "quartermaster.dev/template-digest"
-
 // defaultKeys are the original's keys by the logical name that replaces them,
 // which is the name of the original's own flag without "-annotation".
 var defaultKeys = map[string]string{
@@ -88,8 +83,8 @@ func SourceAnnotations(cfg Config) []string {
 	return list
 }
 
-// WorkloadAnnotations returns the keys that the cache must keep of workloads,
-// both of their metadata and of their pod template's.
+// WorkloadAnnotations returns the keys that the cache must keep of workloads.
+// WorkloadDigest keeps the same of their pod templates.
 func WorkloadAnnotations(cfg Config) []string {
 	// The mark is written under either strategy's key without compat as well.
 	list := []string{nativeReload, nativeDelay, nativeState, nativeMark, compatMark}
@@ -111,7 +106,7 @@ var csiKeys = []string{
 }
 
 func asksForCSI(w *workload) bool {
-	return slices.ContainsFunc(csiKeys, func(key string) bool { _, ok := fallback(w.meta, w.template, key); return ok })
+	return slices.ContainsFunc(csiKeys, func(key string) bool { _, ok := fallback(w.meta, w.Template, key); return ok })
 }
 
 // match is how a source concerns a workload.
@@ -187,10 +182,10 @@ var stateTooLarge = problem{nativeState, fmt.Sprintf("the workload watches so ma
 // rules are those of a workload; none for one that is rolled through another
 // object: a Job by its CronJob, a Rollout by the workload that it refers to.
 func (k *keys) rules(w *workload) (rules, []problem) {
-	if w.elsewhere || w.kind == "Job" && w.ownedBy == "CronJob" {
+	if w.Elsewhere || w.kind == "Job" && w.OwnedBy == "CronJob" {
 		return rules{}, nil
 	}
-	return k.parse(w.meta, w.template)
+	return k.parse(w.meta, w.Template)
 }
 
 // parse reads the annotations of a workload (meta) and of its template.

@@ -144,7 +144,7 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 		c.memory.forget(key)
 		return 0, nil
 	}
-	w, err := newWorkload(obj)
+	w, err := newWorkload(key.kind, obj)
 	if err != nil {
 		return 0, err
 	}
@@ -170,7 +170,7 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 			return 0, fmt.Errorf("get %s: %w", key, err)
 		}
 		before := w
-		if w, err = newWorkload(live); err != nil {
+		if w, err = newWorkload(key.kind, live); err != nil {
 			return 0, err
 		}
 		if w.uid == before.uid {
@@ -186,7 +186,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 	e := c.memory.get(w.workloadKey, w.uid)
 
 	pause, pauseLeft := c.keys.pauseState(w, &r, now)
-	c.memory.setPaused(w.workloadKey, w.paused && pauseLeft > 0)
+	c.memory.setPaused(w.workloadKey, w.Paused && pauseLeft > 0)
 	if pause != pauseStands && !c.cfg.DryRun {
 		return 0, c.endPause(ctx, k, w, pause)
 	}

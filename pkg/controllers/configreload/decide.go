@@ -254,8 +254,8 @@ func (c *Config) outOfDate(f *facts, r *reload) bool {
 	if !f.firstSight || c.FirstSight != FirstSightCompare || r.hash == "" || c.byAnnotation(f) {
 		return false
 	}
-	v, ok := f.workload.containers[r.container].vars[variable(r.key)]
-	return ok && v.value != r.hash
+	value, ok := f.workload.Containers[r.container].Vars[variable(r.key)]
+	return ok && value != r.hash
 }
 
 // marked says that the template carries the mark of this reload already,
@@ -264,10 +264,10 @@ func (c *Config) outOfDate(f *facts, r *reload) bool {
 func (c *Config) marked(f *facts, r *reload) bool {
 	w := f.workload
 	if !c.byAnnotation(f) {
-		v, ok := w.containers[r.container].vars[variable(r.key)]
-		return ok == (r.hash != "") && v.value == r.hash
+		value, ok := w.Containers[r.container].Vars[variable(r.key)]
+		return ok == (r.hash != "") && value == r.hash
 	}
-	return marksSource(w.template[f.rules.markKey()], w.Namespace, r.key, cmp.Or(r.hash, deletedHash))
+	return marksSource(w.Template[f.rules.markKey()], w.Namespace, r.key, cmp.Or(r.hash, deletedHash))
 }
 
 // absorbed says that a rollout by somebody else began after the source changed.

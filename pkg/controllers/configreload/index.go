@@ -4,6 +4,7 @@
 package configreload
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -30,7 +32,10 @@ func contains(list []string, item string) bool { return slices.Contains(list, it
 
 func (c *Controller) addIndexers() error {
 	for name, k := range c.kinds {
-		err := k.informer.AddIndexers(cache.Indexers{bySource: c.indexBySource, byPatterns: c.indexByPatterns})
+		err := k.informer.AddIndexers(cache.Indexers{
+			bySource:   func(obj any) ([]string, error) { return c.indexBySource(name, obj), nil },
+			byPatterns: func(obj any) ([]string, error) { return c.indexByPatterns(name, obj), nil },
+		})
 		if err != nil {
 			return fmt.Errorf("add indexers of %s: %w", name, err)
 		}
@@ -52,12 +57,12 @@ func (c *Controller) addIndexers() error {
 
 func sourceIndexValue(namespace string, key sourceKey) string { return namespace + "/" + key.String() }
 
-// indexBySource never returns an error, on which the cache would panic: an
-// object that cannot be read is not found here, and reported when reconciled.
-func (c *Controller) indexBySource(obj any) ([]string, error) {
-	w, err := newWorkload(obj)
+// indexBySource returns no error, on which the cache would panic: an object that
+// cannot be read is not found here, and reported when reconciled.
+func (c *Controller) indexBySource(kind string, obj any) []string {
+	w, err := newWorkload(kind, obj)
 	if err != nil {
-		return nil, nil
+		return nil
 	}
 	r, _ := c.keys.rules(w)
 	var values []string
@@ -74,19 +79,19 @@ func (c *Controller) indexBySource(obj any) ([]string, error) {
 		}
 	}
 	slices.Sort(values)
-	return slices.Compact(values), nil
+	return slices.Compact(values)
 }
 
-func (c *Controller) indexByPatterns(obj any) ([]string, error) {
-	w, err := newWorkload(obj)
+func (c *Controller) indexByPatterns(kind string, obj any) []string {
+	w, err := newWorkload(kind, obj)
 	if err != nil {
-		return nil, nil
+		return nil
 	}
 	r, _ := c.keys.rules(w)
 	if r.patterns(configMap) || r.patterns(secret) {
-		return []string{w.Namespace}, nil
+		return []string{w.Namespace}
 	}
-	return nil, nil
+	return nil
 }
 
 // patterns says that sources may be named otherwise than by their very name.
@@ -179,12 +184,12 @@ func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]
 	var list []workloadKey
 	for name, k := range c.kinds {
 		for _, obj := range c.concerned(k, namespace, key) {
-			w, err := newWorkload(obj)
+			w, err := newWorkload(name, obj)
 			if err != nil {
 				continue
 			}
 			if c.noteChange(w, key, before, after) {
-				list = append(list, workloadKey{kind: name, ObjectName: w.ObjectName})
+				list = append(list, w.workloadKey)
 			}
 		}
 	}
@@ -251,7 +256,7 @@ func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1
 	}
 	before, after := event.Old.GetAnnotations(), event.New.GetAnnotations()
 	c.noteRemoval(key, obj.GetUID(), before, after)
-	if c.cfg.AbsorbRollouts && before[TemplateDigestAnnotation] != after[TemplateDigestAnnotation] {
+	if c.cfg.AbsorbRollouts && !bytes.Equal(cachedDigest(kind, event.Old), cachedDigest(kind, event.New)) {
 		c.memory.update(key, obj.GetUID(), c.clock.Now(), func(e *entry) {
 			if e.written != obj.GetResourceVersion() {
 				e.rolled = obj.GetResourceVersion()
@@ -259,6 +264,20 @@ func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1
 		})
 	}
 	return []workloadKey{key}
+}
+
+// cachedDigest is the digest of the template of a cached workload; nil if it has none.
+func cachedDigest(kind string, obj metav1.Object) []byte {
+	if whole, ok := obj.(runtime.Object); ok {
+		if digest := digestTemplate(whole); digest != nil {
+			return digest
+		}
+	}
+	w, err := newWorkload(kind, obj)
+	if err != nil {
+		return nil
+	}
+	return w.Digest
 }
 
 // noteRemoval keeps in memory what was recorded if somebody removed the record.

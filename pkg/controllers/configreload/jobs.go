@@ -54,7 +54,7 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	byName := slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
 	var out outcome
 	switch {
-	case !byName && w.suspended:
+	case !byName && w.Suspended:
 		out.skipped = "Suspended"
 	case !byName && busy:
 		out.skipped = "A Job is active"

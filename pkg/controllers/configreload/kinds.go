@@ -32,11 +32,9 @@ const fieldManager = "quartermaster-config-reload"
 // that Config leaves out may be nil, and so may any other: what has no informer
 // is not handled.
 //
-// Sources are stored as [Source]. Workloads are the ordinary types, of which
-// only names, uid, resourceVersion, owner references, the declared annotations
-// (of metadata and of the template), containers, volumes, spec.paused and
-// spec.suspend are read; Rollouts are unstructured. Namespaces are read for their
-// labels alone.
+// Sources are stored as [Source]. Workloads are stored in the same way, with
+// WorkloadAnnotations and what WorkloadDigest makes of them; or as the ordinary
+// types, Rollouts unstructured. Namespaces are read for their labels alone.
 type Informers struct {
 	ConfigMaps, Secrets                   cache.SharedIndexInformer
 	Deployments, StatefulSets, DaemonSets cache.SharedIndexInformer

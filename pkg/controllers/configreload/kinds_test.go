@@ -156,7 +156,7 @@ func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
 		ctx := klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig()))
 		w := newWorld(t, nil)
 		for range 2 {
-			one, err := newWorkload(deploy(pod(), "secretproviderclass.reloader.stakater.com/auto", "true"))
+			one, err := newWorkload("Deployment", deploy(pod(), "secretproviderclass.reloader.stakater.com/auto", "true"))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -25,7 +25,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 	const warning = "The operator that this controller replaces is still running"
 	if k := c.kinds["Deployment"]; k != nil && cache.WaitFor(ctx, "", k.informer.HasSyncedChecker()) {
 		for _, obj := range k.informer.GetIndexer().List() {
-			w, err := newWorkload(obj)
+			w, err := newWorkload("Deployment", obj)
 			if err != nil || !looksLikeOriginal(w) {
 				continue
 			}
@@ -62,8 +62,8 @@ func looksLikeOriginal(w *workload) bool {
 	if strings.Contains(w.Name, "reloader") {
 		return true
 	}
-	for _, ctr := range w.containers {
-		if strings.Contains(ctr.name, "reloader") {
+	for _, ctr := range w.Containers {
+		if strings.Contains(ctr.Name, "reloader") {
 			return true
 		}
 	}

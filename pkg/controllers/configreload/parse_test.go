@@ -201,7 +201,7 @@ func FuzzPauseAndDelay(f *testing.F) {
 	f.Fuzz(func(t *testing.T, period, since, delay string) {
 		d := deploy(pod(), kPause, period, kPausedAt, since, nativeDelay, delay)
 		d.Spec.Paused = true
-		w, err := newWorkload(d)
+		w, err := newWorkload("Deployment", d)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,7 +34,7 @@ func (c *Config) marks(f *facts, reloads []reload) marks {
 			Name:          last.key.name,
 			Namespace:     f.workload.Namespace,
 			Hash:          cmp.Or(last.hash, deletedHash),
-			ContainerRefs: []string{f.workload.containers[last.container].name},
+			ContainerRefs: []string{f.workload.Containers[last.container].Name},
 			ObservedAt:    f.now.Unix(),
 		})
 		m.key, m.value = f.rules.markKey(), string(value)
@@ -86,7 +86,7 @@ func (c *Config) templatePatch(f *facts, k *keys, p *plan) object {
 	patch := metadataPatch(f.workload, s)
 	m := c.marks(f, p.reloads)
 	spec := object{"template": m.template(f.workload)}
-	if d, _ := k.pausePeriod(f.workload, &f.rules); d > 0 && !f.workload.paused {
+	if d, _ := k.pausePeriod(f.workload, &f.rules); d > 0 && !f.workload.Paused {
 		spec["paused"] = true
 		patch["metadata"].(object)["annotations"].(object)[k.pauseAt] = f.now.UTC().Format(time.RFC3339)
 	}
@@ -100,7 +100,7 @@ func (m *marks) template(w *workload) object {
 		return object{"metadata": object{"annotations": object{m.key: m.value}}}
 	}
 	var containers []object
-	for i := range w.containers {
+	for i := range w.Containers {
 		var env []object
 		for _, e := range m.env {
 			switch {
@@ -112,7 +112,7 @@ func (m *marks) template(w *workload) object {
 			}
 		}
 		if env != nil {
-			containers = append(containers, object{"name": w.containers[i].name, "env": env})
+			containers = append(containers, object{"name": w.Containers[i].Name, "env": env})
 		}
 	}
 	return object{"spec": object{"containers": containers}}

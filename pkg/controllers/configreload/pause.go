@@ -25,7 +25,7 @@ func (k *keys) pauseState(w *workload, r *rules, now time.Time) (pauseStep, time
 	if !k.compat || w.kind != "Deployment" || !ours {
 		return pauseStands, 0
 	}
-	if !w.paused {
+	if !w.Paused {
 		return pauseOver, 0
 	}
 	started, err := time.Parse(time.RFC3339, since)

@@ -121,7 +121,7 @@ func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 func TestDifferenceSettlesUnlessAnEventAnnouncedIt(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Compat, cfg.QuietPeriod = true, 0
-	w, err := newWorkload(deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true"))
+	w, err := newWorkload("Deployment", deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true"))
 	if err != nil {
 		t.Fatal(err)
 	}

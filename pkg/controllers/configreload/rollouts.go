@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -59,13 +58,9 @@ func (c *Controller) patchRollout(ctx context.Context, k *kind, f *facts, p *pla
 // object that live is. Setting the resourceVersion makes the API server refuse
 // the patch with a conflict if the object is another by now.
 func jsonPatch(live *unstructured.Unstructured, merge object, m *marks) ([]object, error) {
-	var template corev1.PodTemplateSpec
-	spec, _, err := unstructured.NestedMap(live.Object, "spec", "template")
-	if err == nil {
-		err = runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &template)
-	}
+	template, err := rolloutTemplate(live)
 	if err != nil {
-		return nil, fmt.Errorf("template of Rollout %s/%s: %w", live.GetNamespace(), live.GetName(), err)
+		return nil, err
 	}
 	op := func(op, path string, value any) object { return object{"op": op, "path": path, "value": value} }
 	ops := []object{op("replace", "/metadata/resourceVersion", live.GetResourceVersion())}
@@ -88,7 +83,7 @@ func jsonPatch(live *unstructured.Unstructured, merge object, m *marks) ([]objec
 		ops = append(ops, envOps(base, ctr, e)...)
 		// Later operations see what the earlier ones leave.
 		if e.value == "" || indexOf(ctr.Env, e.name) < 0 {
-			(&marks{env: []envMark{e}}).apply(&template)
+			(&marks{env: []envMark{e}}).apply(template)
 		}
 	}
 	return ops, nil

@@ -6,6 +6,8 @@ package configreload
 import (
 	"cmp"
 	"encoding/hex"
+	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +40,20 @@ type sourceKey struct {
 
 // String is the key as it stands in the state.
 func (k sourceKey) String() string { return k.typ.String() + "/" + k.name }
+
+// MarshalText is String, for what the cache keeps of a workload.
+func (k sourceKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (k *sourceKey) UnmarshalText(text []byte) error {
+	t, name, _ := strings.Cut(string(text), "/")
+	at := slices.IndexFunc(sourceTypes, func(s sourceType) bool { return s.String() == t })
+	if at < 0 {
+		return fmt.Errorf("%q is not configmap/NAME or secret/NAME", text)
+	}
+	*k = sourceKey{sourceTypes[at], name}
+	return nil
+}
 
 func compareKeys(a, b sourceKey) int {
 	return cmp.Or(cmp.Compare(a.typ, b.typ), strings.Compare(a.name, b.name))

@@ -5,13 +5,17 @@ package configreload
 
 import (
 	"crypto/sha256"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,89 +35,147 @@ func (k workloadKey) String() string { return k.kind + "/" + k.ObjectName.String
 type workload struct {
 	workloadKey
 	uid     types.UID
-	version string // resourceVersion
+	version string            // resourceVersion
+	meta    map[string]string // annotations
+	content
+}
 
-	meta, template map[string]string // annotations
-	inits          []container
-	containers     []container
-	volumes        map[string][]sourceKey // by volume name
-	paused         bool                   // Deployments
-	suspended      bool                   // CronJobs
-	ownedBy        string                 // kind of the controlling owner
-	elsewhere      bool                   // Rollouts: the template is another object's
+// content is what the decision needs of a workload beyond its metadata. The cache
+// keeps it as the JSON that WorkloadDigest makes of it, one for each workload of
+// the cluster, so the names are short there and nothing is kept in vain.
+type content struct {
+	Template   map[string]string      `json:"t,omitempty"` // annotations of the pod template
+	Inits      []container            `json:"i,omitempty"`
+	Containers []container            `json:"c,omitempty"`
+	Volumes    map[string][]sourceKey `json:"v,omitempty"` // by name, those that are of sources
+	Paused     bool                   `json:"p,omitempty"` // Deployments
+	Suspended  bool                   `json:"s,omitempty"` // CronJobs
+	OwnedBy    string                 `json:"o,omitempty"` // kind of the controlling owner
+	Elsewhere  bool                   `json:"e,omitempty"` // Rollouts: the template is another object's
+	// Digest tells versions of the template apart. The cache has it with
+	// AbsorbRollouts only.
+	Digest []byte `json:"d,omitempty"`
+	// Problem is why a workload cannot be read; the rest is empty then.
+	Problem string `json:"x,omitempty"`
 }
 
 type container struct {
-	name   string
-	mounts []string            // volume names
-	env    []sourceKey         // through env and envFrom
-	vars   map[string]envValue // variables of ours, by name
+	Name   string            `json:"n"`
+	Mounts []string          `json:"m,omitempty"` // names of Volumes
+	Env    []sourceKey       `json:"e,omitempty"` // through env and envFrom
+	Vars   map[string]string `json:"v,omitempty"` // variables of ours, value by name
 }
 
-// envValue is a variable's value and its position in env.
-type envValue struct {
-	value string
-	index int
+// WorkloadDigest returns the function that an informer's transform calls on a
+// workload, for what it returns to be read from the cache instead of the content.
+func WorkloadDigest(cfg Config) func(obj runtime.Object) []byte {
+	annotations := WorkloadAnnotations(cfg)
+	return func(obj runtime.Object) []byte {
+		c, err := describe(obj)
+		if err != nil {
+			c = content{Problem: err.Error()}
+		}
+		c.Template = maps.Clone(c.Template) // the object's own
+		maps.DeleteFunc(c.Template, func(key, _ string) bool { return !slices.Contains(annotations, key) })
+		if cfg.AbsorbRollouts {
+			c.Digest = digestTemplate(obj)
+		}
+		data, _ := json.Marshal(c) // strings always marshal
+		return data
+	}
 }
 
-// newWorkload reads a typed object, from the cache or from the API server, or
-// an Argo Rollout as unstructured.
-func newWorkload(obj any) (*workload, error) {
+// newWorkload reads a workload: one from the cache as its metadata and what
+// WorkloadDigest made of the rest; one from the API server, or from a cache that
+// has it whole, as the API type, or an Argo Rollout as unstructured.
+func newWorkload(kind string, obj any) (*workload, error) {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kind, err)
+	}
+	w := &workload{
+		workloadKey: workloadKey{kind: kind, ObjectName: cache.MetaObjectToName(m)},
+		uid:         m.GetUID(),
+		version:     m.GetResourceVersion(),
+		meta:        m.GetAnnotations(),
+	}
+	if cached, ok := obj.(interface{ Digest(of string) []byte }); ok {
+		err = json.Unmarshal(cached.Digest(Name), &w.content)
+	} else {
+		w.content, err = describe(obj)
+	}
+	if err == nil && w.Problem != "" {
+		err = errors.New(w.Problem)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", w.workloadKey, err)
+	}
+	return w, nil
+}
+
+func describe(obj any) (content, error) {
 	switch o := obj.(type) {
 	case *appsv1.Deployment:
-		w := describe("Deployment", o, &o.Spec.Template)
-		w.paused = o.Spec.Paused
-		return w, nil
+		c := describeTemplate(o, &o.Spec.Template)
+		c.Paused = o.Spec.Paused
+		return c, nil
 	case *appsv1.StatefulSet:
-		return describe("StatefulSet", o, &o.Spec.Template), nil
+		return describeTemplate(o, &o.Spec.Template), nil
 	case *appsv1.DaemonSet:
-		return describe("DaemonSet", o, &o.Spec.Template), nil
+		return describeTemplate(o, &o.Spec.Template), nil
 	case *batchv1.CronJob:
 		// The metadata of jobTemplate itself is not read.
-		w := describe("CronJob", o, &o.Spec.JobTemplate.Spec.Template)
-		w.suspended = o.Spec.Suspend != nil && *o.Spec.Suspend
-		return w, nil
+		c := describeTemplate(o, &o.Spec.JobTemplate.Spec.Template)
+		c.Suspended = o.Spec.Suspend != nil && *o.Spec.Suspend
+		return c, nil
 	case *batchv1.Job:
-		return describe("Job", o, &o.Spec.Template), nil
+		return describeTemplate(o, &o.Spec.Template), nil
 	case *unstructured.Unstructured:
-		return newRollout(o)
+		return describeRollout(o)
 	}
-	return nil, fmt.Errorf("%T is not a workload", obj)
+	return content{}, fmt.Errorf("%T is not a workload", obj)
 }
 
-func newRollout(o *unstructured.Unstructured) (*workload, error) {
+func describeRollout(o *unstructured.Unstructured) (content, error) {
+	template, err := rolloutTemplate(o)
+	if err != nil {
+		return content{}, err
+	}
+	c := describeTemplate(o, template)
+	_, c.Elsewhere, _ = unstructured.NestedMap(o.Object, "spec", "workloadRef")
+	return c, nil
+}
+
+// rolloutTemplate returns the template of a Rollout; an empty one if it has none.
+func rolloutTemplate(o *unstructured.Unstructured) (*corev1.PodTemplateSpec, error) {
 	var template corev1.PodTemplateSpec
 	spec, _, err := unstructured.NestedMap(o.Object, "spec", "template")
 	if err == nil {
 		err = runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &template)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("template of Rollout %s/%s: %w", o.GetNamespace(), o.GetName(), err)
+		return nil, fmt.Errorf("spec.template: %w", err)
 	}
-	w := describe("Rollout", o, &template)
-	_, w.elsewhere, _ = unstructured.NestedMap(o.Object, "spec", "workloadRef")
-	return w, nil
+	return &template, nil
 }
 
-func describe(kind string, o metav1.Object, template *corev1.PodTemplateSpec) *workload {
-	w := &workload{
-		workloadKey: workloadKey{kind: kind, ObjectName: cache.NewObjectName(o.GetNamespace(), o.GetName())},
-		uid:         o.GetUID(),
-		version:     o.GetResourceVersion(),
-		meta:        o.GetAnnotations(),
-		template:    template.Annotations,
-		volumes:     map[string][]sourceKey{},
-	}
+func describeTemplate(o metav1.Object, template *corev1.PodTemplateSpec) content {
+	c := content{Template: template.Annotations}
 	if owner := metav1.GetControllerOfNoCopy(o); owner != nil {
-		w.ownedBy = owner.Kind
+		c.OwnedBy = owner.Kind
 	}
 	for i := range template.Spec.Volumes {
 		v := &template.Spec.Volumes[i]
-		w.volumes[v.Name] = volumeSources(v)
+		if sources := volumeSources(v); len(sources) > 0 {
+			if c.Volumes == nil {
+				c.Volumes = map[string][]sourceKey{}
+			}
+			c.Volumes[v.Name] = sources
+		}
 	}
-	w.inits = describeContainers(template.Spec.InitContainers)
-	w.containers = describeContainers(template.Spec.Containers)
-	return w
+	c.Inits = c.describeContainers(template.Spec.InitContainers)
+	c.Containers = c.describeContainers(template.Spec.Containers)
+	return c
 }
 
 func volumeSources(v *corev1.Volume) []sourceKey {
@@ -137,36 +199,38 @@ func volumeSources(v *corev1.Volume) []sourceKey {
 	return list
 }
 
-func describeContainers(list []corev1.Container) []container {
-	out := make([]container, 0, len(list))
+func (c *content) describeContainers(list []corev1.Container) []container {
+	var out []container
 	for i := range list {
-		c := container{name: list[i].Name}
+		ctr := container{Name: list[i].Name}
 		for _, m := range list[i].VolumeMounts {
-			c.mounts = append(c.mounts, m.Name)
+			if _, ok := c.Volumes[m.Name]; ok {
+				ctr.Mounts = append(ctr.Mounts, m.Name)
+			}
 		}
-		for index, e := range list[i].Env {
+		for _, e := range list[i].Env {
 			if strings.HasPrefix(e.Name, variablePrefix) {
-				if c.vars == nil {
-					c.vars = map[string]envValue{}
+				if ctr.Vars == nil {
+					ctr.Vars = map[string]string{}
 				}
-				c.vars[e.Name] = envValue{value: e.Value, index: index}
+				ctr.Vars[e.Name] = e.Value
 			}
 			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
-				c.env = append(c.env, sourceKey{configMap, e.ValueFrom.ConfigMapKeyRef.Name})
+				ctr.Env = append(ctr.Env, sourceKey{configMap, e.ValueFrom.ConfigMapKeyRef.Name})
 			}
 			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
-				c.env = append(c.env, sourceKey{secret, e.ValueFrom.SecretKeyRef.Name})
+				ctr.Env = append(ctr.Env, sourceKey{secret, e.ValueFrom.SecretKeyRef.Name})
 			}
 		}
 		for _, e := range list[i].EnvFrom {
 			if e.ConfigMapRef != nil {
-				c.env = append(c.env, sourceKey{configMap, e.ConfigMapRef.Name})
+				ctr.Env = append(ctr.Env, sourceKey{configMap, e.ConfigMapRef.Name})
 			}
 			if e.SecretRef != nil {
-				c.env = append(c.env, sourceKey{secret, e.SecretRef.Name})
+				ctr.Env = append(ctr.Env, sourceKey{secret, e.SecretRef.Name})
 			}
 		}
-		out = append(out, c)
+		out = append(out, ctr)
 	}
 	return out
 }
@@ -175,11 +239,11 @@ func describeContainers(list []corev1.Container) []container {
 // order and once. Volumes that nobody mounts do not count.
 func (w *workload) references() []sourceKey {
 	var list []sourceKey
-	for _, c := range slices.Concat(w.inits, w.containers) {
-		for _, mount := range c.mounts {
-			list = append(list, w.volumes[mount]...)
+	for _, c := range slices.Concat(w.Inits, w.Containers) {
+		for _, mount := range c.Mounts {
+			list = append(list, w.Volumes[mount]...)
 		}
-		list = append(list, c.env...)
+		list = append(list, c.Env...)
 	}
 	slices.SortFunc(list, compareKeys)
 	return slices.Compact(list)
@@ -192,18 +256,18 @@ func (w *workload) references() []sourceKey {
 // references. It returns false if no container is to be had.
 func (w *workload) chooseContainer(key sourceKey, m match) (int, bool) {
 	mounts := func(c container) bool {
-		return slices.ContainsFunc(c.mounts, func(v string) bool { return slices.Contains(w.volumes[v], key) })
+		return slices.ContainsFunc(c.Mounts, func(v string) bool { return slices.Contains(w.Volumes[v], key) })
 	}
-	reads := func(c container) bool { return slices.Contains(c.env, key) }
+	reads := func(c container) bool { return slices.Contains(c.Env, key) }
 	for _, uses := range []func(container) bool{mounts, reads} {
-		if i := slices.IndexFunc(w.containers, uses); i >= 0 {
+		if i := slices.IndexFunc(w.Containers, uses); i >= 0 {
 			return i, true
 		}
-		if slices.ContainsFunc(w.inits, uses) {
-			return 0, len(w.containers) > 0
+		if slices.ContainsFunc(w.Inits, uses) {
+			return 0, len(w.Containers) > 0
 		}
 	}
-	return 0, m == named && len(w.containers) > 0
+	return 0, m == named && len(w.Containers) > 0
 }
 
 const variablePrefix = "STAKATER_"
@@ -228,9 +292,9 @@ func variable(key sourceKey) string {
 	return b.String()
 }
 
-// DigestTemplate returns a digest of a workload's pod template, nil for other
-// objects. It tells whether two versions of one workload differ in it.
-func DigestTemplate(obj runtime.Object) []byte {
+// digestTemplate returns a digest of a workload's pod template, nil for kinds
+// that nobody else rolls, and for what the cache has reduced.
+func digestTemplate(obj runtime.Object) []byte {
 	var template *corev1.PodTemplateSpec
 	switch o := obj.(type) {
 	case *appsv1.Deployment:

@@ -5,11 +5,9 @@ package configreload
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -20,7 +18,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
@@ -95,24 +92,24 @@ func (w *world) start() {
 		}
 		return i
 	}
-	reduce := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest)
-	trim := controllertest.Trim(append(WorkloadAnnotations(w.cfg), TemplateDigestAnnotation), variablePrefix, addTemplateDigest)
+	source := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest)
+	workload := controllertest.Reduce(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg))
 	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
 	in := Informers{
-		ConfigMaps:   with(core.ConfigMaps().Informer(), reduce),
-		Secrets:      with(core.Secrets().Informer(), reduce),
-		Deployments:  with(apps.Deployments().Informer(), trim),
-		StatefulSets: with(apps.StatefulSets().Informer(), trim),
-		DaemonSets:   with(apps.DaemonSets().Informer(), trim),
-		CronJobs:     with(batch.CronJobs().Informer(), trim),
-		Jobs:         with(batch.Jobs().Informer(), trim),
+		ConfigMaps:   with(core.ConfigMaps().Informer(), source),
+		Secrets:      with(core.Secrets().Informer(), source),
+		Deployments:  with(apps.Deployments().Informer(), workload),
+		StatefulSets: with(apps.StatefulSets().Informer(), workload),
+		DaemonSets:   with(apps.DaemonSets().Informer(), workload),
+		CronJobs:     with(batch.CronJobs().Informer(), workload),
+		Jobs:         with(batch.Jobs().Informer(), workload),
 		Namespaces:   core.Namespaces().Informer(),
 	}
 	w.registry = metrics.NewKubeRegistry()
 	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
 	if w.dynamic != nil {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
-		in.Rollouts = dynamicFactory.ForResource(RolloutsResource).Informer()
+		in.Rollouts = with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload)
 	}
 	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
 	if err != nil {
@@ -143,17 +140,6 @@ func (w *world) start() {
 		})
 	}
 	synctest.Wait()
-}
-
-func addTemplateDigest(trimmed metav1.Object, original runtime.Object) {
-	if d := DigestTemplate(original); d != nil {
-		a := maps.Clone(trimmed.GetAnnotations())
-		if a == nil {
-			a = map[string]string{}
-		}
-		a[TemplateDigestAnnotation] = hex.EncodeToString(d)
-		trimmed.SetAnnotations(a)
-	}
 }
 
 func (w *world) stopped() bool { return w.c.Status().Phase == controllers.Stopped }

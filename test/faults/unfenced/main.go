@@ -20,7 +20,6 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -112,10 +111,9 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	sources, workloads := configreload.SourceAnnotations(o.reload), configreload.WorkloadAnnotations(o.reload)
 	cache, err := informers.New("unfenced", informers.NewConfig(), readers, []informers.Need{
-		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: sources, Digest: func(obj runtime.Object) []byte { return digest(obj) }},
-		{For: configreload.Name, Resource: informers.Deployments, Form: informers.Typed, Annotations: workloads, Template: &informers.Template{Annotations: workloads}},
+		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: configreload.SourceAnnotations(o.reload), Digest: digest},
+		{For: configreload.Name, Resource: informers.Deployments, Annotations: configreload.WorkloadAnnotations(o.reload), Digest: configreload.WorkloadDigest(o.reload)},
 	}, registry, clock.RealClock{})
 	if err != nil {
 		return nil, nil, err
