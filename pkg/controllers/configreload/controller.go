@@ -27,9 +27,12 @@ import (
 
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
@@ -54,6 +57,7 @@ type Controller struct {
 	sources   [2]cache.SharedIndexInformer // by sourceType; nil: ignored
 	kinds     map[string]*kind
 	client    kubernetes.Interface
+	metadata  metadata.Interface
 	events    record.EventRecorder
 	clock     clock.WithTicker
 	metrics   *domainMetrics
@@ -66,10 +70,18 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
+// Clients are those that the controller reads and writes with, besides the Informers.
+type Clients struct {
+	Typed kubernetes.Interface
+	// Metadata reads sources, of which nothing more is wanted.
+	Metadata metadata.Interface
+	// Dynamic is for Argo Rollouts and may be nil without them.
+	Dynamic dynamic.Interface
+}
+
 // New checks the configuration and adds indexers to the informers of workloads
-// and sources, so it has to be called before they are started. The dynamic
-// client is for Argo Rollouts and may be nil without them.
-func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
+// and sources, so it has to be called before they are started.
+func New(cfg Config, in Informers, clients Clients, events record.EventRecorder,
 	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
@@ -85,8 +97,9 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 	c := &Controller{
 		cfg: cfg, keys: newKeys(&cfg), in: in,
 		sources:  [2]cache.SharedIndexInformer{in.ConfigMaps, in.Secrets},
-		kinds:    newKinds(&cfg, in, client, dyn),
-		client:   client,
+		kinds:    newKinds(&cfg, in, clients.Typed, clients.Dynamic),
+		client:   clients.Typed,
+		metadata: clients.Metadata,
 		events:   events,
 		clock:    clock,
 		memory:   newMemory(),
@@ -209,9 +222,14 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.window.notBefore = f.window.notBefore })
 		p = c.cfg.decide(f)
 	}
+	behind, err := c.cacheIsBehind(ctx, f, p.reloads)
+	if err != nil {
+		return 0, err
+	}
 	var after time.Duration
-	var err error
 	switch {
+	case behind:
+		after = settle // its event comes sooner
 	case len(p.reloads) > 0:
 		after, err = c.reload(ctx, k, f, &p, &e)
 	default:
@@ -221,6 +239,32 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 		return 0, err
 	}
 	return soonest(after, pauseLeft), nil
+}
+
+// cacheIsBehind says that a reload would go back to an old version of a source.
+// The cache of sources may be late by any time, on a replica that has just begun
+// to lead as on others: what is recorded on the workload may be newer. A version
+// of a source is surely the newer one if it comes after the workload's; else the
+// API server is asked whether it is the last one.
+func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []reload) (bool, error) {
+	w := f.workload
+	for _, r := range reloads {
+		cached := f.sources[r.key]
+		if order, err := resourceversion.CompareResourceVersion(cached.version, w.version); !cached.exists() || err == nil && order > 0 {
+			continue
+		}
+		// A list of one, since there is no right to get.
+		list, err := c.metadata.Resource(r.key.typ.resource()).Namespace(w.Namespace).List(ctx,
+			metav1.ListOptions{FieldSelector: "metadata.name=" + r.key.name})
+		if err != nil {
+			return false, fmt.Errorf("check whether the cache has %s/%s as it is: %w", w.Namespace, r.key, err)
+		}
+		if len(list.Items) != 1 || list.Items[0].ResourceVersion != cached.version {
+			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.key, "cached", cached.version)
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // soonest ignores zeros, which ask for nothing.

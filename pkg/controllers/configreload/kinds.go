@@ -48,7 +48,7 @@ func Resources(cfg Config) []schema.GroupVersionResource {
 	var list []schema.GroupVersionResource
 	for _, t := range sourceTypes {
 		if !cfg.sourceIgnored(t) {
-			list = append(list, corev1.SchemeGroupVersion.WithResource(t.String()+"s"))
+			list = append(list, t.resource())
 		}
 	}
 	for _, name := range kindNames {

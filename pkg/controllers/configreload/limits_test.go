@@ -6,13 +6,17 @@ package configreload
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 )
@@ -23,7 +27,7 @@ func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.Qui
 // informers' lists and watches at the start.
 func (w *world) requests() map[string]int {
 	count := map[string]int{}
-	for _, a := range w.client.Actions() {
+	for _, a := range slices.Concat(w.client.Actions(), w.metadata.Actions()) {
 		count[a.GetVerb()+" "+a.GetResource().Resource]++
 	}
 	return count
@@ -105,23 +109,85 @@ func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	})
 }
 
-// After a hand-over the list of sources may come from a watch cache that is
-// older than what the former leader acted on.
-func TestAnOldListOfSourcesAtTheStartRollsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// The fake's watch begins with what is there; it does so late here.
-		w := newLaggingWorld(t, map[string]time.Duration{"configmaps": 500 * time.Millisecond}, quietPeriod(0), cm2(),
-			deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h2)))
-		w.stop()
-		w.client.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, &corev1.ConfigMapList{Items: []corev1.ConfigMap{*cm1()}}, nil
+// After a hand-over the cache of sources may be older, by any time, than what the
+// former leader acted on.
+func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
+	green := hashOf("color", "green")
+	acted := deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h2))
+	for name, tc := range map[string]struct {
+		lag     time.Duration
+		between time.Duration // after that, the source changes once more
+		want    []string
+	}{
+		"for a moment": {lag: settle / 2},
+		"for long":     {lag: time.Minute},
+		"for long, and then there is another change": {lag: time.Minute, between: 10 * time.Second,
+			want: []string{env(stateOf(cmKey, green), "web/"+cmVar, green)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				// The fake's watch begins with what is there; it does so late here.
+				w := newLaggingWorld(t, map[string]time.Duration{"configmaps": tc.lag}, quietPeriod(0))
+				w.stop()
+				w.put(cm2(), acted)
+				w.client.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+					old := cm1()
+					old.ResourceVersion = "1"
+					return true, &corev1.ConfigMapList{Items: []corev1.ConfigMap{*old}}, nil
+				})
+				w.start()
+				if tc.between > 0 {
+					w.pass(tc.between)
+					w.put(cm("app-config", "color", "green"))
+				}
+				w.pass(time.Hour)
+				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+			})
 		})
-		w.start()
-		w.pass(time.Hour)
-		if got := w.writes(); len(got) != 0 {
-			t.Errorf("writes: %v", got)
-		}
-	})
+	}
+}
+
+// What the cache has is compared with the API server if the workload may have
+// been written later.
+func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
+	rolled := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
+	known := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
+	for name, tc := range map[string]struct {
+		objects  []runtime.Object // in the order in which they were written
+		failures int              // of the comparison
+		removed  bool             // and the cache does not know yet
+		want     []string
+		lists    int
+	}{
+		"a source that is newer than the workload is not asked for": {objects: []runtime.Object{known, cm2()}, want: rolled},
+		"an older one is, once":          {objects: []runtime.Object{cm2(), known}, want: rolled, lists: 1},
+		"and again if that fails":        {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, lists: 4},
+		"one that is gone rolls nothing": {objects: []runtime.Object{cm2(), known}, removed: true, lists: 9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, quietPeriod(0))
+				failures := tc.failures
+				w.metadata.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if failures > 0 {
+						failures--
+						return true, nil, apierrors.NewTooManyRequests("later", 1)
+					}
+					return tc.removed, &metav1.List{}, nil
+				})
+				w.put(tc.objects...)
+				w.pass(10*time.Second - settle/2)
+				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+				if lists := len(w.metadata.Actions()); lists != tc.lists {
+					t.Errorf("%d lists, want %d", lists, tc.lists)
+				}
+			})
+		})
+	}
 }
 
 func TestMaxRolloutsPerMinute(t *testing.T) {

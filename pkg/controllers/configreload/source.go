@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -31,6 +33,10 @@ func (t sourceType) mark() string { return strings.ToUpper(t.String()) }
 
 // kind is the type as people write it.
 func (t sourceType) kind() string { return [...]string{"ConfigMap", "Secret"}[t] }
+
+func (t sourceType) resource() schema.GroupVersionResource {
+	return corev1.SchemeGroupVersion.WithResource(t.String() + "s")
+}
 
 // sourceKey names a source in the namespace of the workload at hand.
 type sourceKey struct {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -42,6 +43,7 @@ type world struct {
 	cfg      Config
 	client   *fake.Clientset
 	dynamic  dynamic.Interface // nil: no Argo Rollouts
+	metadata *metadatafake.FakeMetadataClient
 	versions *controllertest.Versions
 	recorder *record.FakeRecorder
 	registry metrics.KubeRegistry
@@ -105,13 +107,15 @@ func (w *world) start() {
 		Jobs:         with(batch.Jobs().Informer(), workload),
 		Namespaces:   core.Namespaces().Informer(),
 	}
+	w.metadata = controllertest.Metadata(w.client)
+	clients := Clients{Typed: w.client, Dynamic: w.dynamic, Metadata: w.metadata}
 	w.registry = metrics.NewKubeRegistry()
 	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
 	if w.dynamic != nil {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
 		in.Rollouts = with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload)
 	}
-	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	w.c, err = New(w.cfg, in, clients, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
 	if err != nil {
 		w.t.Fatal(err)
 	}
