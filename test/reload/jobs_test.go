@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
 
@@ -30,20 +31,24 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			return nil
 		})
 	}
+	replaced := func(s shop, before types.UID) {
+		s.t.Helper()
+		s.eventually(func() error {
+			client, name := s.client(job)
+			o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
+			if err == nil && o.GetUID() == before {
+				err = errors.New("the Job is the old one")
+			}
+			return err
+		})
+	}
 	play(t, atOnce(), map[string]scenario{
 		"a Job is replaced, and what changes while no manager runs does not run it again": {
 			given: func(s shop) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
 			when: func(s shop) {
 				before := s.get(job).GetUID()
 				s.configMap("app-config", "red")
-				s.eventually(func() error {
-					client, name := s.client(job)
-					o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
-					if err == nil && o.GetUID() == before {
-						err = errors.New("the Job is the old one")
-					}
-					return err
-				})
+				replaced(s, before)
 				s.waitForMark(job, cm)
 				s.configMap("uid", string(s.get(job).GetUID()))
 			},
@@ -53,6 +58,26 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 				if got := string(s.get(job).GetUID()); got != want {
 					s.t.Errorf("the Job is another one than before the restart")
 				}
+			},
+		},
+		"a finished Job runs again": {
+			given: func(s shop) {
+				source(s)
+				j := newJob("import", is(auto, "true"), uses(cm))
+				j.Spec.Completions = ptr.To[int32](0) // so that its controller finds it complete at once
+				s.create(j)
+			},
+			when: func(s shop) {
+				s.eventually(func() error {
+					if _, finished, _ := unstructured.NestedString(s.get(job).Object, "status", "completionTime"); !finished {
+						return errors.New("the Job has not finished")
+					}
+					return nil
+				})
+				before := s.get(job).GetUID()
+				s.configMap("app-config", "red")
+				replaced(s, before)
+				s.waitForMark(job, cm)
 			},
 		},
 		"a CronJob runs once for each change, also for one that was made while no manager ran": {
