@@ -6,7 +6,6 @@ package app
 import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/metadata"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
@@ -28,17 +27,13 @@ func configReload(o *Options) Entry {
 		Needs:   func() ([]informers.Need, error) { return configReloadNeeds(config()) },
 		Rules:   func() []rbacv1.PolicyRule { return configreload.Rules(config()) },
 		New: func(h Host) (controllers.Controller, error) {
-			clients := configreload.Clients{Typed: h.Client}
-			var err error
-			if clients.Dynamic, err = dynamic.NewForConfig(h.RESTConfig); err != nil {
-				return nil, err
-			}
-			if clients.Metadata, err = metadata.NewForConfig(h.RESTConfig); err != nil {
+			dyn, err := dynamic.NewForConfig(h.RESTConfig)
+			if err != nil {
 				return nil, err
 			}
 			cfg := config()
 			cfg.DrainTimeout = h.DrainTimeout
-			var in configreload.Informers
+			in := configreload.Informers{LiveVersion: h.LiveVersion}
 			for _, resource := range configreload.Resources(cfg) {
 				informer := h.Informer(resource)
 				switch resource {
@@ -62,7 +57,7 @@ func configReload(o *Options) Entry {
 					in.Rollouts = informer
 				}
 			}
-			return configreload.New(cfg, in, clients, h.Events, h.Clock, h.Loops, h.Metrics)
+			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Clock, h.Loops, h.Metrics)
 		},
 	}
 }

@@ -57,12 +57,13 @@ func newControllers(o *Options, c *clients, e *events, cache *informers.Factory,
 			Informer: func(resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
 				return mustHave(cache, entry.Name, resource)
 			},
-			Client:     client,
-			RESTConfig: config,
-			Events:     e.recorder("quartermaster-" + entry.Name),
-			Clock:      clock.RealClock{},
-			Loops:      loops,
-			Metrics:    registry,
+			LiveVersion: cache.LiveVersion,
+			Client:      client,
+			RESTConfig:  config,
+			Events:      e.recorder("quartermaster-" + entry.Name),
+			Clock:       clock.RealClock{},
+			Loops:       loops,
+			Metrics:     registry,
 			// The elector has the first word: it must see that the drain takes too long, and keep the lease, before
 			// reconciles are cut off whose last write may still be on its way.
 			DrainTimeout: o.Generic.ShutdownTimeout + time.Second,

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"context"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -52,6 +53,9 @@ type Config interface {
 type Host struct {
 	// Informer returns the shared informer of a resource that the entry declared in Needs.
 	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
+	// LiveVersion asks the API server for the resourceVersion of an object of such a resource, for a controller that has
+	// reason to think that the cache is behind; see informers.Factory.LiveVersion.
+	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
 	// Client reads at any time and writes only while this replica leads; RESTConfig makes other clients like it.
 	Client     kubernetes.Interface
 	RESTConfig *rest.Config

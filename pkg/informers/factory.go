@@ -13,8 +13,10 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -25,6 +27,7 @@ import (
 type Factory struct {
 	clock     clock.WithTicker
 	resources []*resource
+	metadata  metadata.Interface
 	mutations *mutationDetector // nil if switched off
 	name      *cache.InformerName
 	minResync time.Duration // 0: no resyncs
@@ -50,7 +53,7 @@ func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.Kub
 	if err != nil {
 		return nil, err
 	}
-	f := &Factory{clock: c, minResync: cfg.MinResyncPeriod}
+	f := &Factory{clock: c, metadata: clients.Metadata, minResync: cfg.MinResyncPeriod}
 	if cfg.CacheMutationDetection {
 		f.mutations = newMutationDetector(c)
 	}
@@ -105,6 +108,24 @@ func (f *Factory) Informer(gvr schema.GroupVersionResource) (cache.SharedIndexIn
 		}
 	}
 	return nil, false
+}
+
+// LiveVersion asks the API server for the resourceVersion that an object has now; empty if it does not exist. It is an
+// error if no need names the resource. Only metadata is read, with what the cache may do: a list of one.
+func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+	if _, declared := f.Informer(gvr); !declared {
+		return "", fmt.Errorf("version of %s %s: no controller needs the resource", resourceName(gvr), name)
+	}
+	list, err := f.metadata.Resource(gvr).Namespace(name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name.Name})
+	if err != nil {
+		return "", fmt.Errorf("version of %s %s: %w", resourceName(gvr), name, err)
+	}
+	for i := range list.Items {
+		if list.Items[i].Name == name.Name {
+			return list.Items[i].ResourceVersion, nil
+		}
+	}
+	return "", nil
 }
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, which

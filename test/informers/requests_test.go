@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
@@ -136,5 +137,23 @@ func checkStream(t *testing.T, resource string, uris []string) {
 		if got := u.Query().Get(key); got != value {
 			t.Errorf("%s: %s is %q, want %q in %s", resource, key, got, value, fmt.Sprint(u))
 		}
+	}
+}
+
+func TestTheLiveVersionIsThatOfTheServer(t *testing.T) {
+	ctx := testContext(t)
+	c := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...) // as the manager, which may not get Secrets
+	s := newShop(ctx, t)
+	db, err := admin.CoreV1().Secrets(s.namespace).Get(ctx, "db", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"db": db.ResourceVersion, "d": ""} {
+		if got, err := c.LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.namespace, name)); err != nil || got != want {
+			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)
+		}
+	}
+	if _, err := c.LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.namespace, "db")); err == nil || !strings.Contains(err.Error(), "no controller needs") {
+		t.Errorf("error %v", err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 var rollouts = schema.GroupVersionResource{Group: "argoproj.io", Version: "v1alpha1", Resource: "rollouts"}
 
-func TestARolloutIsCachedUnstructuredAndRolled(t *testing.T) {
+func TestARolloutIsCachedAsADigestAndRolled(t *testing.T) {
 	ctx := testContext(t)
 	grantRollouts(ctx, t)
 	create(ctx, t, crds, "", crd(rollouts.GroupResource(), "Rollout", []string{rollouts.Version}))

@@ -27,12 +27,10 @@ import (
 
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
@@ -57,7 +55,6 @@ type Controller struct {
 	sources   [2]cache.SharedIndexInformer // by sourceType; nil: ignored
 	kinds     map[string]*kind
 	client    kubernetes.Interface
-	metadata  metadata.Interface
 	events    record.EventRecorder
 	clock     clock.WithTicker
 	metrics   *domainMetrics
@@ -70,18 +67,10 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// Clients are those that the controller reads and writes with, besides the Informers.
-type Clients struct {
-	Typed kubernetes.Interface
-	// Metadata reads sources, of which nothing more is wanted.
-	Metadata metadata.Interface
-	// Dynamic is for Argo Rollouts and may be nil without them.
-	Dynamic dynamic.Interface
-}
-
 // New checks the configuration and adds indexers to the informers of workloads
-// and sources, so it has to be called before they are started.
-func New(cfg Config, in Informers, clients Clients, events record.EventRecorder,
+// and sources, so it has to be called before they are started. The dynamic
+// client is for Argo Rollouts and may be nil without them.
+func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
 	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
@@ -97,9 +86,8 @@ func New(cfg Config, in Informers, clients Clients, events record.EventRecorder,
 	c := &Controller{
 		cfg: cfg, keys: newKeys(&cfg), in: in,
 		sources:  [2]cache.SharedIndexInformer{in.ConfigMaps, in.Secrets},
-		kinds:    newKinds(&cfg, in, clients.Typed, clients.Dynamic),
-		client:   clients.Typed,
-		metadata: clients.Metadata,
+		kinds:    newKinds(&cfg, in, client, dyn),
+		client:   client,
 		events:   events,
 		clock:    clock,
 		memory:   newMemory(),
@@ -253,13 +241,11 @@ func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []relo
 		if order, err := resourceversion.CompareResourceVersion(cached.version, w.version); !cached.exists() || err == nil && order > 0 {
 			continue
 		}
-		// A list of one, since there is no right to get.
-		list, err := c.metadata.Resource(r.key.typ.resource()).Namespace(w.Namespace).List(ctx,
-			metav1.ListOptions{FieldSelector: "metadata.name=" + r.key.name})
+		live, err := c.in.LiveVersion(ctx, r.key.typ.resource(), cache.NewObjectName(w.Namespace, r.key.name))
 		if err != nil {
-			return false, fmt.Errorf("check whether the cache has %s/%s as it is: %w", w.Namespace, r.key, err)
+			return false, fmt.Errorf("is the cache behind: %w", err)
 		}
-		if len(list.Items) != 1 || list.Items[0].ResourceVersion != cached.version {
+		if live != cached.version {
 			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.key, "cached", cached.version)
 			return true, nil
 		}

@@ -41,6 +41,9 @@ type Informers struct {
 	CronJobs, Jobs, Rollouts              cache.SharedIndexInformer
 	// Namespaces is needed with NamespaceSelector only.
 	Namespaces cache.SharedIndexInformer
+	// LiveVersion asks the API server for the resourceVersion of a source; empty if
+	// it does not exist.
+	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
 }
 
 // Resources returns what cfg needs an informer of.

@@ -6,7 +6,6 @@ package configreload
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,8 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 )
@@ -27,8 +24,13 @@ func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.Qui
 // informers' lists and watches at the start.
 func (w *world) requests() map[string]int {
 	count := map[string]int{}
-	for _, a := range slices.Concat(w.client.Actions(), w.metadata.Actions()) {
+	for _, a := range w.client.Actions() {
 		count[a.GetVerb()+" "+a.GetResource().Resource]++
+	}
+	w.live.mu.Lock()
+	defer w.live.mu.Unlock()
+	if w.live.count > 0 {
+		count["live version"] = w.live.count
 	}
 	return count
 }
@@ -159,31 +161,24 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 		failures int              // of the comparison
 		removed  bool             // and the cache does not know yet
 		want     []string
-		lists    int
+		asked    int
 	}{
 		"a source that is newer than the workload is not asked for": {objects: []runtime.Object{known, cm2()}, want: rolled},
-		"an older one is, once":          {objects: []runtime.Object{cm2(), known}, want: rolled, lists: 1},
-		"and again if that fails":        {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, lists: 4},
-		"one that is gone rolls nothing": {objects: []runtime.Object{cm2(), known}, removed: true, lists: 9},
+		"an older one is, once":          {objects: []runtime.Object{cm2(), known}, want: rolled, asked: 1},
+		"and again if that fails":        {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, asked: 4},
+		"one that is gone rolls nothing": {objects: []runtime.Object{cm2(), known}, removed: true, asked: 9},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, quietPeriod(0))
-				failures := tc.failures
-				w.metadata.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if failures > 0 {
-						failures--
-						return true, nil, apierrors.NewTooManyRequests("later", 1)
-					}
-					return tc.removed, &metav1.List{}, nil
-				})
+				w.live.failures, w.live.gone = tc.failures, tc.removed
 				w.put(tc.objects...)
 				w.pass(10*time.Second - settle/2)
 				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("writes differ (-want +got):\n%s", diff)
 				}
-				if lists := len(w.metadata.Actions()); lists != tc.lists {
-					t.Errorf("%d lists, want %d", lists, tc.lists)
+				if got := w.requests()["live version"]; got != tc.asked {
+					t.Errorf("asked %d times, want %d", got, tc.asked)
 				}
 			})
 		})

@@ -19,11 +19,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
-	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -43,7 +43,7 @@ type world struct {
 	cfg      Config
 	client   *fake.Clientset
 	dynamic  dynamic.Interface // nil: no Argo Rollouts
-	metadata *metadatafake.FakeMetadataClient
+	live     liveReads
 	versions *controllertest.Versions
 	recorder *record.FakeRecorder
 	registry metrics.KubeRegistry
@@ -106,16 +106,15 @@ func (w *world) start() {
 		CronJobs:     with(batch.CronJobs().Informer(), workload),
 		Jobs:         with(batch.Jobs().Informer(), workload),
 		Namespaces:   core.Namespaces().Informer(),
+		LiveVersion:  w.liveVersion,
 	}
-	w.metadata = controllertest.Metadata(w.client)
-	clients := Clients{Typed: w.client, Dynamic: w.dynamic, Metadata: w.metadata}
 	w.registry = metrics.NewKubeRegistry()
 	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
 	if w.dynamic != nil {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
 		in.Rollouts = with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload)
 	}
-	w.c, err = New(w.cfg, in, clients, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -144,6 +143,35 @@ func (w *world) start() {
 		})
 	}
 	synctest.Wait()
+}
+
+// liveReads are what was asked of the API server about versions of sources.
+type liveReads struct {
+	mu       sync.Mutex
+	count    int
+	failures int  // so many fail first
+	gone     bool // nothing is there any more, as the cache does not know yet
+}
+
+func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+	w.live.mu.Lock()
+	defer w.live.mu.Unlock()
+	w.live.count++
+	if w.live.count <= w.live.failures {
+		return "", apierrors.NewTooManyRequests("later", 1)
+	}
+	obj, err := w.client.Tracker().Get(resource, name.Namespace, name.Name)
+	if w.live.gone || apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return "", err
+	}
+	return m.GetResourceVersion(), nil
 }
 
 func (w *world) stopped() bool { return w.c.Status().Phase == controllers.Stopped }

@@ -9,13 +9,9 @@ import (
 	"maps"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	metadatafake "k8s.io/client-go/metadata/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -44,32 +40,6 @@ func Reduce(name string, annotations []string, digest func(runtime.Object) []byt
 			digests:    map[string][]byte{name: digest(obj.(runtime.Object))},
 		}, nil
 	}
-}
-
-// Metadata returns a client for the metadata of what a fake clientset has. It can
-// list by name.
-func Metadata(client *fake.Clientset) *metadatafake.FakeMetadataClient {
-	m := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
-	m.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		a := action.(clienttesting.ListAction)
-		name, _ := a.GetListRestrictions().Fields.RequiresExactMatch("metadata.name")
-		list := &metav1.List{}
-		obj, err := client.Tracker().Get(a.GetResource(), a.GetNamespace(), name)
-		if apierrors.IsNotFound(err) {
-			return true, list, nil
-		}
-		if err != nil {
-			return true, nil, err
-		}
-		of, err := meta.Accessor(obj)
-		if err != nil {
-			return true, nil, err
-		}
-		partial := meta.AsPartialObjectMetadata(of)
-		list.Items = []runtime.RawExtension{{Object: partial}}
-		return true, list, nil
-	})
-	return m
 }
 
 func trimMeta(m metav1.Object, annotations []string) metav1.ObjectMeta {

@@ -118,11 +118,11 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	var in configreload.Informers
+	in := configreload.Informers{LiveVersion: cache.LiveVersion}
 	in.ConfigMaps, _ = cache.Informer(informers.ConfigMaps)
 	in.Deployments, _ = cache.Informer(informers.Deployments)
 	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}) // which nobody gets
-	controller, err := configreload.New(o.reload, in, configreload.Clients{Typed: client, Metadata: readers.Metadata}, events, clock.RealClock{}, controllers.NewMetrics(registry), registry)
+	controller, err := configreload.New(o.reload, in, client, nil, events, clock.RealClock{}, controllers.NewMetrics(registry), registry)
 	return controller, cache, err
 }
 
