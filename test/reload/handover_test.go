@@ -7,12 +7,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -164,4 +167,39 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 			t.Logf("rollouts by Pod: %v", by)
 		})
 	}
+}
+
+// The new leader's cache of ConfigMaps is from before the change that the old one rolled for, and stays so for a while.
+func TestANewLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	s := newShop(t, nil)
+	s.configMap("app-config", "blue")
+	// A mark by annotation has the time in it, so that each rollout is one more.
+	s.create(newDeployment("web", is(fleet.ReloadAnnotation, "auto"), uses(cm)))
+	old := shared.RunLeader(ctx, t, atOnce()...)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	next := shared.Run(t, replica, cluster.ManagerOptions{Args: atOnce()})
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(next) })
+	s.waitForState(web, cm)
+
+	hold := make(chan struct{})
+	watches := proxy.Add(faultproxy.Rule{Hold: hold, Match: func(r *http.Request) bool { return r.URL.Path == "/api/v1/configmaps" }})
+	proxy.Partition(faultproxy.Reset)
+	proxy.Heal()
+	if err := watches.WaitHits(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	paint(s, "red")
+	asked := proxy.Add(faultproxy.Rule{Match: s.to("configmaps")})
+	if err := old.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	shared.WaitForLeader(ctx, t, next)
+	if err := asked.WaitHits(ctx, 2); err != nil {
+		t.Error(err)
+	}
+	close(hold)
+	paint(s, "green")
+	s.awaitOnly(begin, 2, map[string]string{web: cm})
 }
