@@ -57,7 +57,8 @@ test-unit: ## The part of test that needs no control plane.
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager.
-	KUBE_CACHE_MUTATION_DETECTOR=true go test -timeout 15m -p 1 ./test/...
+	@# Never cached: go test does not know of the programs that these tests build and start.
+	KUBE_CACHE_MUTATION_DETECTOR=true go test -count=1 -timeout 15m -p 1 ./test/...
 
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
