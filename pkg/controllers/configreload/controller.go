@@ -243,7 +243,7 @@ func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []relo
 		}
 		live, err := c.in.LiveVersion(ctx, r.key.typ.resource(), cache.NewObjectName(w.Namespace, r.key.name))
 		if err != nil {
-			return false, fmt.Errorf("is the cache behind: %w", err)
+			return false, fmt.Errorf("look whether the cache is behind: %w", err)
 		}
 		if live != cached.version {
 			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.key, "cached", cached.version)
