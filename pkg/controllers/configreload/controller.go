@@ -203,6 +203,13 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 		problems = append(problems, stateTooLarge)
 	}
 	c.report(ctx, w, &e, problems)
+	behind, err := c.cacheIsBehind(ctx, f, p.reloads)
+	if err != nil {
+		return 0, err
+	}
+	if behind {
+		return soonest(settle, pauseLeft), nil // the event comes sooner
+	}
 	if len(p.reloads) > 0 && c.perMinute != nil && f.window.notBefore.IsZero() {
 		// The turn is kept until the reload has succeeded, so that one which
 		// fails takes no other's.
@@ -210,14 +217,8 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.window.notBefore = f.window.notBefore })
 		p = c.cfg.decide(f)
 	}
-	behind, err := c.cacheIsBehind(ctx, f, p.reloads)
-	if err != nil {
-		return 0, err
-	}
 	var after time.Duration
 	switch {
-	case behind:
-		after = settle // its event comes sooner
 	case len(p.reloads) > 0:
 		after, err = c.reload(ctx, k, f, &p, &e)
 	default:

@@ -172,7 +172,10 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, quietPeriod(0))
 				w.live.failures, w.live.gone = tc.failures, tc.removed
-				w.put(tc.objects...)
+				for _, obj := range tc.objects {
+					w.put(obj)
+					synctest.Wait() // the watches have no order among each other
+				}
 				w.pass(10*time.Second - settle/2)
 				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("writes differ (-want +got):\n%s", diff)

@@ -50,7 +50,8 @@ func (k sourceKey) String() string { return k.typ.String() + "/" + k.name }
 // MarshalText is String, for what the cache keeps of a workload.
 func (k sourceKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText reads what MarshalText writes. The name may be empty: the API server
+// does not ask for one in env.
 func (k *sourceKey) UnmarshalText(text []byte) error {
 	t, name, _ := strings.Cut(string(text), "/")
 	at := slices.IndexFunc(sourceTypes, func(s sourceType) bool { return s.String() == t })
@@ -67,12 +68,9 @@ func compareKeys(a, b sourceKey) int {
 
 // parseSourceKey reads what String writes.
 func parseSourceKey(text string) (sourceKey, bool) {
-	for _, t := range sourceTypes {
-		if name, ok := strings.CutPrefix(text, t.String()+"/"); ok && name != "" {
-			return sourceKey{typ: t, name: name}, true
-		}
-	}
-	return sourceKey{}, false
+	var key sourceKey
+	err := key.UnmarshalText([]byte(text))
+	return key, err == nil && key.name != ""
 }
 
 // Source is what the controller reads of a ConfigMap or Secret in the cache.

@@ -28,6 +28,7 @@ func references() corev1.PodTemplateSpec {
 	t.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "cm"}, {Name: "tmp"}, {Name: "both"}}
 	t.Spec.InitContainers = []corev1.Container{{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "secret"}}, Env: []corev1.EnvVar{
 		{Name: "C", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: named("c"), Key: "k"}}},
+		{Name: "N", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{Key: "k"}}},
 		{Name: "F", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}}}
 	t.Spec.Volumes = []corev1.Volume{
 		{Name: "cm", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named("files")}}},
@@ -48,7 +49,7 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Widget"}, {Kind: "CronJob", Controller: ptr.To(true)}}
 	full := content{
 		Template: map[string]string{kAuto: "true", nativeMark: "mark"},
-		Inits:    []container{{Name: "init", Mounts: []string{"secret"}, Env: []sourceKey{{configMap, "c"}}}},
+		Inits:    []container{{Name: "init", Mounts: []string{"secret"}, Env: []sourceKey{{configMap, "c"}, {secret, ""}}}},
 		Containers: []container{{Name: "web", Mounts: []string{"cm", "both"}, Vars: map[string]string{cmVar: h1},
 			Env: []sourceKey{{secret, "db"}, {configMap, "app-config"}, {secret, "s"}}}},
 		Volumes: map[string][]sourceKey{"cm": {{configMap, "files"}}, "secret": {{secret, "certs"}}, "both": {{configMap, "p"}, {secret, "q"}}},

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Entry is a ConfigMap or Secret as a shared cache keeps it: without its data.
+// Entry is an object as a shared cache keeps it: without its content.
 type Entry struct {
 	metav1.ObjectMeta
 	digests map[string][]byte
@@ -24,7 +24,7 @@ type Entry struct {
 // Digest returns what the digest function of one controller returned.
 func (e *Entry) Digest(of string) []byte { return e.digests[of] }
 
-// Reduce returns a transform that makes an Entry of a source, with a digest for
+// Reduce returns a transform that makes an Entry of an object, with a digest for
 // one controller and the annotations it declared.
 func Reduce(name string, annotations []string, digest func(runtime.Object) []byte) cache.TransformFunc {
 	return func(obj any) (any, error) {
@@ -35,22 +35,13 @@ func Reduce(name string, annotations []string, digest func(runtime.Object) []byt
 		if err != nil {
 			return obj, nil // a tombstone
 		}
+		kept := maps.Clone(m.GetAnnotations())
+		maps.DeleteFunc(kept, func(key, _ string) bool { return !slices.Contains(annotations, key) })
 		return &Entry{
-			ObjectMeta: trimMeta(m, annotations),
-			digests:    map[string][]byte{name: digest(obj.(runtime.Object))},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUID(), ResourceVersion: m.GetResourceVersion(), Annotations: kept,
+			},
+			digests: map[string][]byte{name: digest(obj.(runtime.Object))},
 		}, nil
 	}
-}
-
-func trimMeta(m metav1.Object, annotations []string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUID(), ResourceVersion: m.GetResourceVersion(),
-		OwnerReferences: m.GetOwnerReferences(), Annotations: only(m.GetAnnotations(), annotations),
-	}
-}
-
-func only(all map[string]string, keys []string) map[string]string {
-	kept := maps.Clone(all)
-	maps.DeleteFunc(kept, func(key, _ string) bool { return !slices.Contains(keys, key) })
-	return kept
 }
