@@ -32,6 +32,8 @@ type Versions struct {
 	client *fake.Clientset
 	mu     sync.Mutex
 	last   int
+	// writes is held from the comparison of a version to the write that rests on it.
+	writes sync.Mutex
 }
 
 // NewVersions adds its reactors before those that the clientset has.
@@ -50,6 +52,8 @@ func (v *Versions) Put(t *testing.T, obj runtime.Object) {
 	t.Helper()
 	obj = obj.DeepCopyObject()
 	resource, m := v.identify(t, obj)
+	v.writes.Lock()
+	defer v.writes.Unlock()
 	m.SetResourceVersion(v.next())
 	current, err := v.client.Tracker().Get(resource, m.GetNamespace(), m.GetName())
 	if apierrors.IsNotFound(err) {
@@ -153,6 +157,8 @@ func (v *Versions) patch(action clienttesting.Action) (bool, runtime.Object, err
 	if a.PatchType != types.StrategicMergePatchType {
 		return false, nil, nil
 	}
+	v.writes.Lock()
+	defer v.writes.Unlock()
 	current, err := v.client.Tracker().Get(a.Resource, a.Namespace, a.Name)
 	if err != nil {
 		return true, nil, err
