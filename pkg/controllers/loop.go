@@ -44,8 +44,9 @@ type Options[K comparable] struct {
 	Workers int
 	// Reconcile brings the object of one key to its desired state. It is called
 	// again after the duration if that is > 0; otherwise at the next event. After
-	// an error it is called again with exponential back-off, or after the time
-	// that the API server asked for if that is later.
+	// an error it is called again with exponential back-off, at the latest after
+	// the duration if that is > 0, and not before the time that the API server
+	// asked for.
 	Reconcile func(ctx context.Context, key K) (after time.Duration, err error)
 	// DrainTimeout is how long Reconcile's context outlives Run's;
 	// default DefaultDrainTimeout.
@@ -201,6 +202,9 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 	switch {
 	case err != nil:
 		delay := limiter.When(key)
+		if after > 0 {
+			delay = min(delay, after)
+		}
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 			delay = max(delay, time.Duration(seconds)*time.Second)
 		}

@@ -215,6 +215,16 @@ func TestRequeue(t *testing.T) {
 			want:     []time.Duration{0, 30 * time.Second},
 			result:   resultError,
 		},
+		"an error with a duration is tried again no later than after it": {
+			outcomes: []outcome{{err: errors.New("a")}, {err: errors.New("b")}, {after: 3 * time.Second, err: errors.New("c")}, {after: time.Minute, err: errors.New("d")}},
+			want:     []time.Duration{0, 1 * time.Second, 3 * time.Second, 6 * time.Second, 14 * time.Second},
+			result:   resultError,
+		},
+		"Retry-After beats such a duration": {
+			outcomes: []outcome{{after: time.Second, err: tooMany}},
+			want:     []time.Duration{0, 30 * time.Second},
+			result:   resultError,
+		},
 		"a refusal of the fence is a result of its own": {
 			outcomes: []outcome{{err: fmt.Errorf("patch: %w", refusal{})}},
 			want:     []time.Duration{0, time.Second},
