@@ -137,6 +137,37 @@ func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
 	}
 }
 
+func TestNoJobIsLostWithAnAnswer(t *testing.T) {
+	s := newShop(t, nil)
+	create := func(r *http.Request) bool {
+		return method(http.MethodPost)(r) && s.to("jobs")(r) && r.URL.Query().Get("dryRun") == ""
+	}
+	remove := func(r *http.Request) bool { return method(http.MethodDelete)(r) && s.to("jobs/import")(r) }
+	s.configMap("app-config", "0")
+	s.create(newJob("import", is(auto, "true"), uses("configmap/app-config")))
+	proxy := behindProxy(t, atOnce())
+	round := 0
+	for _, fault := range []struct {
+		name string
+		rule faultproxy.Rule
+	}{
+		{"the deletion is done but never answered", faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}},
+		{"the deletion is neither done nor answered", faultproxy.Rule{Match: remove, Times: 1, Status: 504}},
+		{"the creation is done but never answered", faultproxy.Rule{Match: create, Times: 1, DropResponse: true}},
+		{"the creation is neither done nor answered", faultproxy.Rule{Match: create, Times: 1, Status: 504}},
+	} {
+		round++
+		before := s.get("jobs/import").GetUID()
+		applied := proxy.Add(fault.rule)
+		s.configMap("app-config", fmt.Sprint(round))
+		s.replaced("jobs/import", before)
+		s.waitForMark("jobs/import", "configmap/app-config")
+		if applied.Hits() != 1 {
+			t.Errorf("%s: applied %d times", fault.name, applied.Hits())
+		}
+	}
+}
+
 func method(m string) func(*http.Request) bool {
 	return func(r *http.Request) bool { return r.Method == m }
 }

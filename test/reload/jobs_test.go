@@ -6,17 +6,34 @@ package reload
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 func controlledBy(cronJob *unstructured.Unstructured) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "batch/v1", Kind: "CronJob", Name: cronJob.GetName(), UID: cronJob.GetUID(), Controller: ptr.To(true)}
+}
+
+// replaced waits until another Job has the place of one.
+func (s shop) replaced(job string, before types.UID) {
+	s.t.Helper()
+	s.eventually(func() error {
+		client, name := s.client(job)
+		o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
+		if err == nil && o.GetUID() == before {
+			err = errors.New("the Job is the old one")
+		}
+		return err
+	})
 }
 
 func TestJobsOnTheAPIServer(t *testing.T) {
@@ -31,24 +48,13 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			return nil
 		})
 	}
-	replaced := func(s shop, before types.UID) {
-		s.t.Helper()
-		s.eventually(func() error {
-			client, name := s.client(job)
-			o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
-			if err == nil && o.GetUID() == before {
-				err = errors.New("the Job is the old one")
-			}
-			return err
-		})
-	}
 	play(t, atOnce(), map[string]scenario{
 		"a Job is replaced, and what changes while no manager runs does not run it again": {
 			given: func(s shop) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
 			when: func(s shop) {
 				before := s.get(job).GetUID()
 				s.configMap("app-config", "red")
-				replaced(s, before)
+				s.replaced(job, before)
 				s.waitForMark(job, cm)
 				s.configMap("uid", string(s.get(job).GetUID()))
 			},
@@ -76,7 +82,7 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 				})
 				before := s.get(job).GetUID()
 				s.configMap("app-config", "red")
-				replaced(s, before)
+				s.replaced(job, before)
 				s.waitForMark(job, cm)
 			},
 		},
@@ -118,6 +124,33 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 				jobs(s, 1)
 			},
 			then: func(s shop) { jobs(s, 1) },
+		},
+		"a CronJob that forbids concurrency waits for the Job of the reload before, which its controller does not count": {
+			given: func(s shop) {
+				source(s)
+				webUsesAgain(s)
+				c := newCronJob("report", is(configMapReload, "app-config"), uses(cm))
+				c.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
+				s.create(c)
+			},
+			when: func(s shop) {
+				s.waitForState(cron, cm)
+				s.waitForState(web, cm)
+				paint(s, "red")
+				jobs(s, 1)
+				s.waitForState(cron, cm)
+				first := s.list("jobs")[0]
+				paint(s, "green") // also rolls the Deployment, without waiting
+				jobs(s, 1)
+				if hash := s.hash(cm); strings.Contains(s.annotation(cron, fleet.StateAnnotation), hash[:16]) {
+					s.t.Error("the change is recorded before the Job has run for it")
+				}
+				s.delete("jobs/" + first)
+				jobs(s, 1)
+				s.waitForState(cron, cm)
+				s.waitForMark("jobs/"+s.list("jobs")[0], cm)
+			},
+			rolled: map[string]int{web: 2},
 		},
 		"a Job of a CronJob is left alone": {
 			given: func(s shop) {

@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Native annotations.
@@ -173,7 +176,16 @@ func (r *rules) waitsFor(key sourceKey) bool {
 // problem is an annotation that could not be understood.
 type problem struct{ key, text string }
 
-func (p problem) String() string { return p.key + ": " + p.text }
+func (p problem) String() string { return p.key + ": " + cut(p.text) }
+
+// cut leaves no more of a text than fits into an Event, which holds 1 KiB in all.
+func cut(text string) string {
+	const most = 500
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "..."
+}
 
 // stateTooLarge is no fault of a value, but of how much it would have to hold.
 var stateTooLarge = problem{nativeState, fmt.Sprintf("the workload watches so many sources that their state takes more than %d KiB, "+
@@ -236,23 +248,71 @@ func (k *keys) parseCompat(t sourceType, r *typeRules, meta, template map[string
 	r.auto = isTrue(k.auto) || isTrue(k.typedAuto[t]) ||
 		k.autoAll && from[k.auto] == "" && from[k.typedAuto[t]] == ""
 
-	for item := range items(meta[k.exclude[t]]) {
+	excluded, bad := items(meta[k.exclude[t]])
+	for _, item := range excluded {
 		r.excluded = append(r.excluded, pattern{text: item})
 	}
-	var bad []string
-	for item := range items(from[k.reload[t]]) {
-		re, err := regexp.Compile("^" + item + "$")
-		if err != nil {
-			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
-			continue
-		}
-		p := pattern{text: item, re: re, literal: isName(item)}
-		if p.literal && !strings.Contains(item, ".") {
-			p.re = nil // means the same, and a source's name finds it without trying
+	problems := badItems(k.exclude[t], bad)
+
+	names, bad := items(from[k.reload[t]])
+	left := maxExpressions
+	for _, item := range names {
+		p := pattern{text: item, literal: isName(item)}
+		// A name without a dot means itself, and is found without trying.
+		if !p.literal || strings.Contains(item, ".") {
+			var err error
+			if p.re, err = left.compile("^" + item + "$"); err != nil {
+				bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+				continue
+			}
 		}
 		r.named = append(r.named, p)
 	}
-	return badItems(k.reload[t], bad)
+	return append(problems, badItems(k.reload[t], bad)...)
+}
+
+const (
+	// maxItems is how many items of one list count. They and maxExpressions are
+	// far more than anybody needs, and keep an annotation, which may have
+	// 256 KiB, from costing every replica its memory.
+	maxItems = 1000
+	// maxExpressions is how large the expressions of one list may be in all: in
+	// bytes, and again in steps of the compiled programs.
+	maxExpressions budget = 10_000
+)
+
+// budget is how large the expressions to come may be.
+type budget int
+
+var errExpressions = fmt.Errorf("the expressions of one annotation may be %d bytes and steps in all; repetitions count as often as they repeat", maxExpressions)
+
+// compile is regexp.Compile within the budget. What is refused costs as much as
+// what is not, for it takes as long to find out.
+func (b *budget) compile(text string) (*regexp.Regexp, error) {
+	if *b -= budget(len(text)); *b < 0 {
+		return nil, errExpressions
+	}
+	parsed, err := syntax.Parse(text, syntax.Perl)
+	if err != nil {
+		return nil, err
+	}
+	if *b -= budget(steps(parsed)); *b < 0 {
+		return nil, errExpressions
+	}
+	return regexp.Compile(text)
+}
+
+// steps is about how many instructions an expression compiles to, and the ranges
+// of its classes. The parser bounds repetitions of repetitions by 1,000 in all.
+func steps(re *syntax.Regexp) int {
+	n := 1 + len(re.Rune)
+	for _, sub := range re.Sub {
+		n += steps(sub)
+	}
+	if re.Op == syntax.OpRepeat {
+		n *= max(re.Min, re.Max, 1)
+	}
+	return n
 }
 
 // badItems makes one problem of all the bad items of an annotation's value.
@@ -263,29 +323,34 @@ func badItems(key string, bad []string) []problem {
 	return []problem{{key, strings.Join(bad, "; ")}}
 }
 
-// items are the trimmed, non-empty items of a comma list.
-func items(list string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for item := range strings.SplitSeq(list, ",") {
-			if item = strings.TrimSpace(item); item != "" && !yield(item) {
-				return
-			}
+// items are the trimmed, non-empty items of a comma list, as far as they count,
+// and what is bad about their number.
+func items(list string) (items, bad []string) {
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
 		}
+		if len(items) == maxItems {
+			return items, []string{fmt.Sprintf("only the first %d items count", maxItems)}
+		}
+		items = append(items, item)
 	}
+	return items, nil
 }
 
 // isName says that text may be the name of a source: small letters, digits, and
 // between them - and .
 func isName(text string) bool {
 	const alphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
-	return text != "" && strings.Trim(text, "-.") == text && strings.Trim(text, alphanumeric+"-.") == ""
+	return text != "" && len(text) <= validation.DNS1123SubdomainMaxLength && strings.Trim(text, "-.") == text && strings.Trim(text, alphanumeric+"-.") == ""
 }
 
 func (k *keys) parseNative(value string) (rules, []problem) {
 	r := rules{native: true}
 	r.types[configMap].auto, r.types[secret].auto = k.autoAll, k.autoAll
-	var bad []string
-	for item := range items(value) {
+	list, bad := items(value)
+	left := maxExpressions
+	for _, item := range list {
 		switch item {
 		case reloadOff:
 			return rules{native: true}, nil
@@ -299,21 +364,27 @@ func (k *keys) parseNative(value string) (rules, []problem) {
 			bad = append(bad, fmt.Sprintf("item %q is none of off, auto, configmap/NAME, secret/NAME, !configmap/NAME, !secret/NAME", item))
 			continue
 		}
+		p, err := left.glob(key.name)
+		if err != nil {
+			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			continue
+		}
 		t := &r.types[key.typ]
 		if never {
-			t.excluded = append(t.excluded, glob(key.name))
+			t.excluded = append(t.excluded, p)
 		} else {
-			t.named = append(t.named, glob(key.name))
+			t.named = append(t.named, p)
 		}
 	}
 	return r, badItems(nativeReload, bad)
 }
 
 // glob compiles a name in which * stands for any text, also none.
-func glob(text string) pattern {
+func (b *budget) glob(text string) (pattern, error) {
 	if !strings.Contains(text, "*") {
-		return pattern{text: text, literal: true}
+		return pattern{text: text, literal: true}, nil
 	}
 	quoted := strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, ".*")
-	return pattern{text: text, re: regexp.MustCompile("^" + quoted + "$")}
+	re, err := b.compile("^" + quoted + "$")
+	return pattern{text: text, re: re}, err
 }

@@ -205,7 +205,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 	c.report(ctx, w, &e, problems)
 	behind, err := c.cacheIsBehind(ctx, f, p.reloads)
 	if err != nil {
-		return 0, err
+		return pauseLeft, err
 	}
 	if behind {
 		return soonest(settle, pauseLeft), nil // the event comes sooner
@@ -225,21 +225,21 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 		after, err = c.record(ctx, k, f, &p, &e)
 	}
 	if err != nil {
-		return 0, err
+		return pauseLeft, err // the end of a pause does not wait for a reload that fails
 	}
 	return soonest(after, pauseLeft), nil
 }
 
-// cacheIsBehind says that a reload would go back to an old version of a source.
-// The cache of sources may be late by any time, on a replica that has just begun
-// to lead as on others: what is recorded on the workload may be newer. A version
-// of a source is surely the newer one if it comes after the workload's; else the
-// API server is asked whether it is the last one.
+// cacheIsBehind says that a reload would go back to an old version of a source,
+// or to its absence. The cache of sources may be late by any time, on a replica
+// that has just begun to lead as on others: what is recorded on the workload may
+// be newer. A version of a source is surely the newer one if it comes after the
+// workload's; else the API server is asked whether it is the last one.
 func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []reload) (bool, error) {
 	w := f.workload
 	for _, r := range reloads {
 		cached := f.sources[r.key]
-		if order, err := resourceversion.CompareResourceVersion(cached.version, w.version); !cached.exists() || err == nil && order > 0 {
+		if order, err := resourceversion.CompareResourceVersion(cached.version, w.version); err == nil && order > 0 {
 			continue
 		}
 		live, err := c.in.LiveVersion(ctx, r.key.typ.resource(), cache.NewObjectName(w.Namespace, r.key.name))
@@ -265,20 +265,14 @@ func soonest(a, b time.Duration) time.Duration {
 // facts gathers what the decision on w depends on.
 func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, now time.Time) (*facts, []problem) {
 	f := &facts{workload: w, rules: r, window: e.window, rolled: e.rolled, now: now}
-	text, annotated := w.meta[nativeState]
-	f.recorded = state{}
-	if e.kept != nil && (c.inMemory(w) || !annotated) {
-		f.recorded, annotated = e.kept, true
-	} else if annotated {
-		recorded, err := parseState(text)
-		if err != nil {
-			problems = append(problems, problem{nativeState, err.Error()})
-			annotated = false
-		} else {
-			f.recorded = recorded
-		}
+	recorded, annotated, err := c.recorded(w)
+	if err != nil {
+		problems = append(problems, problem{nativeState, err.Error()})
 	}
-	f.firstSight = !annotated
+	if e.kept != nil && (c.inMemory(w) || !annotated) {
+		recorded, annotated = e.kept, true
+	}
+	f.recorded, f.firstSight = recorded, !annotated
 	f.seen = state{}
 	for key, value := range e.seen {
 		if _, known := f.recorded[key]; !known {
@@ -294,10 +288,25 @@ func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, n
 	return f, problems
 }
 
-// inMemory says that the state of w is not on the workload.
-func (c *Controller) inMemory(w *workload) bool {
-	return c.cfg.State == StateOff || c.cfg.DryRun || w.kind == "Job"
+// recorded returns the state that stands on w; an empty one if none does, or if
+// it does not count. The error is about its text.
+func (c *Controller) recorded(w *workload) (s state, annotated bool, err error) {
+	text, annotated := w.meta[nativeState]
+	if !annotated || !c.readsState(w) {
+		return state{}, false, nil
+	}
+	if s, err = parseState(text); err != nil {
+		return state{}, false, err
+	}
+	return s, true, nil
 }
+
+// inMemory says that the state of w is not on the workload.
+func (c *Controller) inMemory(w *workload) bool { return c.cfg.DryRun || !c.readsState(w) }
+
+// readsState says that an annotation with the state of w counts: it is no
+// leftover of another configuration, and no copy on a Job.
+func (c *Controller) readsState(w *workload) bool { return c.cfg.State != StateOff && w.kind != "Job" }
 
 // selected says whether the controller works in a namespace.
 func (c *Controller) selected(namespace string) bool {

@@ -31,8 +31,8 @@ func (w *window) open() bool { return !w.first.IsZero() }
 type facts struct {
 	workload *workload
 	rules    rules
-	// sources holds those that exist: all that the workload references, names
-	// or has recorded.
+	// sources holds what the cache has of those that the workload references,
+	// names or has recorded.
 	sources map[sourceKey]source
 	// recorded is what the annotation or the memory knows.
 	recorded state
@@ -264,6 +264,9 @@ func (c *Config) outOfDate(f *facts, r *reload) bool {
 // variable that is to be removed is not there.
 func (c *Config) marked(f *facts, r *reload) bool {
 	w := f.workload
+	if c.restarts(f) {
+		return false
+	}
 	if !c.byAnnotation(f) {
 		value, ok := w.Containers[r.container].Vars[variable(r.key)]
 		return ok == (r.hash != "") && value == r.hash

@@ -99,7 +99,7 @@ func (r *rules) patterns(t sourceType) bool {
 	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil })
 }
 
-// lookUp returns the sources that exist of those that may concern w.
+// lookUp returns what the cache has of the sources that may concern w.
 func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey]source {
 	found := map[sourceKey]source{}
 	get := func(key sourceKey) {
@@ -111,9 +111,7 @@ func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey
 		if err != nil || !exists {
 			return
 		}
-		if s := c.keys.source(obj.(Source)); s.exists() {
-			found[key] = s
-		}
+		found[key] = c.keys.source(obj.(Source))
 	}
 	for _, key := range w.references() {
 		get(key)
@@ -213,14 +211,22 @@ func (c *Controller) concerned(k *kind, namespace string, key sourceKey) []any {
 // extends its window if it does.
 func (c *Controller) noteChange(w *workload, key sourceKey, before, after source) bool {
 	r, _ := c.keys.rules(w)
-	was, is := r.match(key, before), r.match(key, after)
+	referenced := slices.Contains(w.references(), key)
+	concerns := func(s source) match {
+		m := r.match(key, s)
+		if m == auto && !referenced {
+			return no // the workload was found by its patterns
+		}
+		return m
+	}
+	was, is := concerns(before), concerns(after)
 	switch {
 	case !before.exists():
 		was = is
 	case !after.exists():
 		is = was
 	}
-	recorded, _ := parseState(w.meta[nativeState])
+	recorded, _, _ := c.recorded(w) // told of when the workload is reconciled
 	_, known := recorded[key]
 	if was == no && is == no {
 		return known
@@ -236,7 +242,7 @@ func (c *Controller) noteChange(w *workload, key sourceKey, before, after source
 		if e.kept != nil {
 			_, known = e.kept[key]
 		}
-		if !known && was != no {
+		if !known {
 			e.see(key, before.short())
 		}
 	})

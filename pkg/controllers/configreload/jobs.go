@@ -7,18 +7,22 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 const (
@@ -50,13 +54,19 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	if live.ResourceVersion != w.version {
 		return outcome{}, errOutdated(w)
 	}
-	busy := live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(live.Status.Active) > 0
-	byName := slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
-	var out outcome
+	busy := false
+	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent {
+		// The CronJob controller does not count a Job of ours among the active.
+		ours, err := c.runs(ctx, live, f.recorded)
+		if err != nil {
+			return outcome{}, err
+		}
+		busy = ours || len(live.Status.Active) > 0
+	}
+	out := outcome{skipped: p.skipsCronJob(w)}
 	switch {
-	case !byName && w.Suspended:
-		out.skipped = "Suspended"
-	case !byName && busy:
+	case out.skipped != "":
+	case busy && !p.byName():
 		out.skipped = "A Job is active"
 	case busy:
 		return outcome{wait: activeJobPoll}, nil
@@ -68,19 +78,61 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 			return outcome{}, err
 		}
 	}
-	if !c.inMemory(w) {
-		out.version, err = c.patch(ctx, k, w, k.merge, metadataPatch(w, p.state))
+	patch := metadataPatch(w, p.state)
+	if c.inMemory(w) {
+		patch = metadataPatch(w, nil) // a leftover would count again under another configuration
+	}
+	if len(patch["metadata"].(object)["annotations"].(object)) > 0 {
+		out.version, err = c.patch(ctx, k, w, k.merge, patch)
 	}
 	return out, err
 }
 
-// cronJobRun is the Job of one reload. Its name is made of the CronJob and the
-// state that it will have seen, so that a repetition creates it only once.
+// byName says that a reload needs no reference.
+func (p *plan) byName() bool {
+	return slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
+}
+
+// skipsCronJob tells why a CronJob is not run, if that shows without a live read.
+func (p *plan) skipsCronJob(w *workload) string {
+	if w.kind == "CronJob" && w.Suspended && !p.byName() {
+		return "Suspended"
+	}
+	return ""
+}
+
+// runs says that the Job of the reload that led to a state has not finished.
+func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, recorded state) (bool, error) {
+	job, err := c.client.BatchV1().Jobs(cj.Namespace).Get(ctx, runName(cj, recorded), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look whether the last Job is active: %w", err)
+	}
+	finished := slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
+	})
+	return metav1.IsControlledBy(job, cj) && !finished, nil
+}
+
+// runName is made of the CronJob and the state that its Job will have seen, so
+// that a repetition creates the Job only once.
+func runName(cj *batchv1.CronJob, s state) string {
+	sum := sha256.Sum256([]byte(string(cj.UID) + s.String()))
+	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
+}
+
+// cutName leaves room for a suffix, and no end that a suffix may not follow.
+func cutName(name string) string {
+	return strings.TrimRight(name[:min(len(name), maxCronJobName)], "-.")
+}
+
+// cronJobRun is the Job of one reload.
 func (c *Controller) cronJobRun(cj *batchv1.CronJob, f *facts, p *plan) *batchv1.Job {
-	sum := sha256.Sum256([]byte(string(cj.UID) + p.state.String()))
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:        cj.Name[:min(len(cj.Name), maxCronJobName)] + "-" + hex.EncodeToString(sum[:4]),
+			Name:        runName(cj, p.state),
 			Namespace:   cj.Namespace,
 			Labels:      maps.Clone(cj.Spec.JobTemplate.Labels),
 			Annotations: maps.Clone(cj.Spec.JobTemplate.Annotations),
@@ -142,18 +194,16 @@ func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome
 
 	// What admission refuses must be known before the Job is deleted.
 	trial := job.DeepCopy()
-	trial.Name, trial.GenerateName = "", job.Name[:min(len(job.Name), maxCronJobName)]+"-"
+	trial.Name, trial.GenerateName = "", cutName(job.Name)+"-"
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
-	err = jobs.Delete(ctx, live.Name, metav1.DeleteOptions{
-		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground),
-		Preconditions:     &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
-	})
-	if err != nil {
+	r := &replacement{job: job, old: metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}}
+	// Remembered first: the deletion may stand though its answer is lost.
+	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(e *entry) { e.recreate = r })
+	if err := c.deleteOld(ctx, w.workloadKey, r); err != nil {
 		return outcome{}, err
 	}
-	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(e *entry) { e.recreate = job })
 	after, _, err := c.recreateJob(ctx, w.workloadKey)
 	if err != nil {
 		// The deletion stands, so this is not to be decided on again: the queue
@@ -162,6 +212,45 @@ func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome
 		after = terminatingPoll
 	}
 	return outcome{after: after}, nil
+}
+
+// replacement is a Job that takes the place of one that is deleted for it.
+type replacement struct {
+	job     *batchv1.Job
+	old     metav1.Preconditions
+	unsure  bool // a deletion was sent, and its answer never came
+	deleted bool
+}
+
+// deleteOld deletes the Job that r replaces. Where the answer is lost the deletion
+// is tried again, which by its preconditions harms nothing else and tells what
+// became of the first. Where the Job is surely still there r is forgotten, and the
+// reload decided on again.
+func (c *Controller) deleteOld(ctx context.Context, key workloadKey, r *replacement) error {
+	err := c.client.BatchV1().Jobs(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground),
+		Preconditions:     &r.old,
+	})
+	switch {
+	case err == nil, r.unsure && apierrors.IsNotFound(err):
+		r.deleted = true
+		return nil
+	case apierrors.IsConflict(err), refused(err) && !r.unsure:
+		c.memory.update(key, *r.old.UID, c.clock.Now(), func(e *entry) { e.recreate = nil })
+	default:
+		r.unsure = true
+	}
+	return err
+}
+
+// refused says that a request surely changed nothing.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return controllers.IsNotLeading(err) // not sent; others may be broken connections
+	}
+	code := status.Status().Code
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
 // jobCopy is the Job as it was asked for, without what the API server and the
@@ -188,15 +277,23 @@ func jobCopy(live *batchv1.Job) *batchv1.Job {
 // recreateJob creates a Job that replaceJob has deleted, if there is one. busy
 // tells that there was, so that the key has nothing else to do for now.
 func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after time.Duration, busy bool, err error) {
-	job, uid := c.memory.deletedJob(key)
-	if job == nil {
+	r := c.memory.replacement(key)
+	if r == nil {
 		return 0, false, nil
 	}
+	if !r.deleted {
+		if err := c.deleteOld(ctx, key, r); err != nil {
+			return 0, true, err
+		}
+	}
 	jobs := c.client.BatchV1().Jobs(key.Namespace)
-	_, err = jobs.Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
+	_, err = jobs.Create(ctx, r.job, metav1.CreateOptions{FieldManager: fieldManager})
 	switch {
 	case err == nil:
 		c.memory.forget(key)
+		return 0, true, nil
+	case apierrors.IsNotFound(err):
+		c.giveUpJob(ctx, key, "the namespace is gone")
 		return 0, true, nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		c.giveUpJob(ctx, key, "the namespace terminates")
@@ -205,7 +302,11 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 		return 0, true, fmt.Errorf("create %s again: %w", key, err)
 	}
 	existing, err := jobs.Get(ctx, key.Name, metav1.GetOptions{})
-	if err == nil && existing.UID != uid {
+	switch {
+	case err == nil && existing.UID != *r.old.UID && createdByUs(existing):
+		c.memory.forget(key) // the answer to the creation was lost
+		return 0, true, nil
+	case err == nil && existing.UID != *r.old.UID:
 		c.giveUpJob(ctx, key, "somebody else created one of that name")
 		return 0, true, nil
 	}
@@ -213,6 +314,10 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 		return 0, true, fmt.Errorf("get %s: %w", key, err)
 	}
 	return terminatingPoll, true, nil // the old one terminates
+}
+
+func createdByUs(job *batchv1.Job) bool {
+	return slices.ContainsFunc(job.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager })
 }
 
 func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string) {
@@ -228,12 +333,12 @@ func (c *Controller) giveUpJobs(ctx context.Context) {
 	}
 }
 
-// deletedJob returns the Job to create again, and the UID of the old one.
-func (m *memory) deletedJob(key workloadKey) (*batchv1.Job, types.UID) {
+// replacement returns the Job to create again, if there is one.
+func (m *memory) replacement(key workloadKey) *replacement {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e, ok := m.entries[key]; ok && e.recreate != nil {
-		return e.recreate, e.uid
+	if e, ok := m.entries[key]; ok {
+		return e.recreate
 	}
-	return nil, ""
+	return nil
 }

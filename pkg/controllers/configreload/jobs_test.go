@@ -55,6 +55,25 @@ func TestReconcileCronJobs(t *testing.T) {
 		cj.Status.Active = []corev1.ObjectReference{{Name: "web-1"}}
 	}
 
+	forbid := func(cj *batchv1.CronJob) { cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent }
+	state1, _ := parseState(known1)
+	// runOfH1 is the Job of the reload before.
+	runOfH1 := func(conditions ...batchv1.JobConditionType) *batchv1.Job {
+		cj := cronJob(nil)
+		return job(func(j *batchv1.Job) {
+			j.Name, j.UID, j.Annotations, j.Status = runName(cj, state1), "job-0", nil, batchv1.JobStatus{}
+			j.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(cj, batchv1.SchemeGroupVersion.WithKind("CronJob"))}
+			for _, condition := range conditions {
+				j.Status.Conditions = append(j.Status.Conditions, batchv1.JobCondition{Type: condition, Status: corev1.ConditionTrue})
+			}
+		})
+	}
+	ownedByOther := func() *batchv1.Job {
+		j := runOfH1()
+		j.OwnerReferences[0].UID = "cj-0"
+		return j
+	}
+
 	runCases(t, map[string]reconcileCase{
 		"29 a change runs the CronJob once": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
@@ -109,6 +128,49 @@ func TestReconcileCronJobs(t *testing.T) {
 				w.put(idle)
 			},
 			want: ran, events: reloaded,
+		},
+		"a Job of ours counts as active until it is complete": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), runOfH1()},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(5 * time.Minute)
+				if got := w.writes(); len(got) != 0 {
+					w.t.Errorf("writes while a Job is active: %v", got)
+				}
+				w.put(runOfH1(batchv1.JobComplete))
+				w.pass(activeJobPoll)
+			},
+			want: ran, events: reloaded,
+		},
+		"or has failed": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), runOfH1(batchv1.JobFailed)},
+			change:  changeCM, want: ran, events: reloaded,
+		},
+		"under auto it is not run meanwhile": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1), runOfH1(batchv1.JobSuspended)},
+			change:  changeCM, want: []string{state},
+			events: []string{"Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"},
+		},
+		"somebody else's Job of that name does not count": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), ownedByOther()},
+			change:  changeCM, want: ran, events: reloaded,
+		},
+		"a dry run says that a suspended CronJob would be skipped": {
+			configure: func(c *Config) { c.DryRun = true },
+			objects:   []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
+			change:    changeCM,
+			events:    []string{"Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config"},
+		},
+		"state=off neither acts on the state that another configuration left nor keeps it": {
+			configure: func(c *Config) { c.State = StateOff },
+			objects:   []runtime.Object{cm2(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.pass(time.Minute)
+				w.put(cm1())
+			},
+			want: []string{"create jobs/" + runName(cronJob(nil), state1),
+				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: nil}}})},
+			events: reloaded,
 		},
 		"annotations of the Job template's own metadata are not read": {
 			objects: []runtime.Object{cm1(), cronJob(nil)}, change: changeCM,
@@ -254,6 +316,119 @@ func TestReconcileJobs(t *testing.T) {
 	})
 }
 
+// The API server may have done what it did not live to answer.
+func TestNoJobIsLostWithAnAnswer(t *testing.T) {
+	const try, remove, create = "dry run: create jobs/web-", "delete jobs/web", "create jobs/web"
+	jobs := batchv1.Resource("jobs")
+	timeout := apierrors.NewTimeoutError("no answer", 1)
+	failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
+	const reloaded = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
+	for name, tc := range map[string]struct {
+		verb    string
+		answers []func(w *world, a clienttesting.Action) error // nil: as the API server does
+		want    []string
+		events  []string
+	}{
+		"the deletion was done": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(w *world, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
+			},
+			want:   []string{try, remove, remove, create},
+			events: []string{failed + timeout.Error()},
+		},
+		"the deletion was done, and the second is refused": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(w *world, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
+				func(*world, clienttesting.Action) error { return apierrors.NewTooManyRequests("later", 1) },
+				func(*world, clienttesting.Action) error { return apierrors.NewForbidden(jobs, "web", errors.New("no")) },
+			},
+			want:   []string{try, remove, remove, remove, remove, create},
+			events: []string{failed + timeout.Error()},
+		},
+		"the deletion was not done": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(*world, clienttesting.Action) error { return errors.New("connection reset") },
+				func(*world, clienttesting.Action) error { return timeout },
+			},
+			want:   []string{try, remove, remove, remove, create},
+			events: []string{failed + "connection reset"},
+		},
+		"the deletion was not done, and by now the Job is another": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(*world, clienttesting.Action) error { return timeout },
+				func(*world, clienttesting.Action) error {
+					return apierrors.NewConflict(jobs, "web", errors.New("changed"))
+				},
+			},
+			want:   []string{try, remove, remove, try, remove, create},
+			events: []string{reloaded, failed + timeout.Error()},
+		},
+		"the deletion is refused": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(*world, clienttesting.Action) error { return apierrors.NewForbidden(jobs, "web", errors.New("no")) },
+			},
+			want:   []string{try, remove, try, remove, create},
+			events: []string{reloaded, failed + `jobs.batch "web" is forbidden: no`},
+		},
+		"somebody else deletes the Job at that moment, so it is not created again": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(w *world, _ clienttesting.Action) error {
+					w.remove(job(nil))
+					return apierrors.NewNotFound(jobs, "web")
+				},
+			},
+			want: []string{try, remove},
+		},
+		"the creation was done": {
+			verb: "create",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(w *world, a clienttesting.Action) error {
+					if _, _, err := clienttesting.ObjectReaction(w.client.Tracker())(a); err != nil {
+						return err
+					}
+					return timeout
+				},
+			},
+			want:   []string{try, remove, create, create},
+			events: []string{reloaded},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1(), job(nil))
+				n := 0
+				w.client.PrependReactor(tc.verb, "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if c, ok := a.(clienttesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 || n == len(tc.answers) {
+						return false, nil, nil
+					}
+					n++
+					return true, nil, tc.answers[n-1](w, a)
+				})
+				changeCM(w)
+				w.pass(time.Hour)
+				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(tc.events, w.events()); diff != "" {
+					t.Errorf("events differ (-want +got):\n%s", diff)
+				}
+				if n := w.count("lost_jobs_total", nil); n != 0 {
+					t.Errorf("%v lost jobs counted", n)
+				}
+				if tc.want[len(tc.want)-1] == create && w.job("web").Spec.Template.Spec.Containers[0].Env == nil {
+					t.Error("the Job carries no mark")
+				}
+			})
+		})
+	}
+}
+
 func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
 	cases := map[string]struct {
 		create func(w *world) error // what the API server says to the creation
@@ -270,7 +445,8 @@ func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
 			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 			return err
 		}},
-		"the controller stops": {end: true, create: func(*world) error { return apierrors.NewInternalError(errors.New("try again")) }},
+		"the namespace is gone": {create: func(*world) error { return apierrors.NewNotFound(corev1.Resource("namespaces"), "shop") }},
+		"the controller stops":  {end: true, create: func(*world) error { return apierrors.NewInternalError(errors.New("try again")) }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -305,6 +481,9 @@ func TestJobCopyOfALongName(t *testing.T) {
 	got := c.cronJobRun(cj, &facts{workload: &workload{}}, &plan{reloads: []reload{}}).Name
 	if len(got) != 52+1+8 || !strings.HasPrefix(got, long[:52]+"-") {
 		t.Errorf("name = %q, want 52 characters, a hyphen and 8 digits", got)
+	}
+	if got, want := cutName(strings.Repeat("a", 50)+"-.nightly")+"-", strings.Repeat("a", 50)+"-"; got != want {
+		t.Errorf("cut to %q, want %q: a dot before a hyphen is no name", got, want)
 	}
 }
 

@@ -111,6 +111,37 @@ func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	})
 }
 
+// A workload that names sources by a pattern is looked at whenever one changes.
+func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
+	for name, annotations := range map[string][]string{
+		"beside a pattern":        {kAuto, "true", kCM, "zzz-.*"},
+		"beside a native pattern": {nativeReload, "auto,configmap/zzz-*"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				noise := func(i int) *corev1.ConfigMap { return cm("noise", "v", fmt.Sprint(i)) }
+				d := deploy(pod(reads("app-config")), append(annotations, nativeState, stateOf(cmKey, h1))...)
+				w := newWorld(t, nil, cm1(), noise(0), d)
+				changeCM(w)
+				for i := range 3 {
+					w.put(noise(i + 1))
+					w.pass(400 * time.Millisecond)
+				}
+				if n := len(w.writes()); n != 1 {
+					t.Errorf("%d writes after the quiet period, want 1", n)
+				}
+				now := w.deployment("web")
+				now.Spec.Template = pod(reads("app-config"), reads("noise")) // a rollout of its own
+				w.put(now)
+				w.pass(time.Minute)
+				if got := w.writes(); len(got) != 2 || strings.Contains(got[1], "template") {
+					t.Errorf("writes after the workload began to read it: %v", got[1:])
+				}
+			})
+		})
+	}
+}
+
 // After a hand-over the cache of sources may be older, by any time, than what the
 // former leader acted on.
 func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
@@ -156,22 +187,40 @@ func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
 func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 	rolled := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
 	known := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
+	marked := deploy(pod(reads("app-config"), variableSet(cmVar, h1)), kAuto, "true", nativeState, stateOf(cmKey, h1))
+	unmarked := []string{env(stateOf(cmKey, ""), "web/"+cmVar, "")}
 	for name, tc := range map[string]struct {
-		objects  []runtime.Object // in the order in which they were written
-		failures int              // of the comparison
-		removed  bool             // and the cache does not know yet
-		want     []string
-		asked    int
+		configure func(*Config)
+		objects   []runtime.Object // in the order in which they were written
+		failures  int              // of the comparison
+		removed   bool             // and the cache does not know yet
+		behind    bool             // the cache does not know of app-config
+		want      []string
+		asked     int
 	}{
 		"a source that is newer than the workload is not asked for": {objects: []runtime.Object{known, cm2()}, want: rolled},
 		"an older one is, once":          {objects: []runtime.Object{cm2(), known}, want: rolled, asked: 1},
 		"and again if that fails":        {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, asked: 4},
 		"one that is gone rolls nothing": {objects: []runtime.Object{cm2(), known}, removed: true, asked: 9},
+		"one that is gone is asked for under on-delete, as it has no version": {configure: onDelete, objects: []runtime.Object{marked}, want: unmarked, asked: 1},
+		"one that only the cache does not have rolls nothing":                 {configure: onDelete, objects: []runtime.Object{marked}, behind: true, asked: 9},
+		"one that the selector leaves out is there, and counts as deleted": {
+			configure: func(c *Config) { onDelete(c); c.SourceSelector = []string{"env=prod"} },
+			objects:   []runtime.Object{cm2(), marked}, want: unmarked, asked: 1,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, quietPeriod(0))
+				w := newWorld(t, func(c *Config) {
+					c.QuietPeriod = 0
+					if tc.configure != nil {
+						tc.configure(c)
+					}
+				})
 				w.live.failures, w.live.gone = tc.failures, tc.removed
+				if tc.behind {
+					w.live.newer = "7"
+				}
 				for _, obj := range tc.objects {
 					w.put(obj)
 					synctest.Wait() // the watches have no order among each other

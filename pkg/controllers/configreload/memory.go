@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
@@ -38,8 +37,9 @@ type entry struct {
 	rolled  string // see facts
 	// reported are the problems that had their Event.
 	reported string
-	// recreate is a Job that was deleted and has to be created again.
-	recreate *batchv1.Job
+	// recreate is a Job that was deleted, or may have been, and has to be created
+	// again. Only the worker that has the key changes it.
+	recreate *replacement
 }
 
 // rewriteInterval is the least time between two writes of a state annotation

@@ -63,7 +63,8 @@ type object = map[string]any
 // outdated read is refused. The state is removed if it is empty or too large.
 func metadataPatch(w *workload, s state) object {
 	annotations := object{}
-	if text := s.annotation(); text != w.meta[nativeState] {
+	text := s.annotation()
+	if was, annotated := w.meta[nativeState]; text != was || annotated && text == "" {
 		annotations[nativeState] = orNull(text)
 	}
 	return object{"metadata": object{"resourceVersion": w.version, "annotations": annotations}}

@@ -18,6 +18,11 @@ import (
 // of a mark.
 const rolloutRestart = "restart"
 
+// restarts says that the workload is an Argo Rollout that takes no mark.
+func (c *Config) restarts(f *facts) bool {
+	return c.Compat && !f.rules.native && f.workload.kind == "Rollout" && f.workload.meta[compatStrategy] == rolloutRestart
+}
+
 // patchRollout reloads an Argo Rollout. A custom resource knows no strategic
 // merge, so a variable is set by JSON patch, at its index in the live object;
 // everything else by merge patch.
@@ -28,7 +33,7 @@ func (c *Controller) patchRollout(ctx context.Context, k *kind, f *facts, p *pla
 		s = nil
 	}
 	merge := metadataPatch(w, s)
-	if c.cfg.Compat && !f.rules.native && w.meta[compatStrategy] == rolloutRestart {
+	if c.cfg.restarts(f) {
 		merge["spec"] = object{"restartAt": f.now.UTC().Format(time.RFC3339)}
 		version, err := c.patch(ctx, k, w, types.MergePatchType, merge)
 		return outcome{version: version}, err

@@ -51,6 +51,7 @@ func TestReconcileRollouts(t *testing.T) {
 		})
 	}
 	two := pod(variableSet("OTHER", "x"), variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
+	current := pod(reads("app-config"), variableSet(cmVar, h2))
 	bare := pod(reads("app-config"), fromSecret)
 	stateOp := object{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": known2}
 	versionOp := object{"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
@@ -121,6 +122,19 @@ func TestReconcileRollouts(t *testing.T) {
 			want:    []string{toJSON(object{"metadata": state, "spec": object{"restartAt": second(1)}})},
 			events:  reloaded,
 		},
+		"under restart a variable that an earlier configuration left tells nothing": {
+			rollout: rollout(t, &current, kAuto, "true", compatStrategy, "restart", nativeState, known1),
+			want:    []string{toJSON(object{"metadata": state, "spec": object{"restartAt": second(1)}})},
+			events:  reloaded,
+		},
+		"a Rollout whose template is null is left alone": {
+			rollout: func() *unstructured.Unstructured {
+				u := rollout(t, nil, kAuto, "true", kCM, "app-config")
+				u.Object["spec"].(map[string]any)["template"] = nil
+				u.Object["spec"].(map[string]any)["workloadRef"] = map[string]any{"kind": "Deployment", "name": "web"}
+				return u
+			}(),
+		},
 		"a Rollout whose template is another object's is left alone": {
 			rollout: func() *unstructured.Unstructured {
 				u := rollout(t, nil, kAuto, "true", kCM, "app-config")
@@ -158,6 +172,9 @@ func TestReconcileRollouts(t *testing.T) {
 				}
 				if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("patches differ (-want +got):\n%s", diff)
+				}
+				if n := w.c.Status().Errors; n != 0 {
+					t.Errorf("%d reconciles failed", n)
 				}
 				if diff := cmp.Diff(tc.events, w.events(), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("events differ (-want +got):\n%s", diff)

@@ -4,13 +4,18 @@
 package configreload
 
 import (
+	"errors"
+	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 // second renders a time of the bubble as a pause annotation has it.
@@ -141,6 +146,44 @@ func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
 			t.Errorf("still paused")
 		}
 	})
+}
+
+// The end of a pause does not wait for the back-off of a reload that fails.
+func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
+	for name, fail := range map[string]func(w *world){
+		"as the patch is refused": func(w *world) {
+			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				if strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), "template") {
+					return true, nil, apierrors.NewForbidden(deploymentResource.GroupResource(), "web", errors.New("no"))
+				}
+				return false, nil, nil
+			})
+			w.put(cm1())
+		},
+		"as the source cannot be read": func(w *world) {
+			w.live.failures = math.MaxInt
+			w.remove(cm2())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const period = 17 * time.Minute
+				d := deploy(pod(reads("app-config")), kAuto, "true", kPause, period.String(), nativeState, stateOf(cmKey, h1))
+				w := newWorld(t, onDelete, cm1(), d)
+				changeCM(w)
+				w.pass(2 * time.Second)
+				fail(w)
+				w.pass(period - 3*time.Second)
+				if !w.deployment("web").Spec.Paused {
+					t.Error("resumed too early")
+				}
+				w.pass(3 * time.Second)
+				if w.deployment("web").Spec.Paused {
+					t.Error("resumed too late")
+				}
+			})
+		})
+	}
 }
 
 func TestReconcileNative(t *testing.T) {

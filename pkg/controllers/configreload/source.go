@@ -86,7 +86,8 @@ type Source interface {
 	Digest(of string) []byte
 }
 
-// source is what the decision needs of a source; the zero value is absent.
+// source is what the decision needs of a source; the zero value is absent, and so
+// is one that does not count, of which the version alone is known.
 type source struct {
 	hash    string // 40 hex digits; empty for one that does not exist
 	ignored bool
@@ -105,7 +106,7 @@ func (k *keys) source(obj Source) source {
 	}
 	hash := obj.Digest(Name)
 	if hash == nil {
-		return source{}
+		return source{version: obj.GetResourceVersion()}
 	}
 	a := obj.GetAnnotations()
 	s := source{hash: hex.EncodeToString(hash), version: obj.GetResourceVersion()}

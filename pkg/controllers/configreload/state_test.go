@@ -213,6 +213,35 @@ func TestReconcileState(t *testing.T) {
 			want:    []string{stateOnly(known1)},
 			events:  []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: not a JSON object of strings: unexpected end of JSON input"},
 		},
+		"an empty state on a workload that asks for nothing is removed, once": {
+			objects: []runtime.Object{cm1(), deploy(web, nativeState, "")},
+			change: func(w *world) {
+				w.pass(time.Minute)
+				w.put(annotated(w.deployment("web"), "example.org/touched", "1"))
+			},
+			want:   []string{stateOnly("")},
+			events: []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: not a JSON object of strings: unexpected end of JSON input"},
+		},
+		"a change that comes with the annotation that makes the source count rolls": {
+			objects: []runtime.Object{cm1(), deploy(web, kSearch, "true")},
+			change:  func(w *world) { w.put(annotated(cm2(), kMatch, "true")) },
+			want:    []string{stateOnly(known1), rolled[0]}, events: reloaded,
+		},
+		"a change that comes with the end of ignore rolls": {
+			objects: []runtime.Object{annotated(cm1(), kIgnore, "true"), deploy(web, kAuto, "true")},
+			change:  changeCM,
+			want:    []string{stateOnly(known1), rolled[0]}, events: reloaded,
+		},
+		"state=off does not act on what another configuration left": {
+			configure: func(c *Config) { c.State = StateOff },
+			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, known1)},
+		},
+		"state=off removes it with the next reload, so that it does not count later": {
+			configure: func(c *Config) { c.State = StateOff },
+			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
+			change:    changeCM,
+			want:      []string{env("", "web/"+cmVar, h2)}, events: reloaded,
+		},
 		"state=off keeps it in memory, and loses what happens while no manager runs": {
 			configure: func(c *Config) { c.State = StateOff },
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true")},

@@ -146,9 +146,13 @@ func describeRollout(o *unstructured.Unstructured) (content, error) {
 	return c, nil
 }
 
-// rolloutTemplate returns the template of a Rollout; an empty one if it has none.
+// rolloutTemplate returns the template of a Rollout; an empty one if it has none,
+// or null.
 func rolloutTemplate(o *unstructured.Unstructured) (*corev1.PodTemplateSpec, error) {
 	var template corev1.PodTemplateSpec
+	if value, _, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "template"); value == nil {
+		return &template, nil
+	}
 	spec, _, err := unstructured.NestedMap(o.Object, "spec", "template")
 	if err == nil {
 		err = runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &template)
@@ -303,6 +307,11 @@ func digestTemplate(obj runtime.Object) []byte {
 		template = &o.Spec.Template
 	case *appsv1.DaemonSet:
 		template = &o.Spec.Template
+	case *unstructured.Unstructured:
+		var err error
+		if template, err = rolloutTemplate(o); err != nil {
+			return nil
+		}
 	default:
 		return nil
 	}

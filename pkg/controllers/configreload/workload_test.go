@@ -140,19 +140,23 @@ func TestAWorkloadThatCannotBeReadIsAnErrorOfItsOwn(t *testing.T) {
 }
 
 func TestTheDigestOfATemplateIsCachedIfRolloutsAreAbsorbed(t *testing.T) {
-	digests := func(absorb bool, obj *appsv1.Deployment) (whole, cached []byte) {
+	digests := func(absorb bool, obj runtime.Object) (whole, cached []byte) {
 		cfg := DefaultConfig()
 		cfg.AbsorbRollouts = absorb
 		reduced, err := controllertest.Reduce(Name, nil, WorkloadDigest(cfg))(obj)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return cachedDigest("Deployment", obj), cachedDigest("Deployment", reduced.(metav1.Object))
+		return cachedDigest("Deployment", obj.(metav1.Object)), cachedDigest("Deployment", reduced.(metav1.Object))
 	}
 	red, red2 := digests(true, deploy(pod(variableSet("COLOR", "red"))))
 	blue, _ := digests(true, deploy(pod(variableSet("COLOR", "blue"))))
 	if len(red) == 0 || string(red) != string(red2) || string(red) == string(blue) {
 		t.Errorf("red %x, cached %x, blue %x", red, red2, blue)
+	}
+	template := pod(variableSet("COLOR", "red"))
+	if _, ro := digests(true, rollout(t, &template)); string(ro) != string(red) {
+		t.Errorf("of a Rollout %x, of a Deployment %x", ro, red)
 	}
 	if _, none := digests(false, deploy(pod())); none != nil {
 		t.Errorf("digest %x", none)

@@ -149,8 +149,9 @@ func (w *world) start() {
 type liveReads struct {
 	mu       sync.Mutex
 	count    int
-	failures int  // so many fail first
-	gone     bool // nothing is there any more, as the cache does not know yet
+	failures int    // so many fail first
+	gone     bool   // nothing is there any more, as the cache does not know yet
+	newer    string // this version is there, as the cache does not know yet
 }
 
 func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
@@ -159,6 +160,9 @@ func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResou
 	w.live.count++
 	if w.live.count <= w.live.failures {
 		return "", apierrors.NewTooManyRequests("later", 1)
+	}
+	if w.live.newer != "" {
+		return w.live.newer, nil
 	}
 	obj, err := w.client.Tracker().Get(resource, name.Namespace, name.Name)
 	if w.live.gone || apierrors.IsNotFound(err) {

@@ -28,10 +28,6 @@ const (
 	reasonTooLarge     = "ReloadStateTooLarge"
 )
 
-// maxErrorText is how much of an error's text goes into an Event, which holds
-// 1 KiB in all.
-const maxErrorText = 500
-
 // outcome is what became of a reload.
 type outcome struct {
 	// version is the workload's resourceVersion if it was written.
@@ -48,7 +44,11 @@ type outcome struct {
 func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *entry) (time.Duration, error) {
 	w := f.workload
 	if c.cfg.DryRun {
-		c.announce(ctx, k, f, p, corev1.EventTypeNormal, reasonWould, "Would reload for ", resultDryRun)
+		if why := p.skipsCronJob(w); why != "" {
+			c.announce(ctx, k, f, p, reasonSkipped, why+", would not reload for ", resultSkipped)
+		} else {
+			c.announce(ctx, k, f, p, reasonWould, "Would reload for ", resultDryRun)
+		}
 		c.done(w, p, e, "")
 		return 0, nil
 	}
@@ -60,14 +60,14 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 		return 0, nil // gone, and its event is under way
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(w.kind, resultError).Inc()
-		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %.*v", p.names(w), maxErrorText, err)
+		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", p.names(w), cut(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.workloadKey, err)
 	case out.wait > 0:
 		return out.wait, nil
 	case out.skipped != "":
-		c.announce(ctx, k, f, p, corev1.EventTypeNormal, reasonSkipped, out.skipped+", not reloaded for ", resultSkipped)
+		c.announce(ctx, k, f, p, reasonSkipped, out.skipped+", not reloaded for ", resultSkipped)
 	default:
-		c.announce(ctx, k, f, p, corev1.EventTypeNormal, reasonReloaded, "Reloaded for ", resultSuccess)
+		c.announce(ctx, k, f, p, reasonReloaded, "Reloaded for ", resultSuccess)
 		c.metrics.changeToPatch.Observe(c.clock.Now().Sub(f.window.first).Seconds())
 		if _, bad := c.keys.pausePeriod(w, &f.rules); bad != nil {
 			c.events.Event(w.reference(k), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
@@ -221,8 +221,8 @@ func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems
 	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.reported = all })
 }
 
-// announce logs, counts and records one Event for all reloads of a plan.
-func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, eventType, reason, text, result string) {
+// announce logs, counts and records one Normal Event for all reloads of a plan.
+func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, reason, text, result string) {
 	w := f.workload
 	names := p.names(w)
 	level := 2
@@ -231,7 +231,7 @@ func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, e
 	}
 	workloadLogger(ctx, w).V(level).Info("Reload", "sources", names, "result", result)
 	c.metrics.reloads.WithLabelValues(w.kind, result).Inc()
-	c.events.Event(w.reference(k), eventType, reason, text+names)
+	c.events.Event(w.reference(k), corev1.EventTypeNormal, reason, text+names)
 }
 
 // names tells type, name and namespace of the reloads' sources.
