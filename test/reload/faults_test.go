@@ -146,21 +146,40 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	s.configMap("app-config", "0")
 	s.create(newJob("import", is(auto, "true"), uses("configmap/app-config")))
 	proxy := behindProxy(t, atOnce())
+	deletion := func(r faultproxy.Request) bool { return r.Method == http.MethodDelete }
 	round := 0
 	for _, fault := range []struct {
-		name string
-		rule faultproxy.Rule
+		name      string
+		rule      faultproxy.Rule
+		finalizer bool // which holds up the deletion
 	}{
-		{"the deletion is done but never answered", faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}},
-		{"the deletion is neither done nor answered", faultproxy.Rule{Match: remove, Times: 1, Status: 504}},
-		{"the creation is done but never answered", faultproxy.Rule{Match: create, Times: 1, DropResponse: true}},
-		{"the creation is neither done nor answered", faultproxy.Rule{Match: create, Times: 1, Status: 504}},
+		{name: "the deletion is done but never answered", rule: faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}},
+		{name: "the deletion is neither done nor answered", rule: faultproxy.Rule{Match: remove, Times: 1, Status: 504}},
+		{name: "the deletion waits for a finalizer and is never answered", rule: faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}, finalizer: true},
+		{name: "the creation is done but never answered", rule: faultproxy.Rule{Match: create, Times: 1, DropResponse: true}},
+		{name: "the creation is neither done nor answered", rule: faultproxy.Rule{Match: create, Times: 1, Status: 504}},
 	} {
 		round++
 		before := s.get("jobs/import").GetUID()
+		deletions := proxy.Count(deletion)
+		if fault.finalizer {
+			s.patch("jobs/import", `{"metadata":{"finalizers":["example.org/wait"]}}`)
+		}
 		applied := proxy.Add(fault.rule)
 		s.configMap("app-config", fmt.Sprint(round))
+		if fault.finalizer {
+			s.eventually(func() error {
+				if n := proxy.Count(deletion); n < deletions+2 {
+					return fmt.Errorf("%s: %d deletions", fault.name, n-deletions)
+				}
+				return nil
+			})
+			s.patch("jobs/import", `{"metadata":{"finalizers":null}}`)
+		}
 		s.replaced("jobs/import", before)
+		if fault.finalizer {
+			s.patch("jobs/import", `{"metadata":{"finalizers":null}}`) // the new Job has it too
+		}
 		s.waitForMark("jobs/import", "configmap/app-config")
 		if applied.Hits() != 1 {
 			t.Errorf("%s: applied %d times", fault.name, applied.Hits())

@@ -140,7 +140,8 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 				jobs(s, 1)
 				s.waitForState(cron, cm)
 				first := s.list("jobs")[0]
-				paint(s, "green") // also rolls the Deployment, without waiting
+				paint(s, "green") // rolls the Deployment, without waiting
+				s.waitForEvent(cron, "ReloadWaits", 1)
 				jobs(s, 1)
 				if hash := s.hash(cm); strings.Contains(s.annotation(cron, fleet.StateAnnotation), hash[:16]) {
 					s.t.Error("the change is recorded before the Job has run for it")

@@ -132,6 +132,9 @@ type typeRules struct {
 	search   bool
 	named    []pattern
 	excluded []pattern
+	// never: an exclusion is too large to be known, and rolling what was excluded
+	// would be worse than not rolling.
+	never bool
 }
 
 // pattern is one item of a list of names.
@@ -139,13 +142,22 @@ type pattern struct {
 	text    string
 	re      *regexp.Regexp // nil: text itself
 	literal bool           // text is also a name, so a source of that name may be waited for
+	dots    bool           // each dot of the literal text stands for any character
 }
 
 func (p pattern) matches(name string) bool {
-	if p.re == nil {
+	switch {
+	case p.re != nil:
+		return p.re.MatchString(name)
+	case !p.dots || len(name) != len(p.text):
 		return p.text == name
 	}
-	return p.re.MatchString(name)
+	for i := range len(name) {
+		if p.text[i] != name[i] && p.text[i] != '.' {
+			return false
+		}
+	}
+	return true
 }
 
 func matchesAny(list []pattern, name string) bool {
@@ -157,7 +169,7 @@ func matchesAny(list []pattern, name string) bool {
 func (r *rules) match(key sourceKey, s source) match {
 	t := &r.types[key.typ]
 	switch {
-	case s.ignored, matchesAny(t.excluded, key.name):
+	case s.ignored, t.never, matchesAny(t.excluded, key.name):
 		return no
 	case matchesAny(t.named, key.name):
 		return named
@@ -248,58 +260,72 @@ func (k *keys) parseCompat(t sourceType, r *typeRules, meta, template map[string
 	r.auto = isTrue(k.auto) || isTrue(k.typedAuto[t]) ||
 		k.autoAll && from[k.auto] == "" && from[k.typedAuto[t]] == ""
 
-	excluded, bad := items(meta[k.exclude[t]])
-	for _, item := range excluded {
+	for item := range items(meta[k.exclude[t]]) {
 		r.excluded = append(r.excluded, pattern{text: item})
 	}
-	problems := badItems(k.exclude[t], bad)
-
-	names, bad := items(from[k.reload[t]])
-	left := maxExpressions
-	for _, item := range names {
+	var bad badItems
+	b := newBudget()
+	for item := range items(from[k.reload[t]]) {
 		p := pattern{text: item, literal: isName(item)}
-		// A name without a dot means itself, and is found without trying.
-		if !p.literal || strings.Contains(item, ".") {
+		if p.literal {
+			p.dots = strings.Contains(item, ".")
+		} else {
 			var err error
-			if p.re, err = left.compile("^" + item + "$"); err != nil {
-				bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			if p.re, err = b.compile(item); err != nil {
+				bad.add("item %q: %v", item, err)
 				continue
 			}
 		}
-		r.named = append(r.named, p)
+		r.name(p, &bad)
 	}
-	return append(problems, badItems(k.reload[t], bad)...)
+	return bad.of(k.reload[t])
 }
 
 const (
-	// maxItems is how many items of one list count. They and maxExpressions are
-	// far more than anybody needs, and keep an annotation, which may have
-	// 256 KiB, from costing every replica its memory.
-	maxItems = 1000
+	// maxNames is how many names and expressions of one list count. They and
+	// maxExpressions are far more than anybody needs, and keep an annotation,
+	// which may have 256 KiB, from costing every replica its memory.
+	maxNames = 1000
 	// maxExpressions is how large the expressions of one list may be in all: in
-	// bytes, and again in steps of the compiled programs.
-	maxExpressions budget = 10_000
+	// bytes, and also in steps of the compiled programs.
+	maxExpressions = 10_000
 )
 
-// budget is how large the expressions to come may be.
-type budget int
+// name adds to the names, as far as they count.
+func (r *typeRules) name(p pattern, bad *badItems) {
+	if len(r.named) == maxNames {
+		bad.add("only the first %d names count", maxNames)
+		return
+	}
+	r.named = append(r.named, p)
+}
 
-var errExpressions = fmt.Errorf("the expressions of one annotation may be %d bytes and steps in all; repetitions count as often as they repeat", maxExpressions)
+// budget is how large the expressions of a list may still be.
+type budget struct{ bytes, steps int }
 
-// compile is regexp.Compile within the budget. What is refused costs as much as
-// what is not, for it takes as long to find out.
-func (b *budget) compile(text string) (*regexp.Regexp, error) {
-	if *b -= budget(len(text)); *b < 0 {
+func newBudget() *budget { return &budget{maxExpressions, maxExpressions} }
+
+var errExpressions = fmt.Errorf("the expressions of one annotation may be %d bytes, and %d steps in which a repetition counts as often as it repeats",
+	maxExpressions, maxExpressions)
+
+// compile compiles an expression for whole names, within the budget.
+func (b *budget) compile(item string) (*regexp.Regexp, error) {
+	if len(item) > b.bytes {
 		return nil, errExpressions
 	}
-	parsed, err := syntax.Parse(text, syntax.Perl)
+	b.bytes -= len(item) // also of what is refused below: to find that out is what takes time
+	parsed, err := syntax.Parse("^"+item+"$", syntax.Perl)
 	if err != nil {
 		return nil, err
 	}
-	if *b -= budget(steps(parsed)); *b < 0 {
+	n := steps(parsed)
+	if n > b.steps {
 		return nil, errExpressions
 	}
-	return regexp.Compile(text)
+	b.steps -= n
+	// Names have one line, so its start is theirs. For a ^ alone the compiler looks
+	// for a special form, in a time of the third power of the expression's size.
+	return regexp.Compile("(?m:^)" + item + "$")
 }
 
 // steps is about how many instructions an expression compiles to, and the ranges
@@ -315,27 +341,33 @@ func steps(re *syntax.Regexp) int {
 	return n
 }
 
-// badItems makes one problem of all the bad items of an annotation's value.
-func badItems(key string, bad []string) []problem {
-	if len(bad) == 0 {
-		return nil
+// badItems are what was wrong with an annotation's items; the first of them, as
+// nobody reads more.
+type badItems []string
+
+func (b *badItems) add(format string, args ...any) {
+	if len(*b) < 10 {
+		*b = append(*b, fmt.Sprintf(format, args...))
 	}
-	return []problem{{key, strings.Join(bad, "; ")}}
 }
 
-// items are the trimmed, non-empty items of a comma list, as far as they count,
-// and what is bad about their number.
-func items(list string) (items, bad []string) {
-	for item := range strings.SplitSeq(list, ",") {
-		if item = strings.TrimSpace(item); item == "" {
-			continue
-		}
-		if len(items) == maxItems {
-			return items, []string{fmt.Sprintf("only the first %d items count", maxItems)}
-		}
-		items = append(items, item)
+// of makes one problem of all of them.
+func (b badItems) of(key string) []problem {
+	if len(b) == 0 {
+		return nil
 	}
-	return items, nil
+	return []problem{{key, strings.Join(b, "; ")}}
+}
+
+// items are the trimmed, non-empty items of a comma list.
+func items(list string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for item := range strings.SplitSeq(list, ",") {
+			if item = strings.TrimSpace(item); item != "" && !yield(item) {
+				return
+			}
+		}
+	}
 }
 
 // isName says that text may be the name of a source: small letters, digits, and
@@ -348,9 +380,9 @@ func isName(text string) bool {
 func (k *keys) parseNative(value string) (rules, []problem) {
 	r := rules{native: true}
 	r.types[configMap].auto, r.types[secret].auto = k.autoAll, k.autoAll
-	list, bad := items(value)
-	left := maxExpressions
-	for _, item := range list {
+	var bad badItems
+	names, exclusions := newBudget(), newBudget()
+	for item := range items(value) {
 		switch item {
 		case reloadOff:
 			return rules{native: true}, nil
@@ -361,22 +393,28 @@ func (k *keys) parseNative(value string) (rules, []problem) {
 		rest, never := strings.CutPrefix(item, "!")
 		key, ok := parseSourceKey(rest)
 		if !ok || !isName(strings.ReplaceAll(key.name, "*", "x")) {
-			bad = append(bad, fmt.Sprintf("item %q is none of off, auto, configmap/NAME, secret/NAME, !configmap/NAME, !secret/NAME", item))
-			continue
-		}
-		p, err := left.glob(key.name)
-		if err != nil {
-			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			bad.add("item %q is none of off, auto, configmap/NAME, secret/NAME, !configmap/NAME, !secret/NAME", item)
 			continue
 		}
 		t := &r.types[key.typ]
 		if never {
+			p, err := exclusions.glob(key.name)
+			if err != nil {
+				bad.add("item %q: %v; until it is mended, no %s rolls the workload", item, err, key.typ.kind())
+				t.never = true
+				continue
+			}
 			t.excluded = append(t.excluded, p)
-		} else {
-			t.named = append(t.named, p)
+			continue
 		}
+		p, err := names.glob(key.name)
+		if err != nil {
+			bad.add("item %q: %v", item, err)
+			continue
+		}
+		t.name(p, &bad)
 	}
-	return r, badItems(nativeReload, bad)
+	return r, bad.of(nativeReload)
 }
 
 // glob compiles a name in which * stands for any text, also none.
@@ -385,6 +423,6 @@ func (b *budget) glob(text string) (pattern, error) {
 		return pattern{text: text, literal: true}, nil
 	}
 	quoted := strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, ".*")
-	re, err := b.compile("^" + quoted + "$")
+	re, err := b.compile(quoted)
 	return pattern{text: text, re: re}, err
 }

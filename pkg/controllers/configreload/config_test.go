@@ -137,7 +137,7 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 		"CronJobs alone create Jobs": {func(c *Config) {
 			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
 		}, []rbacv1.PolicyRule{
-			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "get create"),
+			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "list create"),
 		}},
 		"a selector of namespaces and Argo Rollouts": {func(c *Config) {
 			c.NamespaceSelector, c.ArgoRollouts, c.IgnoredKinds = []string{"a"}, true, []string{"jobs", "cronjobs"}

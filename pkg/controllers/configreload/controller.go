@@ -168,7 +168,7 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 			return 0, nil
 		}
 		if err != nil {
-			return 0, fmt.Errorf("get %s: %w", key, err)
+			return after, fmt.Errorf("get %s: %w", key, err)
 		}
 		before := w
 		if w, err = newWorkload(key.kind, live); err != nil {
@@ -189,7 +189,10 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 	pause, pauseLeft := c.keys.pauseState(w, &r, now)
 	c.memory.setPaused(w.workloadKey, w.Paused && pauseLeft > 0)
 	if pause != pauseStands && !c.cfg.DryRun {
-		return 0, c.endPause(ctx, k, w, pause)
+		if err := c.endPause(ctx, k, w, pause); err != nil {
+			return pauseRetry, err
+		}
+		return 0, nil
 	}
 	if c.cfg.Compat && asksForCSI(w) {
 		c.csi.Do(func() {
@@ -292,7 +295,7 @@ func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, n
 // it does not count. The error is about its text.
 func (c *Controller) recorded(w *workload) (s state, annotated bool, err error) {
 	text, annotated := w.meta[nativeState]
-	if !annotated || !c.readsState(w) {
+	if !annotated || !c.readsState(w.kind) {
 		return state{}, false, nil
 	}
 	if s, err = parseState(text); err != nil {
@@ -302,11 +305,11 @@ func (c *Controller) recorded(w *workload) (s state, annotated bool, err error) 
 }
 
 // inMemory says that the state of w is not on the workload.
-func (c *Controller) inMemory(w *workload) bool { return c.cfg.DryRun || !c.readsState(w) }
+func (c *Controller) inMemory(w *workload) bool { return c.cfg.DryRun || !c.readsState(w.kind) }
 
-// readsState says that an annotation with the state of w counts: it is no
+// readsState says that an annotation with the state of a workload counts: it is no
 // leftover of another configuration, and no copy on a Job.
-func (c *Controller) readsState(w *workload) bool { return c.cfg.State != StateOff && w.kind != "Job" }
+func (c *Controller) readsState(kind string) bool { return c.cfg.State != StateOff && kind != "Job" }
 
 // selected says whether the controller works in a namespace.
 func (c *Controller) selected(namespace string) bool {

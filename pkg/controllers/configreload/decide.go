@@ -23,6 +23,7 @@ type window struct {
 	first, last time.Time
 	changed     map[sourceKey]time.Time // when each source changed last
 	notBefore   time.Time               // turn in the rollout limit; zero: none taken
+	waits       bool                    // it was told that the reload waits for a Job
 }
 
 func (w *window) open() bool { return !w.first.IsZero() }

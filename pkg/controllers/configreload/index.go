@@ -96,7 +96,7 @@ func (c *Controller) indexByPatterns(kind string, obj any) []string {
 
 // patterns says that sources may be named otherwise than by their very name.
 func (r *rules) patterns(t sourceType) bool {
-	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil })
+	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil || p.dots })
 }
 
 // lookUp returns what the cache has of the sources that may concern w.
@@ -288,6 +288,9 @@ func cachedDigest(kind string, obj metav1.Object) []byte {
 
 // noteRemoval keeps in memory what was recorded if somebody removed the record.
 func (c *Controller) noteRemoval(key workloadKey, uid types.UID, before, after map[string]string) {
+	if !c.readsState(key.kind) {
+		return
+	}
 	recorded, err := parseState(before[nativeState])
 	if err != nil {
 		return

@@ -19,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -56,12 +58,9 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	}
 	busy := false
 	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent {
-		// The CronJob controller does not count a Job of ours among the active.
-		ours, err := c.runs(ctx, live, f.recorded)
-		if err != nil {
+		if busy, err = c.runs(ctx, live); err != nil {
 			return outcome{}, err
 		}
-		busy = ours || len(live.Status.Active) > 0
 	}
 	out := outcome{skipped: p.skipsCronJob(w)}
 	switch {
@@ -101,19 +100,28 @@ func (p *plan) skipsCronJob(w *workload) string {
 	return ""
 }
 
-// runs says that the Job of the reload that led to a state has not finished.
-func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, recorded state) (bool, error) {
-	job, err := c.client.BatchV1().Jobs(cj.Namespace).Get(ctx, runName(cj, recorded), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
+// runs says that a Job of a CronJob has not finished. The CronJob's status tells
+// only of those that its controller created, and those of ours may be newer than
+// the cache.
+func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob) (bool, error) {
+	if len(cj.Status.Active) > 0 {
+		return true, nil
 	}
-	if err != nil {
-		return false, fmt.Errorf("look whether the last Job is active: %w", err)
-	}
-	finished := slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+	finished := func(c batchv1.JobCondition) bool {
 		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
-	})
-	return metav1.IsControlledBy(job, cj) && !finished, nil
+	}
+	jobs := c.client.BatchV1().Jobs(cj.Namespace)
+	busy := false
+	err := pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) { return jobs.List(ctx, opts) })).
+		EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
+			job, ok := obj.(*batchv1.Job)
+			busy = busy || ok && metav1.IsControlledBy(job, cj) && !slices.ContainsFunc(job.Status.Conditions, finished)
+			return nil
+		})
+	if err != nil {
+		return false, fmt.Errorf("look whether a Job is active: %w", err)
+	}
+	return busy, nil
 }
 
 // runName is made of the CronJob and the state that its Job will have seen, so
@@ -198,7 +206,7 @@ func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
-	r := &replacement{job: job, old: metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}}
+	r := &replacement{facts: f, plan: p, job: job, old: metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}}
 	// Remembered first: the deletion may stand though its answer is lost.
 	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(e *entry) { e.recreate = r })
 	if err := c.deleteOld(ctx, w.workloadKey, r); err != nil {
@@ -211,26 +219,39 @@ func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome
 		klog.FromContext(ctx).Info("Job was deleted and could not be created yet", "reason", err.Error())
 		after = terminatingPoll
 	}
-	return outcome{after: after}, nil
+	return outcome{after: after, replaced: true}, nil
 }
 
 // replacement is a Job that takes the place of one that is deleted for it.
 type replacement struct {
+	facts   *facts // of the reload
+	plan    *plan
 	job     *batchv1.Job
 	old     metav1.Preconditions
-	unsure  bool // a deletion was sent, and its answer never came
+	unsure  bool // a deletion was sent and not answered, so the reload is not told of yet
 	deleted bool
 }
 
 // deleteOld deletes the Job that r replaces. Where the answer is lost the deletion
-// is tried again, which by its preconditions harms nothing else and tells what
-// became of the first. Where the Job is surely still there r is forgotten, and the
+// is tried again, which by its preconditions harms nothing else; a Job that is gone
+// then counts as deleted by us. Where the Job surely stays r is forgotten, and the
 // reload decided on again.
 func (c *Controller) deleteOld(ctx context.Context, key workloadKey, r *replacement) error {
-	err := c.client.BatchV1().Jobs(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
+	jobs := c.client.BatchV1().Jobs(key.Namespace)
+	err := jobs.Delete(ctx, key.Name, metav1.DeleteOptions{
 		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground),
 		Preconditions:     &r.old,
 	})
+	if r.unsure && apierrors.IsConflict(err) {
+		// Also a deletion that waits for finalizers changes the version.
+		live, getErr := jobs.Get(ctx, key.Name, metav1.GetOptions{})
+		if getErr != nil && !apierrors.IsNotFound(getErr) {
+			return fmt.Errorf("get %s: %w", key, getErr)
+		}
+		if getErr != nil || live.UID == *r.old.UID && live.DeletionTimestamp != nil {
+			err = nil
+		}
+	}
 	switch {
 	case err == nil, r.unsure && apierrors.IsNotFound(err):
 		r.deleted = true
@@ -290,13 +311,13 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	_, err = jobs.Create(ctx, r.job, metav1.CreateOptions{FieldManager: fieldManager})
 	switch {
 	case err == nil:
-		c.memory.forget(key)
+		c.recreated(ctx, key, r)
 		return 0, true, nil
 	case apierrors.IsNotFound(err):
-		c.giveUpJob(ctx, key, "the namespace is gone")
+		c.giveUpJob(ctx, key, r, "the namespace is gone")
 		return 0, true, nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		c.giveUpJob(ctx, key, "the namespace terminates")
+		c.giveUpJob(ctx, key, r, "the namespace terminates")
 		return 0, true, nil
 	case !apierrors.IsAlreadyExists(err):
 		return 0, true, fmt.Errorf("create %s again: %w", key, err)
@@ -304,10 +325,10 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	existing, err := jobs.Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case err == nil && existing.UID != *r.old.UID && createdByUs(existing):
-		c.memory.forget(key) // the answer to the creation was lost
+		c.recreated(ctx, key, r) // the answer to the creation was lost
 		return 0, true, nil
 	case err == nil && existing.UID != *r.old.UID:
-		c.giveUpJob(ctx, key, "somebody else created one of that name")
+		c.giveUpJob(ctx, key, r, "somebody else created one of that name")
 		return 0, true, nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -316,20 +337,31 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	return terminatingPoll, true, nil // the old one terminates
 }
 
+func (c *Controller) recreated(ctx context.Context, key workloadKey, r *replacement) {
+	if r.unsure {
+		c.announce(ctx, c.kinds[key.kind], r.facts, r.plan, reasonReloaded, "Reloaded for ", resultSuccess)
+	}
+	c.memory.replaced(key, *r.old.UID)
+}
+
 func createdByUs(job *batchv1.Job) bool {
 	return slices.ContainsFunc(job.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager })
 }
 
-func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string) {
+func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, r *replacement, why string) {
 	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
 	c.metrics.lostJobs.Inc()
-	c.memory.forget(key)
+	c.memory.replaced(key, *r.old.UID)
 }
 
 // giveUpJobs is for the end of a run.
 func (c *Controller) giveUpJobs(ctx context.Context) {
-	for _, key := range c.memory.lost() {
-		c.giveUpJob(ctx, key, "the controller stops")
+	for key, r := range c.memory.replacements() {
+		if r.deleted {
+			c.giveUpJob(ctx, key, r, "the controller stops")
+		} else {
+			klog.FromContext(ctx).Error(nil, "Job may have been deleted for a reload, as the deletion was not answered before the controller stops", "job", key.ObjectName)
+		}
 	}
 }
 

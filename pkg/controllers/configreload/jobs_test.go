@@ -5,6 +5,7 @@ package configreload
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 )
@@ -57,19 +59,18 @@ func TestReconcileCronJobs(t *testing.T) {
 
 	forbid := func(cj *batchv1.CronJob) { cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent }
 	state1, _ := parseState(known1)
-	// runOfH1 is the Job of the reload before.
-	runOfH1 := func(conditions ...batchv1.JobConditionType) *batchv1.Job {
-		cj := cronJob(nil)
+	const waits = "Normal ReloadWaits A Job is active and concurrencyPolicy is Forbid, waits to reload for ConfigMap shop/app-config"
+	// run is a Job of the CronJob.
+	run := func(name string, conditions ...batchv1.JobConditionType) *batchv1.Job {
 		return job(func(j *batchv1.Job) {
-			j.Name, j.UID, j.Annotations, j.Status = runName(cj, state1), "job-0", nil, batchv1.JobStatus{}
-			j.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(cj, batchv1.SchemeGroupVersion.WithKind("CronJob"))}
+			j.Name, j.UID, j.Annotations, j.Status = name, types.UID(name), nil, batchv1.JobStatus{}
+			j.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(cronJob(nil), batchv1.SchemeGroupVersion.WithKind("CronJob"))}
 			for _, condition := range conditions {
 				j.Status.Conditions = append(j.Status.Conditions, batchv1.JobCondition{Type: condition, Status: corev1.ConditionTrue})
 			}
 		})
 	}
-	ownedByOther := func() *batchv1.Job {
-		j := runOfH1()
+	ofAnother := func(j *batchv1.Job) *batchv1.Job {
 		j.OwnerReferences[0].UID = "cj-0"
 		return j
 	}
@@ -127,32 +128,37 @@ func TestReconcileCronJobs(t *testing.T) {
 				idle.Status.Active = nil
 				w.put(idle)
 			},
-			want: ran, events: reloaded,
+			want: ran, events: []string{waits, reloaded[0]},
 		},
 		"a Job of ours counts as active until it is complete": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), runOfH1()},
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1")},
 			change: func(w *world) {
 				changeCM(w)
 				w.pass(5 * time.Minute)
 				if got := w.writes(); len(got) != 0 {
 					w.t.Errorf("writes while a Job is active: %v", got)
 				}
-				w.put(runOfH1(batchv1.JobComplete))
+				w.put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
 				w.pass(activeJobPoll)
 			},
-			want: ran, events: reloaded,
+			want: ran, events: []string{waits, reloaded[0]},
 		},
 		"or has failed": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), runOfH1(batchv1.JobFailed)},
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1", batchv1.JobFailed)},
 			change:  changeCM, want: ran, events: reloaded,
 		},
-		"under auto it is not run meanwhile": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1), runOfH1(batchv1.JobSuspended)},
-			change:  changeCM, want: []string{state},
+		"whatever reload it was of, and however many there are": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1),
+				run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)},
+			change: changeCM, want: []string{state},
 			events: []string{"Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"},
 		},
-		"somebody else's Job of that name does not count": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), ownedByOther()},
+		"somebody else's Job does not count": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), ofAnother(run("run-1"))},
+			change:  changeCM, want: ran, events: reloaded,
+		},
+		"where concurrency is allowed no Job does": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kCM, "app-config", nativeState, known1), run("run-1")},
 			change:  changeCM, want: ran, events: reloaded,
 		},
 		"a dry run says that a suspended CronJob would be skipped": {
@@ -323,8 +329,12 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	timeout := apierrors.NewTimeoutError("no answer", 1)
 	failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
 	const reloaded = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
+	terminating := job(func(j *batchv1.Job) {
+		j.DeletionTimestamp, j.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
+	})
 	for name, tc := range map[string]struct {
 		verb    string
+		tries   int                                            // to create it while the old one terminates
 		answers []func(w *world, a clienttesting.Action) error // nil: as the API server does
 		want    []string
 		events  []string
@@ -335,7 +345,7 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 				func(w *world, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
 			},
 			want:   []string{try, remove, remove, create},
-			events: []string{failed + timeout.Error()},
+			events: []string{reloaded, failed + timeout.Error()},
 		},
 		"the deletion was done, and the second is refused": {
 			verb: "delete",
@@ -345,7 +355,30 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 				func(*world, clienttesting.Action) error { return apierrors.NewForbidden(jobs, "web", errors.New("no")) },
 			},
 			want:   []string{try, remove, remove, remove, remove, create},
-			events: []string{failed + timeout.Error()},
+			events: []string{reloaded, failed + timeout.Error()},
+		},
+		"the deletion was done, but not when the second was tried": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(*world, clienttesting.Action) error { return timeout },
+				func(w *world, _ clienttesting.Action) error {
+					w.remove(job(nil))
+					return apierrors.NewConflict(jobs, "web", errors.New("changed"))
+				},
+			},
+			want: []string{try, remove, remove, create}, events: []string{reloaded, failed + timeout.Error()},
+		},
+		"the deletion was done, but finalizers hold it up": {
+			verb: "delete",
+			answers: []func(w *world, a clienttesting.Action) error{
+				func(w *world, _ clienttesting.Action) error { w.put(terminating); return timeout },
+				func(w *world, _ clienttesting.Action) error {
+					time.AfterFunc(time.Minute, func() { w.remove(terminating) })
+					return apierrors.NewConflict(jobs, "web", errors.New("changed"))
+				},
+			},
+			tries: 60,
+			want:  []string{try, remove, remove, create}, events: []string{reloaded, failed + timeout.Error()},
 		},
 		"the deletion was not done": {
 			verb: "delete",
@@ -354,7 +387,7 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 				func(*world, clienttesting.Action) error { return timeout },
 			},
 			want:   []string{try, remove, remove, remove, create},
-			events: []string{failed + "connection reset"},
+			events: []string{reloaded, failed + "connection reset"},
 		},
 		"the deletion was not done, and by now the Job is another": {
 			verb: "delete",
@@ -412,7 +445,8 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 				})
 				changeCM(w)
 				w.pass(time.Hour)
-				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
+				want := slices.Concat(tc.want, slices.Repeat([]string{create}, tc.tries))
+				if diff := cmp.Diff(want, w.writes()); diff != "" {
 					t.Errorf("writes differ (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(tc.events, w.events()); diff != "" {
@@ -427,6 +461,56 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The new Job may be in the cache long before the answer to its creation comes.
+func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
+	for name, answer := range map[string]error{"and the answer comes late": nil, "and the answer is lost": apierrors.NewTimeoutError("no answer", 1)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1(), job(nil))
+				n := 0
+				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || n > 0 {
+						return false, nil, nil
+					}
+					n++
+					_, created, err := clienttesting.ObjectReaction(w.client.Tracker())(a)
+					if err != nil {
+						return true, nil, err
+					}
+					<-time.After(10 * time.Second)
+					w.put(cm("app-config", "color", "green"))
+					<-time.After(10 * time.Second)
+					return true, created, answer
+				})
+				changeCM(w)
+				w.pass(time.Hour)
+				want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
+				if diff := cmp.Diff(want, w.job("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
+					t.Errorf("mark differs (-want +got):\n%s", diff)
+				}
+				if n := w.count("pending_workloads", nil); n != 0 {
+					t.Errorf("%v workloads wait", n)
+				}
+			})
+		})
+	}
+}
+
+func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, cm1(), job(nil))
+		w.client.PrependReactor("delete", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("connection refused")
+		})
+		changeCM(w)
+		w.pass(10 * time.Second)
+		w.stop()
+		if n := w.count("lost_jobs_total", nil); n != 0 {
+			t.Errorf("%v lost jobs counted", n)
+		}
+	})
 }
 
 func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {

@@ -104,7 +104,7 @@ func Rules(cfg Config) []rbacv1.PolicyRule {
 	case cfg.kindEnabled("jobs"):
 		allow(batchv1.GroupName, jobs, verbs("create", "delete")...)
 	case cfg.kindEnabled("cronjobs") && write:
-		allow(batchv1.GroupName, jobs, "get", "create")
+		allow(batchv1.GroupName, jobs, "list", "create")
 	}
 	allow(RolloutsResource.Group, byGroup[RolloutsResource.Group], verbs("patch")...)
 	if cfg.Compat {

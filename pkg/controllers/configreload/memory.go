@@ -101,6 +101,15 @@ func (m *memory) forget(key workloadKey) {
 	delete(m.paused, key)
 }
 
+// replaced forgets a Job that has a successor, but nothing of the successor.
+func (m *memory) replaced(key workloadKey, old types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e, ok := m.entries[key]; ok && e.uid == old {
+		delete(m.entries, key)
+	}
+}
+
 // clear is for the end of a run: the next one begins with what is recorded.
 func (m *memory) clear() {
 	m.mu.Lock()
@@ -132,14 +141,14 @@ func (m *memory) counts() (pending, paused int) {
 	return pending, len(m.paused)
 }
 
-// lost returns the Jobs that were deleted and not created again.
-func (m *memory) lost() []workloadKey {
+// replacements returns the Jobs that wait to be created again.
+func (m *memory) replacements() map[workloadKey]*replacement {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var list []workloadKey
+	list := map[workloadKey]*replacement{}
 	for key, e := range m.entries {
 		if e.recreate != nil {
-			list = append(list, key)
+			list[key] = e.recreate
 		}
 	}
 	return list
@@ -179,7 +188,7 @@ func (e *entry) close(decided entry, now time.Time) {
 		e.window = window{}
 		return
 	}
-	e.window.first, e.window.notBefore = now, time.Time{}
+	e.window.first, e.window.notBefore, e.window.waits = now, time.Time{}, false
 }
 
 // behind says that a cached version is older than the last write.

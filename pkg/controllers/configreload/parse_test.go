@@ -7,6 +7,7 @@ import (
 	"crypto/sha1"
 	"encoding/base64"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"regexp/syntax"
 	goruntime "runtime"
@@ -108,6 +109,10 @@ func TestVariable(t *testing.T) {
 // Whoever may annotate a workload must not be able to exhaust the manager.
 func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 	const size = 200 << 10
+	var optional strings.Builder
+	for i := range 490 {
+		fmt.Fprintf(&optional, "%c?", '\u4e00'+i)
+	}
 	cfg := DefaultConfig()
 	cfg.Compat = true
 	k := newKeys(&cfg)
@@ -116,6 +121,7 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 		"repetitions of repetitions":       {kCM, "((x*y?){30}){30}"},
 		"one long item":                    {kCM, "(" + strings.Repeat("a?", 1500) + "){1000}"},
 		"classes":                          {kCM, `\pL\pN\PL[^\pL]`},
+		"optional parts":                   {kCM, optional.String()},
 		"one long item of classes":         {kCM, strings.Repeat(`\pL`, size/3)},
 		"wildcards":                        {kCM, ".*"},
 		"what does not compile":            {kCM, "["},
@@ -155,14 +161,55 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 				}
 				steps += len(program.Inst)
 			}
-			if len(patterns) > maxItems || steps > 2*int(maxExpressions) {
-				t.Errorf("%d patterns of %d steps", len(patterns), steps)
+			if len(r.types[configMap].named) > maxNames || steps > 2*maxExpressions {
+				t.Errorf("%d names, expressions of %d steps", len(r.types[configMap].named), steps)
 			}
-			if len(problems) != 1 || len(problems[0].String()) > 600 {
-				t.Errorf("%d problems, the first of them %.1000s", len(problems), problems)
+			for _, p := range problems {
+				if len(p.String()) > 600 {
+					t.Errorf("problem of %d bytes", len(p.String()))
+				}
 			}
-			if !matchesAny(patterns, "app-config") {
+			if tc.key != kCMExclude && len(problems) != 1 {
+				t.Errorf("problems %.1000s", problems)
+			}
+			if !matchesAny(patterns, "app-config") && !r.types[configMap].never {
 				t.Error("what is before it does not count")
+			}
+		})
+	}
+}
+
+func TestWhatFitsBesideWhatIsTooLargeCounts(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Compat = true
+	k := newKeys(&cfg)
+	var dotted, globs strings.Builder
+	for i := range maxNames - 1 {
+		fmt.Fprintf(&dotted, "payments-service-%03d.production.config,", i)
+		fmt.Fprintf(&globs, "!configmap/team-checkout-feature-flags-%03d-*,", i)
+	}
+	for name, tc := range map[string]struct {
+		key, value string
+		want       match
+		problems   int
+	}{
+		"names with dots are no expressions":                   {kCM, dotted.String() + "app-config", named, 0},
+		"a dot of a name stands for any character":             {kCM, "app.config", named, 0},
+		"a dot stands for one character":                       {kCM, "app..config,ap.config", no, 0},
+		"an expression that repeats too often":                 {kCM, "(xyxyxyxyxyxy){900},app-.*", named, 1},
+		"an expression that is too long":                       {kCM, strings.Repeat("x*", maxExpressions) + ",app-.*", named, 1},
+		"exclusions beside many names":                         {nativeReload, "auto," + strings.ReplaceAll(globs.String(), "!", "") + "!configmap/other-*", auto, 1},
+		"exclusions that do not fit exclude everything":        {nativeReload, "auto," + globs.String(), no, 1},
+		"exclusions that do not fit exclude names as well":     {nativeReload, "configmap/app-config," + globs.String(), no, 1},
+		"exclusions that do not fit exclude nothing elsewhere": {nativeReload, "auto," + strings.ReplaceAll(globs.String(), "configmap", "secret"), auto, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, problems := k.parse(map[string]string{tc.key: tc.value}, nil)
+			if got := r.match(sourceKey{configMap, "app-config"}, source{}); got != tc.want {
+				t.Errorf("match = %v, want %v", got, tc.want)
+			}
+			if len(problems) != tc.problems {
+				t.Errorf("problems %.500s, want %d", problems, tc.problems)
 			}
 		})
 	}
@@ -189,7 +236,7 @@ func FuzzParseCompat(f *testing.F) {
 		key := sourceKey{configMap, name}
 		m := r.match(key, source{})
 		for item := range strings.SplitSeq(exclude, ",") {
-			if strings.TrimSpace(item) == name && name != "" && m != no && strings.Count(exclude, ",") < maxItems {
+			if strings.TrimSpace(item) == name && name != "" && m != no {
 				t.Errorf("%q is excluded by %q and matched all the same", name, exclude)
 			}
 		}
@@ -213,7 +260,7 @@ func FuzzParseNative(f *testing.F) {
 		if !r.native {
 			t.Error("not native")
 		}
-		items, _ := items(value)
+		items := slices.Collect(items(value))
 		if slices.Contains(items, "off") {
 			if r.types[configMap].auto || r.types[configMap].named != nil || len(problems) > 0 {
 				t.Errorf("%q does more than off", value)

@@ -8,6 +8,10 @@ import (
 	"time"
 )
 
+// pauseRetry is how soon a pause is tried to be ended again if that failed, also
+// where other failures of the workload have made its back-off longer.
+const pauseRetry = 10 * time.Second
+
 // pauseStep is what a Deployment's pause asks for, apart from any reload.
 type pauseStep int
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -160,6 +161,16 @@ func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			})
 			w.put(cm1())
 		},
+		"as the workload cannot be read after a conflict": func(w *world) {
+			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				conflicts := strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), "template")
+				return conflicts, nil, apierrors.NewConflict(deploymentResource.GroupResource(), "web", errors.New("changed"))
+			})
+			w.client.PrependReactor("get", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, errors.New("no")
+			})
+			w.put(cm1())
+		},
 		"as the source cannot be read": func(w *world) {
 			w.live.failures = math.MaxInt
 			w.remove(cm2())
@@ -170,6 +181,13 @@ func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 				const period = 17 * time.Minute
 				d := deploy(pod(reads("app-config")), kAuto, "true", kPause, period.String(), nativeState, stateOf(cmKey, h1))
 				w := newWorld(t, onDelete, cm1(), d)
+				var ends atomic.Int32
+				w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if !strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), `"paused":false`) {
+						return false, nil, nil
+					}
+					return ends.Add(1) <= 2, nil, errors.New("not yet")
+				})
 				changeCM(w)
 				w.pass(2 * time.Second)
 				fail(w)
@@ -178,6 +196,10 @@ func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 					t.Error("resumed too early")
 				}
 				w.pass(3 * time.Second)
+				if n := ends.Load(); n != 1 {
+					t.Errorf("tried to end the pause %d times when it was over, want 1", n)
+				}
+				w.pass(2 * pauseRetry)
 				if w.deployment("web").Spec.Paused {
 					t.Error("resumed too late")
 				}

@@ -236,6 +236,11 @@ func TestReconcileState(t *testing.T) {
 			configure: func(c *Config) { c.State = StateOff },
 			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, known1)},
 		},
+		"state=off does not act on it when somebody removes it": {
+			configure: func(c *Config) { c.State = StateOff },
+			objects:   []runtime.Object{cm2(), deploy(web, nativeState, known1)},
+			change:    func(w *world) { w.put(deploy(web, kAuto, "true")) },
+		},
 		"state=off removes it with the next reload, so that it does not count later": {
 			configure: func(c *Config) { c.State = StateOff },
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},

@@ -23,6 +23,7 @@ const (
 	reasonFailed       = "ReloadFail"
 	reasonWould        = "WouldReload"
 	reasonSkipped      = "ReloadSkipped"
+	reasonWaits        = "ReloadWaits"
 	reasonInvalid      = "InvalidReloadAnnotation"
 	reasonInvalidPause = "InvalidPausePeriod"
 	reasonTooLarge     = "ReloadStateTooLarge"
@@ -38,6 +39,8 @@ type outcome struct {
 	wait time.Duration
 	// after: it was done, and something is left to be done after this time.
 	after time.Duration
+	// replaced: the workload is another object by now, of which nothing is known.
+	replaced bool
 }
 
 // reload does what is due, and then tells of it.
@@ -63,6 +66,7 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", p.names(w), cut(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.workloadKey, err)
 	case out.wait > 0:
+		c.tellOfWait(ctx, k, f, p)
 		return out.wait, nil
 	case out.skipped != "":
 		c.announce(ctx, k, f, p, reasonSkipped, out.skipped+", not reloaded for ", resultSkipped)
@@ -73,7 +77,9 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 			c.events.Event(w.reference(k), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}
 	}
-	c.done(w, p, e, out.version)
+	if !out.replaced {
+		c.done(w, p, e, out.version)
+	}
 	return out.after, nil
 }
 
@@ -232,6 +238,18 @@ func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, r
 	workloadLogger(ctx, w).V(level).Info("Reload", "sources", names, "result", result)
 	c.metrics.reloads.WithLabelValues(w.kind, result).Inc()
 	c.events.Event(w.reference(k), corev1.EventTypeNormal, reason, text+names)
+}
+
+// tellOfWait tells once that a reload waits for a Job to end, which it may do for
+// ever.
+func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *facts, p *plan) {
+	w := f.workload
+	if f.window.waits {
+		return
+	}
+	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
+	c.events.Eventf(w.reference(k), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", p.names(w))
+	c.memory.update(w.workloadKey, w.uid, f.now, func(live *entry) { live.window.waits = true })
 }
 
 // names tells type, name and namespace of the reloads' sources.
