@@ -10,7 +10,8 @@
 // that a crash can neither lose a reload nor repeat it. The steps of a
 // reconcile are in files of their own:
 //
-//	annotations.go, workload.go   what the workload asks for and refers to
+//	annotations.go, patterns.go   what the workload asks for
+//	workload.go                   what it refers to
 //	decide.go                     what is to be done, and when: pure
 //	patch.go                      the bytes that do it: pure
 //	controller.go, write.go       reading, writing, Events
