@@ -102,21 +102,34 @@ func (f *Factory) newResource(p *plan, src source) (*resource, error) {
 // Informer returns the one informer of the resource, whatever version was asked for; false if no need
 // named it.
 func (f *Factory) Informer(gvr schema.GroupVersionResource) (cache.SharedIndexInformer, bool) {
-	for _, r := range f.resources {
-		if r.plan.resource.GroupResource() == gvr.GroupResource() {
-			return r.informer, true
-		}
+	if r := f.resource(gvr); r != nil {
+		return r.informer, true
 	}
 	return nil, false
 }
 
-// LiveVersion asks the API server for the resourceVersion that an object has now; empty if it does not exist. It is an
-// error if no need names the resource. Only metadata is read, with what the cache may do: a list of one.
+func (f *Factory) resource(gvr schema.GroupVersionResource) *resource {
+	for _, r := range f.resources {
+		if r.plan.resource.GroupResource() == gvr.GroupResource() {
+			return r
+		}
+	}
+	return nil
+}
+
+// LiveVersion asks the API server for the resourceVersion that an object has now; empty if it does not exist, or if the
+// cache leaves it out. It is an error if no need names the resource. Only metadata is read, with what the cache may do:
+// a list of one.
 func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	if _, declared := f.Informer(gvr); !declared {
+	r := f.resource(gvr)
+	if r == nil {
 		return "", fmt.Errorf("version of %s %s: no controller needs the resource", resourceName(gvr), name)
 	}
-	list, err := f.metadata.Resource(gvr).Namespace(name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name.Name})
+	selector := "metadata.name=" + name.Name
+	if r.plan.fieldSelector != "" {
+		selector += "," + r.plan.fieldSelector
+	}
+	list, err := f.metadata.Resource(gvr).Namespace(name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s: %w", resourceName(gvr), name, err)
 	}

@@ -103,7 +103,13 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 				s.waitForMark("jobs/"+run.GetName(), cm)
 			},
 			down: func(s shop) { s.configMap("app-config", "green") },
-			then: func(s shop) { s.waitForState(cron, cm); jobs(s, 2) },
+			then: func(s shop) {
+				s.waitForState(cron, cm)
+				jobs(s, 2)
+				s.configMap("app-config", "red") // of which there is a Job already
+				jobs(s, 3)
+				s.waitForState(cron, cm)
+			},
 		},
 		"a suspended CronJob runs when the source is named, and else is skipped": {
 			given: func(s shop) {

@@ -28,7 +28,9 @@ import (
 
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -45,7 +47,7 @@ import (
 const Name = "config-reload"
 
 // conflictAttempts bound the decisions in one reconcile, all but the first on a
-// live read after a conflict.
+// live read after a conflict, or after a 404.
 const conflictAttempts = 4
 
 // Controller rolls workloads. Build it with [New].
@@ -91,9 +93,9 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		client:   client,
 		events:   events,
 		clock:    clock,
-		memory:   newMemory(),
 		selector: selector,
 	}
+	c.memory = newMemory(c.cachedUID)
 	for t := range c.sources {
 		if cfg.sourceIgnored(sourceType(t)) {
 			c.sources[t] = nil
@@ -158,8 +160,9 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 		c.memory.update(key, w.uid, c.clock.Now(), func(e *entry) { e.written = "" })
 	}
 	for attempt := 1; ; attempt++ {
-		after, err := c.step(ctx, k, w)
-		if !apierrors.IsConflict(err) || attempt == conflictAttempts {
+		last := attempt == conflictAttempts
+		after, err := c.step(ctx, k, w, last)
+		if !outdated(err) || last {
 			return after, err
 		}
 		klog.FromContext(ctx).V(4).Info("Workload changed meanwhile, reading it live")
@@ -181,8 +184,18 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 	}
 }
 
-// step decides on one version of a workload and does what is due.
-func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Duration, error) {
+// cachedUID is empty for a workload that the cache does not have.
+func (c *Controller) cachedUID(key workloadKey) types.UID {
+	obj, exists, err := c.kinds[key.kind].informer.GetIndexer().GetByKey(key.ObjectName.String())
+	if err != nil || !exists {
+		return ""
+	}
+	return obj.(metav1.Object).GetUID()
+}
+
+// step decides on one version of a workload and does what is due. A conflict in
+// the last attempt is a failure that is told of.
+func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) (time.Duration, error) {
 	now := c.clock.Now()
 	r, problems := c.keys.rules(w)
 	e := c.memory.get(w.workloadKey, w.uid)
@@ -224,7 +237,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload) (time.Durat
 	var after time.Duration
 	switch {
 	case len(p.reloads) > 0:
-		after, err = c.reload(ctx, k, f, &p, &e)
+		after, err = c.reload(ctx, k, f, &p, &e, last)
 	default:
 		after, err = c.record(ctx, k, f, &p, &e)
 	}

@@ -24,6 +24,7 @@ type window struct {
 	changed     map[sourceKey]time.Time // when each source changed last
 	notBefore   time.Time               // turn in the rollout limit; zero: none taken
 	waits       bool                    // it was told that the reload waits for a Job
+	ran         string                  // the Job that was created for a CronJob, before that is recorded
 }
 
 func (w *window) open() bool { return !w.first.IsZero() }
@@ -244,7 +245,7 @@ func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
 	case now == "" && !c.OnDelete:
 		// Kept, so that coming back with the same data is no change.
 		return was, nil
-	case c.marked(f, r), c.absorbed(f, current):
+	case c.marked(f, r) && !f.changedSince(current), c.absorbed(f, current):
 		return now, nil
 	}
 	return now, r
@@ -269,10 +270,23 @@ func (c *Config) marked(f *facts, r *reload) bool {
 		return false
 	}
 	if !c.byAnnotation(f) {
-		value, ok := w.Containers[r.container].Vars[variable(r.key)]
-		return ok == (r.hash != "") && value == r.hash
+		return f.hasVariable(*r)
 	}
 	return marksSource(w.Template[f.rules.markKey()], w.Namespace, r.key, cmp.Or(r.hash, deletedHash))
+}
+
+// hasVariable says that a container has the variable that the reload sets, or
+// has not the one that it removes.
+func (f *facts) hasVariable(r reload) bool {
+	value, ok := f.workload.Containers[r.container].Vars[variable(r.key)]
+	return ok == (r.hash != "") && value == r.hash
+}
+
+// changedSince says that nobody wrote to the workload since the source changed, so
+// that a mark of the same data is from an earlier time at which it had them.
+func (f *facts) changedSince(s source) bool {
+	order, err := resourceversion.CompareResourceVersion(f.workload.version, s.version)
+	return err == nil && order < 0
 }
 
 // absorbed says that a rollout by somebody else began after the source changed.

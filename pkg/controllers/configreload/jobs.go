@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -56,26 +57,33 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	if live.ResourceVersion != w.version {
 		return outcome{}, errOutdated(w)
 	}
-	busy := false
-	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent {
-		if busy, err = c.runs(ctx, live); err != nil {
+	name := runName(live, f, p)
+	// A reload of which the Job was created and the state not written is here again.
+	busy, ran := false, f.window.ran == name
+	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && !ran {
+		if busy, ran, err = c.runs(ctx, live, name); err != nil {
 			return outcome{}, err
 		}
 	}
-	out := outcome{skipped: p.skipsCronJob(w)}
+	var out outcome
+	if !ran {
+		out.skipped = p.skipsCronJob(w)
+	}
 	switch {
-	case out.skipped != "":
+	case ran, out.skipped != "":
 	case busy && !p.byName():
 		out.skipped = "A Job is active"
 	case busy:
 		return outcome{wait: activeJobPoll}, nil
 	default:
-		job := c.cronJobRun(live, f, p)
+		job := c.cronJobRun(live, name, f, p)
 		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
-		// The name tells this state of the sources, so one that is there is ours.
+		// The name tells this version of the sources, so one that is there is ours.
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return outcome{}, err
 		}
+		// The Job may be gone before the state is written: its user may have asked for that.
+		c.memory.update(w.workloadKey, w.uid, f.now, func(e *entry) { e.window.ran = name })
 	}
 	patch := metadataPatch(w, p.state)
 	if c.inMemory(w) {
@@ -100,33 +108,37 @@ func (p *plan) skipsCronJob(w *workload) string {
 	return ""
 }
 
-// runs says that a Job of a CronJob has not finished. The CronJob's status tells
-// only of those that its controller created, and those of ours may be newer than
-// the cache.
-func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob) (bool, error) {
-	if len(cj.Status.Active) > 0 {
-		return true, nil
-	}
+// runs says that a Job of a CronJob has not finished, and whether there is the
+// one of that name. The CronJob's status tells only of those that its controller
+// created, and those of ours may be newer than the cache.
+func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, name string) (busy, ran bool, err error) {
 	finished := func(c batchv1.JobCondition) bool {
 		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
 	}
 	jobs := c.client.BatchV1().Jobs(cj.Namespace)
-	busy := false
-	err := pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) { return jobs.List(ctx, opts) })).
+	busy = len(cj.Status.Active) > 0
+	err = pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) { return jobs.List(ctx, opts) })).
 		EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			job, ok := obj.(*batchv1.Job)
-			busy = busy || ok && metav1.IsControlledBy(job, cj) && !slices.ContainsFunc(job.Status.Conditions, finished)
+			if job, ok := obj.(*batchv1.Job); ok && metav1.IsControlledBy(job, cj) {
+				busy = busy || !slices.ContainsFunc(job.Status.Conditions, finished)
+				ran = ran || job.Name == name
+			}
 			return nil
 		})
 	if err != nil {
-		return false, fmt.Errorf("look whether a Job is active: %w", err)
+		return false, false, fmt.Errorf("look whether a Job is active: %w", err)
 	}
-	return busy, nil
+	return busy, ran, nil
 }
 
-// runName is made of the CronJob and the state that its Job will have seen, so
-// that a repetition creates the Job only once.
-func runName(cj *batchv1.CronJob, s state) string {
+// runName is made of the CronJob and what its Job runs for, so that a repetition
+// creates the Job only once. The versions are in it because a source may go back
+// to data that a Job ran for before, and that Job may still be there.
+func runName(cj *batchv1.CronJob, f *facts, p *plan) string {
+	s := state{}
+	for _, r := range p.reloads {
+		s[r.key] = r.hash + "@" + f.sources[r.key].version
+	}
 	sum := sha256.Sum256([]byte(string(cj.UID) + s.String()))
 	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
 }
@@ -137,10 +149,10 @@ func cutName(name string) string {
 }
 
 // cronJobRun is the Job of one reload.
-func (c *Controller) cronJobRun(cj *batchv1.CronJob, f *facts, p *plan) *batchv1.Job {
+func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *facts, p *plan) *batchv1.Job {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:        runName(cj, p.state),
+			Name:        name,
 			Namespace:   cj.Namespace,
 			Labels:      maps.Clone(cj.Spec.JobTemplate.Labels),
 			Annotations: maps.Clone(cj.Spec.JobTemplate.Annotations),
@@ -230,6 +242,7 @@ type replacement struct {
 	old     metav1.Preconditions
 	unsure  bool // a deletion was sent and not answered, so the reload is not told of yet
 	deleted bool
+	created *batchv1.Job // as it was answered; until the cache has it
 }
 
 // deleteOld deletes the Job that r replaces. Where the answer is lost the deletion
@@ -302,22 +315,24 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	if r == nil {
 		return 0, false, nil
 	}
+	if r.created != nil {
+		return c.succeedJob(ctx, key, r)
+	}
 	if !r.deleted {
 		if err := c.deleteOld(ctx, key, r); err != nil {
 			return 0, true, err
 		}
 	}
 	jobs := c.client.BatchV1().Jobs(key.Namespace)
-	_, err = jobs.Create(ctx, r.job, metav1.CreateOptions{FieldManager: fieldManager})
+	created, err := jobs.Create(ctx, r.job, metav1.CreateOptions{FieldManager: fieldManager})
 	switch {
 	case err == nil:
-		c.recreated(ctx, key, r)
-		return 0, true, nil
-	case apierrors.IsNotFound(err):
-		c.giveUpJob(ctx, key, r, "the namespace is gone")
+		return c.recreated(ctx, key, r, created)
+	case apierrors.IsNotFound(err) && isAboutNamespace(err):
+		c.giveUpJob(ctx, key, "the namespace is gone")
 		return 0, true, nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		c.giveUpJob(ctx, key, r, "the namespace terminates")
+		c.giveUpJob(ctx, key, "the namespace terminates")
 		return 0, true, nil
 	case !apierrors.IsAlreadyExists(err):
 		return 0, true, fmt.Errorf("create %s again: %w", key, err)
@@ -325,10 +340,9 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	existing, err := jobs.Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case err == nil && existing.UID != *r.old.UID && createdByUs(existing):
-		c.recreated(ctx, key, r) // the answer to the creation was lost
-		return 0, true, nil
+		return c.recreated(ctx, key, r, existing) // the answer to the creation was lost
 	case err == nil && existing.UID != *r.old.UID:
-		c.giveUpJob(ctx, key, r, "somebody else created one of that name")
+		c.giveUpJob(ctx, key, "somebody else created one of that name")
 		return 0, true, nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -337,29 +351,70 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	return terminatingPoll, true, nil // the old one terminates
 }
 
-func (c *Controller) recreated(ctx context.Context, key workloadKey, r *replacement) {
+func (c *Controller) recreated(ctx context.Context, key workloadKey, r *replacement, job *batchv1.Job) (time.Duration, bool, error) {
 	if r.unsure {
 		c.announce(ctx, c.kinds[key.kind], r.facts, r.plan, reasonReloaded, "Reloaded for ", resultSuccess)
 	}
-	c.memory.replaced(key, *r.old.UID)
+	r.created = job
+	return settle, true, nil // its event comes sooner
+}
+
+// succeedJob hands what is recorded of a Job over to the one that was created
+// again, as soon as the cache has that. A change until then is noted with the
+// old one, if at all, and is found by the difference.
+func (c *Controller) succeedJob(ctx context.Context, key workloadKey, r *replacement) (after time.Duration, busy bool, err error) {
+	if c.cachedUID(key) == r.created.UID {
+		c.memory.succeed(key, r.created.UID, c.readBy(r))
+		return 0, false, nil
+	}
+	live, err := c.client.BatchV1().Jobs(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && live.UID != r.created.UID:
+		c.memory.forget(key) // gone again before the cache had it
+		return 0, false, nil
+	case err != nil:
+		return 0, true, fmt.Errorf("get %s: %w", key, err)
+	}
+	return settle, true, nil
+}
+
+// readBy is what the pods of the new Job have read: of a source that changed
+// between the decision and the creation, the new data.
+func (c *Controller) readBy(r *replacement) state {
+	s := maps.Clone(r.plan.state)
+	for key, current := range c.lookUp(r.facts.workload, &r.facts.rules, s) {
+		order, err := resourceversion.CompareResourceVersion(current.version, r.created.ResourceVersion)
+		if _, recorded := s[key]; recorded && err == nil && order < 0 {
+			s[key] = current.short()
+		}
+	}
+	return s
+}
+
+// isAboutNamespace tells a 404 of a namespace from one that admission asked for.
+func isAboutNamespace(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
 func createdByUs(job *batchv1.Job) bool {
 	return slices.ContainsFunc(job.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager })
 }
 
-func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, r *replacement, why string) {
+func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string) {
 	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
 	c.metrics.lostJobs.Inc()
-	c.memory.replaced(key, *r.old.UID)
+	c.memory.forget(key)
 }
 
 // giveUpJobs is for the end of a run.
 func (c *Controller) giveUpJobs(ctx context.Context) {
 	for key, r := range c.memory.replacements() {
-		if r.deleted {
-			c.giveUpJob(ctx, key, r, "the controller stops")
-		} else {
+		switch {
+		case r.created != nil:
+		case r.deleted:
+			c.giveUpJob(ctx, key, "the controller stops")
+		default:
 			klog.FromContext(ctx).Error(nil, "Job may have been deleted for a reload, as the deletion was not answered before the controller stops", "job", key.ObjectName)
 		}
 	}

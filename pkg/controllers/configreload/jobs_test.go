@@ -4,9 +4,12 @@
 package configreload
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
@@ -36,10 +40,6 @@ func cronJob(change func(*batchv1.CronJob), annotations ...string) *batchv1.Cron
 	return cj
 }
 
-// The name of a run: the first digits of the SHA-256 of
-// cj-1{"configmap/app-config":"021bc5a93e1158e6"}.
-const runOfH2 = "web-e842808e"
-
 // asCreated leaves out what stands in for the API server's own fields.
 var asCreated = cmp.Options{
 	cmpopts.IgnoreTypes(metav1.TypeMeta{}),
@@ -49,8 +49,9 @@ var asCreated = cmp.Options{
 func TestReconcileCronJobs(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
 	state := "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: known2}}})
-	ran := []string{"create jobs/" + runOfH2, state}
+	ran := []string{"create jobs/web-RUN", state}
 	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	const refused = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: Internal error occurred: try again"
 	suspended := func(cj *batchv1.CronJob) { cj.Spec.Suspend = ptr.To(true) }
 	busy := func(cj *batchv1.CronJob) {
 		cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
@@ -58,7 +59,6 @@ func TestReconcileCronJobs(t *testing.T) {
 	}
 
 	forbid := func(cj *batchv1.CronJob) { cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent }
-	state1, _ := parseState(known1)
 	const waits = "Normal ReloadWaits A Job is active and concurrencyPolicy is Forbid, waits to reload for ConfigMap shop/app-config"
 	// run is a Job of the CronJob.
 	run := func(name string, conditions ...batchv1.JobConditionType) *batchv1.Job {
@@ -83,24 +83,14 @@ func TestReconcileCronJobs(t *testing.T) {
 		"29 a repetition after a failed write of the state creates no second Job": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
-				failed := false
-				w.client.PrependReactor("patch", "cronjobs", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if failed {
-						return false, nil, nil
-					}
-					failed = true
-					return true, nil, apierrors.NewInternalError(errors.New("try again"))
-				})
+				w.refuseStates(1)
 				changeCM(w)
 				w.pass(time.Minute)
-				jobs, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
-				if err != nil || len(jobs.(*batchv1.JobList).Items) != 1 {
-					w.t.Errorf("jobs = %v, %v; want one", jobs, err)
+				if n := len(w.runs()); n != 1 {
+					w.t.Errorf("%d Jobs, want one", n)
 				}
 			},
-			want: append(append([]string{}, ran...), ran...),
-			events: []string{reloaded[0],
-				"Warning ReloadFail Reload for ConfigMap shop/app-config failed: Internal error occurred: try again"},
+			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
 		"30 a suspended CronJob is not run under auto": {
 			objects: []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
@@ -161,6 +151,75 @@ func TestReconcileCronJobs(t *testing.T) {
 			objects: []runtime.Object{cm1(), cronJob(nil, kCM, "app-config", nativeState, known1), run("run-1")},
 			change:  changeCM, want: ran, events: reloaded,
 		},
+		"a repetition does not wait for the Job that it has created": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1)},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+			},
+			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+		},
+		"nor skips the reload, nor creates a Job again that is gone": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.refuseStates(2)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				w.remove(w.runs()[0])
+				w.pass(time.Minute)
+			},
+			want: []string{ran[0], state, state, state}, events: []string{reloaded[0], refused, refused},
+		},
+		"nor is it skipped as the CronJob is suspended by now": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				w.put(cronJob(suspended, kAuto, "true", nativeState, known1))
+			},
+			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+		},
+		"nor does a new leader run it again": {
+			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				w.restart()
+			},
+			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+		},
+		"a repetition finds its Job though the state is another by now": {
+			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
+				kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, ""))},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				w.put(db1()) // recorded, not rolled
+			},
+			want: []string{ran[0], "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, "")}}}),
+				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, p1)}}})},
+			events: []string{reloaded[0], refused},
+		},
+		"a source that goes back to data of a Job that is still there runs another": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.put(cm1())
+				w.pass(time.Minute)
+				changeCM(w)
+				w.pass(time.Minute)
+				if n := len(w.runs()); n != 3 {
+					w.t.Errorf("%d Jobs, want 3", n)
+				}
+			},
+			want: []string{ran[0], state, ran[0],
+				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: known1}}}), ran[0], state},
+			events: []string{reloaded[0], reloaded[0], reloaded[0]},
+		},
 		"a dry run says that a suspended CronJob would be skipped": {
 			configure: func(c *Config) { c.DryRun = true },
 			objects:   []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
@@ -174,7 +233,7 @@ func TestReconcileCronJobs(t *testing.T) {
 				w.pass(time.Minute)
 				w.put(cm1())
 			},
-			want: []string{"create jobs/" + runName(cronJob(nil), state1),
+			want: []string{"create jobs/web-RUN",
 				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: nil}}})},
 			events: reloaded,
 		},
@@ -189,17 +248,15 @@ func TestCronJobRun(t *testing.T) {
 		w := newWorld(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		changeCM(w)
 		w.pass(2 * time.Second)
-		obj, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
-		if err != nil {
-			t.Fatal(err)
-		}
-		jobs := obj.(*batchv1.JobList).Items
+		jobs := w.runs()
 		if len(jobs) != 1 {
 			t.Fatalf("%d jobs, want 1", len(jobs))
 		}
+		// The name of a run tells for what version of the source it is.
+		sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + w.version(cm1()) + `"}`))
 		want := batchv1.Job{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: runOfH2, Namespace: "shop", UID: jobs[0].UID, ResourceVersion: jobs[0].ResourceVersion,
+				Name: "web-" + hex.EncodeToString(sum[:4]), Namespace: "shop", UID: jobs[0].UID, ResourceVersion: jobs[0].ResourceVersion,
 				Labels:      map[string]string{"app": "web"},
 				Annotations: map[string]string{"team": "shop", kAuto: "true", "cronjob.kubernetes.io/instantiate": "manual"},
 				OwnerReferences: []metav1.OwnerReference{{
@@ -208,7 +265,7 @@ func TestCronJobRun(t *testing.T) {
 			},
 			Spec: batchv1.JobSpec{Template: pod(reads("app-config"), variableSet(cmVar, h2))},
 		}
-		if diff := cmp.Diff(want, jobs[0], asCreated); diff != "" {
+		if diff := cmp.Diff(want, *jobs[0], asCreated); diff != "" {
 			t.Errorf("Job differs (-want +got):\n%s", diff)
 		}
 	})
@@ -373,11 +430,11 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 			answers: []func(w *world, a clienttesting.Action) error{
 				func(w *world, _ clienttesting.Action) error { w.put(terminating); return timeout },
 				func(w *world, _ clienttesting.Action) error {
-					time.AfterFunc(time.Minute, func() { w.remove(terminating) })
+					time.AfterFunc(time.Minute+terminatingPoll/2, func() { w.remove(terminating) }) // between two tries
 					return apierrors.NewConflict(jobs, "web", errors.New("changed"))
 				},
 			},
-			tries: 60,
+			tries: 61,
 			want:  []string{try, remove, remove, create}, events: []string{reloaded, failed + timeout.Error()},
 		},
 		"the deletion was not done": {
@@ -498,6 +555,120 @@ func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
 	}
 }
 
+// What a Job was created again for is known before the cache has it.
+func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
+	deny := func(w *world, until *atomic.Bool, err error) {
+		w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || until.Load() {
+				return false, nil, nil
+			}
+			return true, nil, err
+		})
+	}
+	green := cm("app-config", "color", "green")
+	for name, tc := range map[string]struct {
+		change func(w *world)
+		want   string // the mark
+		n      int    // of Jobs that were created
+	}{
+		"is not lost": {
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(2 * time.Second)
+				if w.job("web").UID == "job-1" {
+					w.t.Fatal("not created again yet")
+				}
+				w.put(green)
+			},
+			want: hashOf("color", "green"), n: 2,
+		},
+		"nor is one that takes the source back": {
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(2 * time.Second)
+				w.put(cm1())
+			},
+			want: h1, n: 2,
+		},
+		"replaces it no second time if the Job was created after it": {
+			change: func(w *world) {
+				var allowed atomic.Bool
+				deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
+				changeCM(w)
+				w.pass(5 * time.Second)
+				w.put(green)
+				w.pass(5 * time.Second)
+				allowed.Store(true)
+			},
+			want: h2, n: 1,
+		},
+		"though the way back from it does": {
+			change: func(w *world) {
+				var allowed atomic.Bool
+				deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
+				changeCM(w)
+				w.pass(5 * time.Second)
+				w.put(green)
+				w.pass(5 * time.Second)
+				allowed.Store(true)
+				w.pass(time.Minute)
+				changeCM(w)
+			},
+			want: h2, n: 2,
+		},
+		"and no other 404 than the namespace's ends the attempts": {
+			change: func(w *world) {
+				var allowed atomic.Bool
+				deny(w, &allowed, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"))
+				changeCM(w)
+				w.pass(5 * time.Second)
+				allowed.Store(true)
+			},
+			want: h2, n: 1,
+		},
+		"and a Job that somebody deletes meanwhile is left alone": {
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(2 * time.Second)
+				w.remove(w.job("web"))
+				w.pass(2 * settle)
+				if n := w.c.Status().Errors; n != 0 {
+					w.t.Errorf("%d reconciles failed", n)
+				}
+			},
+			n: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newLaggingWorld(t, map[string]time.Duration{"jobs": 3 * time.Second}, nil, cm1(), job(nil))
+				w.pass(time.Minute)
+				tc.change(w)
+				w.pass(time.Hour)
+				var mark string
+				for _, job := range w.runs() {
+					mark = job.Spec.Template.Spec.Containers[0].Env[0].Value
+				}
+				if mark != tc.want {
+					t.Errorf("mark %s, want %s; writes %v", mark, tc.want, w.writes())
+				}
+				n := 0
+				for _, a := range w.client.Actions() {
+					if c, ok := a.(clienttesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
+						n++
+					}
+				}
+				if n != tc.n {
+					t.Errorf("replaced %d times, want %d; writes %v", n, tc.n, w.writes())
+				}
+				if n := w.c.memory.replacements(); len(n) != 0 {
+					t.Errorf("remembers %v", n)
+				}
+			})
+		})
+	}
+}
+
 func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, cm1(), job(nil))
@@ -561,14 +732,38 @@ func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
 func TestJobCopyOfALongName(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	cj := cronJob(func(cj *batchv1.CronJob) { cj.Name = long })
-	c := &Controller{cfg: DefaultConfig()}
-	got := c.cronJobRun(cj, &facts{workload: &workload{}}, &plan{reloads: []reload{}}).Name
+	got := runName(cj, &facts{}, &plan{})
 	if len(got) != 52+1+8 || !strings.HasPrefix(got, long[:52]+"-") {
 		t.Errorf("name = %q, want 52 characters, a hyphen and 8 digits", got)
 	}
 	if got, want := cutName(strings.Repeat("a", 50)+"-.nightly")+"-", strings.Repeat("a", 50)+"-"; got != want {
 		t.Errorf("cut to %q, want %q: a dot before a hyphen is no name", got, want)
 	}
+}
+
+// refuseStates refuses the next n patches of CronJobs.
+func (w *world) refuseStates(n int) {
+	w.client.PrependReactor("patch", "cronjobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if n == 0 {
+			return false, nil, nil
+		}
+		n--
+		return true, nil, apierrors.NewInternalError(errors.New("try again"))
+	})
+}
+
+// runs returns the Jobs that there are.
+func (w *world) runs() []*batchv1.Job {
+	w.t.Helper()
+	obj, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var jobs []*batchv1.Job
+	for _, job := range obj.(*batchv1.JobList).Items {
+		jobs = append(jobs, &job)
+	}
+	return jobs
 }
 
 func (w *world) job(name string) *batchv1.Job {

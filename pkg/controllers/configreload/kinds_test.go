@@ -4,6 +4,7 @@
 package configreload
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -65,6 +67,15 @@ func TestTwoNamesOfOneVariable(t *testing.T) {
 			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
+		"of two that come to equal data, the later one rolls by an annotation": {
+			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
+				nativeState, state(h1, hash("1")))},
+			change: func(w *world) { w.put(dotted("2")); w.pass(time.Minute); w.put(cm("app-config", "v", "2")) },
+			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),
+				ann(state(hash("2"), hash("2")), nativeMark, `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+hash("2")+
+					`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+61)+`}`)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},
+		},
 	})
 }
 
@@ -110,16 +121,34 @@ func TestWarningOfTheOriginal(t *testing.T) {
 }
 
 func TestMemoryIsOfOneObject(t *testing.T) {
-	m, key := newMemory(), workloadKey{kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+	cached := types.UID("old")
+	m := newMemory(func(workloadKey) types.UID { return cached })
+	key := workloadKey{kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
 	m.update(key, "old", unixStart, func(e *entry) { e.see(sourceKey{configMap, "app-config"}, "x") })
 	if e := m.get(key, "new"); e.seen != nil {
 		t.Errorf("the new object of that name inherits %v", e.seen)
 	}
+	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "4" })
+	if e := m.get(key, "old"); e.seen == nil || e.rolled != "" {
+		t.Errorf("an update of another object than the cache has leaves %+v", e)
+	}
+	cached = "new"
 	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "5" })
 	if e := m.get(key, "new"); e.seen != nil || e.rolled != "5" {
 		t.Errorf("entry of the new object = %+v", e)
 	}
-	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "" })
+	m.update(key, "old", unixStart, func(e *entry) { e.rolled = "" })
+	if e := m.get(key, "new"); e.rolled != "5" {
+		t.Errorf("entry of the new object after a late update of the old one = %+v", e)
+	}
+	waiting := &replacement{}
+	m.update(key, "new", unixStart, func(e *entry) { e.recreate = waiting })
+	cached = "newer"
+	m.update(key, "newer", unixStart, func(e *entry) { e.rolled = "6" })
+	if m.replacement(key) != waiting {
+		t.Error("a Job that waits to be created again is forgotten for another one")
+	}
+	m.update(key, "new", unixStart, func(e *entry) { e.rolled, e.recreate = "", nil })
 	if len(m.entries) != 0 {
 		t.Errorf("%d entries are left with nothing to remember", len(m.entries))
 	}
@@ -160,7 +189,7 @@ func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := w.c.step(ctx, w.c.kinds["Deployment"], one); err != nil {
+			if _, err := w.c.step(ctx, w.c.kinds["Deployment"], one, false); err != nil {
 				t.Fatal(err)
 			}
 		}

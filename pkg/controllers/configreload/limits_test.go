@@ -53,6 +53,30 @@ func TestAChangeIsOneRequest(t *testing.T) {
 	})
 }
 
+func TestAnEventOfManySourcesIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, deploy(pod(), kCM, "app-.*"))
+		change := func(version string) {
+			for i := range 300 {
+				w.put(cm(fmt.Sprintf("app-%03d", i), "v", version))
+			}
+			w.pass(time.Minute)
+		}
+		change("1")
+		w.failPatches(1)
+		change("2")
+		events := w.events()
+		if len(events) != 2 {
+			t.Errorf("events %v, want a failure and a reload", events)
+		}
+		for _, e := range events {
+			if len(e) > 1100 {
+				t.Errorf("an Event of %d bytes: %s", len(e), e)
+			}
+		}
+	})
+}
+
 func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100
@@ -324,6 +348,87 @@ func TestAbsorbRollouts(t *testing.T) {
 			want:    rolled, events: reloaded,
 		},
 	})
+}
+
+// A mark tells what a workload was rolled for once, not what its pods have read since.
+func TestDataThatComesBackRollsAgain(t *testing.T) {
+	native := func(hash string) string {
+		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":%d}`
+	}
+	release := func(w *world) {
+		d := w.deployment("web")
+		d.Spec.Template.Spec.Containers[0].Image = "registry.example/web:2"
+		w.put(d)
+	}
+	for name, tc := range map[string]struct {
+		configure func(*Config)
+		// meanwhile the pods come to read the second version, with a mark of the first.
+		meanwhile func(w *world)
+		mark      string // the annotation
+	}{
+		"as another rollout was absorbed": {
+			configure: func(c *Config) { c.AbsorbRollouts = true },
+			meanwhile: func(w *world) { changeCM(w); release(w) },
+			mark:      nativeMark,
+		},
+		"as another rollout was absorbed, under the annotations strategy": {
+			configure: func(c *Config) { c.AbsorbRollouts, c.Strategy = true, StrategyAnnotations },
+			meanwhile: func(w *world) { changeCM(w); release(w) },
+			mark:      compatMark,
+		},
+		"as the workload was off for a while": {
+			meanwhile: func(w *world) {
+				w.put(annotated(w.deployment("web"), nativeReload, "off"))
+				w.pass(time.Minute)
+				changeCM(w)
+				w.pass(time.Minute)
+				d := w.deployment("web")
+				delete(d.Annotations, nativeReload)
+				w.put(d)
+			},
+			mark: nativeMark,
+		},
+		"as somebody else set the template that it had": {
+			meanwhile: func(w *world) {
+				before := w.deployment("web").Spec.Template
+				changeCM(w)
+				w.pass(time.Minute)
+				d := w.deployment("web")
+				d.Spec.Template = before
+				w.put(d)
+			},
+			mark: nativeMark,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tc.configure, cm2(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h2)))
+				w.put(cm1())
+				w.pass(time.Minute)
+				tc.meanwhile(w)
+				w.pass(time.Minute)
+				if got, want := w.deployment("web").Annotations[nativeState], stateOf(cmKey, h2); got != want {
+					t.Fatalf("state %s, want %s", got, want)
+				}
+				back := time.Now()
+				w.put(cm1())
+				w.pass(time.Hour)
+				got := w.deployment("web")
+				if want := fmt.Sprintf(native(h1), back.Add(time.Second).Unix()); got.Spec.Template.Annotations[tc.mark] != want {
+					t.Errorf("annotations of the template %v, want %s: %s", got.Spec.Template.Annotations, tc.mark, want)
+				}
+				if want := stateOf(cmKey, h1); got.Annotations[nativeState] != want {
+					t.Errorf("state %s, want %s", got.Annotations[nativeState], want)
+				}
+				n := len(w.writes())
+				w.restart()
+				w.pass(time.Hour)
+				if more := w.writes()[n:]; len(more) > 0 {
+					t.Errorf("writes after a restart: %v", more)
+				}
+			})
+		})
+	}
 }
 
 // An annotation that outgrew the API server's limit would make every write of the workload fail.

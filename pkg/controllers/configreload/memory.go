@@ -57,10 +57,13 @@ type memory struct {
 	mu      sync.Mutex
 	entries map[workloadKey]*entry
 	paused  map[workloadKey]struct{}
+	// cached returns the UID of the object that the cache has now. It is asked
+	// under the lock, so that nobody else has seen a later one.
+	cached func(workloadKey) types.UID
 }
 
-func newMemory() *memory {
-	return &memory{entries: map[workloadKey]*entry{}, paused: map[workloadKey]struct{}{}}
+func newMemory(cached func(workloadKey) types.UID) *memory {
+	return &memory{entries: map[workloadKey]*entry{}, paused: map[workloadKey]struct{}{}, cached: cached}
 }
 
 // get returns a copy for a decision. An entry of another object of the same
@@ -78,12 +81,19 @@ func (m *memory) get(key workloadKey, uid types.UID) entry {
 	return c
 }
 
-// update changes an entry under the lock, and drops it if nothing is left.
+// update changes an entry under the lock, and drops it if nothing is left. An
+// entry of another object of the same name makes room for that which the cache
+// has now, unless it is of a Job that has to be created again; otherwise the one
+// to be changed is the former object, and update does nothing.
 func (m *memory) update(key workloadKey, uid types.UID, now time.Time, change func(e *entry)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.entries[key]
-	if !ok || e.uid != uid {
+	switch {
+	case ok && e.uid == uid:
+	case ok && (e.recreate != nil || m.cached(key) != uid):
+		return
+	default:
 		e = &entry{uid: uid}
 	}
 	change(e)
@@ -101,13 +111,11 @@ func (m *memory) forget(key workloadKey) {
 	delete(m.paused, key)
 }
 
-// replaced forgets a Job that has a successor, but nothing of the successor.
-func (m *memory) replaced(key workloadKey, old types.UID) {
+// succeed makes an entry that of the Job that was created again.
+func (m *memory) succeed(key workloadKey, uid types.UID, kept state) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e, ok := m.entries[key]; ok && e.uid == old {
-		delete(m.entries, key)
-	}
+	m.entries[key] = &entry{uid: uid, kept: kept}
 }
 
 // clear is for the end of a run: the next one begins with what is recorded.

@@ -6,6 +6,7 @@ package configreload
 import (
 	"cmp"
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -24,10 +25,17 @@ type envMark struct {
 }
 
 // marks turns reloads, in order, into marks: all of them by variable, the last
-// of them by annotation.
+// of them by annotation. Variables that are all there, from an earlier time at
+// which the sources had this data, would roll nothing; the annotation does.
 func (c *Config) marks(f *facts, reloads []reload) marks {
 	var m marks
-	if c.byAnnotation(f) {
+	switch {
+	case c.byAnnotation(f):
+		m.key = f.rules.markKey()
+	case !slices.ContainsFunc(reloads, func(r reload) bool { return !f.hasVariable(r) }):
+		m.key = nativeMark
+	}
+	if m.key != "" {
 		last := reloads[len(reloads)-1]
 		value, _ := json.Marshal(mark{ // strings and a number always marshal
 			Type:          last.key.typ.mark(),
@@ -37,7 +45,7 @@ func (c *Config) marks(f *facts, reloads []reload) marks {
 			ContainerRefs: []string{f.workload.Containers[last.container].Name},
 			ObservedAt:    f.now.Unix(),
 		})
-		m.key, m.value = f.rules.markKey(), string(value)
+		m.value = string(value)
 		return m
 	}
 	for _, r := range reloads {

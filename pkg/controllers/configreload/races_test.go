@@ -16,9 +16,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clienttesting "k8s.io/client-go/testing"
 	"pgregory.net/rapid"
 )
@@ -88,6 +90,113 @@ func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 		}
 		if n := w.c.Status().Errors; n != 3 {
 			t.Errorf("%d errors, want 3", n)
+		}
+		failed := `Warning ReloadFail Reload for ConfigMap shop/app-config failed: Operation cannot be fulfilled on deployments.apps "web": made up`
+		want := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed}
+		if diff := cmp.Diff(want, w.events()); diff != "" {
+			t.Errorf("events differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// A webhook may deny a write by any status, and 404 is also that of a workload that is gone.
+func TestA404OfSomethingElseLosesNothing(t *testing.T) {
+	known2 := stateOf(cmKey, h2)
+	for name, tc := range map[string]struct {
+		web    *appsv1.Deployment
+		change func(w *world)
+		want   string   // the last write
+		events []string // which tell of no failure that the next attempt mends
+		denied int
+	}{
+		"a reload": {
+			web:    deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)),
+			change: changeCM, denied: 1,
+			want:   env(known2, "web/"+cmVar, h2),
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
+		},
+		"a reload that is denied for longer": {
+			web:    deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)),
+			change: changeCM, denied: conflictAttempts,
+			want: env(known2, "web/"+cmVar, h2),
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config",
+				`Warning ReloadFail Reload for ConfigMap shop/app-config failed: admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
+		},
+		"the recording of a state": {
+			web:    deploy(pod(reads("app-config"))),
+			change: func(w *world) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: conflictAttempts,
+			want: stateOnly(stateOf(cmKey, h1)),
+		},
+		"the end of a pause": {
+			web: func() *appsv1.Deployment {
+				d := deploy(pod(), kPause, "5m", kPausedAt, second(-240))
+				d.Spec.Paused = true
+				return d
+			}(),
+			denied: conflictAttempts,
+			want:   resume(),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1(), tc.web)
+				w.stop()
+				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if tc.denied == 0 {
+						return false, nil, nil
+					}
+					tc.denied--
+					err := apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
+					err.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + err.ErrStatus.Message
+					return true, nil, err
+				})
+				w.start()
+				if tc.change != nil {
+					tc.change(w)
+				}
+				w.pass(time.Hour)
+				writes := w.writes()
+				if tc.denied != 0 || len(writes) == 0 || writes[len(writes)-1] != tc.want {
+					t.Errorf("%d more would have been denied, writes %v; want the last to be %s", tc.denied, writes, tc.want)
+				}
+				if diff := cmp.Diff(tc.events, w.events()); diff != "" {
+					t.Errorf("events differ (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// The answer to a write may come when there is another object of that name, of which more is known.
+func TestALateAnswerIsNotAboutTheSuccessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		web := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
+		w := newWorld(t, nil, cm1(), web)
+		late := false
+		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if late {
+				return false, nil, nil
+			}
+			late = true
+			if err := w.apply(a); err != nil {
+				return true, nil, err
+			}
+			applied := w.deployment("web")
+			w.pass(10 * time.Second)
+			w.remove(web)
+			successor := deploy(pod(reads("app-config")), kAuto, "true")
+			successor.UID = "successor"
+			w.put(successor)
+			w.pass(10 * time.Second)
+			w.put(cm("app-config", "color", "green"))
+			w.pass(10 * time.Second)
+			return true, applied, nil
+		})
+		changeCM(w)
+		w.pass(time.Hour)
+		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
+		if diff := cmp.Diff(want, w.deployment("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
+			t.Errorf("mark differs (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -6,10 +6,12 @@ package configreload
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -56,6 +58,10 @@ func (c *Controller) patchRollout(ctx context.Context, k *kind, f *facts, p *pla
 		return outcome{}, err
 	}
 	version, err := c.patch(ctx, k, w, types.JSONPatchType, ops)
+	if apierrors.IsInvalid(err) {
+		// Also a test that fails says so, before the version is looked at.
+		err = apierrors.NewConflict(RolloutsResource.GroupResource(), w.Name, err)
+	}
 	return outcome{version: version}, err
 }
 
@@ -87,8 +93,11 @@ func jsonPatch(live *unstructured.Unstructured, merge object, m *marks) ([]objec
 		ops = append(ops, op("test", base+"/name", ctr.Name))
 		ops = append(ops, envOps(base, ctr, e)...)
 		// Later operations see what the earlier ones leave.
-		if e.value == "" || indexOf(ctr.Env, e.name) < 0 {
-			(&marks{env: []envMark{e}}).apply(template)
+		switch i := indexOf(ctr.Env, e.name); {
+		case e.value == "" && i >= 0:
+			ctr.Env = slices.Delete(ctr.Env, i, i+1)
+		case e.value != "" && i < 0:
+			ctr.Env = append(ctr.Env, corev1.EnvVar{Name: e.name, Value: e.value})
 		}
 	}
 	return ops, nil

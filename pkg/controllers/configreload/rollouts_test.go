@@ -6,6 +6,8 @@ package configreload
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -51,18 +54,23 @@ func TestReconcileRollouts(t *testing.T) {
 		})
 	}
 	two := pod(variableSet("OTHER", "x"), variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
+	twice := pod(variableSet(cmVar, h1), variableSet(cmVar, h1), variableSet(dbVar, p1), reads("app-config"), fromSecret)
 	current := pod(reads("app-config"), variableSet(cmVar, h2))
 	bare := pod(reads("app-config"), fromSecret)
 	stateOp := object{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": known2}
 	versionOp := object{"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
 	nameOp := object{"op": "test", "path": "/spec/template/spec/containers/0/name", "value": "web"}
 	variable := object{"name": cmVar, "value": h2}
+	replaced := toJSON([]object{versionOp, stateOp, nameOp,
+		{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
+		{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": variable}})
 	state := object{"annotations": object{nativeState: known2}, "resourceVersion": "7"}
 
 	cases := map[string]struct {
 		configure func(*Config)
 		rollout   *unstructured.Unstructured
-		remove    bool // the source goes, instead of changing
+		remove    bool  // the source goes, instead of changing
+		denied    error // of the first patch
 		want      []string
 		events    []string
 	}{
@@ -74,10 +82,7 @@ func TestReconcileRollouts(t *testing.T) {
 		},
 		"a variable that is there is replaced where it stands": {
 			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
-			want: []string{toJSON([]object{versionOp, stateOp, nameOp,
-				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
-				{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": variable}})},
-			events: reloaded,
+			want:    []string{replaced}, events: reloaded,
 		},
 		"several variables are each replaced where they stand": {
 			rollout: rollout(t, &two, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
@@ -107,6 +112,22 @@ func TestReconcileRollouts(t *testing.T) {
 				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
 				{"op": "remove", "path": "/spec/template/spec/containers/0/env/1"}})},
 			events: reloaded,
+		},
+		"and one of two of that name, where the other one stays": {
+			configure: onDelete, remove: true,
+			rollout: rollout(t, &twice, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
+			want: []string{toJSON([]object{versionOp,
+				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, "", dbKey, p2)}, nameOp,
+				{"op": "test", "path": "/spec/template/spec/containers/0/env/0/name", "value": cmVar},
+				{"op": "remove", "path": "/spec/template/spec/containers/0/env/0"}, nameOp,
+				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": dbVar},
+				{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": object{"name": dbVar, "value": p2}}})},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
+		},
+		"a test that fails, as the variables were moved meanwhile, is decided on again": {
+			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
+			denied:  apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", RolloutsResource.GroupResource(), "web", "testing value failed", 0, false),
+			want:    slices.Repeat([]string{replaced}, 2), events: reloaded,
 		},
 		"the annotations strategy is a merge patch": {
 			configure: strategyAnnotations,
@@ -154,9 +175,15 @@ func TestReconcileRollouts(t *testing.T) {
 					map[schema.GroupVersionResource]string{RolloutsResource: "RolloutList"}, tc.rollout)
 				w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), dynamic: client, recorder: record.NewFakeRecorder(100)}
 				w.cfg.Compat, w.cfg.ArgoRollouts = true, true
+				client.PrependReactor("patch", "rollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
+					err := tc.denied
+					tc.denied = nil
+					return err != nil, nil, err
+				})
 				w.begin(nil, tc.configure, []runtime.Object{cm1(), db1()})
 				if tc.remove {
 					w.remove(cm1())
+					w.pass(100 * time.Millisecond) // so that it is written first
 				} else {
 					changeCM(w)
 				}

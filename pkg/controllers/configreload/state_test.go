@@ -32,6 +32,11 @@ func TestReconcileState(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
+		"a variable of a source without a name, which the API server takes, is no reference": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), reads("")), kAuto, "true", nativeState, known1)},
+			change:  changeCM,
+			want:    rolled, events: reloaded,
+		},
 		"16 a change while no manager ran rolls once": {
 			objects: []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, known1)},
 			want:    rolled, events: reloaded,

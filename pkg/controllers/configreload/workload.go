@@ -249,6 +249,8 @@ func (w *workload) references() []sourceKey {
 		}
 		list = append(list, c.Env...)
 	}
+	// The API server takes a variable of a source without a name.
+	list = slices.DeleteFunc(list, func(key sourceKey) bool { return key.name == "" })
 	slices.SortFunc(list, compareKeys)
 	return slices.Compact(list)
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -178,6 +180,16 @@ func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResou
 	return m.GetResourceVersion(), nil
 }
 
+// version is what the API server has now of a ConfigMap.
+func (w *world) version(of *corev1.ConfigMap) string {
+	w.t.Helper()
+	obj, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), of.Namespace, of.Name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return obj.(*corev1.ConfigMap).ResourceVersion
+}
+
 func (w *world) stopped() bool { return w.c.Status().Phase == controllers.Stopped }
 
 func (w *world) restart() {
@@ -226,6 +238,9 @@ func (w *world) deployment(name string) *appsv1.Deployment {
 	return obj.(*appsv1.Deployment).DeepCopy()
 }
 
+// runSuffix is what distinguishes the Jobs of a CronJob.
+var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
+
 // writes returns the controller's writes so far: verb, resource/name, and what
 // was sent. Every patch must carry a resourceVersion; it is left out.
 func (w *world) writes() []string {
@@ -239,7 +254,7 @@ func (w *world) writes() []string {
 		case clienttesting.CreateActionImpl:
 			name := "?"
 			if m, err := meta.Accessor(a.Object); err == nil {
-				name = m.GetName() + m.GetGenerateName()
+				name = runSuffix.ReplaceAllString(m.GetName(), "-RUN") + m.GetGenerateName()
 			}
 			dry := ""
 			if len(a.CreateOptions.DryRun) > 0 {

@@ -44,7 +44,7 @@ type outcome struct {
 }
 
 // reload does what is due, and then tells of it.
-func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *entry) (time.Duration, error) {
+func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *entry, last bool) (time.Duration, error) {
 	w := f.workload
 	if c.cfg.DryRun {
 		if why := p.skipsCronJob(w); why != "" {
@@ -57,13 +57,11 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 	}
 	out, err := c.write(ctx, k, f, p)
 	switch {
-	case apierrors.IsConflict(err), controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
+	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // no failure of this reload: it is decided on again
-	case apierrors.IsNotFound(err):
-		return 0, nil // gone, and its event is under way
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(w.kind, resultError).Inc()
-		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", p.names(w), cut(err.Error()))
+		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", cut(p.names(w)), cut(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.workloadKey, err)
 	case out.wait > 0:
 		c.tellOfWait(ctx, k, f, p)
@@ -82,6 +80,10 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 	}
 	return out.after, nil
 }
+
+// outdated says that the workload is another by now, or gone. Admission may say
+// the same of something else, so a live read has to show it.
+func outdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // write sends the writes of a reload, in the way of the workload's kind.
 func (c *Controller) write(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
@@ -156,11 +158,8 @@ func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *
 		}
 	}
 	version, err := c.patch(ctx, k, w, k.merge, metadataPatch(w, p.state))
-	switch {
-	case apierrors.IsNotFound(err):
-		return 0, nil
-	case err != nil:
-		if !apierrors.IsConflict(err) && !controllers.IsNotLeading(err) {
+	if err != nil {
+		if !outdated(err) && !controllers.IsNotLeading(err) {
 			c.metrics.stateWrites.WithLabelValues(resultError).Inc()
 		}
 		return 0, fmt.Errorf("record state of %s: %w", w.workloadKey, err)
@@ -185,9 +184,6 @@ func (c *Controller) forgetRemoval(w *workload, e *entry) {
 // endPause resumes a Deployment, or removes the time of a pause that is over.
 func (c *Controller) endPause(ctx context.Context, k *kind, w *workload, step pauseStep) error {
 	version, err := c.patch(ctx, k, w, k.merge, c.keys.pausePatch(w, step))
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
 	if err != nil {
 		return fmt.Errorf("end pause of %s: %w", w.workloadKey, err)
 	}
@@ -237,7 +233,7 @@ func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, r
 	}
 	workloadLogger(ctx, w).V(level).Info("Reload", "sources", names, "result", result)
 	c.metrics.reloads.WithLabelValues(w.kind, result).Inc()
-	c.events.Event(w.reference(k), corev1.EventTypeNormal, reason, text+names)
+	c.events.Event(w.reference(k), corev1.EventTypeNormal, reason, cut(text+names))
 }
 
 // tellOfWait tells once that a reload waits for a Job to end, which it may do for
@@ -248,7 +244,7 @@ func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *facts, p *plan)
 		return
 	}
 	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
-	c.events.Eventf(w.reference(k), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", p.names(w))
+	c.events.Eventf(w.reference(k), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", cut(p.names(w)))
 	c.memory.update(w.workloadKey, w.uid, f.now, func(live *entry) { live.window.waits = true })
 }
 
