@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -67,6 +68,13 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 				s.waitForState(web, cm, "configmap/app.config")
 				s.configMap("app.config", "red") // the names of both come to one variable
 				s.waitForState(web, cm, "configmap/app.config")
+				s.eventually(func() error { // a write to it at the moment of the change would hide which was first
+					o := s.get(web)
+					if seen, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration"); seen != o.GetGeneration() {
+						return fmt.Errorf("its controller has seen generation %d of %d", seen, o.GetGeneration())
+					}
+					return nil
+				})
 				s.configMap("app-config", "red")
 				s.waitForState(web, cm, "configmap/app.config")
 			},

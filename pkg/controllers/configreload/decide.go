@@ -21,10 +21,16 @@ const settle = time.Second
 // window is the time in which changes are collected for one reload.
 type window struct {
 	first, last time.Time
-	changed     map[sourceKey]time.Time // when each source changed last
-	notBefore   time.Time               // turn in the rollout limit; zero: none taken
-	waits       bool                    // it was told that the reload waits for a Job
-	ran         string                  // the Job that was created for a CronJob, before that is recorded
+	changed     map[sourceKey]change // the last one of each source
+	notBefore   time.Time            // turn in the rollout limit; zero: none taken
+	waits       bool                 // it was told that the reload waits for a Job
+	ran         string               // the Job that was created for a CronJob, before that is recorded
+}
+
+// change is one of a source, as it was seen.
+type change struct {
+	at      time.Time
+	oldMark bool // see hasOldMark
 }
 
 func (w *window) open() bool { return !w.first.IsZero() }
@@ -229,7 +235,7 @@ func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
 	current := f.sources[key]
 	was, known := f.recorded[key]
 	now := current.short()
-	r := &reload{key: key, match: f.match(key), hash: current.hash, changed: f.window.changed[key]}
+	r := &reload{key: key, match: f.match(key), hash: current.hash, changed: f.window.changed[key].at}
 	var ok bool
 	r.container, ok = f.workload.chooseContainer(key, r.match)
 
@@ -245,7 +251,7 @@ func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
 	case now == "" && !c.OnDelete:
 		// Kept, so that coming back with the same data is no change.
 		return was, nil
-	case c.marked(f, r) && !f.changedSince(current), c.absorbed(f, current):
+	case c.marked(f, r) && !f.changedSince(current) && !f.window.changed[key].oldMark, c.absorbed(f, current):
 		return now, nil
 	}
 	return now, r

@@ -165,7 +165,7 @@ func (c *Controller) watches() []controllers.Watch[workloadKey] {
 func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]) []workloadKey {
 	before, after := c.keys.source(event.Old), c.keys.source(event.New)
 	c.metrics.sourceSeen(t, before, after, event.Initial)
-	before.version, after.version = "", ""
+	before.version = after.version // which is no change by itself
 	// What was in the cache when the run began is compared when the workloads
 	// are, which are all enqueued.
 	if event.Initial || before == after {
@@ -235,8 +235,9 @@ func (c *Controller) noteChange(w *workload, key sourceKey, before, after source
 		return true // a flag changed: what is recorded may have to
 	}
 	now := c.clock.Now()
+	oldMark := c.hasOldMark(&facts{workload: w, rules: r}, &reload{key: key, match: is, hash: after.hash}, after)
 	c.memory.update(w.workloadKey, w.uid, now, func(e *entry) {
-		if !e.touch(key, now) {
+		if !e.touch(key, change{now, oldMark}) {
 			c.metrics.coalesced.Inc()
 		}
 		if e.kept != nil {
@@ -247,6 +248,15 @@ func (c *Controller) noteChange(w *workload, key sourceKey, before, after source
 		}
 	})
 	return true
+}
+
+// hasOldMark says that a workload carried the mark of the source's data before
+// the source had it. Who writes to the workload meanwhile, its controller the
+// status for one, makes that unknown later.
+func (c *Controller) hasOldMark(f *facts, r *reload, after source) bool {
+	var ok bool
+	r.container, ok = f.workload.chooseContainer(r.key, r.match)
+	return ok && f.changedSince(after) && c.cfg.marked(f, r)
 }
 
 // workloadChanged enqueues the workload itself. It notes what only a change

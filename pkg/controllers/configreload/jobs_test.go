@@ -566,6 +566,15 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 		})
 	}
 	green := cm("app-config", "color", "green")
+	createdLate := func(w *world) {
+		var allowed atomic.Bool
+		deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
+		changeCM(w)
+		w.pass(5 * time.Second)
+		w.put(green)
+		w.pass(5 * time.Second)
+		allowed.Store(true)
+	}
 	for name, tc := range map[string]struct {
 		change func(w *world)
 		want   string // the mark
@@ -591,26 +600,12 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			want: h1, n: 2,
 		},
 		"replaces it no second time if the Job was created after it": {
-			change: func(w *world) {
-				var allowed atomic.Bool
-				deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
-				changeCM(w)
-				w.pass(5 * time.Second)
-				w.put(green)
-				w.pass(5 * time.Second)
-				allowed.Store(true)
-			},
-			want: h2, n: 1,
+			change: createdLate,
+			want:   h2, n: 1,
 		},
 		"though the way back from it does": {
 			change: func(w *world) {
-				var allowed atomic.Bool
-				deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
-				changeCM(w)
-				w.pass(5 * time.Second)
-				w.put(green)
-				w.pass(5 * time.Second)
-				allowed.Store(true)
+				createdLate(w)
 				w.pass(time.Minute)
 				changeCM(w)
 			},

@@ -412,6 +412,8 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 				}
 				back := time.Now()
 				w.put(cm1())
+				w.pass(100 * time.Millisecond)
+				w.put(annotated(w.deployment("web"), "deployment.kubernetes.io/revision", "2")) // as its controller does at any time
 				w.pass(time.Hour)
 				got := w.deployment("web")
 				if want := fmt.Sprintf(native(h1), back.Add(time.Second).Unix()); got.Spec.Template.Annotations[tc.mark] != want {

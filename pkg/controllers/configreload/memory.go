@@ -164,16 +164,16 @@ func (m *memory) replacements() map[workloadKey]*replacement {
 
 // touch notes a change of a source. It returns false if the change joins others
 // that wait already.
-func (e *entry) touch(key sourceKey, now time.Time) bool {
+func (e *entry) touch(key sourceKey, is change) bool {
 	first := !e.window.open()
 	if first {
-		e.window.first = now
+		e.window.first = is.at
 	}
-	e.window.last = now
+	e.window.last = is.at
 	if e.window.changed == nil {
-		e.window.changed = map[sourceKey]time.Time{}
+		e.window.changed = map[sourceKey]change{}
 	}
-	e.window.changed[key] = now
+	e.window.changed[key] = is
 	e.touched++
 	return first
 }

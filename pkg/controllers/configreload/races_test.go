@@ -244,11 +244,11 @@ func TestDifferenceSettlesUnlessAnEventAnnouncedIt(t *testing.T) {
 	}{
 		"no event yet":                 {different: []sourceKey{app}, after: settle},
 		"no event, found a moment ago": {different: []sourceKey{app}, window: window{first: now.Add(-settle / 4), last: now}, after: settle * 3 / 4},
-		"its event has come":           {different: []sourceKey{app}, window: window{first: now, last: now, changed: map[sourceKey]time.Time{app: now}}},
+		"its event has come":           {different: []sourceKey{app}, window: window{first: now, last: now, changed: map[sourceKey]change{app: {at: now}}}},
 		"its event has come after the difference was found": {different: []sourceKey{app},
-			window: window{first: now.Add(-settle / 4), last: now, changed: map[sourceKey]time.Time{app: now}}},
+			window: window{first: now.Add(-settle / 4), last: now, changed: map[sourceKey]change{app: {at: now}}}},
 		"another difference has no event": {different: []sourceKey{app, pass},
-			window: window{first: now, last: now, changed: map[sourceKey]time.Time{app: now}}, after: settle},
+			window: window{first: now, last: now, changed: map[sourceKey]change{app: {at: now}}}, after: settle},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &facts{workload: w, rules: r, window: tc.window, now: now, recorded: state{app: h1[:stateDigits], pass: p1[:stateDigits]},
