@@ -5,172 +5,31 @@ package configreload
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-const (
-	// activeJobPoll is how often a CronJob that must not run twice at once is
-	// looked at again while it runs; its end usually brings an event before.
-	activeJobPoll = 10 * time.Second
-	// terminatingPoll is how often the creation of a Job is tried while the old
-	// one of its name terminates.
-	terminatingPoll = time.Second
-	// maxCronJobName leaves room for the suffix of a Job's name (63).
-	maxCronJobName = 52
-
-	instantiateAnnotation = "cronjob.kubernetes.io/instantiate"
-)
+// terminatingPoll is how often the creation of a Job is tried while the old one
+// of its name terminates.
+const terminatingPoll = time.Second
 
 // errOutdated makes the reconcile decide again on the live object.
 func errOutdated(w *workload) error {
 	return apierrors.NewConflict(batchv1.Resource(w.kind), w.Name, fmt.Errorf("is not at version %s any more", w.version))
-}
-
-// runCronJob runs a CronJob once, outside of its schedule.
-func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
-	w := f.workload
-	obj, err := k.get(ctx, w.ObjectName)
-	if err != nil {
-		return outcome{}, err
-	}
-	live := obj.(*batchv1.CronJob)
-	if live.ResourceVersion != w.version {
-		return outcome{}, errOutdated(w)
-	}
-	name := runName(live, f, p)
-	// A reload of which the Job was created and the state not written is here again.
-	busy, ran := false, f.window.ran == name
-	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && !ran {
-		if busy, ran, err = c.runs(ctx, live, name); err != nil {
-			return outcome{}, err
-		}
-	}
-	var out outcome
-	if !ran {
-		out.skipped = p.skipsCronJob(w)
-	}
-	switch {
-	case ran, out.skipped != "":
-	case busy && !p.byName():
-		out.skipped = "A Job is active"
-	case busy:
-		return outcome{wait: activeJobPoll}, nil
-	default:
-		job := c.cronJobRun(live, name, f, p)
-		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
-		// The name tells this version of the sources, so one that is there is ours.
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return outcome{}, err
-		}
-		// The Job may be gone before the state is written: its user may have asked for that.
-		c.memory.update(w.workloadKey, w.uid, f.now, func(e *entry) { e.window.ran = name })
-	}
-	patch := metadataPatch(w, p.state)
-	if c.inMemory(w) {
-		patch = metadataPatch(w, nil) // a leftover would count again under another configuration
-	}
-	if len(patch["metadata"].(object)["annotations"].(object)) > 0 {
-		out.version, err = c.patch(ctx, k, w, k.merge, patch)
-	}
-	return out, err
-}
-
-// byName says that a reload needs no reference.
-func (p *plan) byName() bool {
-	return slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
-}
-
-// skipsCronJob tells why a CronJob is not run, if that shows without a live read.
-func (p *plan) skipsCronJob(w *workload) string {
-	if w.kind == "CronJob" && w.Suspended && !p.byName() {
-		return "Suspended"
-	}
-	return ""
-}
-
-// runs says that a Job of a CronJob has not finished, and whether there is the
-// one of that name. The CronJob's status tells only of those that its controller
-// created, and those of ours may be newer than the cache.
-func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, name string) (busy, ran bool, err error) {
-	finished := func(c batchv1.JobCondition) bool {
-		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
-	}
-	jobs := c.client.BatchV1().Jobs(cj.Namespace)
-	busy = len(cj.Status.Active) > 0
-	err = pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) { return jobs.List(ctx, opts) })).
-		EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			if job, ok := obj.(*batchv1.Job); ok && metav1.IsControlledBy(job, cj) {
-				busy = busy || !slices.ContainsFunc(job.Status.Conditions, finished)
-				ran = ran || job.Name == name
-			}
-			return nil
-		})
-	if err != nil {
-		return false, false, fmt.Errorf("look whether a Job is active: %w", err)
-	}
-	return busy, ran, nil
-}
-
-// runName is made of the CronJob and what its Job runs for, so that a repetition
-// creates the Job only once. The versions are in it because a source may go back
-// to data that a Job ran for before, and that Job may still be there.
-func runName(cj *batchv1.CronJob, f *facts, p *plan) string {
-	s := state{}
-	for _, r := range p.reloads {
-		s[r.key] = r.hash + "@" + f.sources[r.key].version
-	}
-	sum := sha256.Sum256([]byte(string(cj.UID) + s.String()))
-	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
-}
-
-// cutName leaves room for a suffix, and no end that a suffix may not follow.
-func cutName(name string) string {
-	return strings.TrimRight(name[:min(len(name), maxCronJobName)], "-.")
-}
-
-// cronJobRun is the Job of one reload.
-func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *facts, p *plan) *batchv1.Job {
-	job := &batchv1.Job{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:        name,
-			Namespace:   cj.Namespace,
-			Labels:      maps.Clone(cj.Spec.JobTemplate.Labels),
-			Annotations: maps.Clone(cj.Spec.JobTemplate.Annotations),
-			OwnerReferences: []metav1.OwnerReference{{
-				// Without blockOwnerDeletion, which would ask for more rights.
-				APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "CronJob",
-				Name: cj.Name, UID: cj.UID, Controller: ptr.To(true),
-			}},
-		},
-		Spec: *cj.Spec.JobTemplate.Spec.DeepCopy(),
-	}
-	if job.Annotations == nil {
-		job.Annotations = map[string]string{}
-	}
-	job.Annotations[instantiateAnnotation] = "manual"
-	m := c.cfg.marks(f, p.reloads)
-	m.apply(&job.Spec.Template)
-	return job
 }
 
 // apply sets the marks in a template that is to be created.
