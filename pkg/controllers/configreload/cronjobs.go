@@ -43,9 +43,9 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	if live.ResourceVersion != w.version {
 		return outcome{}, errOutdated(w)
 	}
-	name := runName(live, f, p)
+	name, hashes := runName(live, f, p), p.hashes()
 	// A reload of which the Job was created and the state not written is here again.
-	busy, ran := false, f.window.ran == name
+	busy, ran := false, maps.Equal(f.window.ran, hashes)
 	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && !ran {
 		if busy, ran, err = c.runs(ctx, live, name); err != nil {
 			return outcome{}, err
@@ -69,7 +69,7 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 			return outcome{}, err
 		}
 		// The Job may be gone before the state is written: its user may have asked for that.
-		c.memory.update(w.workloadKey, w.uid, f.now, func(e *entry) { e.window.ran = name })
+		c.memory.update(w.workloadKey, w.uid, f.now, func(e *entry) { e.window.ran = hashes })
 	}
 	patch := metadataPatch(w, p.state)
 	if c.inMemory(w) {
@@ -79,6 +79,15 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 		out.version, err = c.patch(ctx, k, w, k.merge, patch)
 	}
 	return out, err
+}
+
+// hashes are those of the sources that reloads are for.
+func (p *plan) hashes() state {
+	s := state{}
+	for _, r := range p.reloads {
+		s[r.key] = r.hash
+	}
+	return s
 }
 
 // byName says that a reload needs no reference.
@@ -121,9 +130,9 @@ func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, name string)
 // creates the Job only once. The versions are in it because a source may go back
 // to data that a Job ran for before, and that Job may still be there.
 func runName(cj *batchv1.CronJob, f *facts, p *plan) string {
-	s := state{}
-	for _, r := range p.reloads {
-		s[r.key] = r.hash + "@" + f.sources[r.key].version
+	s := p.hashes()
+	for key, hash := range s {
+		s[key] = hash + "@" + f.sources[key].version
 	}
 	sum := sha256.Sum256([]byte(string(cj.UID) + s.String()))
 	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])

@@ -24,7 +24,7 @@ type window struct {
 	changed     map[sourceKey]change // the last one of each source
 	notBefore   time.Time            // turn in the rollout limit; zero: none taken
 	waits       bool                 // it was told that the reload waits for a Job
-	ran         string               // the Job that was created for a CronJob, before that is recorded
+	ran         state                // hashes that a CronJob's Job was created for, before that is recorded
 }
 
 // change is one of a source, as it was seen.
@@ -276,16 +276,16 @@ func (c *Config) marked(f *facts, r *reload) bool {
 		return false
 	}
 	if !c.byAnnotation(f) {
-		return f.hasVariable(*r)
+		return f.hasVariable(r.variable())
 	}
 	return marksSource(w.Template[f.rules.markKey()], w.Namespace, r.key, cmp.Or(r.hash, deletedHash))
 }
 
-// hasVariable says that a container has the variable that the reload sets, or
-// has not the one that it removes.
-func (f *facts) hasVariable(r reload) bool {
-	value, ok := f.workload.Containers[r.container].Vars[variable(r.key)]
-	return ok == (r.hash != "") && value == r.hash
+// hasVariable says that a container has the variable that is to be set, or has
+// not the one that is to be removed.
+func (f *facts) hasVariable(e envMark) bool {
+	value, ok := f.workload.Containers[e.container].Vars[e.name]
+	return ok == (e.value != "") && value == e.value
 }
 
 // changedSince says that nobody wrote to the workload since the source changed, so

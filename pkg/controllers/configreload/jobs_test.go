@@ -180,6 +180,18 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
+		"nor does it run again as the source has a label more by now": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				labelled := cm2()
+				labelled.Labels = map[string]string{"team": "shop"}
+				w.put(labelled)
+			},
+			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+		},
 		"nor does a new leader run it again": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
@@ -189,6 +201,31 @@ func TestReconcileCronJobs(t *testing.T) {
 				w.restart()
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+		},
+		"but it does as the source has gone back and come again": {
+			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				w.put(cm1())
+				w.pass(10 * time.Millisecond)
+				changeCM(w)
+			},
+			want: []string{ran[0], state, ran[0], state}, events: []string{reloaded[0], refused},
+		},
+		"and as another source has changed too": {
+			objects: []runtime.Object{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
+				kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1))},
+			change: func(w *world) {
+				w.refuseStates(1)
+				changeCM(w)
+				w.pass(1500 * time.Millisecond)
+				changeDB(w)
+			},
+			want: []string{ran[0], "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, p1)}}}),
+				ran[0], "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, p2)}}})},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db", refused},
 		},
 		"a repetition finds its Job though the state is another by now": {
 			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },

@@ -76,6 +76,14 @@ func TestTwoNamesOfOneVariable(t *testing.T) {
 					`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+61)+`}`)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},
 		},
+		"and so do two changes of which the later one stands there already": {
+			objects: []runtime.Object{cm("app-config", "v", "1"), dotted("2"),
+				deploy(pod(reads("app-config"), reads("app.config"), variableSet(cmVar, hash("2"))), kAuto, "true", nativeState, state(hash("1"), hash("2")))},
+			change: func(w *world) { w.put(dotted("3")); w.pass(100 * time.Millisecond); w.put(cm("app-config", "v", "2")) },
+			want: []string{ann(state(hash("2"), hash("3")), nativeMark, `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+hash("2")+
+				`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+1)+`}`)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		},
 	})
 }
 

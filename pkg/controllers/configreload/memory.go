@@ -174,6 +174,9 @@ func (e *entry) touch(key sourceKey, is change) bool {
 		e.window.changed = map[sourceKey]change{}
 	}
 	e.window.changed[key] = is
+	if _, read := e.window.ran[key]; read {
+		e.window.ran = nil
+	}
 	e.touched++
 	return first
 }

@@ -24,44 +24,49 @@ type envMark struct {
 	value     string
 }
 
+// variable is the mark of one reload, where that is by variable.
+func (r *reload) variable() envMark {
+	return envMark{container: r.container, name: variable(r.key), value: r.hash}
+}
+
 // marks turns reloads, in order, into marks: all of them by variable, the last
 // of them by annotation. Variables that are all there, from an earlier time at
 // which the sources had this data, would roll nothing; the annotation does.
 func (c *Config) marks(f *facts, reloads []reload) marks {
-	var m marks
-	switch {
-	case c.byAnnotation(f):
-		m.key = f.rules.markKey()
-	case !slices.ContainsFunc(reloads, func(r reload) bool { return !f.hasVariable(r) }):
-		m.key = nativeMark
+	key := f.rules.markKey()
+	if !c.byAnnotation(f) {
+		env := variables(reloads)
+		if slices.ContainsFunc(env, func(e envMark) bool { return !f.hasVariable(e) }) {
+			return marks{env: env}
+		}
+		key = nativeMark
 	}
-	if m.key != "" {
-		last := reloads[len(reloads)-1]
-		value, _ := json.Marshal(mark{ // strings and a number always marshal
-			Type:          last.key.typ.mark(),
-			Name:          last.key.name,
-			Namespace:     f.workload.Namespace,
-			Hash:          cmp.Or(last.hash, deletedHash),
-			ContainerRefs: []string{f.workload.Containers[last.container].Name},
-			ObservedAt:    f.now.Unix(),
-		})
-		m.value = string(value)
-		return m
-	}
+	last := reloads[len(reloads)-1]
+	value, _ := json.Marshal(mark{ // strings and a number always marshal
+		Type:          last.key.typ.mark(),
+		Name:          last.key.name,
+		Namespace:     f.workload.Namespace,
+		Hash:          cmp.Or(last.hash, deletedHash),
+		ContainerRefs: []string{f.workload.Containers[last.container].Name},
+		ObservedAt:    f.now.Unix(),
+	})
+	return marks{key: key, value: string(value)}
+}
+
+// variables are those that reloads leave. Two names may come to one: the later
+// write stands.
+func variables(reloads []reload) []envMark {
+	var env []envMark
 	for _, r := range reloads {
-		e := envMark{container: r.container, name: variable(r.key), value: r.hash}
-		// Two names may come to one variable: the later write stands.
-		replaced := false
-		for i := range m.env {
-			if m.env[i].container == e.container && m.env[i].name == e.name {
-				m.env[i], replaced = e, true
-			}
-		}
-		if !replaced {
-			m.env = append(m.env, e)
+		e := r.variable()
+		same := func(o envMark) bool { return o.container == e.container && o.name == e.name }
+		if i := slices.IndexFunc(env, same); i >= 0 {
+			env[i] = e
+		} else {
+			env = append(env, e)
 		}
 	}
-	return m
+	return env
 }
 
 // object is a JSON object under construction.
