@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -28,7 +29,7 @@ import (
 const startTimeout = 3 * time.Minute
 
 //go:embed audit-policy.yaml
-var auditPolicy []byte
+var auditPolicy string
 
 // Options are those of Start; the zero value is a complete cluster in a temporary directory.
 type Options struct {
@@ -40,6 +41,8 @@ type Options struct {
 	APIServerArgs []string
 	// FeatureGates of kube-apiserver and kube-controller-manager, such as "A=true,B=false".
 	FeatureGates string
+	// AuditPolicy of kube-apiserver, as YAML or JSON; empty: what AuditEvents tells of.
+	AuditPolicy string
 	// WithoutControllerManager leaves out kube-controller-manager. Nothing then makes the default
 	// ServiceAccounts, so that Pods need their own.
 	WithoutControllerManager bool
@@ -111,7 +114,8 @@ func (c *Cluster) startAll(ctx context.Context) error {
 	if c.pki, err = newPKI(filepath.Join(c.box.Dir, "pki")); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(c.box.Dir, "audit-policy.yaml"), auditPolicy, 0o600); err != nil {
+	policy := cmp.Or(c.opts.AuditPolicy, auditPolicy)
+	if err := os.WriteFile(filepath.Join(c.box.Dir, "audit-policy.yaml"), []byte(policy), 0o600); err != nil {
 		return err
 	}
 	if c.apiServerPort, err = c.reservePort(); err != nil {
