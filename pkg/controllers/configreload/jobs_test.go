@@ -48,7 +48,10 @@ var asCreated = cmp.Options{
 
 func TestReconcileCronJobs(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	state := "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: known2}}})
+	recorded := func(state any) string {
+		return "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: state}}})
+	}
+	state := recorded(known2)
 	ran := []string{"create jobs/web-RUN", state}
 	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
 	const refused = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: Internal error occurred: try again"
@@ -162,9 +165,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"nor skips the reload, nor creates a Job again that is gone": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
-				w.refuseStates(2)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(2)
 				w.remove(w.runs()[0])
 				w.pass(time.Minute)
 			},
@@ -173,9 +174,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"nor is it skipped as the CronJob is suspended by now": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(1)
 				w.put(cronJob(suspended, kAuto, "true", nativeState, known1))
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
@@ -183,9 +182,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"nor does it run again as the source has a label more by now": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(1)
 				labelled := cm2()
 				labelled.Labels = map[string]string{"team": "shop"}
 				w.put(labelled)
@@ -195,9 +192,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"nor does a new leader run it again": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(1)
 				w.restart()
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
@@ -205,9 +200,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"but it does as the source has gone back and come again": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(1)
 				w.put(cm1())
 				w.pass(10 * time.Millisecond)
 				changeCM(w)
@@ -218,26 +211,20 @@ func TestReconcileCronJobs(t *testing.T) {
 			objects: []runtime.Object{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1))},
 			change: func(w *world) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(1)
 				changeDB(w)
 			},
-			want: []string{ran[0], "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, p1)}}}),
-				ran[0], "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, p2)}}})},
+			want:   []string{ran[0], recorded(stateOf(cmKey, h2, dbKey, p1)), ran[0], recorded(stateOf(cmKey, h2, dbKey, p2))},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db", refused},
 		},
 		"a repetition finds its Job though the state is another by now": {
 			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, ""))},
 			change: func(w *world) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(1500 * time.Millisecond)
+				w.runUnrecorded(1)
 				w.put(db1()) // recorded, not rolled
 			},
-			want: []string{ran[0], "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, "")}}}),
-				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(cmKey, h2, dbKey, p1)}}})},
+			want:   []string{ran[0], recorded(stateOf(cmKey, h2, dbKey, "")), recorded(stateOf(cmKey, h2, dbKey, p1))},
 			events: []string{reloaded[0], refused},
 		},
 		"a source that goes back to data of a Job that is still there runs another": {
@@ -253,8 +240,7 @@ func TestReconcileCronJobs(t *testing.T) {
 					w.t.Errorf("%d Jobs, want 3", n)
 				}
 			},
-			want: []string{ran[0], state, ran[0],
-				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: known1}}}), ran[0], state},
+			want:   []string{ran[0], state, ran[0], recorded(known1), ran[0], state},
 			events: []string{reloaded[0], reloaded[0], reloaded[0]},
 		},
 		"a dry run says that a suspended CronJob would be skipped": {
@@ -270,8 +256,7 @@ func TestReconcileCronJobs(t *testing.T) {
 				w.pass(time.Minute)
 				w.put(cm1())
 			},
-			want: []string{"create jobs/web-RUN",
-				"patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: nil}}})},
+			want:   []string{ran[0], recorded(nil)},
 			events: reloaded,
 		},
 		"annotations of the Job template's own metadata are not read": {
@@ -782,6 +767,14 @@ func (w *world) refuseStates(n int) {
 		n--
 		return true, nil, apierrors.NewInternalError(errors.New("try again"))
 	})
+}
+
+// runUnrecorded changes the ConfigMap and lets the quiet period pass, so that a Job
+// is created; the next n patches of its CronJob are refused.
+func (w *world) runUnrecorded(n int) {
+	w.refuseStates(n)
+	changeCM(w)
+	w.pass(1500 * time.Millisecond)
 }
 
 // runs returns the Jobs that there are.
