@@ -32,7 +32,6 @@ func configReload(o *Options) Entry {
 				return nil, err
 			}
 			cfg := config()
-			cfg.DrainTimeout = h.DrainTimeout
 			in := configreload.Informers{LiveVersion: h.LiveVersion}
 			for _, resource := range configreload.Resources(cfg) {
 				informer := h.Informer(resource)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -125,12 +126,16 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	defer cache.Shutdown()
 
-	// Lead, when elected.
+	// Lead, when elected. What has not ended when the election has, is cut off.
+	work, cutOff := context.WithCancelCause(rest)
 	lead := func(ctx context.Context) error {
 		cache.Start(rest)
-		return running.run(ctx, o.Generic.ControllerStartInterval)
+		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
-	return election.Run(ctx, o.election(), lock, lead)
+	err = election.Run(ctx, o.election(), lock, lead)
+	running.logInFlight(logger)
+	cutOff(err)
+	return err
 }
 
 // newLock names the Lease and this replica.
