@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"runtime/pprof"
 	"sort"
 	"sync"
@@ -56,6 +55,7 @@ type Loop[K comparable] struct {
 	queue    queue[K]
 	inFlight map[K]time.Time
 	counts   struct{ reconciles, errors, panics uint64 }
+	unmapped int // objects with events that could not be mapped yet
 	lastErr  *LastError
 }
 
@@ -99,9 +99,16 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	defer l.setPhase(Stopped)
 	defer q.ShutDown()
 
+	retries := l.newMappingRetries(&logger)
+	var mapping sync.WaitGroup
+	mapping.Go(retries.run)
+	defer mapping.Wait()
+	defer retries.ShutDown()
+
 	var synced []cache.DoneChecker
 	for _, w := range watches {
-		registration, err := l.register(ctx, q, w)
+		m := &mapper[K]{loop: l, watch: w, queue: q, retries: retries, logger: logger, failed: map[cache.ObjectName]change{}}
+		registration, err := m.register()
 		if err != nil {
 			return fmt.Errorf("%s: watch: %w", l.opts.Name, err)
 		}
@@ -145,6 +152,7 @@ func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
 		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
 	l.phase = Syncing
+	l.unmapped = 0 // the events of another run, which this one gets again
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
 		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
 	})
@@ -192,7 +200,11 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	after, stack, err := l.call(work, key)
+	var after time.Duration
+	stack, err := contain(func() (err error) {
+		after, err = l.opts.Reconcile(work, key)
+		return err
+	})
 
 	result := resultSuccess
 	switch {
@@ -214,7 +226,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	now := l.opts.Clock.Now()
 	l.opts.Metrics.observe(l.opts.Name, result, now.Sub(started))
 	if result == resultPanic {
-		l.opts.Metrics.panics.WithLabelValues(l.opts.Name).Inc()
+		l.opts.Metrics.Panicked(l.opts.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,34 +241,6 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 		}
 	}
 	return after, err
-}
-
-// call turns a panic of Reconcile into an error and the stack of it.
-func (l *Loop[K]) call(ctx context.Context, key K) (after time.Duration, stack []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			stack = debug.Stack()
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
-	after, err = l.opts.Reconcile(ctx, key)
-	return after, nil, err
-}
-
-// recoverMapping keeps a panic in an event mapping from ending the process, and
-// with it every other controller. The event is lost.
-func (l *Loop[K]) recoverMapping(logger klog.Logger) {
-	r := recover()
-	if r == nil {
-		return
-	}
-	err := fmt.Errorf("panic: %v", r)
-	logger.Error(err, "Event mapping panicked", "stack", string(debug.Stack()))
-	l.opts.Metrics.panics.WithLabelValues(l.opts.Name).Inc()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.counts.panics++
-	l.lastErr = &LastError{Text: err.Error(), Time: l.opts.Clock.Now()}
 }
 
 // IsNotLeading recognises the refusal of a write because this replica does not
@@ -286,6 +270,7 @@ func (l *Loop[K]) Status() Status {
 		Reconciles: l.counts.reconciles,
 		Errors:     l.counts.errors,
 		Panics:     l.counts.panics,
+		Unmapped:   l.unmapped,
 		LastError:  l.lastErr,
 	}
 	if l.queue != nil {

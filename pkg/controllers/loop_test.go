@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,6 +37,7 @@ type harness struct {
 	loop     *Loop[cache.ObjectName]
 	registry metrics.KubeRegistry
 	work     context.Context // see WithWork
+	logger   klog.Logger
 	stop     context.CancelFunc
 	stopped  chan error
 	begun    time.Time
@@ -62,6 +64,7 @@ func newHarness(t *testing.T, opts Options[cache.ObjectName], names ...string) *
 		loop:     NewLoop(opts),
 		registry: registry,
 		work:     context.Background(),
+		logger:   klog.Background(),
 		stopped:  make(chan error, 1),
 		begun:    time.Now(),
 	}
@@ -79,12 +82,17 @@ func create(t *testing.T, client kubernetes.Interface, name string) {
 // run starts the informer and the loop; both end with the test.
 func (h *harness) run(t *testing.T) {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
+	h.runWith(t, WatchSelf(h.informer))
+}
+
+func (h *harness) runWith(t *testing.T, watches ...Watch[cache.ObjectName]) {
+	t.Helper()
+	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), h.logger))
 	h.stop = stop
 	informerCtx, stopInformer := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { h.informer.RunWithContext(informerCtx) })
-	go func() { h.stopped <- h.loop.Run(WithWork(ctx, h.work), WatchSelf(h.informer)) }()
+	go func() { h.stopped <- h.loop.Run(WithWork(ctx, h.work), watches...) }()
 	t.Cleanup(func() {
 		stop()
 		stopInformer()
