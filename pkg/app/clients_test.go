@@ -108,12 +108,13 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cache, err := newCache(o, clients, registry, enabled)
+			loops := controllers.NewMetrics(registry)
+			cache, err := newCache(o, clients, registry, loops, enabled)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer cache.Shutdown()
-			if _, err := newControllers(o, clients, &events{record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, enabled); err != nil {
+			if _, err := newControllers(o, clients, &events{record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, enabled); err != nil {
 				t.Fatal(err)
 			}
 

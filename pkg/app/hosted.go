@@ -44,8 +44,7 @@ func (h hosted) LongestRunning(now time.Time) (string, time.Duration) {
 type hostedControllers []hosted
 
 // newControllers builds the enabled controllers.
-func newControllers(o *Options, c *clients, e *events, cache *informers.Factory, registry metrics.KubeRegistry, enabled []Entry) (hostedControllers, error) {
-	loops := controllers.NewMetrics(registry)
+func newControllers(o *Options, c *clients, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
 	var all hostedControllers
 	for _, entry := range enabled {
 		config := c.controller(entry.Name)
@@ -76,7 +75,7 @@ func newControllers(o *Options, c *clients, e *events, cache *informers.Factory,
 // mustHave panics when an entry asks for an informer that it has not declared: a mistake of the program, and New of
 // every controller runs at every start.
 func mustHave(cache *informers.Factory, controller string, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-	informer, ok := cache.Informer(resource)
+	informer, ok := cache.Informer(controller, resource)
 	if !ok {
 		panic(fmt.Sprintf("controller %s asks for %s, which its entry does not declare in Needs", controller, resource))
 	}

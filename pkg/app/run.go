@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
@@ -56,11 +57,12 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	clients.fence = lock.Fence
-	cache, err := newCache(o, clients, registry, enabled)
+	loops := controllers.NewMetrics(registry)
+	cache, err := newCache(o, clients, registry, loops, enabled)
 	if err != nil {
 		return err
 	}
-	running, err := newControllers(o, clients, events, cache, registry, enabled)
+	running, err := newControllers(o, clients, events, cache, registry, loops, enabled)
 	if err != nil {
 		return err
 	}
@@ -182,8 +184,8 @@ func checkFences(ctx context.Context, o *Options, c *clients, lock *election.Loc
 }
 
 // newCache builds the informers that the enabled controllers need.
-func newCache(o *Options, c *clients, registry metrics.KubeRegistry, enabled []Entry) (*informers.Factory, error) {
-	readers, err := informers.NewClients(c.named("informers"))
+func newCache(o *Options, c *clients, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (*informers.Factory, error) {
+	readers, err := informers.NewClients(c.named("informers"), scheme.Scheme)
 	if err != nil {
 		return nil, err
 	}
@@ -195,5 +197,5 @@ func newCache(o *Options, c *clients, registry metrics.KubeRegistry, enabled []E
 		}
 		needs = append(needs, of...)
 	}
-	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{})
+	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
 }
