@@ -22,7 +22,7 @@ import (
 var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widgets"}
 
 // newFactory builds a factory on real clients.
-func newFactory(t *testing.T, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
+func newFactory(t testing.TB, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
 	f, err := New(t.Name(), Config{Standby: StandbyWarm, CacheMutationDetection: true}, clients, needs, reg, clock.RealClock{}, func(string) {})

@@ -20,11 +20,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(serverEnv) != "" {
-		runServer()
-		return
+	switch os.Getenv(serverEnv) {
+	case "planted":
+		servePlanted()
+	case "updates":
+		serveUpdates()
+	default:
+		goleak.VerifyTestMain(m)
 	}
-	goleak.VerifyTestMain(m)
 }
 
 var reloadNeed = Need{For: "reload", Resource: Secrets, Annotations: []string{"match"}, Digest: digestSHA1}

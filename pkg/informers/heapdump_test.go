@@ -56,9 +56,9 @@ func planted(i int) *corev1.Secret {
 		Data: map[string][]byte{"value": value}}
 }
 
-// runServer serves ten planted Secrets until its standard input ends. It adds the last one on a request of
+// servePlanted serves ten planted Secrets until its standard input ends. It adds the last one on a request of
 // /plant, and Secrets without a planted value on one of /plough. It prints its address and certificate.
-func runServer() {
+func servePlanted() {
 	c := newCluster()
 	for i := range lastPlanted {
 		c.put(planted(i))
@@ -80,10 +80,11 @@ func runServer() {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-func startServer(t *testing.T) *rest.Config {
+// startServer runs this binary as the API server of that name.
+func startServer(t testing.TB, name string) *rest.Config {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), serverEnv+"=1")
+	cmd.Env = append(os.Environ(), serverEnv+"="+name)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -118,7 +119,7 @@ func TestNoValueOfASecretIsRetained(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes a heap dump")
 	}
-	config := startServer(t)
+	config := startServer(t, "planted")
 	clients := clientsOf(t, config)
 	f, _ := newFactory(t, clients, reloadNeed)
 	startSynced(t, f)
