@@ -45,13 +45,12 @@ func clientOf(t testing.TB, config *rest.Config) *kubernetes.Clientset {
 // tokenClient speaks as the managers' ServiceAccount with a token that is bound to no Pod.
 func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
 	t.Helper()
-	token, err := shared.Admin.CoreV1().ServiceAccounts(metav1.NamespaceSystem).CreateToken(ctx, "quartermaster",
-		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := shared.TokenOf(ctx, metav1.NamespaceSystem, "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}
 	config := rest.AnonymousClientConfig(shared.AdminConfig())
-	config.BearerToken = token.Status.Token
+	config.BearerToken = token
 	return clientOf(t, config)
 }
 
