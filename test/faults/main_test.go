@@ -26,7 +26,7 @@
 // counts these apart.
 //
 // With the fence in the client alone, whatever was sent before a pause is executed, however late; nothing is sent after
-// it. TestPausedLeaderWithWritesUnderWay shows this, and that without both fences the judge sees what must not be.
+// it. TestLongPausedLeaderWithoutTheFenceInTheAPIServer shows this, and that without both fences the judge sees what must not be.
 package faults
 
 import (

@@ -136,7 +136,7 @@ func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*clu
 var alarms = []string{"WARNING: DATA RACE", "A controller changed an object in the cache"}
 
 // Run starts a manager with the given options, which looks for changed objects in its cache. It is stopped at the end of
-// the test, with grace, so that the next test finds the lease released and the cache has been looked through.
+// the test, with grace, so that the cache has been looked through; the next test finds the lease free in any case.
 func (f *Fleet) Run(t testing.TB, r *cluster.Replica, o cluster.ManagerOptions) *cluster.Manager {
 	t.Helper()
 	if o.Binary == "" {
@@ -147,6 +147,7 @@ func (f *Fleet) Run(t testing.TB, r *cluster.Replica, o cluster.ManagerOptions) 
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { f.FreeLease(t, m) })
 	StopAtEnd(t, m)
 	return m
 }
