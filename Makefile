@@ -59,14 +59,14 @@ test-unit: ## The part of test that needs no control plane.
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
 
 .PHONY: test-integration
-test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager.
-	@# Two at a time, the longest first, which the alphabet happens to have last; faults alone, as its leases are short.
+test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, but TestLong...
+	@# Two packages at a time, the longest first, which the alphabet happens to have last; faults alone, as its leases are short.
 	$(INTEGRATION) -skip '^TestLong' -p 2 $$(go list ./test/... | grep -v /faults | sort -r)
 	$(INTEGRATION) -skip '^TestLong' ./test/faults
 
 .PHONY: test-long
 test-long: controlplane ## What takes longer than it often finds something: TestLong... on a real control plane, and a fault of each kind.
-	$(INTEGRATION) -run '^TestLong' -p 1 ./test/...
+	$(INTEGRATION) -run '^TestLong' -p 1 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | sort -u | sed 's,^,./,')
 	$(INTEGRATION) -run '^TestFaults$$' ./test/faults -faults=25
 
 .PHONY: lint
