@@ -26,6 +26,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // cache is a factory whose clock runs faster than the world: it goes on by clockStep whenever somebody looks, every
@@ -64,7 +65,7 @@ func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache
 // eventually polls until check answers nil.
 func (c *cache) eventually(ctx context.Context, t *testing.T, check func() error) {
 	t.Helper()
-	eventually(ctx, t, func() error {
+	fleet.Eventually(ctx, t, func() error {
 		c.clock.Step(clockStep)
 		return check()
 	})
@@ -168,7 +169,7 @@ func digest(obj runtime.Object) []byte {
 
 // isCurrent returns an error unless the cache of sourceNeeds equals what the server has.
 func (c *cache) isCurrent(ctx context.Context) error {
-	secrets, err := admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
+	secrets, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
 	if err != nil {
 		return err
 	}
@@ -185,7 +186,7 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	if err := c.holds(informers.Secrets, want); err != nil {
 		return err
 	}
-	configMaps, err := admin.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{})
+	configMaps, err := shared.Admin.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -196,7 +197,7 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	if err := c.holds(informers.ConfigMaps, want); err != nil {
 		return err
 	}
-	deployments, err := admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
+	deployments, err := shared.Admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}

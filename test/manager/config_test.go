@@ -49,7 +49,7 @@ func shows(ctx context.Context, t *testing.T, m *cluster.Manager, token, path st
 
 func TestConfigurationFileIsFollowedWithoutARestart(t *testing.T) {
 	ctx := fleet.Context(t)
-	token := newToken(ctx, t, "config-reader", "cluster-admin")
+	token := shared.NewToken(ctx, t, "config-reader", "cluster-admin")
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	configFile(t, path, "logs: {v: 1}\nconfigReloadController: {configReloadQuietPeriod: 100ms}\n")
 	// Without the arguments of the Deployment, which would win over the file.
@@ -57,15 +57,10 @@ func TestConfigurationFileIsFollowedWithoutARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of %s:\n%s", m.Pod, m.Tail(60))
-		}
-		_ = m.Stop(context.Background(), fleet.Patience)
-	})
+	fleet.StopAtEnd(t, m)
 	shared.WaitForLeader(ctx, t, m)
-	s := newShop(ctx, t)
-	s.waitUntilKnown(ctx, t, "web")
+	s := shared.NewShop(ctx, t)
+	s.WaitUntilKnown(ctx, t, "web")
 	shows(ctx, t, m, token, "/configz", `"v":1`, `"configReloadQuietPeriod":"100ms"`)
 	shows(ctx, t, m, token, "/metrics", "quartermaster_config_restart_required 0", "quartermaster_config_last_reload_successful 1")
 
@@ -75,8 +70,8 @@ func TestConfigurationFileIsFollowedWithoutARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	shows(ctx, t, m, token, "/configz", `"v":2`)
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 	if _, err := m.WaitForLine(ctx, `"Reload"`); err != nil {
 		t.Fatal(err)
 	}
