@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -89,7 +90,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			change(o)
 
 			registry := metrics.NewKubeRegistry()
-			clients, err := newClients(o)
+			connection, err := newConnection(o.Client)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -98,22 +99,25 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				t.Fatal(err)
 			}
 			lease := types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"}
-			lock, err := election.NewLock(lease, election.NewIdentity("pod"), kubernetes.NewForConfigOrDie(clients.base).CoordinationV1().Leases(lease.Namespace),
+			lock, err := election.NewLock(lease, election.NewIdentity("pod"), kubernetes.NewForConfigOrDie(connection.base).CoordinationV1().Leases(lease.Namespace),
 				record.NewFakeRecorder(10), election.NewMonotonicClock(), electionMetrics)
 			if err != nil {
 				t.Fatal(err)
 			}
-			clients.fence = lock.Fence
+			clients, err := newClients(o, connection, lock.Fence)
+			if err != nil {
+				t.Fatal(err)
+			}
 			enabled, err := o.enabled()
 			if err != nil {
 				t.Fatal(err)
 			}
-			cache, err := newCache(o, clients, registry, enabled)
+			cache, err := newCache(o, connection, registry, enabled)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer cache.Shutdown()
-			if _, err := newControllers(o, clients, &events{record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, enabled); err != nil {
+			if _, err := newControllers(o, clients, runtime.NewScheme(), &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, enabled); err != nil {
 				t.Fatal(err)
 			}
 
