@@ -30,17 +30,18 @@ func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*ev
 	if err != nil {
 		return nil, err
 	}
+	return recordTo(ctx, &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}, scheme), nil
+}
+
+func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *events {
 	e := &events{
 		broadcaster: record.NewBroadcaster(record.WithContext(ctx)),
 		scheme:      scheme,
-		sink: &eventSink{
-			EventSink: &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")},
-			flushed:   make(chan struct{}),
-		},
+		sink:        &eventSink{sink, make(chan struct{})},
 	}
 	e.broadcaster.StartStructuredLogging(4)
 	e.broadcaster.StartRecordingToSink(e.sink)
-	return e, nil
+	return e
 }
 
 // recorder records Events in the name of a component.
