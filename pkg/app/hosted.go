@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -44,11 +44,11 @@ func (h hosted) LongestRunning(now time.Time) (string, time.Duration) {
 type hostedControllers []hosted
 
 // newControllers builds the enabled controllers.
-func newControllers(o *Options, c *clients, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
+func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
 	var all hostedControllers
 	for _, entry := range enabled {
 		config := c.controller(entry.Name)
-		client, err := kubernetes.NewForConfig(config)
+		client, err := c.typed(config)
 		if err != nil {
 			return nil, fmt.Errorf("client of controller %s: %w", entry.Name, err)
 		}
@@ -59,6 +59,7 @@ func newControllers(o *Options, c *clients, e *events, cache *informers.Factory,
 			LiveVersion: cache.LiveVersion,
 			Client:      client,
 			RESTConfig:  config,
+			Scheme:      scheme,
 			Events:      e.recorder("quartermaster-" + entry.Name),
 			Clock:       clock.RealClock{},
 			Loops:       loops,
