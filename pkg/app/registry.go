@@ -31,8 +31,7 @@ type Entry struct {
 	Summary string
 	// OffByDefault excludes it from '*' in --controllers.
 	OffByDefault bool
-	// Config binds and checks its flags; nil when it has none. It is a pointer to a struct that assignment copies: a
-	// changed --config is tried out on such a copy.
+	// Config binds and checks its flags; nil when it has none.
 	Config Config
 	// Needs declares what the shared cache has to keep for it. It is asked after the flags were parsed.
 	Needs func() ([]informers.Need, error)
