@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -213,13 +215,29 @@ var unusual = []string{
 	`--allow-metric-labels=m="a": b,c`, "--allow-metric-labels-manifest=/m", "--disabled-metrics=x", "--show-hidden-metrics-for-version=1.36",
 	"--log-flush-frequency=7s", "--log-json-info-buffer-size=4Ki", "--log-json-split-stream", "--log-text-info-buffer-size=1M", "--log-text-split-stream",
 	"--logging-format=json", "--v=7", "--vmodule=a=1,b=2", "--feature-gates=AllAlpha=true,AllBeta=false",
+	"--extra-limits=a=1,b=2", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
 }
+
+// extraConfig is that of a controller of somebody's own.
+type extraConfig struct {
+	limits map[string]int
+	texts  []string
+	times  []time.Duration
+}
+
+func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
+	fs.StringToIntVar(&c.limits, "extra-limits", nil, "")
+	fs.StringArrayVar(&c.texts, "extra-texts", nil, "")
+	fs.DurationSliceVar(&c.times, "extra-times", nil, "")
+}
+
+func (c *extraConfig) Validate() error { return nil }
 
 // TestEveryFlagSurvivesTheFile: what is printed, and what /configz shows, is read back as it was.
 func TestEveryFlagSurvivesTheFile(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
-		o, err := NewOptions()
+		o, err := NewOptions(Entry{Name: "extra", Config: &extraConfig{}})
 		if err != nil {
 			t.Fatal(err)
 		}
