@@ -44,7 +44,6 @@ type Options struct {
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 
 	entries []Entry
-	added   []Entry // of entries those that the caller gave, their configurations before any flag is parsed
 	flags   cliflag.NamedFlagSets
 }
 
@@ -114,12 +113,6 @@ func NewOptions(entries ...Entry) (*Options, error) {
 	o.Authorization.RemoteKubeConfigFileOptional = true
 
 	o.entries = append(registry(o), entries...)
-	o.added = slices.Clone(entries)
-	for i := range o.added {
-		if o.added[i].Config, err = copyConfig(o.added[i].Config); err != nil {
-			return nil, err
-		}
-	}
 	o.flags = o.flagSets()
 	return o, nil
 }
@@ -130,8 +123,8 @@ func (o *Options) flagSets() cliflag.NamedFlagSets {
 
 	fs := sets.FlagSet(configurationFlags)
 	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
-		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with settings that are not given as flags. "+
-		"It is watched: --controllers, --v and --vmodule follow it while the manager runs.")
+		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with values of flags. "+
+		"It is read at the start; a flag on the command line wins over it.")
 	fs.BoolVar(&o.File.Print, "print-effective-config", o.File.Print,
 		"Print the configuration that flags and --config result in, as such a file, and exit.")
 
@@ -203,7 +196,7 @@ func (o *Options) flagSets() cliflag.NamedFlagSets {
 }
 
 // Validate answers all that is wrong with the configuration, each problem naming its flag, and where the file sets it.
-func (o *Options) Validate() error { return o.locate(o.validate()) }
+func (o *Options) Validate() error { return o.File.locate(o.validate()) }
 
 func (o *Options) validate() error {
 	var errs []error

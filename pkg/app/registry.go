@@ -34,8 +34,7 @@ type Entry struct {
 	Summary string
 	// OffByDefault excludes it from '*' in --controllers.
 	OffByDefault bool
-	// Config binds and checks its flags; nil when it has none. It is a pointer to a struct that assignment copies: a
-	// changed --config is tried out on such a copy.
+	// Config binds and checks its flags; nil when it has none.
 	Config Config
 	// AddToScheme adds the types of its custom resources to the scheme of the host; nil when it has none of its own.
 	AddToScheme func(*runtime.Scheme) error

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -103,8 +102,7 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer configz.Delete(groupVersion.Group)
-	watch, err := newConfigWatch(o, config, running, registry)
-	if err != nil {
+	if err := config.Set(o.effectiveConfig()); err != nil {
 		return err
 	}
 	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
@@ -114,13 +112,6 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer servers.stop()
-
-	// Settings that may change while it runs.
-	following, stopFollowing := context.WithCancel(ctx)
-	var file sync.WaitGroup
-	file.Go(func() { watch.run(following) })
-	defer file.Wait()
-	defer stopFollowing()
 
 	// Informers, on every replica.
 	if err := waitForAPIServer(ctx, connection.named("startup")); ctx.Err() != nil {
