@@ -93,7 +93,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			[]string{
 				`:7: --compat: "helm" is not known; known are reloader, reflector, replicator, ttl-controller, janitor`,
 				":5: --shutdown-timeout: 0s must be greater than 0",
-				":6: --kube-api-qps: 0 must be greater than 0",
+				":6: --kube-api-qps: 0 must be greater than 0, or negative for no limit",
 				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
@@ -215,7 +215,7 @@ var unusual = []string{
 	`--allow-metric-labels=m="a": b,c`, "--allow-metric-labels-manifest=/m", "--disabled-metrics=x", "--show-hidden-metrics-for-version=1.36",
 	"--log-flush-frequency=7s", "--log-json-info-buffer-size=4Ki", "--log-json-split-stream", "--log-text-info-buffer-size=1M", "--log-text-split-stream",
 	"--logging-format=json", "--v=7", "--vmodule=a=1,b=2", "--feature-gates=AllAlpha=true,AllBeta=false",
-	"--extra-limits=a=1,b=2", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
+	"--extra-limits=a=1", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
 }
 
 // extraConfig is that of a controller of somebody's own.
