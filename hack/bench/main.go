@@ -51,6 +51,7 @@ func parts() []part {
 		{"idle", (*bench).idle},
 		{"reload", (*bench).reload},
 		{"memory", (*bench).memory},
+		{"scale", (*bench).scale},
 	}
 }
 
@@ -86,11 +87,11 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.slowHandovers, "slow-handovers", 10, "handover: those of kube-controller-manager without its release gate")
 	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each subject at each timing")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
-	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory: the time from synced to steady; Go collects garbage every 2 minutes without need")
-	flag.Float64Var(&o.scale, "scale", 1, "memory: multiplies the numbers of objects; less than 1 for a trial")
-	flag.IntVar(&o.updates, "updates", 10000, "memory: updates while CPU time is taken")
-	flag.IntVar(&o.starts, "starts", 5, "memory: starts whose time to synced is taken")
-	flag.IntVar(&o.takeovers, "takeovers", 5, "memory: hand-overs whose time to the first reconcile is taken")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage every 2 minutes without need")
+	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
+	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
+	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
+	flag.IntVar(&o.takeovers, "takeovers", 5, "memory, scale: hand-overs whose time to the first reconcile is taken")
 	flag.IntVar(&o.changes, "changes", 200, "reload: changes one at a time")
 	flag.IntVar(&o.bursts, "bursts", 5, "reload: bursts of 100 changes")
 	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
