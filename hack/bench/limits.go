@@ -47,11 +47,15 @@ func (b *bench) limits(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, limit := range []struct{ name, qps, burst string }{
-		{"50/100", "50", "100"}, {"500/1000", "500", "1000"}, {"no limit", "-1", "-1"},
+	for _, limit := range []struct {
+		name string
+		args []string
+	}{
+		{"50/100", []string{"--kube-api-qps=50", "--kube-api-burst=100"}},
+		{"500/1000", []string{"--kube-api-qps=500", "--kube-api-burst=1000"}},
+		{"no limit", []string{"--kube-api-qps=-1"}},
 	} {
-		s := managerSubject(b, ours+", "+limit.name, b.binaries.manager,
-			"--config-reload-quiet-period=0", "--kube-api-qps="+limit.qps, "--kube-api-burst="+limit.burst)
+		s := managerSubject(b, ours+", "+limit.name, b.binaries.manager, append(limit.args, "--config-reload-quiet-period=0")...)
 		if err := b.measureLimit(ctx, s, other); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
