@@ -86,7 +86,7 @@ faults: ## FAULTS (1000) random faults on three real managers, judged by the aud
 	go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -faults=$(or $(FAULTS),1000) $(if $(SEED),-seed=$(SEED))
 
 .PHONY: bench
-bench: ## Measure against the peers and write docs/bench (an hour; ARGS='-run idle,reload' for a part).
+bench: ## Measure against the peers and write docs/bench (an hour and a half; ARGS='-run idle,reload' for a part).
 	@go build -o .cache/bin/bench ./hack/bench
 	@exec .cache/bin/bench $(ARGS)
 

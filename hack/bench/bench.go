@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -41,6 +42,7 @@ type bench struct {
 	box      *sandbox.Sandbox // of the peers
 	binaries binaries
 
+	baseline    map[string]float64          // memory on the empty cluster, in MiB by subject
 	kubeconfigs map[string]string           // of the peers, by ServiceAccount
 	replicas    map[string]*cluster.Replica // of the managers, by slot
 	leases      map[string]*leaseWatch
@@ -60,12 +62,14 @@ type binaries struct {
 	manager string // cmd/manager
 	needs   string // the same with the declared needs of replication
 	peer    string // of controller-runtime
+	secure  string // the same with secure metrics
 }
 
 func newBench(ctx context.Context, root string, opts options) (_ *bench, err error) {
 	b := &bench{
 		opts: opts, root: root, begin: time.Now(),
-		kubeconfigs: map[string]string{}, replicas: map[string]*cluster.Replica{}, leases: map[string]*leaseWatch{},
+		baseline: map[string]float64{}, kubeconfigs: map[string]string{},
+		replicas: map[string]*cluster.Replica{}, leases: map[string]*leaseWatch{},
 	}
 	if err := b.build(ctx); err != nil {
 		return nil, err
@@ -102,8 +106,16 @@ func (b *bench) stop() error {
 	return errors.Join(append(errs, b.c.Stop())...)
 }
 
+// createNamespace does nothing if it is there.
 func (b *bench) createNamespace(ctx context.Context, name string) error {
 	_, err := b.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	return ignoreExists(err)
+}
+
+func ignoreExists(err error) error {
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
 	return err
 }
 
@@ -143,17 +155,18 @@ func (b *bench) write() error {
 // build builds what is measured with the flags of a release build.
 func (b *bench) build(ctx context.Context) error {
 	for _, p := range []struct {
-		path     *string
-		name     string
-		dir, pkg string
+		path           *string
+		name           string
+		dir, pkg, tags string
 	}{
-		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager"},
-		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs"},
-		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), "."},
+		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", ""},
+		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", ""},
+		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), ".", ""},
+		{&b.binaries.secure, "bench-peer-metrics", filepath.Join(b.root, "hack", "bench", "peer"), ".", "metrics"},
 	} {
 		*p.path = filepath.Join(b.root, ".cache", "bin", p.name)
 		b.progress("Building %s", p.name)
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *p.path, p.pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", p.tags, "-ldflags", "-s -w", "-o", *p.path, p.pkg)
 		cmd.Dir = p.dir
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if out, err := cmd.CombinedOutput(); err != nil {

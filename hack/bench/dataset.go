@@ -13,7 +13,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
 
@@ -23,6 +25,7 @@ const dataNamespaces = 50
 // dataSet is what a cluster is filled with.
 type dataSet struct {
 	name                             string
+	rows                             string // what the names of its rows begin with
 	secrets, configMaps, deployments int
 	size                             int // bytes of the content of a Secret or ConfigMap
 }
@@ -38,6 +41,12 @@ func dataSets(scale float64) []dataSet {
 	many := dataSet{secrets: n(50000), size: 1024}
 	many.name = fmt.Sprintf("%d Secrets of 1 KiB", many.secrets)
 	return []dataSet{{name: "empty cluster"}, mixed, many}
+}
+
+// largeSet is what the largest clusters have.
+func largeSet(scale float64) dataSet {
+	n := max(1, int(200000*scale))
+	return dataSet{name: fmt.Sprintf("%d Secrets of 256 bytes", n), secrets: n, size: 256}
 }
 
 func dataNamespace(i int) string { return fmt.Sprintf("data-%02d", i%dataNamespaces) }
@@ -66,11 +75,18 @@ func dataMeta(name string) metav1.ObjectMeta {
 	}}
 }
 
-// fill creates a data set.
+// fill creates a data set. It goes through the API server, so that the objects have what any client's
+// have, managedFields for one.
 func (b *bench) fill(ctx context.Context, d dataSet) error {
+	config := b.c.AdminConfig()
+	config.ContentType = runtime.ContentTypeProtobuf // 200,000 objects take a while
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
 	begin := time.Now()
-	err := parallel(ctx, 32, d.secrets, func(ctx context.Context, i int) error {
-		_, err := b.admin.CoreV1().Secrets(dataNamespace(i)).Create(ctx, &corev1.Secret{
+	err = parallel(ctx, 32, d.secrets, func(ctx context.Context, i int) error {
+		_, err := client.CoreV1().Secrets(dataNamespace(i)).Create(ctx, &corev1.Secret{
 			ObjectMeta: dataMeta(dataName("secret", i)), StringData: content(d.size)}, metav1.CreateOptions{})
 		return err
 	})
@@ -78,7 +94,7 @@ func (b *bench) fill(ctx context.Context, d dataSet) error {
 		return err
 	}
 	err = parallel(ctx, 32, d.configMaps, func(ctx context.Context, i int) error {
-		_, err := b.admin.CoreV1().ConfigMaps(dataNamespace(i)).Create(ctx, &corev1.ConfigMap{
+		_, err := client.CoreV1().ConfigMaps(dataNamespace(i)).Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: dataMeta(dataName("config", i)), Data: content(d.size)}, metav1.CreateOptions{})
 		return err
 	})
@@ -86,7 +102,7 @@ func (b *bench) fill(ctx context.Context, d dataSet) error {
 		return err
 	}
 	err = parallel(ctx, 32, d.deployments, func(ctx context.Context, i int) error {
-		_, err := b.admin.AppsV1().Deployments(dataNamespace(i)).Create(ctx, dataDeployment(i), metav1.CreateOptions{})
+		_, err := client.AppsV1().Deployments(dataNamespace(i)).Create(ctx, dataDeployment(i), metav1.CreateOptions{})
 		return err
 	})
 	b.progress("Created %d objects in %s", d.objects()+d.deployments, time.Since(begin).Round(time.Second))

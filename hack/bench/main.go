@@ -40,6 +40,7 @@ type options struct {
 	takeovers     int
 	changes       int
 	bursts        int
+	reloads       int
 	downs         int
 }
 
@@ -50,7 +51,9 @@ func parts() []part {
 		{"failover", (*bench).failovers},
 		{"idle", (*bench).idle},
 		{"reload", (*bench).reload},
+		{"limits", (*bench).limits},
 		{"memory", (*bench).memory},
+		{"scale", (*bench).scale},
 	}
 }
 
@@ -86,13 +89,14 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.slowHandovers, "slow-handovers", 10, "handover: those of kube-controller-manager without its release gate")
 	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each subject at each timing")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
-	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory: the time from synced to steady; Go collects garbage every 2 minutes without need")
-	flag.Float64Var(&o.scale, "scale", 1, "memory: multiplies the numbers of objects; less than 1 for a trial")
-	flag.IntVar(&o.updates, "updates", 10000, "memory: updates while CPU time is taken")
-	flag.IntVar(&o.starts, "starts", 5, "memory: starts whose time to synced is taken")
-	flag.IntVar(&o.takeovers, "takeovers", 5, "memory: hand-overs whose time to the first reconcile is taken")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage every 2 minutes without need")
+	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
+	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
+	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
+	flag.IntVar(&o.takeovers, "takeovers", 5, "memory, scale: hand-overs whose time to the first reconcile is taken")
 	flag.IntVar(&o.changes, "changes", 200, "reload: changes one at a time")
-	flag.IntVar(&o.bursts, "bursts", 5, "reload: bursts of 100 changes")
+	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits: bursts of changes")
+	flag.IntVar(&o.reloads, "reloads", 1000, "limits: Deployments in a burst")
 	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
 	flag.Parse()
 
@@ -109,7 +113,7 @@ func parseFlags() (options, error) {
 		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
 	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.updates, o.starts,
-		o.takeovers, o.changes, o.bursts, o.downs) < 1 {
+		o.takeovers, o.changes, o.bursts, o.reloads, o.downs) < 1 {
 		return o, errors.New("every count must be at least 1, -idle at least 1m, -scale greater than 0")
 	}
 	return o, nil

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +17,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 const (
@@ -36,13 +39,15 @@ type occupant struct {
 }
 
 // occupants are started in this order, so that the leaders lead. They run at the same time: what one has in memory
-// does not depend on the others, and all see the same cluster.
-func (b *bench) occupants() []*occupant {
+// does not depend on the others, and all see the same cluster. rows are those of a part; nil: all.
+func (b *bench) occupants(rows []string) []*occupant {
 	manager := managerSubject(b, ours, b.binaries.manager)
 	// On a Lease of its own, as two leaders are to be measured. It has nothing to write: the other one has done it.
 	needs := managerSubject(b, oursNeeds, b.binaries.needs, "--leader-elect-resource-namespace="+namespace)
 	needs.lease = ""
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
+	secure := peerSubject(peerSecure, "-lease=bench-peer-metrics")
+	secure.lease, secure.metrics = "", true
 	all := []*occupant{
 		{subject: manager, row: ours + ": leader", slot: "a", lead: true},
 		{subject: manager, row: ours + ": warm standby", slot: "b"},
@@ -51,12 +56,13 @@ func (b *bench) occupants() []*occupant {
 		{subject: controllerRuntime, row: peer + ": leader", slot: "a", lead: true},
 		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", own: []string{"-warm"}},
 		{subject: controllerRuntime, row: peer + ": standby", slot: "c"},
+		{subject: secure, row: peerSecure + ": leader", slot: "d"},
 		{subject: controllerManager, row: kcm + ": leader", slot: "a", lead: true},
 		{subject: controllerManager, row: kcm + ": standby", slot: "b"},
 	}
 	var wanted []*occupant
 	for _, o := range all {
-		if b.opts.wants(o.row) {
+		if b.opts.wants(o.row) && (rows == nil || slices.Contains(rows, o.row)) {
 			wanted = append(wanted, o)
 		}
 	}
@@ -65,12 +71,30 @@ func (b *bench) occupants() []*occupant {
 
 // memory measures what caches cost, on an empty cluster and on two full ones.
 func (b *bench) memory(ctx context.Context) error {
-	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, kcm: b.c.Binary("kube-controller-manager")} {
+	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, peerSecure: b.binaries.secure, kcm: b.c.Binary("kube-controller-manager")} {
 		if b.opts.wants(name) {
 			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
 		}
 	}
-	if err := errors.Join(b.allowNeeds(ctx), b.ensureConfigMap(ctx, "trigger")); err != nil {
+	if err := b.allowNeeds(ctx); err != nil {
+		return err
+	}
+	return b.occupyAll(ctx, "memory", dataSets(b.opts.scale), nil)
+}
+
+// scale measures how the manager and controller-runtime bear very many Secrets.
+func (b *bench) scale(ctx context.Context) error {
+	sets := []dataSet{largeSet(b.opts.scale)}
+	if len(b.baseline) == 0 { // else memory has it
+		sets = append(dataSets(1)[:1], sets...)
+	}
+	return b.occupyAll(ctx, "scale", sets,
+		[]string{ours + ": leader", ours + ": warm standby", peer + ": leader", peerWarm + ": standby"})
+}
+
+// occupyAll measures the occupants of the given rows, all if nil, on one data set after the other.
+func (b *bench) occupyAll(ctx context.Context, part string, sets []dataSet, rows []string) error {
+	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return err
 	}
 	for i := range dataNamespaces {
@@ -78,17 +102,17 @@ func (b *bench) memory(ctx context.Context) error {
 			return err
 		}
 	}
-	baseline := map[string]float64{}
-	for _, d := range dataSets(b.opts.scale) {
+	for _, d := range sets {
+		d.rows = part + "/" + d.name + ", "
+		if err := b.empty(ctx); err != nil { // of the data set before
+			return err
+		}
 		b.progress("%s: filling the cluster (load %s)", d.name, loadAverage())
 		if err := b.fill(ctx, d); err != nil {
 			return err
 		}
-		if err := b.measureMemory(ctx, d, baseline); err != nil {
+		if err := b.measureMemory(ctx, d, b.occupants(rows)); err != nil {
 			return fmt.Errorf("%s: %w", d.name, err)
-		}
-		if err := b.empty(ctx); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -112,9 +136,8 @@ func (b *bench) allowNeeds(ctx context.Context) error {
 	return err
 }
 
-// measureMemory runs all subjects on one data set. baseline has their memory on the empty cluster, in MiB by row.
-func (b *bench) measureMemory(ctx context.Context, d dataSet, baseline map[string]float64) (err error) {
-	all := b.occupants()
+// measureMemory runs the occupants on one data set.
+func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (err error) {
 	defer func() {
 		for _, o := range all {
 			if o.process != nil {
@@ -125,11 +148,14 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, baseline map[strin
 	if err := b.occupy(ctx, all); err != nil {
 		return err
 	}
+	if err := b.scrape(ctx, all); err != nil {
+		return err
+	}
 	b.progress("%s: all started, waiting for %s", d.name, b.opts.settle)
 	if err := sleep(ctx, b.opts.settle); err != nil {
 		return err
 	}
-	if err := b.addResident(ctx, d, all, baseline); err != nil {
+	if err := b.addResident(ctx, d, all); err != nil {
 		return err
 	}
 	if err := b.saveHeaps(d, all); err != nil {
@@ -172,7 +198,7 @@ func (b *bench) occupy(ctx context.Context, all []*occupant) (err error) {
 }
 
 // addResident samples the memory of all, and compares it with that on the empty cluster.
-func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant, baseline map[string]float64) error {
+func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant) error {
 	values, anonymous, peaks := map[string][]float64{}, map[string][]float64{}, map[string]float64{}
 	for range samples {
 		for _, o := range all {
@@ -189,14 +215,47 @@ func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant, bas
 		}
 	}
 	for _, o := range all {
-		steady := b.add("memory/"+d.name+", RSS steady", o.row, "MiB", values[o.row]...)
-		b.add("memory/"+d.name+", RSS steady, of it not the program's file", o.row, "MiB", anonymous[o.row]...)
-		b.add("memory/"+d.name+", RSS peak since the start", o.row, "MiB", peaks[o.row])
+		steady := b.add(d.rows+"RSS steady", o.row, "MiB", values[o.row]...)
+		b.add(d.rows+"RSS steady, of it not the program's file", o.row, "MiB", anonymous[o.row]...)
+		b.add(d.rows+"RSS peak since the start", o.row, "MiB", peaks[o.row])
 		if d.objects() == 0 {
-			baseline[o.row] = steady.Median
+			b.baseline[o.row] = steady.Median
 			continue
 		}
-		b.add("memory/"+d.name+", RSS growth per object", o.row, "bytes", (steady.Median-baseline[o.row])*(1<<20)/float64(d.objects()))
+		b.add(d.rows+"RSS growth per object", o.row, "bytes", (steady.Median-b.baseline[o.row])*(1<<20)/float64(d.objects()))
+	}
+	return nil
+}
+
+// scrape fetches the metrics of all once, with a token: then they have used what authenticates and
+// authorizes a scraper, and not only built it.
+func (b *bench) scrape(ctx context.Context, all []*occupant) error {
+	kubeconfig, err := b.kubeconfig(ctx, "bench-scraper")
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.CAData, config.Insecure = nil, true // their certificates are of their own making
+	config.Timeout = 5 * time.Second
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	for _, o := range all {
+		if o.metricsURL == "" {
+			continue
+		}
+		// They may be served a moment after it is ready.
+		if err := eventually(ctx, 100*time.Millisecond, "the metrics of "+o.row, func(context.Context) error {
+			_, err := get(client, o.metricsURL)
+			return err
+		}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -250,7 +309,7 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	}
 	b.progress("%s: %d updates in %s", d.name, b.opts.updates, took.Round(time.Second))
 	for _, o := range all {
-		b.add("memory/"+d.name+", CPU time of 10,000 updates", o.row, "s", (after[o.row]-before[o.row])*10000/float64(b.opts.updates))
+		b.add(d.rows+"CPU time of 10,000 updates", o.row, "s", (after[o.row]-before[o.row])*10000/float64(b.opts.updates))
 	}
 	return nil
 }
@@ -291,7 +350,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 		if err != nil {
 			return err
 		}
-		b.add("memory/"+d.name+", RSS after a burst of 100 reloads", o.row, "MiB", r.now)
+		b.add(d.rows+"RSS after a burst of 100 reloads", o.row, "MiB", r.now)
 	}
 	return nil
 }
@@ -325,7 +384,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 				return err
 			}
 		}
-		b.add("memory/"+d.name+", start to ready", o.row, "s", ready...)
+		b.add(d.rows+"start to ready", o.row, "s", ready...)
 		for range b.opts.takeovers {
 			if err := o.pair.respawn(ctx, o.own...); err != nil {
 				return err
@@ -338,7 +397,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 				first = append(first, milliseconds(t.first-t.written))
 			}
 		}
-		b.add("memory/"+d.name+", new holder to first reconcile", o.row, "ms", first...)
+		b.add(d.rows+"new holder to first reconcile", o.row, "ms", first...)
 	}
 	for _, o := range all {
 		if o.lead { // those that lead by now

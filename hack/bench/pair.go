@@ -13,7 +13,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/utils/ptr"
@@ -219,8 +218,5 @@ func (b *bench) ensureConfigMap(ctx context.Context, name string) error {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Data:       map[string]string{"value": "0"},
 	}, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	return err
+	return ignoreExists(err)
 }

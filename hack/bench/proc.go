@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -65,17 +66,23 @@ func saveHeap(admin *rest.Config, p *process, path string) error {
 		return err
 	}
 	defer client.CloseIdleConnections()
-	resp, err := client.Get(p.manager.SecureURL + "/debug/pprof/heap")
+	data, err := get(client, p.manager.SecureURL+"/debug/pprof/heap")
 	if err != nil {
-		return err
+		return fmt.Errorf("heap profile of %s: %w", p.Name, err)
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// get returns the body of an answer with status 200.
+func get(client *http.Client, url string) ([]byte, error) {
+	resp, err := client.Get(url)
+	if err != nil {
+		return nil, err
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(resp.Status)
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("heap profile of %s: %s", p.Name, resp.Status)
-	}
-	return os.WriteFile(path, data, 0o644)
+	return data, err
 }

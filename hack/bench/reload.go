@@ -20,7 +20,7 @@ import (
 const (
 	// plain is a Deployment that does not ask to be rolled, and a ConfigMap that nobody uses.
 	plain = "plain"
-	// workloads is how many Deployments there are, each with a ConfigMap of its own.
+	// workloads is how many Deployments reload has, each with a ConfigMap of its own.
 	workloads = 100
 	// changePause is between two changes one at a time: less than --kube-api-qps, so that it does not count.
 	changePause = 100 * time.Millisecond
@@ -42,11 +42,8 @@ func (b *bench) reload(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	if err := b.createWorkloads(ctx); err != nil {
-		return err
-	}
-	w := b.watchTemplates(ctx, namespace)
-	if err := eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(context.Context) error { return w.allRecorded(workloads) }); err != nil {
+	w, err := b.createWorkloads(ctx, workloads)
+	if err != nil {
 		return err
 	}
 	for _, measure := range []func(context.Context, *pair, *templateWatch) error{b.oneAtATime, b.burst, b.whileDown} {
@@ -57,27 +54,39 @@ func (b *bench) reload(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return b.cleanTriggers(ctx)
+	return b.cleanWorkloads(ctx)
 }
 
-func workloadName(i int) string { return fmt.Sprintf("web-%03d", i%workloads) }
+func workloadName(i int) string { return fmt.Sprintf("web-%03d", i) }
 
-func (b *bench) createWorkloads(ctx context.Context) error {
+// createWorkloads waits until a manager has recorded the state of all n.
+func (b *bench) createWorkloads(ctx context.Context, n int) (*templateWatch, error) {
 	unwatched := newDeployment(plain, "none")
 	unwatched.Annotations = nil
 	if _, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, unwatched, metav1.CreateOptions{}); err != nil {
-		return err
+		return nil, err
 	}
 	if err := b.ensureConfigMap(ctx, plain); err != nil {
-		return err
+		return nil, err
 	}
-	return parallel(ctx, 8, workloads, func(ctx context.Context, i int) error {
+	err := parallel(ctx, 8, n, func(ctx context.Context, i int) error {
 		if err := b.ensureConfigMap(ctx, workloadName(i)); err != nil {
 			return err
 		}
 		_, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, newDeployment(workloadName(i), workloadName(i)), metav1.CreateOptions{})
 		return err
 	})
+	if err != nil {
+		return nil, err
+	}
+	w := b.watchTemplates(ctx, namespace)
+	return w, eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(context.Context) error { return w.allRecorded(n) })
+}
+
+// cleanWorkloads deletes what createWorkloads has created: later parts begin on an empty cluster.
+func (b *bench) cleanWorkloads(ctx context.Context) error {
+	return errors.Join(b.cleanTriggers(ctx),
+		b.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // change gives a ConfigMap another value.
@@ -96,7 +105,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error
 	defer audit.close()
 	var seen, logged, floor []float64
 	for i := range b.opts.changes {
-		name := workloadName(i)
+		name := workloadName(i % workloads)
 		mark := w.mark()
 		begin := time.Now()
 		if err := b.change(ctx, namespace, name); err != nil {
@@ -171,49 +180,66 @@ func isPatch(e auditv1.Event, name string) bool {
 
 // burst changes all ConfigMaps at once.
 func (b *bench) burst(ctx context.Context, p *pair, w *templateWatch) error {
-	var seconds, patches, requests []float64
+	var all burstFigures
 	for range b.opts.bursts {
-		audit, err := b.tailAudit()
-		if err != nil {
+		if err := b.oneBurst(ctx, p, w, workloads, &all); err != nil {
 			return err
 		}
-		defer audit.close()
-		mark := w.mark()
-		begin := time.Now()
-		err = parallel(ctx, 16, workloads, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
-		if err != nil {
-			return err
-		}
-		var last time.Time
-		for i := range workloads {
-			at, err := w.rolled(ctx, mark, workloadName(i))
-			if err != nil {
-				return err
-			}
-			if at.After(last) {
-				last = at
-			}
-		}
-		seconds = append(seconds, last.Sub(begin).Seconds())
-		if err := sleep(ctx, quiescence); err != nil {
-			return err
-		}
-		for i := range workloads {
-			n, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isPatch(e, workloadName(i)) })
-			if err != nil {
-				return err
-			}
-			patches = append(patches, float64(n))
-		}
-		n, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isRequest(e) && !isLease(e) })
-		if err != nil {
-			return err
-		}
-		requests = append(requests, float64(n))
 	}
-	b.add("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ours, "s", seconds...)
-	b.add("reload/burst, patches of a Deployment", ours, "patches", patches...)
-	b.add("reload/burst, API requests", ours, "requests", requests...)
+	b.add("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ours, "s", all.seconds...)
+	b.add("reload/burst, patches of a Deployment", ours, "patches", all.patches...)
+	b.add("reload/burst, API requests", ours, "requests", all.requests...)
+	return nil
+}
+
+// burstFigures are those of several bursts.
+type burstFigures struct {
+	seconds  []float64 // from the first change to the last Deployment patched
+	patches  []float64 // of each Deployment
+	requests []float64 // of the leader
+}
+
+// oneBurst has 16 clients change the ConfigMaps of n Deployments, and adds its figures to others.
+func (b *bench) oneBurst(ctx context.Context, p *pair, w *templateWatch, n int, to *burstFigures) error {
+	audit, err := b.tailAudit()
+	if err != nil {
+		return err
+	}
+	defer audit.close()
+	mark := w.mark()
+	begin := time.Now()
+	err = parallel(ctx, 16, n, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
+	if err != nil {
+		return err
+	}
+	var last time.Time
+	for i := range n {
+		at, err := w.rolled(ctx, mark, workloadName(i))
+		if err != nil {
+			return err
+		}
+		if at.After(last) {
+			last = at
+		}
+	}
+	to.seconds = append(to.seconds, last.Sub(begin).Seconds())
+	if err := sleep(ctx, quiescence); err != nil {
+		return err
+	}
+	patches := map[string]int{}
+	requests, err := audit.count(func(e auditv1.Event) bool {
+		if p.leader.did(e) && isPatch(e, "") {
+			patches[e.ObjectRef.Name]++
+		}
+		return p.leader.did(e) && isRequest(e) && !isLease(e)
+	})
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		to.patches = append(to.patches, float64(patches[workloadName(i)]))
+	}
+	to.requests = append(to.requests, float64(requests))
 	return nil
 }
 

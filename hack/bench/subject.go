@@ -31,13 +31,14 @@ const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 
 // Names of the subjects as they stand in the table.
 const (
-	ours      = "quartermaster"
-	oursNeeds = "quartermaster, needs of replication"
-	kcm       = "kube-controller-manager"
-	kcmGate   = "kube-controller-manager, release gate"
-	peer      = "controller-runtime"
-	peerWarm  = "controller-runtime, EnableWarmup"
-	apiserver = "kube-apiserver"
+	ours       = "quartermaster"
+	oursNeeds  = "quartermaster, needs of replication"
+	kcm        = "kube-controller-manager"
+	kcmGate    = "kube-controller-manager, release gate"
+	peer       = "controller-runtime"
+	peerWarm   = "controller-runtime, EnableWarmup"
+	peerSecure = "controller-runtime, secure metrics"
+	apiserver  = "kube-apiserver"
 )
 
 // subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots, each with an
@@ -46,7 +47,9 @@ type subject struct {
 	name  string
 	lease string
 	args  []string
-	start func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
+	// metrics of controller-runtime's are served if set. The others always serve them.
+	metrics bool
+	start   func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
 	// timings renders the flags of leader election.
 	timings func(timing) []string
 }
@@ -57,11 +60,12 @@ type timing struct{ lease, deadline, retry time.Duration }
 // process is a running subject.
 type process struct {
 	*sandbox.Process
-	slot     string
-	started  time.Time
-	readyURL string
-	manager  *cluster.Manager           // of ours
-	did      func(e auditv1.Event) bool // whether a request is of this process
+	slot       string
+	started    time.Time
+	readyURL   string
+	metricsURL string                     // empty if there are none
+	manager    *cluster.Manager           // of ours
+	did        func(e auditv1.Event) bool // whether a request is of this process
 }
 
 func managerSubject(b *bench, name, binary string, args ...string) subject {
@@ -119,7 +123,7 @@ func (b *bench) startManager(ctx context.Context, binary, slot string, args []st
 		return nil, err
 	}
 	return &process{
-		Process: m.Process, started: started, readyURL: m.InsecureURL + "/readyz", manager: m,
+		Process: m.Process, started: started, readyURL: m.InsecureURL + "/readyz", metricsURL: m.SecureURL + "/metrics", manager: m,
 		did: func(e auditv1.Event) bool { return cluster.AuditPod(e) == r.Pod },
 	}, nil
 }
@@ -145,7 +149,8 @@ func (b *bench) startKCM(ctx context.Context, s subject, slot string, args []str
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" + filepath.Join(b.box.Dir, account),
 		"--root-ca-file=" + ca,
 	}, append(slices.Clone(s.args), args...)...)
-	return b.startPeerProcess(account, b.c.Binary("kube-controller-manager"), all, fmt.Sprintf("https://127.0.0.1:%d/healthz", port))
+	url := fmt.Sprintf("https://127.0.0.1:%d", port)
+	return b.startPeerProcess(account, b.c.Binary("kube-controller-manager"), all, url+"/healthz", url+"/metrics")
 }
 
 // startPeer starts the manager of controller-runtime.
@@ -161,17 +166,25 @@ func (b *bench) startPeer(ctx context.Context, s subject, slot string, args []st
 	}
 	health := fmt.Sprintf("127.0.0.1:%d", port)
 	all := append([]string{"--kubeconfig=" + kubeconfig, "-health=" + health}, append(slices.Clone(s.args), args...)...)
-	return b.startPeerProcess(account, b.binaries.peer, all, "http://"+health+"/readyz")
+	binary, metricsURL := b.binaries.peer, ""
+	if s.metrics {
+		if port, err = cluster.FreePort(); err != nil {
+			return nil, err
+		}
+		metrics := fmt.Sprintf("127.0.0.1:%d", port)
+		all, binary, metricsURL = append(all, "-metrics="+metrics), b.binaries.secure, "https://"+metrics+"/metrics"
+	}
+	return b.startPeerProcess(account, binary, all, "http://"+health+"/readyz", metricsURL)
 }
 
-func (b *bench) startPeerProcess(account, path string, args []string, readyURL string) (*process, error) {
+func (b *bench) startPeerProcess(account, path string, args []string, readyURL, metricsURL string) (*process, error) {
 	started := time.Now()
 	p, err := b.box.Start(sandbox.Command{Name: account, Path: path, Args: args, Env: cleanEnv()})
 	if err != nil {
 		return nil, err
 	}
 	user := "system:serviceaccount:" + metav1.NamespaceSystem + ":" + account
-	return &process{Process: p, started: started, readyURL: readyURL, did: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
+	return &process{Process: p, started: started, readyURL: readyURL, metricsURL: metricsURL, did: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
 }
 
 // kubeconfig returns that of a ServiceAccount which may do everything, made when it is first asked for.

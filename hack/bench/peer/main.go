@@ -27,7 +27,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
@@ -38,7 +37,7 @@ const (
 
 type options struct {
 	lease                string
-	health               string
+	health, metrics      string
 	duration, deadline   time.Duration
 	retry                time.Duration
 	release, warm, cache bool
@@ -48,6 +47,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.lease, "lease", "bench-peer", "name of the Lease in kube-system")
 	flag.StringVar(&o.health, "health", "", "address of /readyz")
+	flag.StringVar(&o.metrics, "metrics", "", "address of secure /metrics, in a build with the tag metrics")
 	flag.DurationVar(&o.duration, "lease-duration", 15*time.Second, "")
 	flag.DurationVar(&o.deadline, "renew-deadline", 10*time.Second, "")
 	flag.DurationVar(&o.retry, "retry-period", 2*time.Second, "")
@@ -69,7 +69,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Metrics:                       metricsserver.Options{BindAddress: "0"},
+		Metrics:                       metricsOptions(o.metrics),
 		HealthProbeBindAddress:        o.health,
 		LeaderElection:                true,
 		LeaderElectionID:              o.lease,

@@ -1,0 +1,24 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build metrics
+
+package main
+
+import (
+	"crypto/tls"
+
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+)
+
+// metricsOptions are those of kubebuilder's scaffold: TLS with a certificate of its own making, without
+// HTTP/2, and a TokenReview and a SubjectAccessReview of who scrapes.
+func metricsOptions(address string) metricsserver.Options {
+	return metricsserver.Options{
+		BindAddress:    address,
+		SecureServing:  true,
+		FilterProvider: filters.WithAuthenticationAndAuthorization,
+		TLSOpts:        []func(*tls.Config){func(c *tls.Config) { c.NextProtos = []string{"http/1.1"} }},
+	}
+}
