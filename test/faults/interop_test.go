@@ -10,7 +10,6 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -128,7 +127,18 @@ func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
 			t.Parallel()
 			ctx := fleet.Context(t)
 			namespace := shared.NewNamespace(ctx, t, nil)
-			lease := func() coordinationv1.LeaseSpec { t.Helper(); return contended(ctx, t, namespace) }
+			leases := shared.Admin.CoordinationV1().Leases(namespace)
+			if _, err := leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: leaseName}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			lease := func() coordinationv1.LeaseSpec {
+				t.Helper()
+				l, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return l.Spec
+			}
 			first := kinds[tc.first](ctx, t, namespace)
 			waitForHolder(ctx, t, lease, first)
 			second := kinds[tc.second](ctx, t, namespace)
@@ -152,16 +162,6 @@ func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
 			}
 		})
 	}
-}
-
-// contended reads the Lease of a test, which is empty until somebody has created it.
-func contended(ctx context.Context, t *testing.T, namespace string) coordinationv1.LeaseSpec {
-	t.Helper()
-	l, err := shared.Admin.CoordinationV1().Leases(namespace).Get(ctx, leaseName, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
-	}
-	return l.Spec
 }
 
 func waitForHolder(ctx context.Context, t *testing.T, lease func() coordinationv1.LeaseSpec, c *contender) {

@@ -88,6 +88,9 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 		t.Errorf("the former leader ended with %d (%v), want 1", former.life().ExitCode(), err)
 	}
 	unreachable.Remove()
+	// What has failed often waits for its back-off. The next change does not.
+	p.change(ctx, t, w, p.underWay)
+	p.change(ctx, t, w, p.queued)
 	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
 	got, err := history.judge()
 	if err != nil {

@@ -10,17 +10,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-var rollouts = schema.GroupVersionResource{Group: "argoproj.io", Version: "v1alpha1", Resource: "rollouts"}
-
 func TestARolloutIsCachedAsADigestAndRolled(t *testing.T) {
-	ctx := fleet.Context(t)
-	create(ctx, t, crds, "", crd(rollouts.GroupResource(), "Rollout", []string{rollouts.Version}))
-	waitUntilServed(ctx, t, rollouts)
+	ctx, rollouts := fleet.Context(t), configreload.RolloutsResource
+	if err := shared.InstallRollouts(ctx); err != nil {
+		t.Fatal(err)
+	}
 	s := shared.NewShop(ctx, t)
 	template, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&fleet.NewDeployment("web", "app-config", nil).Spec.Template)
 	if err != nil {

@@ -27,7 +27,10 @@ type burst struct {
 	size int
 }
 
-const burstSize = 30
+const (
+	burstSize   = 30
+	roundPeriod = 300 * time.Millisecond
+)
 
 func newBurst(t *testing.T) burst {
 	t.Helper()
@@ -62,18 +65,43 @@ func (b burst) change(round int) {
 	}
 }
 
-// rolled answers nil when at least n Deployments have been rolled for the round.
-func (b burst) rolled(round, n int) error {
+// start changes all ConfigMaps again and again until the returned function is called, which changes them once more and
+// returns how often that was.
+func (b burst) start() (end func() (rounds int)) {
+	b.t.Helper()
+	over := make(chan struct{})
+	rounds := 0
+	var running sync.WaitGroup
+	running.Go(func() {
+		tick := time.NewTicker(roundPeriod)
+		defer tick.Stop()
+		for last := false; !last; {
+			select {
+			case <-over:
+				last = true
+			case <-tick.C:
+			}
+			rounds++
+			b.change(rounds)
+		}
+	})
+	return func() int {
+		close(over)
+		running.Wait()
+		return rounds
+	}
+}
+
+// rolled answers nil when at least n Deployments have been rolled.
+func (b burst) rolled(n int) error {
 	got := 0
 	for i := range b.size {
-		for _, v := range rollouts.Of(objectName("deployments", b.namespace, fmt.Sprintf("app-%d", i))) {
-			if slices.Contains(hashesOf(marks(v.PodTemplateSpec)), hashOf(content(round))) {
-				got++
-			}
+		if len(rollouts.Of(objectName("deployments", b.namespace, fmt.Sprintf("app-%d", i)))) > 0 {
+			got++
 		}
 	}
 	if got < n {
-		return fmt.Errorf("%d Deployments rolled for round %d, want %d", got, round, n)
+		return fmt.Errorf("%d Deployments rolled, want %d", got, n)
 	}
 	return nil
 }
@@ -120,7 +148,6 @@ func (b burst) judge(rounds int) map[string]int {
 }
 
 func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
-	const rounds = 4
 	for name, tc := range map[string]struct {
 		signal syscall.Signal
 		args   []string
@@ -138,18 +165,14 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 				b.waitForState(b.object(i), "configmap/"+b.source(i))
 			}
 
-			var changes sync.WaitGroup
-			changes.Go(func() {
-				for round := range rounds {
-					b.change(round + 1)
-				}
-			})
-			b.eventually(func() error { return b.rolled(2, b.size/3) })
+			end := sync.OnceValue(b.start())
+			defer end()
+			b.eventually(func() error { return b.rolled(b.size / 3) })
 			if err := old.Signal(tc.signal); err != nil {
 				t.Fatal(err)
 			}
-			changes.Wait()
 			shared.WaitForLeader(ctx, t, next)
+			rounds := end()
 			b.eventually(func() error {
 				var errs []error
 				for i := range b.size {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // prepare defines the resource of Argo Rollouts and begins to watch.
 func prepare(ctx context.Context) error {
-	if err := installRollouts(ctx); err != nil {
+	if err := shared.InstallRollouts(ctx); err != nil {
 		return err
 	}
 	for _, resource := range rolledResources {

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package reload
+package fleet
 
 import (
 	"context"
@@ -12,11 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
-	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// installRollouts defines the resource of Argo Rollouts, which keeps every field, and waits until it is served.
-func installRollouts(ctx context.Context) error {
+// InstallRollouts defines the resource of Argo Rollouts, which keeps every field, and waits until it is served.
+func (f *Fleet) InstallRollouts(ctx context.Context) error {
 	gvr := configreload.RolloutsResource
 	crd := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -29,13 +28,13 @@ func installRollouts(ctx context.Context) error {
 		},
 	}}
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	if _, err := shared.Objects.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+	if _, err := f.Objects.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, fleet.Patience, errors.New("the Rollouts are not served"))
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience, errors.New("the Rollouts are not served"))
 	defer cancel()
-	return fleet.Poll(ctx, func() error {
-		_, err := shared.Objects.Resource(gvr).List(ctx, metav1.ListOptions{})
+	return Poll(ctx, func() error {
+		_, err := f.Objects.Resource(gvr).List(ctx, metav1.ListOptions{})
 		return err
 	})
 }
