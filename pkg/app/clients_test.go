@@ -115,12 +115,13 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cache, err := newCache(o, connection, registry, enabled)
+			loops := controllers.NewMetrics(registry)
+			cache, err := newCache(o, connection, runtime.NewScheme(), registry, loops, enabled)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer cache.Shutdown()
-			if _, err := newControllers(o, clients, runtime.NewScheme(), &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, enabled); err != nil {
+			if _, err := newControllers(o, clients, runtime.NewScheme(), &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, enabled); err != nil {
 				t.Fatal(err)
 			}
 

@@ -32,7 +32,6 @@ func configReload(o *Options) Entry {
 				return nil, err
 			}
 			cfg := config()
-			cfg.DrainTimeout = h.DrainTimeout
 			in := configreload.Informers{LiveVersion: h.LiveVersion}
 			for _, resource := range configreload.Resources(cfg) {
 				informer := h.Informer(resource)
@@ -76,7 +75,7 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 			need.Annotations = configreload.SourceAnnotations(cfg)
 			need.Digest = digest
 		case informers.Namespaces:
-			need.Fields = informers.Labels
+			need.Fields, need.ClusterScoped = informers.Labels, true
 		default:
 			need.Annotations = configreload.WorkloadAnnotations(cfg)
 			need.Digest = configreload.WorkloadDigest(cfg)

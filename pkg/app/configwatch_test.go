@@ -10,34 +10,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
-
-// fakeController runs until its context ends, and counts how often it was started and is running.
-type fakeController struct{ started, running atomic.Int32 }
-
-func (c *fakeController) Run(ctx context.Context) error {
-	c.started.Add(1)
-	c.running.Add(1)
-	defer c.running.Add(-1)
-	<-ctx.Done()
-	return nil
-}
-
-func (c *fakeController) Status() controllers.Status { return controllers.Status{} }
 
 // watched is a configWatch whose log and metrics can be read.
 type watched struct {
@@ -69,7 +52,7 @@ func newWatched(t *testing.T, lines []string, args ...string) *watched {
 		t.Fatal(err)
 	}
 	for _, e := range o.entries[:1] { // extra is not enabled at the start
-		w.controllers = append(w.controllers, hosted{&fakeController{}, e.Name, nil, newToggle()})
+		w.controllers = append(w.controllers, hosted{name: e.Name})
 	}
 	config, err := configz.New(t.Name())
 	if err != nil {
@@ -290,65 +273,5 @@ func TestTheFileIsPolledUntilTheContextEnds(t *testing.T) {
 		}
 		cancel()
 		<-done
-	})
-}
-
-func TestControllersFollowTheFile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWatched(t, []string{"generic: {controllers: [config-reload]}"})
-		fake := w.controllers[0].Controller.(*fakeController)
-		rewriteAndSettle := func(t *testing.T, list string) string {
-			t.Helper()
-			rewriteConfig(t, w.path, "generic: {controllers: "+list+"}")
-			return w.settle()
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- w.controllers.run(ctx, 0) }()
-		state := func(started, running int32) {
-			t.Helper()
-			synctest.Wait()
-			if diff := cmp.Diff([2]int32{started, running}, [2]int32{fake.started.Load(), fake.running.Load()}); diff != "" {
-				t.Errorf("started, running:\n%s", diff)
-			}
-		}
-		state(1, 1)
-		contains(t, rewriteAndSettle(t, `[]`), `setting="generic.controllers"`)
-		state(1, 0)
-		rewriteAndSettle(t, `["*", "-extra"]`)
-		state(2, 1)
-		w.gauges(t, 0, 1)
-
-		contains(t, rewriteAndSettle(t, `[extra]`), "takes effect at the next start only", "extra was not enabled at the start")
-		state(2, 1)
-		w.gauges(t, 1, 1)
-
-		rewriteAndSettle(t, `[]`)
-		state(2, 0)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-// endsAtOnce returns from Run without having been asked to.
-type endsAtOnce struct{ fakeController }
-
-func (c *endsAtOnce) Run(context.Context) error { c.started.Add(1); return nil }
-
-func TestAControllerThatEndsByItselfIsStartedAgainWithBackOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &endsAtOnce{}
-		ctx, cancel := context.WithTimeout(t.Context(), 7*time.Second+time.Millisecond)
-		defer cancel()
-		h := hosted{c, "ends", nil, newToggle()}
-		if err := h.supervise(ctx); err != nil {
-			t.Error(err)
-		}
-		// At 0, 1, 3 and 7 s.
-		if n := c.started.Load(); n != 4 {
-			t.Errorf("started %d times", n)
-		}
 	})
 }

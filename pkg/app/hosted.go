@@ -21,15 +21,15 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // hosted is a controller as the registry knows it.
 type hosted struct {
 	controllers.Controller
-	name   string
-	cache  *informers.Factory
-	toggle *toggle
+	name  string
+	cache *informers.Factory
 }
 
 // Problem implements healthz.Worker.
@@ -44,8 +44,7 @@ func (h hosted) LongestRunning(now time.Time) (string, time.Duration) {
 type hostedControllers []hosted
 
 // newControllers builds the enabled controllers.
-func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory, registry metrics.KubeRegistry, enabled []Entry) (hostedControllers, error) {
-	loops := controllers.NewMetrics(registry)
+func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
 	var all hostedControllers
 	for _, entry := range enabled {
 		config := c.controller(entry.Name)
@@ -65,14 +64,11 @@ func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, c
 			Clock:       clock.RealClock{},
 			Loops:       loops,
 			Metrics:     registry,
-			// The elector has the first word: it must see that the drain takes too long, and keep the lease, before
-			// reconciles are cut off whose last write may still be on its way.
-			DrainTimeout: o.Generic.ShutdownTimeout + time.Second,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("controller %s: %w", entry.Name, err)
 		}
-		all = append(all, hosted{controller, entry.Name, cache, newToggle()})
+		all = append(all, hosted{controller, entry.Name, cache})
 	}
 	return all, nil
 }
@@ -80,15 +76,15 @@ func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, c
 // mustHave panics when an entry asks for an informer that it has not declared: a mistake of the program, and New of
 // every controller runs at every start.
 func mustHave(cache *informers.Factory, controller string, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-	informer, ok := cache.Informer(resource)
+	informer, ok := cache.Informer(controller, resource)
 	if !ok {
 		panic(fmt.Sprintf("controller %s asks for %s, which its entry does not declare in Needs", controller, resource))
 	}
 	return informer
 }
 
-// run runs all controllers until ctx ends and each of them has drained. They start interval apart. The error is that
-// of controllers which did not drain.
+// run runs all controllers until ctx ends and each of them has drained. They start interval apart. An error, which
+// wraps election.ErrUnfinished, is about controllers whose work may go on.
 func (cs hostedControllers) run(ctx context.Context, interval time.Duration) error {
 	errs := make([]error, len(cs))
 	var wg sync.WaitGroup
@@ -96,7 +92,11 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 		if i > 0 && !sleep(ctx, interval) {
 			break
 		}
-		wg.Go(func() { errs[i] = c.supervise(ctx) })
+		wg.Go(func() {
+			if err := c.supervise(ctx); err != nil {
+				errs[i] = fmt.Errorf("controller %s: %w: %w", c.name, election.ErrUnfinished, err)
+			}
+		})
 	}
 	<-ctx.Done() // with no controller enabled, too: to end would be to be restarted again and again
 	wg.Wait()
@@ -109,35 +109,30 @@ const (
 	restartDelayMax = time.Minute
 )
 
-// supervise runs one controller until ctx ends, as long as it is switched on. One that returns before, or panics outside
-// of a reconcile, is started again: it must not take the others down.
+// logInFlight names the reconciles that have not ended, after a drain that took too long.
+func (cs hostedControllers) logInFlight(logger klog.Logger) {
+	for _, c := range cs {
+		for _, in := range c.Status().InFlight {
+			logger.Info("Cutting off a reconcile that has not ended", "controller", c.name, "key", in.Key, "since", in.Since)
+		}
+	}
+}
+
+// supervise runs one controller until ctx ends. One that returns before, or panics outside of a reconcile, is started
+// again: it must not take the others down.
 func (h hosted) supervise(ctx context.Context) error {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), h.name)
 	ctx = klog.NewContext(ctx, logger)
-	delay := restartDelay
-	for h.toggle.waitOn(ctx) {
-		on, stop := h.toggle.whileOn(ctx)
-		err := h.runRecovered(on)
-		switchedOff := on.Err() != nil
-		stop()
-		switch {
-		case ctx.Err() != nil:
+	for delay := restartDelay; ; delay = min(2*delay, restartDelayMax) {
+		err := h.runRecovered(ctx)
+		if ctx.Err() != nil {
 			return err
-		case switchedOff:
-			logger.Info("Controller switched off")
-			if err != nil {
-				logger.Error(err, "Controller did not drain in time")
-			}
-			delay = restartDelay
-			continue
 		}
-		logger.Error(err, "Controller ended before its time, starting it again", "delay", delay)
+		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", delay)
 		if !sleep(ctx, delay) {
 			return nil
 		}
-		delay = min(2*delay, restartDelayMax)
 	}
-	return nil
 }
 
 func (h hosted) runRecovered(ctx context.Context) (err error) {

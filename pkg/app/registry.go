@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -74,8 +73,6 @@ type Host struct {
 	// Loops are the metrics of the queue loop, Metrics is where a controller registers its own.
 	Loops   *controllers.Metrics
 	Metrics metrics.KubeRegistry
-	// DrainTimeout is how long a reconcile in flight may go on after the controller's context ended.
-	DrainTimeout time.Duration
 }
 
 // registry lists the controllers, in the order in which they start.

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -61,11 +63,12 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	cache, err := newCache(o, connection, registry, enabled)
+	loops := controllers.NewMetrics(registry)
+	cache, err := newCache(o, connection, scheme, registry, loops, enabled)
 	if err != nil {
 		return err
 	}
-	running, err := newControllers(o, clients, scheme, events, cache, registry, enabled)
+	running, err := newControllers(o, clients, scheme, events, cache, registry, loops, enabled)
 	if err != nil {
 		return err
 	}
@@ -133,12 +136,16 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	defer cache.Shutdown()
 
-	// Lead, when elected.
+	// Lead, when elected. What has not ended when the election has, is cut off.
+	work, cutOff := context.WithCancelCause(rest)
 	lead := func(ctx context.Context) error {
 		cache.Start(rest)
-		return running.run(ctx, o.Generic.ControllerStartInterval)
+		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
-	return election.Run(ctx, o.election(), lock, lead)
+	err = election.Run(ctx, o.election(), lock, lead)
+	running.logInFlight(logger)
+	cutOff(err)
+	return err
 }
 
 // newLock names the Lease and this replica.
@@ -185,8 +192,8 @@ func checkFences(ctx context.Context, o *Options, c connection, lock *election.L
 }
 
 // newCache builds the informers that the enabled controllers need.
-func newCache(o *Options, c connection, registry metrics.KubeRegistry, enabled []Entry) (*informers.Factory, error) {
-	readers, err := informers.NewClients(c.builtIn(c.named("informers")))
+func newCache(o *Options, c connection, scheme *runtime.Scheme, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (*informers.Factory, error) {
+	readers, err := informers.NewClients(c.builtIn(c.named("informers")), scheme)
 	if err != nil {
 		return nil, err
 	}
@@ -198,5 +205,5 @@ func newCache(o *Options, c connection, registry metrics.KubeRegistry, enabled [
 		}
 		needs = append(needs, of...)
 	}
-	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{})
+	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
 }

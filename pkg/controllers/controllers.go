@@ -16,8 +16,10 @@ import "context"
 
 // Controller is what the host runs while this replica leads.
 type Controller interface {
-	// Run works until ctx ends and every worker has returned. Work in flight
-	// when ctx ends is finished first, see [Options.DrainTimeout].
+	// Run works until ctx ends, finishes what is in flight and returns nil when
+	// none of its work goes on. The host waits for that for as long as
+	// --shutdown-timeout says. After an error it assumes that some work goes on and
+	// does not release the lease. A Run that returns earlier is started again.
 	Run(ctx context.Context) error
 
 	// Status may be called at any time, also before Run.

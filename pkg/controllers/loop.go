@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"runtime/pprof"
 	"sort"
 	"sync"
@@ -21,19 +20,11 @@ import (
 )
 
 const (
-	// DefaultDrainTimeout is how long reconciles in flight may go on after Run's
-	// context has ended, unless Options say otherwise.
-	DefaultDrainTimeout = 20 * time.Second
-
 	// A failing key is tried again after 1 s, 2 s, 4 s ... 5 min, without end:
 	// giving up would leave an object wrong until something else touches it.
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
 )
-
-// ErrDrainTimeout is wrapped by the error of a Run whose reconciles did not end
-// by themselves within Options.DrainTimeout.
-var ErrDrainTimeout = errors.New("drain timed out")
 
 // Options describe a [Loop]. Name, Reconcile and Metrics are required.
 type Options[K comparable] struct {
@@ -48,10 +39,7 @@ type Options[K comparable] struct {
 	// the duration if that is > 0, and not before the time that the API server
 	// asked for.
 	Reconcile func(ctx context.Context, key K) (after time.Duration, err error)
-	// DrainTimeout is how long Reconcile's context outlives Run's;
-	// default DefaultDrainTimeout.
-	DrainTimeout time.Duration
-	Metrics      *Metrics
+	Metrics   *Metrics
 	// Clock drives delays, back-off and the status; default the real one.
 	Clock clock.WithTicker
 }
@@ -67,15 +55,13 @@ type Loop[K comparable] struct {
 	queue    queue[K]
 	inFlight map[K]time.Time
 	counts   struct{ reconciles, errors, panics uint64 }
+	unmapped int // objects with events that could not be mapped yet
 	lastErr  *LastError
 }
 
 // NewLoop returns a loop that does nothing until Run.
 func NewLoop[K comparable](opts Options[K]) *Loop[K] {
 	opts.Workers = max(opts.Workers, 1)
-	if opts.DrainTimeout <= 0 {
-		opts.DrainTimeout = DefaultDrainTimeout
-	}
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
@@ -90,11 +76,11 @@ func NewLoop[K comparable](opts Options[K]) *Loop[K] {
 // Run registers the watches, waits until their informers have synced and every
 // object in them was mapped to keys, and reconciles until ctx ends.
 //
-// Then it takes no more keys and lets the reconciles in flight finish: their
-// context ends only when Options.DrainTimeout has passed since. It returns when
-// all workers have returned and the handlers are removed. The error is nil after
-// an orderly drain and wraps [ErrDrainTimeout] if one had to be cut off; it is
-// about a handler if that could not be added.
+// Then it takes no more keys and lets the reconciles in flight finish. Their
+// context does not end with ctx, only with that of [WithWork]. Run returns when
+// all workers have returned and the handlers are removed, however long that
+// takes: how long to wait is for the host to decide, which holds the lease. The
+// error is about a handler that could not be added or removed.
 func (l *Loop[K]) Run(ctx context.Context, watches ...Watch[K]) (err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.Name))
 	// Goroutines inherit the label: workers, handlers and the queue's own.
@@ -113,9 +99,16 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	defer l.setPhase(Stopped)
 	defer q.ShutDown()
 
+	retries := l.newMappingRetries(&logger)
+	var mapping sync.WaitGroup
+	mapping.Go(retries.run)
+	defer mapping.Wait()
+	defer retries.ShutDown()
+
 	var synced []cache.DoneChecker
 	for _, w := range watches {
-		registration, err := l.register(ctx, q, w)
+		m := &mapper[K]{loop: l, watch: w, queue: q, retries: retries, logger: logger, failed: map[cache.ObjectName]change{}}
+		registration, err := m.register()
 		if err != nil {
 			return fmt.Errorf("%s: watch: %w", l.opts.Name, err)
 		}
@@ -130,8 +123,8 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 		return nil // ctx ended first, and nothing has been started
 	}
 
-	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancel(nil)
+	work, cancel := workContext(ctx)
+	defer cancel()
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
@@ -146,9 +139,9 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	<-ctx.Done()
 	l.setPhase(Draining)
 	q.ShutDown()
-	err = l.drain(&workers, cancel)
+	workers.Wait()
 	logger.Info("Controller stopped")
-	return err
+	return nil
 }
 
 // start makes the queue of one run.
@@ -159,32 +152,11 @@ func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
 		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
 	l.phase = Syncing
+	l.unmapped = 0 // the events of another run, which this one gets again
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
 		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
 	})
 	return l.queue, nil
-}
-
-// drain waits for the workers, and cancels what they do when the time is up.
-func (l *Loop[K]) drain(workers *sync.WaitGroup, cancel context.CancelCauseFunc) error {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		workers.Wait()
-	}()
-	timer := l.opts.Clock.NewTimer(l.opts.DrainTimeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-timer.C():
-	}
-	key, running := l.Status().LongestRunning(l.opts.Clock.Now())
-	err := fmt.Errorf("%s: %w after %v, longest in flight %q for %v",
-		l.opts.Name, ErrDrainTimeout, l.opts.DrainTimeout, key, running)
-	cancel(err)
-	<-done
-	return err
 }
 
 // next takes one key and reconciles it; false ends the worker.
@@ -228,7 +200,11 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	after, stack, err := l.call(work, key)
+	var after time.Duration
+	stack, err := contain(func() (err error) {
+		after, err = l.opts.Reconcile(work, key)
+		return err
+	})
 
 	result := resultSuccess
 	switch {
@@ -250,7 +226,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	now := l.opts.Clock.Now()
 	l.opts.Metrics.observe(l.opts.Name, result, now.Sub(started))
 	if result == resultPanic {
-		l.opts.Metrics.panics.WithLabelValues(l.opts.Name).Inc()
+		l.opts.Metrics.Panicked(l.opts.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -265,34 +241,6 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 		}
 	}
 	return after, err
-}
-
-// call turns a panic of Reconcile into an error and the stack of it.
-func (l *Loop[K]) call(ctx context.Context, key K) (after time.Duration, stack []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			stack = debug.Stack()
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
-	after, err = l.opts.Reconcile(ctx, key)
-	return after, nil, err
-}
-
-// recoverMapping keeps a panic in an event mapping from ending the process, and
-// with it every other controller. The event is lost.
-func (l *Loop[K]) recoverMapping(logger klog.Logger) {
-	r := recover()
-	if r == nil {
-		return
-	}
-	err := fmt.Errorf("panic: %v", r)
-	logger.Error(err, "Event mapping panicked", "stack", string(debug.Stack()))
-	l.opts.Metrics.panics.WithLabelValues(l.opts.Name).Inc()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.counts.panics++
-	l.lastErr = &LastError{Text: err.Error(), Time: l.opts.Clock.Now()}
 }
 
 // IsNotLeading recognises the refusal of a write because this replica does not
@@ -322,6 +270,7 @@ func (l *Loop[K]) Status() Status {
 		Reconciles: l.counts.reconciles,
 		Errors:     l.counts.errors,
 		Panics:     l.counts.panics,
+		Unmapped:   l.unmapped,
 		LastError:  l.lastErr,
 	}
 	if l.queue != nil {

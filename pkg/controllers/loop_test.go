@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,6 +36,8 @@ type harness struct {
 	informer *countingInformer
 	loop     *Loop[cache.ObjectName]
 	registry metrics.KubeRegistry
+	work     context.Context // see WithWork
+	logger   klog.Logger
 	stop     context.CancelFunc
 	stopped  chan error
 	begun    time.Time
@@ -60,6 +63,8 @@ func newHarness(t *testing.T, opts Options[cache.ObjectName], names ...string) *
 			}, client), &corev1.ConfigMap{}, 0, cache.Indexers{})},
 		loop:     NewLoop(opts),
 		registry: registry,
+		work:     context.Background(),
+		logger:   klog.Background(),
 		stopped:  make(chan error, 1),
 		begun:    time.Now(),
 	}
@@ -77,12 +82,17 @@ func create(t *testing.T, client kubernetes.Interface, name string) {
 // run starts the informer and the loop; both end with the test.
 func (h *harness) run(t *testing.T) {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
+	h.runWith(t, WatchSelf(h.informer))
+}
+
+func (h *harness) runWith(t *testing.T, watches ...Watch[cache.ObjectName]) {
+	t.Helper()
+	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), h.logger))
 	h.stop = stop
 	informerCtx, stopInformer := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { h.informer.RunWithContext(informerCtx) })
-	go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer)) }()
+	go func() { h.stopped <- h.loop.Run(WithWork(ctx, h.work), watches...) }()
 	t.Cleanup(func() {
 		stop()
 		stopInformer()
@@ -112,16 +122,23 @@ func (i *countingInformer) RemoveEventHandler(r cache.ResourceEventHandlerRegist
 
 func TestDrain(t *testing.T) {
 	cases := map[string]struct {
-		takes     time.Duration // how long the reconcile in flight goes on
-		wantEnds  time.Duration // when Run returns, counted from its context's end
-		wantCut   bool
-		wantError error
+		takes    time.Duration // how long the reconcile in flight goes on
+		hears    bool          // whether it ends when its context does
+		cutAfter time.Duration // when the host cuts it off, counted from the end of Run's context; 0: never
+		wantEnds time.Duration // when Run returns, counted likewise
+		wantCut  bool
 	}{
 		"a reconcile in flight finishes before Run returns": {
-			takes: 5 * time.Second, wantEnds: 5 * time.Second,
+			takes: 5 * time.Second, hears: true, wantEnds: 5 * time.Second,
 		},
-		"a reconcile that outlives the drain timeout is cancelled": {
-			takes: time.Hour, wantEnds: 10 * time.Second, wantCut: true, wantError: ErrDrainTimeout,
+		"a reconcile is waited for as long as the host does not cut it off": {
+			takes: time.Hour, hears: true, wantEnds: time.Hour,
+		},
+		"the host cuts a reconcile off, and says why": {
+			takes: time.Hour, hears: true, cutAfter: 10 * time.Second, wantEnds: 10 * time.Second, wantCut: true,
+		},
+		"Run does not return before a reconcile that ignores that": {
+			takes: time.Hour, cutAfter: 10 * time.Second, wantEnds: time.Hour,
 		},
 	}
 	for name, tc := range cases {
@@ -129,20 +146,26 @@ func TestDrain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var began, finished, cut atomic.Int32
 				h := newHarness(t, Options[cache.ObjectName]{
-					Workers:      1,
-					DrainTimeout: 10 * time.Second,
+					Workers: 1,
 					Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 						began.Add(1)
+						done := ctx.Done()
+						if !tc.hears {
+							done = nil
+						}
 						select {
 						case <-time.After(tc.takes):
 							finished.Add(1)
 							return 0, nil
-						case <-ctx.Done():
+						case <-done:
 							cut.Add(1)
 							return 0, context.Cause(ctx)
 						}
 					},
 				}, "a", "b", "c")
+				work, cutOff := context.WithCancelCause(context.Background())
+				defer cutOff(nil)
+				h.work = work
 				h.run(t)
 				if got := h.loop.Status(); got.Phase != Running || got.QueueDepth != 2 {
 					t.Errorf("status while running = %+v, want Running with 2 keys queued", got)
@@ -154,9 +177,12 @@ func TestDrain(t *testing.T) {
 				if got := h.loop.Status().Phase; got != Draining {
 					t.Errorf("phase after the context ended = %s, want %s", got, Draining)
 				}
-				err := <-h.stopped
-				if !errors.Is(err, tc.wantError) {
-					t.Errorf("Run returned %v, want %v", err, tc.wantError)
+				if tc.cutAfter > 0 {
+					pass(tc.cutAfter)
+					cutOff(errors.New("the time is up"))
+				}
+				if err := <-h.stopped; err != nil {
+					t.Errorf("Run returned %v", err)
 				}
 				if took := time.Since(ended); took != tc.wantEnds {
 					t.Errorf("Run returned %v after its context ended, want %v", took, tc.wantEnds)
@@ -167,8 +193,11 @@ func TestDrain(t *testing.T) {
 				if got := cut.Load() == 1; got != tc.wantCut {
 					t.Errorf("reconcile cut off = %v, want %v", got, tc.wantCut)
 				}
-				if got := h.loop.Status().Phase; got != Stopped {
-					t.Errorf("phase after Run = %s, want %s", got, Stopped)
+				if got := h.loop.Status(); got.Phase != Stopped || len(got.InFlight) > 0 {
+					t.Errorf("status after Run = %+v, want %s with nothing in flight", got, Stopped)
+				}
+				if e := h.loop.Status().LastError; tc.wantCut && (e == nil || e.Text != "the time is up") {
+					t.Errorf("last error = %+v, want the cause of the cut", e)
 				}
 			})
 		})

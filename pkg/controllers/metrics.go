@@ -21,14 +21,16 @@ const (
 
 var results = []string{resultSuccess, resultRequeue, resultError, resultNotLeading, resultPanic}
 
-// Metrics are the loop's own, shared by all loops of a process. Depth, latency
+// Metrics are the loop's own and the host's, of all controllers of a process. Depth, latency
 // and retries of the queues come from client-go's workqueue provider, under
 // the queue's name, which is the controller's.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec
 	panics     *metrics.CounterVec
-	longest    *longestRunning
+	restarts   *metrics.CounterVec
+	longest    *gaugeByController
+	problem    *gaugeByController
 }
 
 // NewMetrics registers the metrics on reg; a second registration on one
@@ -48,13 +50,22 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 		}, []string{"controller"}),
 		panics: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_panics_total",
-			Help:           "Panics recovered in reconciles and event mappings, by controller.",
+			Help:           "Panics recovered in a controller's functions, by controller.",
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller"}),
-		longest: newLongestRunning(),
+		restarts: metrics.NewCounterVec(&metrics.CounterOpts{
+			Name:           "quartermaster_controller_restarts_total",
+			Help:           "Restarts of a controller that stopped unexpectedly, by controller.",
+			StabilityLevel: metrics.ALPHA,
+		}, []string{"controller"}),
+		longest: newGaugeByController("quartermaster_controller_longest_running_reconcile_seconds",
+			"Age of the oldest reconcile in flight, by controller; 0 if none is."),
+		problem: newGaugeByController("quartermaster_controller_problem",
+			"1 while the health check of the controller fails, else 0, by controller."),
 	}
-	reg.MustRegister(m.reconciles, m.duration, m.panics)
+	reg.MustRegister(m.reconciles, m.duration, m.panics, m.restarts)
 	reg.CustomMustRegister(m.longest)
+	reg.CustomMustRegister(m.problem)
 	return m
 }
 
@@ -66,7 +77,7 @@ func (m *Metrics) add(name string, longest func() time.Duration) {
 	}
 	m.duration.WithLabelValues(name)
 	m.panics.WithLabelValues(name).Add(0)
-	m.longest.add(name, longest)
+	m.longest.add(name, func() float64 { return longest().Seconds() })
 }
 
 func (m *Metrics) observe(name, result string, took time.Duration) {
@@ -74,39 +85,56 @@ func (m *Metrics) observe(name, result string, took time.Duration) {
 	m.duration.WithLabelValues(name).Observe(took.Seconds())
 }
 
-// longestRunning asks the loops at the scrape: a gauge that workers set would
-// stand still exactly when a reconcile hangs.
-type longestRunning struct {
+// Hosted makes the series of a controller that the host runs: its restarts, and
+// whether its health check fails, which problem tells.
+func (m *Metrics) Hosted(controller string, problem func() error) {
+	m.restarts.WithLabelValues(controller).Add(0)
+	m.panics.WithLabelValues(controller).Add(0)
+	m.problem.add(controller, func() float64 {
+		if problem() != nil {
+			return 1
+		}
+		return 0
+	})
+}
+
+// Restarted counts a Run that ended unexpectedly.
+func (m *Metrics) Restarted(controller string) { m.restarts.WithLabelValues(controller).Inc() }
+
+// Panicked counts a panic that was recovered in any function of a controller.
+func (m *Metrics) Panicked(controller string) { m.panics.WithLabelValues(controller).Inc() }
+
+// gaugeByController asks for its values at the scrape: a gauge that workers set
+// would stand still exactly when a reconcile hangs.
+type gaugeByController struct {
 	metrics.BaseStableCollector
 	desc *metrics.Desc
 
-	mu    sync.Mutex
-	loops map[string]func() time.Duration
+	mu     sync.Mutex
+	values map[string]func() float64
 }
 
-func newLongestRunning() *longestRunning {
-	return &longestRunning{
-		desc: metrics.NewDesc("quartermaster_controller_longest_running_reconcile_seconds",
-			"Age of the oldest reconcile in flight, by controller; 0 if none is.",
-			[]string{"controller"}, nil, metrics.ALPHA, ""),
-		loops: map[string]func() time.Duration{},
+func newGaugeByController(name, help string) *gaugeByController {
+	return &gaugeByController{
+		desc:   metrics.NewDesc(name, help, []string{"controller"}, nil, metrics.ALPHA, ""),
+		values: map[string]func() float64{},
 	}
 }
 
-func (c *longestRunning) add(name string, longest func() time.Duration) {
+func (c *gaugeByController) add(controller string, value func() float64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.loops[name] = longest
+	c.values[controller] = value
 }
 
 // DescribeWithStability implements metrics.StableCollector.
-func (c *longestRunning) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c.desc }
+func (c *gaugeByController) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c.desc }
 
 // CollectWithStability implements metrics.StableCollector.
-func (c *longestRunning) CollectWithStability(ch chan<- metrics.Metric) {
+func (c *gaugeByController) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, longest := range c.loops {
-		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, longest().Seconds(), name)
+	for controller, value := range c.values {
+		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value(), controller)
 	}
 }

@@ -22,8 +22,16 @@ type Status struct {
 	Reconciles uint64 `json:"reconciles"`
 	Errors     uint64 `json:"errors"`
 	Panics     uint64 `json:"panics"`
+	// Unmapped counts the objects with an event that could not be mapped to keys.
+	// It is tried again.
+	Unmapped int `json:"unmapped,omitempty"`
 
 	LastError *LastError `json:"lastError,omitempty"`
+
+	// Restarts counts how often Run has ended unexpectedly, and Problem is why the
+	// controller's health check fails. The host sets both.
+	Restarts uint64 `json:"restarts"`
+	Problem  string `json:"problem,omitempty"`
 }
 
 // Phase is the part of its life that a loop is in.

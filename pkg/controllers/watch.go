@@ -4,11 +4,9 @@
 package controllers
 
 import (
-	"context"
 	"fmt"
 
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 )
 
 // Watch is an informer and the mapping from its events to keys.
@@ -51,9 +49,11 @@ func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 	}
 }
 
-// WatchMapped maps events of objects of type T to keys. The mapping is called
-// from one goroutine per watch, in the order of the events. It must not block,
-// and must not change the objects: they are the cache's.
+// WatchMapped maps events of objects of type T to keys. The mapping is called once
+// at a time per watch, in the order of an object's events. It must not block, and
+// must not change the objects: they are the cache's. An event on which it panics is
+// mapped again with back-off, as one with later events of that object: Old of the
+// first and New of the last.
 func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
 	return Watch[K]{
 		informer: informer,
@@ -79,27 +79,11 @@ func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys f
 	}
 }
 
-// register adds the loop's handler to the watch's informer.
-func (l *Loop[K]) register(ctx context.Context, q queue[K], w Watch[K]) (cache.ResourceEventHandlerRegistration, error) {
-	logger := klog.FromContext(ctx)
-	handle := func(c change) {
-		// A notification may still be under way when the handler is removed.
-		if q.ShuttingDown() {
-			return
-		}
-		defer l.recoverMapping(logger)
-		keys, err := w.keys(c)
-		if err != nil {
-			logger.Error(err, "Event could not be mapped to keys")
-			return
-		}
-		for _, key := range keys {
-			q.Add(key)
-		}
-	}
-	return w.informer.AddEventHandlerWithOptions(cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc:    func(obj any, initial bool) { handle(change{new: obj, initial: initial}) },
-		UpdateFunc: func(old, obj any) { handle(change{old: old, new: obj}) },
-		DeleteFunc: func(obj any) { handle(change{old: obj}) },
-	}, cache.HandlerOptions{Logger: &logger})
+// register adds the handler of the watch to its informer.
+func (m *mapper[K]) register() (cache.ResourceEventHandlerRegistration, error) {
+	return m.watch.informer.AddEventHandlerWithOptions(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    func(obj any, initial bool) { m.handle(change{new: obj, initial: initial}) },
+		UpdateFunc: func(old, obj any) { m.handle(change{old: old, new: obj}) },
+		DeleteFunc: func(obj any) { m.handle(change{old: obj}) },
+	}, cache.HandlerOptions{Logger: &m.logger})
 }

@@ -156,8 +156,8 @@ func (l *Lock) ended(reason Reason) {
 	}
 }
 
-// runUnelected shows that leader election is off, and opens the fence for good.
-func (l *Lock) runUnelected() {
+// leadUnelected shows that leader election is off, and opens the fence.
+func (l *Lock) leadUnelected() {
 	l.fence.turnOff()
 	l.mu.Lock()
 	defer l.mu.Unlock()

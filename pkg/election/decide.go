@@ -115,7 +115,7 @@ const (
 	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
 	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
 	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
-	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead did not return in time
+	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead did not return in time, or left work behind
 	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release did not succeed in time
 	ReasonNeverLed      Reason = "NeverLed"      // the replica was stopped before it led
 )

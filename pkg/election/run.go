@@ -25,6 +25,11 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("leadership of term %s ended: %s", e.Term, e.Reason)
 }
 
+// ErrUnfinished, wrapped in the error of lead, says that some of its work may still
+// go on, for instance a write whose outcome is unknown. The Lease is then not
+// released but left to expire.
+var ErrUnfinished = errors.New("work may be unfinished")
+
 // Run competes for the Lease until it is won, then calls lead and returns when
 // lead has returned, or must be given up:
 //
@@ -32,8 +37,8 @@ func (e *LostError) Error() string {
 //   - ctx ends while leading: the context of lead is cancelled, the Lease is
 //     renewed while lead drains, and released after it has returned and its last
 //     writes are through. Run returns the error of lead. When lead takes longer
-//     than cfg.DrainTimeout, the Lease is not released and Run returns a
-//     *LostError.
+//     than cfg.DrainTimeout or returns ErrUnfinished, the Lease is not released
+//     and Run returns a *LostError.
 //   - lead returns by itself: the same without the wait.
 //   - the term is lost: the fence closes, then the context of lead is cancelled
 //     with a *LostError as its cause. Run waits for lead for as long as the Lease
@@ -42,7 +47,8 @@ func (e *LostError) Error() string {
 //
 // So Run may return while a lead that ignores its context still runs; it cannot
 // write any more, and the process should exit. A lock serves one Run. With
-// cfg.LeaderElect off, the fence is open and lead is called directly.
+// cfg.LeaderElect off, the fence is open until lead has returned or has taken
+// longer than cfg.DrainTimeout to do so.
 func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Context) error) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -51,8 +57,7 @@ func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Cont
 		return errors.New("a lock can be run only once: its terms must not be confused")
 	}
 	if !cfg.LeaderElect {
-		lock.runUnelected()
-		return lead(ctx)
+		return runUnelected(ctx, cfg, lock, lead)
 	}
 	requests, stopRequests := context.WithCancel(context.WithoutCancel(ctx))
 	e := newElector(cfg, lock)
@@ -65,6 +70,27 @@ func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Cont
 	klog.FromContext(ctx).Info("Competing for the lease", "lease", lock.name, "identity", lock.identity)
 	e.startProbe(requests)
 	return e.run(ctx, requests, lead)
+}
+
+// runUnelected calls lead without an election.
+func runUnelected(ctx context.Context, cfg Config, lock *Lock, lead func(context.Context) error) error {
+	lock.leadUnelected()
+	done := make(chan error, 1)
+	go func() { done <- lead(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(cfg.DrainTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		lock.fence.close()
+		return fmt.Errorf("%w: the controllers did not drain within %s", ErrUnfinished, cfg.DrainTimeout)
+	}
 }
 
 // elector runs one lock. All of it belongs to the goroutine of Run, except for
@@ -174,9 +200,14 @@ func (e *elector) drain(ctx context.Context) {
 }
 
 // leadReturned lets the last writes of lead finish, which go on when it has left
-// goroutines behind, before the Lease is released.
+// goroutines behind, before the Lease is released. After ErrUnfinished it is not
+// released.
 func (e *elector) leadReturned() {
 	e.leadDone = nil
+	if errors.Is(e.leadErr, ErrUnfinished) {
+		e.drainUntil = e.clock.Now()
+		return
+	}
 	e.drainUntil = min(e.drainUntil, e.clock.Now()+e.drainTimeout)
 	e.idle = e.lock.fence.shut()
 }

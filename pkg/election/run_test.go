@@ -222,6 +222,31 @@ func TestDrainThatTakesTooLongDoesNotRelease(t *testing.T) {
 	})
 }
 
+func TestLeadThatMayHaveLeftWorkBehindDoesNotRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		r := startReplicaWith(t, store, "r", shortConfig(), func(ctx context.Context) error {
+			<-ctx.Done()
+			return fmt.Errorf("controller x: %w: %w", ErrUnfinished, errLead)
+		})
+		<-r.led
+		start := time.Now()
+		r.stop(nil)
+		err := <-r.done
+		var lost *LostError
+		if !errors.As(err, &lost) || lost.Reason != ReasonDrainTimeout || !errors.Is(err, errLead) {
+			t.Errorf("Run returned %v", err)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("Run returned after %s", took)
+		}
+		if store.holder() != "r" || r.lock.IsLeading() {
+			t.Errorf("the lease is held by %q, fence open %t", store.holder(), r.lock.IsLeading())
+		}
+		store.background.Wait()
+	})
+}
+
 func TestLeaseIsReleasedWhenLeadReturnsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -357,6 +382,32 @@ func TestElectionIsOff(t *testing.T) {
 	if len(r.client.requests) > 0 {
 		t.Errorf("requests: %v", r.client.requests)
 	}
+}
+
+func TestDrainWithoutAnElectionHasAnEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newSimStore()
+		cfg := shortConfig()
+		cfg.LeaderElect = false
+		unwedge := make(chan struct{})
+		r := startReplicaWith(t, store, "r", cfg, func(context.Context) error {
+			<-unwedge
+			return nil
+		})
+		<-r.led
+		start := time.Now()
+		r.stop(nil)
+		if err := <-r.done; !errors.Is(err, ErrUnfinished) {
+			t.Errorf("Run returned %v", err)
+		}
+		if took := time.Since(start); took != cfg.DrainTimeout {
+			t.Errorf("Run returned after %s", took)
+		}
+		if r.lock.IsLeading() {
+			t.Error("the fence is still open")
+		}
+		close(unwedge)
+	})
 }
 
 func must[T any](value T, err error) T {

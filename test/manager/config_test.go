@@ -81,14 +81,6 @@ func TestConfigurationFileIsFollowedWithoutARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A controller, off and on again.
-	configFile(t, path, "logs: {v: 2}\nconfigReloadController: {configReloadQuietPeriod: 100ms}\ngeneric: {controllers: []}\n")
-	shows(ctx, t, m, token, "/debug/controllers/config-reload", `"phase": "Stopped"`)
-	s.paint(ctx, t, "green")
-	configFile(t, path, "logs: {v: 2}\nconfigReloadController: {configReloadQuietPeriod: 100ms}\n")
-	shows(ctx, t, m, token, "/debug/controllers/config-reload", `"phase": "Running"`)
-	s.waitForReplicaSets(ctx, t, "web", 3)
-
 	// What needs a restart, and what is broken.
 	configFile(t, path, "logs: {v: 2}\nconfigReloadController: {configReloadQuietPeriod: 5s}\n")
 	shows(ctx, t, m, token, "/metrics", "quartermaster_config_restart_required 1", "quartermaster_config_last_reload_successful 1")

@@ -68,10 +68,8 @@ type Config struct {
 	ConcurrentSyncs int
 
 	// Compat makes the annotations of stakater/Reloader count. The host sets it;
-	// it has no flag here, and neither has DrainTimeout, the time that reconciles
-	// in flight are given at the end (zero: the loop's default).
-	Compat       bool
-	DrainTimeout time.Duration
+	// it has no flag here.
+	Compat bool
 }
 
 // DefaultConfig returns the defaults of the flags.

@@ -110,8 +110,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 	}
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
 	c.loop = controllers.NewLoop(controllers.Options[workloadKey]{
-		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile,
-		DrainTimeout: cfg.DrainTimeout, Metrics: loop, Clock: clock,
+		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
 	})
 	return c, nil
 }
