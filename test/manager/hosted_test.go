@@ -154,7 +154,7 @@ type GadgetSpec struct {
 // DeepCopyObject implements runtime.Object.
 func (g *Gadget) DeepCopyObject() runtime.Object {
 	out := *g
-	g.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	g.DeepCopyInto(&out.ObjectMeta)
 	return &out
 }
 
