@@ -84,6 +84,8 @@ func TestCommandLineIsChecked(t *testing.T) {
 		"all problems are reported at once, each with its flag": {
 			[]string{"--shutdown-timeout=0s", "--insecure-port=70000", "--leader-elect-renew-deadline=20s", "--standby=tepid", "--kube-api-qps=0", "--tls-cert-file=x"},
 			[]string{"--shutdown-timeout", "--insecure-port", "--leader-elect-renew-deadline", "--standby", "--kube-api-qps", "--tls-private-key-file"}},
+		"what would be no client is refused": {
+			[]string{"--kube-api-qps=7", "--kube-api-burst=0", "--kube-api-content-type=text/plain"}, []string{"--kube-api-burst", "--kube-api-content-type", "text/plain"}},
 		"a lock type of the past is refused with what to use": {
 			[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
 		"a log format that does not exist is refused": {

@@ -93,10 +93,10 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 			r := httptest.NewRequest(method, "https://example.com/clusters/c"+path, nil)
 			before := r.URL.String()
 			var sent *http.Request
-			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { //nolint:bodyclose // there is no response
+			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) {
 				sent = r
 				return nil, nil
-			})).RoundTrip(r)
+			})).RoundTrip(r) //nolint:bodyclose // there is no response
 			if r.URL.String() != before {
 				t.Errorf("the caller's request was changed to %s", r.URL)
 			}
@@ -171,10 +171,10 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 			r := httptest.NewRequest(http.MethodDelete, "https://example.com/clusters/c/api/v1/namespaces/a/pods/b", bytes.NewReader(tc.body))
 			r.Header.Set("Content-Type", tc.contentType)
 			var sent *http.Request
-			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { //nolint:bodyclose // there is no response
+			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) {
 				sent = r
 				return nil, nil
-			})).RoundTrip(r)
+			})).RoundTrip(r) //nolint:bodyclose // there is no response
 			if tc.refused != "" {
 				var refused *DryRunError
 				if !errors.As(err, &refused) || sent != nil || !strings.Contains(err.Error(), tc.refused) {

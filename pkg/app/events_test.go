@@ -27,7 +27,7 @@ func (s *slowSink) Create(event *corev1.Event) (*corev1.Event, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	time.Sleep(2 * time.Second)
+	<-time.After(2 * time.Second)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.received = append(s.received, event.Reason)
@@ -70,7 +70,7 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 					t.Errorf("sent %v, want %v", got, tc.want)
 				}
 				tc.sink.mu.Unlock()
-				time.Sleep(time.Minute) // until what was on its way has ended
+				<-time.After(time.Minute) // until what was on its way has ended
 			})
 		})
 	}

@@ -89,7 +89,7 @@ func NewOptions(entries ...Entry) (*Options, error) {
 		},
 		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
 			ContentType: runtime.ContentTypeProtobuf,
-			QPS:         50,
+			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
 		Election:       election.NewConfig(),

@@ -10,6 +10,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -87,6 +88,15 @@ func host(ctx context.Context, t *testing.T, entry app.Entry, dryRun bool) *host
 	case <-ctx.Done():
 		t.Fatal(context.Cause(ctx))
 	}
+	fleet.Eventually(ctx, t, func() error { // the API server's fence learns of a new holder after milliseconds
+		err := h.Client.CoreV1().RESTClient().Post().AbsPath("/apis/test.example.com/v1/namespaces/default/gadgets").Param("dryRun", "All").
+			SetHeader("Content-Type", "application/json").
+			Body([]byte(`{"apiVersion":"test.example.com/v1","kind":"Gadget","metadata":{"name":"probe"}}`)).Do(ctx).Error()
+		if apierrors.IsForbidden(err) {
+			return err
+		}
+		return nil
+	})
 	return h
 }
 
@@ -144,7 +154,7 @@ type GadgetSpec struct {
 // DeepCopyObject implements runtime.Object.
 func (g *Gadget) DeepCopyObject() runtime.Object {
 	out := *g
-	g.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	g.DeepCopyInto(&out.ObjectMeta)
 	return &out
 }
 
