@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command generate writes what derives from the registry of controllers: the roles below deploy/ and the components that
-// change them. With -check it writes nothing and fails when a file is not up to date.
+// Command generate writes what derives from the registry of controllers: the roles below deploy/, as `manager rbac`
+// prints them, and the components that change them. With -check it writes nothing and fails when a file is not up to date.
 package main
 
 import (
@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/app"
 )
 
 func main() {
@@ -25,7 +23,7 @@ func main() {
 }
 
 func run(dir string, check bool) error {
-	manifests, err := app.Manifests()
+	manifests, err := manifests()
 	if err != nil {
 		return err
 	}

@@ -14,15 +14,19 @@ import (
 	"os/signal"
 	goruntime "runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	clientfeatures "k8s.io/client-go/features"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app/status"
 )
 
 // helpColumns is the width that --help is wrapped to, whatever the terminal: it reads well and is the same in a file.
@@ -91,12 +95,41 @@ the others stand by with warm caches.`,
 	for _, fs := range o.flags.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
-	cmd.AddCommand(newStatusCommand(), newControllersCommand(o))
+	cmd.AddCommand(status.NewCommand(), newControllersCommand(o), newRBACCommand(o))
+	for _, c := range cmd.Commands() {
+		// Without it, that of the manager would set up logging, and their errors would be log lines.
+		c.PersistentPreRun = func(*cobra.Command, []string) {}
+	}
 	setHelp(cmd, o.flags)
 	return cmd
 }
 
-// setHelp prints the flags of root in groups and lists its commands. These have cobra's help.
+// subcommand returns a command for people that takes all flags of the manager and prints what follows from them.
+func (o *Options) subcommand(name, short, long string, print func(io.Writer) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:               name,
+		Short:             short,
+		Long:              strings.TrimSpace(long),
+		Args:              cobra.NoArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.readConfigFile(); err != nil {
+				return err
+			}
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			return print(cmd.OutOrStdout())
+		},
+	}
+	for _, fs := range o.flags.FlagSets {
+		cmd.Flags().AddFlagSet(fs)
+	}
+	return cmd
+}
+
+// setHelp prints the flags of root in groups and lists its commands. Of these it prints the flags that root has not;
+// cobra's own commands have cobra's help.
 func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	help, usage := root.HelpFunc(), root.UsageFunc()
 	print := func(w io.Writer) {
@@ -109,11 +142,25 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 		cliflag.PrintSections(w, flags, helpColumns)
 	}
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
-		if cmd != root {
+		if cmd == root {
+			print(cmd.OutOrStderr())
+			return nil
+		}
+		if cmd.Parent() != root || cmd.HasSubCommands() {
 			return usage(cmd)
 		}
-		print(cmd.OutOrStderr())
-		return nil
+		own := pflag.NewFlagSet(cmd.Name(), pflag.ContinueOnError)
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" && root.Flags().Lookup(f.Name) != f {
+				own.AddFlag(f)
+			}
+		})
+		text := "  those of manager, see manager --help\n"
+		if own.HasFlags() {
+			text = own.FlagUsagesWrapped(helpColumns)
+		}
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Usage:\n  %s\n\nFlags:\n%s", cmd.UseLine(), text)
+		return err
 	})
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		if cmd != root {

@@ -34,6 +34,7 @@ func TestHelpGolden(t *testing.T) {
 		"help":             {"--help"},
 		"help-status":      {"status", "--help"},
 		"help-controllers": {"controllers", "--help"},
+		"help-rbac":        {"rbac", "--help"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := execute(t, args...)
@@ -74,9 +75,13 @@ func TestCommandLineIsChecked(t *testing.T) {
 		"a command takes no arguments": {
 			[]string{"status", "stray"}, []string{`"stray"`}},
 		"an output format that does not exist is refused": {
-			[]string{"controllers", "-o", "xml"}, []string{"json or yaml"}},
+			[]string{"status", "-o", "xml"}, []string{"json or yaml"}},
 		"the flags that controllers takes are checked": {
 			[]string{"controllers", "--compat=helm"}, []string{"--compat", `"helm"`}},
+		"the flags that rbac takes are checked": {
+			[]string{"rbac", "--namespaces=a,a"}, []string{"--namespaces", `"a"`}},
+		"namespaces cannot be selected by labels where Namespaces cannot be read": {
+			[]string{"--namespaces=a", "--config-reload-namespace-selector=x=y"}, []string{"--config-reload-namespace-selector", "--namespaces"}},
 		"an unknown controller is an error that lists the known ones": {
 			[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
 		"an unknown original is an error that lists the known ones": {
@@ -104,6 +109,18 @@ func TestCommandLineIsChecked(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestCompletionKnowsTheCommands(t *testing.T) {
+	out, err := execute(t, "__complete", "st")
+	if err != nil || !strings.Contains(out, "status\t") {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if out, err := execute(t, "completion", shell); err != nil || !strings.Contains(out, "manager") {
+			t.Errorf("completion %s: %v: %.100s", shell, err, out)
+		}
 	}
 }
 

@@ -4,6 +4,9 @@
 package app
 
 import (
+	"errors"
+	"slices"
+
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/dynamic"
 
@@ -18,6 +21,7 @@ func configReload(o *Options) Entry {
 		cfg := o.ConfigReload
 		cfg.Compat = o.compat("reloader")
 		cfg.DryRun = cfg.DryRun || o.Generic.DryRun
+		cfg.Scope = o.Informers.Namespaces
 		return cfg
 	}
 	return Entry{
@@ -59,6 +63,18 @@ func configReload(o *Options) Entry {
 			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Clock, h.Loops, h.Metrics)
 		},
 	}
+}
+
+// validateScope refuses a selector of namespaces, which are objects of the cluster, if nothing of it may be read.
+func (o *Options) validateScope() error {
+	enabled, err := o.enabled()
+	if err != nil || len(o.Informers.Namespaces) == 0 || !slices.ContainsFunc(enabled, func(e Entry) bool { return e.Name == configreload.Name }) {
+		return nil // an unknown controller is reported elsewhere
+	}
+	if slices.Contains(configreload.Resources(o.ConfigReload), informers.Namespaces) {
+		return errors.New("--config-reload-namespace-selector: reads the labels of Namespaces, which --namespaces excludes; name the namespaces there")
+	}
+	return nil
 }
 
 // configReloadNeeds asks for a digest of each source and the references of each workload.

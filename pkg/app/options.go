@@ -246,7 +246,7 @@ func (o *Options) validate() error {
 
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout has been judged above
-	errs = append(errs, elector.Validate(), o.Informers.Validate())
+	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateScope())
 	errs = append(errs, o.Secure.Validate()...)
 	errs = append(errs, o.Authentication.Validate()...)
 	errs = append(errs, o.Authorization.Validate()...)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
@@ -189,5 +190,5 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	if err := fleet.Answers(leader.SecureURL+"/metrics", token, 200); err != nil {
 		t.Error(err)
 	}
-	s.deleteLease(ctx)
+	s.deleteLease(ctx, metav1.NamespaceSystem)
 }

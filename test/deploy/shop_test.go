@@ -172,16 +172,19 @@ func (s *shop) reloaded(ctx context.Context, n int32) error {
 }
 
 // deleteLease has a standby create it.
-func (s *shop) deleteLease(ctx context.Context) {
+func (s *shop) deleteLease(ctx context.Context, namespace string) {
 	s.t.Helper()
-	before := shared.Lease(ctx, s.t).UID
-	leases := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem)
-	if err := leases.Delete(ctx, fleet.LeaseName, metav1.DeleteOptions{}); err != nil {
+	leases := shared.Admin.CoordinationV1().Leases(namespace)
+	before, err := leases.Get(ctx, fleet.LeaseName, metav1.GetOptions{})
+	if err == nil {
+		err = leases.Delete(ctx, fleet.LeaseName, metav1.DeleteOptions{})
+	}
+	if err != nil {
 		s.t.Fatal(err)
 	}
 	fleet.Eventually(ctx, s.t, func() error {
 		lease, err := leases.Get(ctx, fleet.LeaseName, metav1.GetOptions{})
-		if err == nil && (lease.UID == before || lease.Spec.LeaseTransitions == nil || *lease.Spec.LeaseTransitions == 0) {
+		if err == nil && (lease.UID == before.UID || lease.Spec.LeaseTransitions == nil || *lease.Spec.LeaseTransitions == 0) {
 			err = errors.New("nobody leads on a new lease")
 		}
 		return err

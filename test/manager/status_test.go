@@ -8,10 +8,15 @@ import (
 	"context"
 	"encoding/json"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -40,9 +45,9 @@ type status struct {
 	}
 	Fence    struct{ State, Source string }
 	Replicas []struct {
-		Name, Phase, Error string
-		Reached            bool
-		Controllers        []struct{ Name, Phase string }
+		Name, Phase, Endpoint, Error string
+		Reached                      bool
+		Controllers                  []struct{ Name, Phase string }
 	}
 	Problems []string
 }
@@ -54,6 +59,34 @@ func readStatus(ctx context.Context, t *testing.T, args ...string) (s status, co
 		t.Fatalf("%v; it printed:\n%s%s", err, out, errs)
 	}
 	return s, code
+}
+
+// leaderReader returns the kubeconfig of a user who may read the Lease and one of the two paths.
+func leaderReader(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	const name = "leader-reader"
+	_, err := shared.Admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
+			{NonResourceURLs: []string{"/debug/leader"}, Verbs: []string{"get"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(shared.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for user := range config.AuthInfos {
+		config.AuthInfos[user] = &api.AuthInfo{Token: shared.NewToken(ctx, t, name, name)}
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestStatusOfTwoReplicas(t *testing.T) {
@@ -112,9 +145,19 @@ func TestStatusOfTwoReplicas(t *testing.T) {
 	})
 	t.Run("with a certificate that it cannot verify it says so", func(t *testing.T) {
 		s, code := readStatus(ctx, t, "--endpoint="+leader.SecureURL)
-		if code != 0 || len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "certificate") {
-			t.Errorf("exit code %d, problems %v", code, s.Problems)
+		failed := s.Replicas[len(s.Replicas)-1]
+		if code != 0 || failed.Endpoint != leader.SecureURL || failed.Reached || !strings.Contains(failed.Error, "certificate") {
+			t.Errorf("exit code %d, replica %+v", code, failed)
 		}
+	})
+	t.Run("to a user who may read one path it shows that one", func(t *testing.T) {
+		s, code := readStatus(ctx, t, append(endpoints, "--kubeconfig="+leaderReader(ctx, t))...)
+		for _, r := range s.Replicas {
+			if r.Name == leader.Pod && r.Phase == "Leading" && len(r.Controllers) == 0 && r.Error == "/debug/controllers/: forbidden" {
+				return
+			}
+		}
+		t.Errorf("exit code %d, replicas %+v", code, s.Replicas)
 	})
 	t.Run("another Lease does not exist", func(t *testing.T) {
 		_, errs, code := runStatus(ctx, t, "--lease-name=other")

@@ -41,6 +41,9 @@ type Config struct {
 	// source as a change.
 	OnCreate, OnDelete bool
 
+	// Scope are the only namespaces that may be read; empty means all. It is the
+	// host's to say.
+	Scope []string
 	// Namespaces to work in; empty means all, and only then the next two count.
 	Namespaces        []string
 	IgnoredNamespaces []string

@@ -39,20 +39,26 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 			}
 		}
 	}
-	leases, err := c.client.CoordinationV1().Leases(metav1.NamespaceAll).List(ctx,
-		metav1.ListOptions{FieldSelector: "metadata.name=" + originalLease})
-	if err != nil {
-		logger.Info("Could not look for the lease of the operator that this controller replaces", "lease", originalLease, "reason", err.Error())
-		return
+	scope := c.cfg.Scope
+	if len(scope) == 0 {
+		scope = []string{metav1.NamespaceAll}
 	}
-	for i := range leases.Items {
-		l := &leases.Items[i]
-		if l.Name != originalLease || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
+	for _, namespace := range scope {
+		leases, err := c.client.CoordinationV1().Leases(namespace).List(ctx,
+			metav1.ListOptions{FieldSelector: "metadata.name=" + originalLease})
+		if err != nil {
+			logger.Info("Could not look for the lease of the operator that this controller replaces", "lease", klog.KRef(namespace, originalLease), "reason", err.Error())
 			continue
 		}
-		end := l.Spec.RenewTime.Add(time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second)
-		if end.After(c.clock.Now()) {
-			logger.Info("Warning: "+warning, "lease", klog.KObj(l))
+		for i := range leases.Items {
+			l := &leases.Items[i]
+			if l.Name != originalLease || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
+				continue
+			}
+			end := l.Spec.RenewTime.Add(time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second)
+			if end.After(c.clock.Now()) {
+				logger.Info("Warning: "+warning, "lease", klog.KObj(l))
+			}
 		}
 	}
 }

@@ -1,13 +1,14 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+// Package status is `manager status`: a client of the API server and of the replicas' secure ports, and no part of the
+// daemon.
+package status
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -27,30 +28,27 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 )
 
-// errNobodyLeads makes `manager status` end with 1.
+// errNobodyLeads makes the command end with 1.
 var errNobodyLeads = errors.New("nobody leads")
 
-// statusOptions are the flags of `manager status`.
-type statusOptions struct {
+// podSelector selects the Pods of the Deployment in deploy/.
+var podSelector = labels.Set{"app.kubernetes.io/name": "quartermaster"}.String()
+
+// options are the flags.
+type options struct {
 	kubeconfig, context  string
 	namespace, leaseName string
 	endpoints            []string
 	endpointCA           string
 	endpointInsecure     bool
 	timeout              time.Duration
-	output               outputFormat
+	output               string
 }
 
-// setUsage wraps the usage of a command for people like that of the manager.
-func setUsage(cmd *cobra.Command, flags, note string) {
-	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "Usage:\n  %s\n\nFlags%s:\n%s", cmd.UseLine(), note, flags)
-		return err
-	})
-}
-
-func newStatusCommand() *cobra.Command {
-	o := statusOptions{namespace: installationNamespace, leaseName: election.NewConfig().ResourceName, timeout: 10 * time.Second}
+// NewCommand returns the command. It returns an error if nobody leads.
+func NewCommand() *cobra.Command {
+	lease := election.NewConfig()
+	o := options{namespace: lease.ResourceNamespace, leaseName: lease.ResourceName, timeout: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show who leads, the replicas and what their controllers do",
@@ -66,21 +64,25 @@ replica:
   manager status --endpoint https://127.0.0.1:10357 --endpoint-insecure
 
 It asks there as the user of the kubeconfig, who needs the verb get on the
-nonResourceURLs /debug/leader and /debug/controllers/.`,
+nonResourceURLs /debug/leader and /debug/controllers/. What only one of the two
+tells is shown without the other. No proxy stands between it and an endpoint on
+loopback, whatever the kubeconfig and the environment say.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		PersistentPreRun:  plainErrors,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.output != "" && o.output != "json" && o.output != "yaml" {
+				return fmt.Errorf("--output: %q must be json or yaml", o.output)
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			report, err := o.gather(ctx)
+			r, err := o.gather(ctx)
 			if err != nil {
 				return err
 			}
-			if err := o.output.write(cmd.OutOrStdout(), report, func(w io.Writer) { report.print(w, time.Now()) }); err != nil {
+			if err := r.write(cmd.OutOrStdout(), o.output, time.Now()); err != nil {
 				return err
 			}
-			if !report.Leader.Leads {
+			if !r.Leader.Leads {
 				return errNobodyLeads
 			}
 			return nil
@@ -95,22 +97,21 @@ nonResourceURLs /debug/leader and /debug/controllers/.`,
 	fs.StringVar(&o.endpointCA, "endpoint-ca-file", o.endpointCA, "The CA of the certificates of --endpoint. Default: the CAs of this machine.")
 	fs.BoolVar(&o.endpointInsecure, "endpoint-insecure", o.endpointInsecure, "Do not verify the certificates of --endpoint. Your credentials go there: only for a port that you forwarded yourself.")
 	fs.DurationVar(&o.timeout, "timeout", o.timeout, "How long each request may take.")
-	o.output.addFlag(fs)
-	setUsage(cmd, fs.FlagUsagesWrapped(helpColumns), "")
+	fs.StringVarP(&o.output, "output", "o", o.output, "Print json or yaml instead of a table.")
 	return cmd
 }
 
-// statusReport is what `manager status` shows; fields may be added.
-type statusReport struct {
-	Leader   leaderReport    `json:"leader"`
-	Fence    fenceReport     `json:"fence"`
-	Replicas []replicaReport `json:"replicas"`
-	// Problems are about what could not be read.
+// report is what the command shows; fields may be added.
+type report struct {
+	Leader   leader    `json:"leader"`
+	Fence    fence     `json:"fence"`
+	Replicas []replica `json:"replicas"`
+	// Problems are about what could not be read from the API server.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// leaderReport is the Lease, as people ask for it.
-type leaderReport struct {
+// leader is the Lease, as people ask for it.
+type leader struct {
 	Lease string `json:"lease"`
 	// Leads is whether somebody holds the Lease and has renewed it in time by the clock of this machine, or says so itself.
 	Leads    bool   `json:"leads"`
@@ -124,14 +125,26 @@ type leaderReport struct {
 	LeaseDurationSeconds int32        `json:"leaseDurationSeconds"`
 }
 
-// fenceReport is about the fence in the API server.
-type fenceReport struct {
+// fence is about the fence in the API server.
+type fence struct {
 	// State is that of the leader's own test, or else Installed, Absent, Off or Unknown.
 	State  string `json:"state"`
 	Source string `json:"source"`
 }
 
-func (o *statusOptions) clientConfig() (*rest.Config, error) {
+// replica is a Pod of the manager, or one outside of the cluster that was asked, and what it says of itself.
+type replica struct {
+	// Name is the Pod's; empty if an endpoint did not say whose it is.
+	Name     string       `json:"name"`
+	Node     string       `json:"node,omitempty"`
+	PodPhase string       `json:"podPhase,omitempty"`
+	Ready    bool         `json:"ready"`
+	Restarts int32        `json:"restarts"`
+	Started  *metav1.Time `json:"started,omitempty"`
+	answer
+}
+
+func (o *options) clientConfig() (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
@@ -142,8 +155,9 @@ func (o *statusOptions) clientConfig() (*rest.Config, error) {
 	return rest.AddUserAgent(config, "status"), nil
 }
 
-// gather reads everything there is to show. Only without the Lease it fails; what else cannot be read is in Problems.
-func (o *statusOptions) gather(ctx context.Context) (*statusReport, error) {
+// gather reads everything there is to show. It fails only if there is no Lease to read; what else cannot be read is
+// said in the report.
+func (o *options) gather(ctx context.Context) (*report, error) {
 	config, err := o.clientConfig()
 	if err != nil {
 		return nil, err
@@ -152,36 +166,30 @@ func (o *statusOptions) gather(ctx context.Context) (*statusReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	report := &statusReport{Replicas: []replicaReport{}}
-	if report.Leader, err = o.leader(ctx, client); err != nil {
+	r := &report{Replicas: []replica{}}
+	if r.Leader, err = o.readLease(ctx, client); err != nil {
 		return nil, err
 	}
-	selector := labels.Set{"app.kubernetes.io/name": serviceAccount}.String()
-	pods, err := client.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	pods, err := client.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: podSelector})
 	if err != nil {
-		report.problem("list Pods: %v", err)
+		r.problem("list Pods: %v", err)
 		pods = &corev1.PodList{}
 	}
 	for i := range pods.Items {
-		report.Replicas = append(report.Replicas, newReplicaReport(&pods.Items[i]))
+		r.Replicas = append(r.Replicas, newReplica(&pods.Items[i]))
 	}
-	o.askEndpoints(ctx, config, report)
-	for i := range report.Replicas {
-		if r := &report.Replicas[i]; !r.Reached && r.Error == "" {
-			r.Error = "no --endpoint for it"
-		}
-	}
-	report.trustLeader()
-	report.Fence = o.fence(ctx, client, report)
-	return report, nil
+	o.askEndpoints(ctx, config, r)
+	r.trustLeader()
+	r.Fence = o.readFence(ctx, client, r)
+	return r, nil
 }
 
-func (r *statusReport) problem(format string, args ...any) {
+func (r *report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
 // trustLeader believes a holder that says that it leads, whatever the clock of this machine makes of its renewals.
-func (r *statusReport) trustLeader() {
+func (r *report) trustLeader() {
 	for _, replica := range r.Replicas {
 		if replica.Reached && replica.Name == r.Leader.Pod && replica.Phase == "Leading" {
 			r.Leader.Leads = true
@@ -189,8 +197,8 @@ func (r *statusReport) trustLeader() {
 	}
 }
 
-func (o *statusOptions) leader(ctx context.Context, client kubernetes.Interface) (leaderReport, error) {
-	l := leaderReport{Lease: o.namespace + "/" + o.leaseName}
+func (o *options) readLease(ctx context.Context, client kubernetes.Interface) (leader, error) {
+	l := leader{Lease: o.namespace + "/" + o.leaseName}
 	lease, err := client.CoordinationV1().Leases(o.namespace).Get(ctx, o.leaseName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return l, fmt.Errorf("%w: Lease %s does not exist; see --namespace and --lease-name", errNobodyLeads, l.Lease)
@@ -215,32 +223,43 @@ func (o *statusOptions) leader(ctx context.Context, client kubernetes.Interface)
 	return l, nil
 }
 
-// podOf is the Pod's name in an identity, PODNAME_UUID.
+// podOf returns the Pod's name in an identity, PODNAME_UUID.
 func podOf(identity string) string {
 	pod, _, _ := strings.Cut(identity, "_")
 	return pod
 }
 
-// fence asks the leader, who has tested it, or else looks for the binding of the policy.
-func (o *statusOptions) fence(ctx context.Context, client kubernetes.Interface, report *statusReport) fenceReport {
-	for _, r := range report.Replicas {
-		if r.Name == report.Leader.Pod && r.Reached {
-			return fenceReport{r.serverFence, "tested by the leader"}
+func newReplica(pod *corev1.Pod) replica {
+	r := replica{Name: pod.Name, Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase), Started: pod.Status.StartTime}
+	for _, c := range pod.Status.Conditions {
+		r.Ready = r.Ready || c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	}
+	for _, c := range pod.Status.ContainerStatuses {
+		r.Restarts += c.RestartCount
+	}
+	return r
+}
+
+// readFence takes the word of the leader, which has tested it, or else looks for the binding of the policy.
+func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r *report) fence {
+	for _, replica := range r.Replicas {
+		if replica.Reached && replica.Name == r.Leader.Pod {
+			return fence{replica.serverFence, "tested by the leader"}
 		}
 	}
 	const source = "ValidatingAdmissionPolicyBinding " + election.ServerFenceName
 	binding, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, election.ServerFenceName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return fenceReport{"Absent", source}
+		return fence{"Absent", source}
 	case err != nil:
-		report.problem("read the fence: %v", err)
-		return fenceReport{"Unknown", source}
+		r.problem("read the fence: %v", err)
+		return fence{"Unknown", source}
 	}
 	for _, action := range binding.Spec.ValidationActions {
 		if p := binding.Spec.ParamRef; action == "Deny" && p != nil && p.Name == o.leaseName && p.Namespace == o.namespace {
-			return fenceReport{"Installed", source + ", not tested"}
+			return fence{"Installed", source + ", not tested"}
 		}
 	}
-	return fenceReport{"Off", source + " does not deny, or goes by another Lease"}
+	return fence{"Off", source + " does not deny, or goes by another Lease"}
 }

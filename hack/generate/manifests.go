@@ -1,0 +1,181 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+)
+
+const header = "# Written by make generate from what manager rbac prints. Do not edit.\n"
+
+// components are the flags that ask for other permissions than the default, by the component that gives them.
+var components = map[string]string{
+	"argo-rollouts":                  "--config-reload-argo-rollouts",
+	"compat-reloader":                "--compat=reloader",
+	"service-account-per-controller": "--use-service-account-credentials",
+}
+
+// manifests returns what is written below deploy/, by path.
+func manifests() (map[string][]byte, error) {
+	defaults, err := rbac()
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{"rbac/roles.yaml": join(defaults)}
+	for name, flag := range components {
+		with, err := rbac(flag)
+		if err != nil {
+			return nil, err
+		}
+		component, more, err := change(flag, defaults, with)
+		if err != nil {
+			return nil, fmt.Errorf("component %s: %w", name, err)
+		}
+		if len(more) > 0 {
+			component.Resources = []string{"rbac.yaml"}
+			files["components/"+name+"/rbac.yaml"] = join(more)
+		}
+		text, err := yaml.Marshal(component)
+		if err != nil {
+			return nil, err
+		}
+		files["components/"+name+"/kustomization.yaml"] = append([]byte(header), text...)
+	}
+	return files, nil
+}
+
+// object is one that manager rbac prints, with the fields of all its kinds.
+type object struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Rules             []rbacv1.PolicyRule `json:"rules"`
+	Subjects          []rbacv1.Subject    `json:"subjects"`
+
+	text []byte
+}
+
+// rbac runs manager rbac.
+func rbac(flags ...string) (objects []object, err error) {
+	var out bytes.Buffer
+	cmd := app.NewCommand()
+	cmd.SetOut(&out)
+	cmd.SetArgs(append([]string{"rbac"}, flags...))
+	if err := cmd.Execute(); err != nil {
+		return nil, fmt.Errorf("manager rbac %q: %w", flags, err)
+	}
+	for document := range bytes.SplitSeq(out.Bytes(), []byte("---\n")) {
+		o := object{text: document}
+		if err := yaml.Unmarshal(document, &o); err != nil {
+			return nil, err
+		}
+		objects = append(objects, o)
+	}
+	return objects, nil
+}
+
+func join(objects []object) []byte {
+	var documents [][]byte
+	for _, o := range objects {
+		documents = append(documents, o.text)
+	}
+	return append([]byte(header), bytes.Join(documents, []byte("---\n"))...)
+}
+
+// change returns the component that gives a flag and patches the roles of the default into those that the flag asks for,
+// and the objects that it adds.
+func change(flag string, defaults, with []object) (k kustomization, more []object, err error) {
+	k = kustomization{APIVersion: "kustomize.config.k8s.io/v1alpha1", Kind: "Component"}
+	k.patch("Deployment", "quartermaster", "add", "/spec/template/spec/containers/0/args/-", flag)
+	for _, o := range with {
+		was := find(defaults, o)
+		if was == nil {
+			more = append(more, o)
+			continue
+		}
+		rules, err := additional(was.Rules, o.Rules)
+		if err != nil {
+			return k, nil, fmt.Errorf("%s %s: %w", o.Kind, o.Name, err)
+		}
+		for _, rule := range rules {
+			k.patch(inAnyScope(o.Kind), o.Name, "add", "/rules/-", rule)
+		}
+		if len(o.Subjects) > 0 && o.Subjects[0] != was.Subjects[0] {
+			k.patch(inAnyScope(o.Kind), o.Name, "replace", "/subjects/0/name", o.Subjects[0].Name)
+		}
+	}
+	for _, o := range defaults {
+		if find(with, o) == nil {
+			k.Patches = append(k.Patches, patch{target{o.Kind, o.Name},
+				"$patch: delete\napiVersion: " + o.APIVersion + "\nkind: " + o.Kind + "\nmetadata:\n  name: any\n"})
+		}
+	}
+	return k, more, nil
+}
+
+// inAnyScope matches what the component namespaced makes of a kind, too: components come in any order.
+func inAnyScope(kind string) string {
+	switch kind {
+	case "ClusterRole", "ClusterRoleBinding":
+		return kind + "|" + kind[len("Cluster"):]
+	}
+	return kind
+}
+
+func find(objects []object, o object) *object {
+	at := slices.IndexFunc(objects, func(other object) bool {
+		return other.Kind == o.Kind && other.Namespace == o.Namespace && other.Name == o.Name
+	})
+	if at < 0 {
+		return nil
+	}
+	return &objects[at]
+}
+
+// additional returns the rules of all that defaults has not.
+func additional(defaults, all []rbacv1.PolicyRule) ([]rbacv1.PolicyRule, error) {
+	in := func(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
+		return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, rule) })
+	}
+	for _, rule := range defaults {
+		if !in(all, rule) {
+			return nil, fmt.Errorf("the flag changes the rule %v, where it should add one", rule)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(rule rbacv1.PolicyRule) bool { return in(defaults, rule) }), nil
+}
+
+// kustomization has the fields of one that are needed here.
+type kustomization struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Resources  []string `json:"resources,omitempty"`
+	Patches    []patch  `json:"patches,omitempty"`
+}
+
+type patch struct {
+	Target target `json:"target"`
+	Patch  string `json:"patch"`
+}
+
+type target struct {
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+}
+
+// patch appends a JSON patch of one operation.
+func (k *kustomization) patch(kind, name, op, path string, value any) {
+	text, _ := json.Marshal([]any{map[string]any{"op": op, "path": path, "value": value}}) // strings and rules: always marshals
+	asYAML, _ := yaml.JSONToYAML(text)
+	k.Patches = append(k.Patches, patch{target{kind, name}, string(asYAML)})
+}

@@ -1,0 +1,241 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+)
+
+// serviceAccount is the manager's own, in the namespace of the Lease. In deploy/ it is the name of the Deployment too.
+const serviceAccount = "quartermaster"
+
+func newRBACCommand(o *Options) *cobra.Command {
+	return o.subcommand("rbac", "Print the roles that a manager with these flags needs", `
+Prints what a manager with the given flags has to be allowed, as YAML for
+kubectl apply: the rules that the enabled controllers of this build declare, and
+those of the manager itself for its Lease, its Events, the probe of the API
+server's fence and the secure port. All flags of the manager are understood,
+--config among them.
+
+The roles are bound to the ServiceAccount quartermaster in the namespace of the
+Lease, see --leader-elect-resource-namespace. Those named quartermaster-cache-*
+are for reading into the cache; quartermaster-controller-* is what a controller
+does itself, as an account of its own if --use-service-account-credentials is
+given.
+
+With --namespaces there are Roles in each of these in place of ClusterRoles. The
+secure port needs a ClusterRole even then; --secure-port=0 switches it off.`,
+		func(w io.Writer) error {
+			objects, err := o.rbac()
+			if err != nil {
+				return err
+			}
+			for i, object := range objects {
+				text, err := yaml.Marshal(object)
+				if err != nil {
+					return err
+				}
+				if i > 0 {
+					text = append([]byte("---\n"), text...)
+				}
+				if _, err := w.Write(text); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+}
+
+// rbac returns what the process needs under its configuration, and nothing more: roles with their bindings, and the
+// ServiceAccounts of controllers that have their own.
+func (o *Options) rbac() (objects []any, err error) {
+	enabled, err := o.enabled()
+	if err != nil {
+		return nil, err
+	}
+	home := o.Election.ResourceNamespace
+	scope := o.Informers.Namespaces
+	if len(scope) == 0 {
+		scope = []string{metav1.NamespaceAll}
+	}
+	grant := func(name string, account metav1.ObjectMeta, namespaces []string, rules ...rbacv1.PolicyRule) {
+		for _, namespace := range namespaces {
+			if len(rules) > 0 {
+				objects = append(objects, role(name, namespace, rules), binding(name, namespace, account))
+			}
+		}
+	}
+	manager := metav1.ObjectMeta{Name: serviceAccount, Namespace: home}
+	if o.Election.LeaderElect {
+		lease := o.Election.ResourceName
+		grant("quartermaster-host", manager, []string{home},
+			rule("coordination.k8s.io", "leases", lease, "get", "watch", "update"),
+			rule("coordination.k8s.io", "leases", "", "create"), // a request that creates does not tell the name
+			// A leader record in one of these means that a fleet of another lock type still runs.
+			rule("", "configmaps", lease, "get"),
+			rule("", "endpoints", lease, "get"))
+		if !o.Generic.UseServiceAccountTokens {
+			grant("quartermaster-fence", manager, []string{home}, rule("", "configmaps", election.ServerFenceName, "update"))
+		}
+	}
+	recorded := scope
+	if len(o.Informers.Namespaces) > 0 && !slices.Contains(scope, home) {
+		recorded = append(slices.Clone(scope), home) // those of the Lease
+	}
+	grant("quartermaster-events", manager, recorded, rule("", "events", "", "create", "patch"))
+	if o.Generic.DryRun || len(o.Informers.Namespaces) == 0 { // for an installation in the cluster, whenever somebody adds the flag
+		grant("quartermaster-dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
+	}
+	o.secureRBAC(func(name, namespace string, rules ...rbacv1.PolicyRule) {
+		grant(name, manager, []string{namespace}, rules...)
+	})
+
+	var accounts []string
+	for _, e := range enabled {
+		cache, own, err := e.roles()
+		if err != nil {
+			return nil, fmt.Errorf("controller %s: %w", e.Name, err)
+		}
+		account := manager
+		if o.Generic.UseServiceAccountTokens {
+			account = metav1.ObjectMeta{Name: e.Name, Namespace: o.Generic.ServiceAccountsNamespace}
+			accounts = append(accounts, e.Name)
+			objects = append(objects, controllerAccount(account))
+		}
+		grant("quartermaster-cache-"+e.Name, manager, scope, cache...)
+		grant("quartermaster-controller-"+e.Name, account, scope, own...)
+	}
+	if len(accounts) > 0 {
+		tokens := rule("", "serviceaccounts/token", "", "create")
+		tokens.ResourceNames = accounts
+		grant("quartermaster-tokens", manager, []string{o.Generic.ServiceAccountsNamespace}, tokens)
+	}
+	return objects, nil
+}
+
+// secureRBAC grants what the secure port needs to learn who calls it, unless another kubeconfig is given for that.
+func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.PolicyRule)) {
+	if o.Secure.BindPort == 0 {
+		return
+	}
+	var reviews []rbacv1.PolicyRule
+	if o.Authentication.RemoteKubeConfigFile == "" {
+		reviews = append(reviews, rule("authentication.k8s.io", "tokenreviews", "", "create"))
+		if !o.Authentication.SkipInClusterLookup {
+			grant("quartermaster-authentication-reader", authenticationNamespace,
+				rule("", "configmaps", authenticationConfigMap, "get", "list", "watch"))
+		}
+	}
+	if o.Authorization.RemoteKubeConfigFile == "" {
+		reviews = append(reviews, rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
+	}
+	grant("quartermaster-reviews", metav1.NamespaceAll, reviews...)
+}
+
+func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
+	r := rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}
+	if name != "" {
+		r.ResourceNames = []string{name}
+	}
+	return r
+}
+
+// role returns a ClusterRole if there is no namespace.
+func role(name, namespace string, rules []rbacv1.PolicyRule) any {
+	meta := metav1.ObjectMeta{Name: name, Namespace: namespace}
+	if namespace == metav1.NamespaceAll {
+		return rbacv1.ClusterRole{TypeMeta: rbacType("ClusterRole"), ObjectMeta: meta, Rules: rules}
+	}
+	return rbacv1.Role{TypeMeta: rbacType("Role"), ObjectMeta: meta, Rules: rules}
+}
+
+// binding binds the role of that name.
+func binding(name, namespace string, account metav1.ObjectMeta) any {
+	meta := metav1.ObjectMeta{Name: name, Namespace: namespace}
+	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: account.Namespace}}
+	if namespace == metav1.NamespaceAll {
+		return rbacv1.ClusterRoleBinding{TypeMeta: rbacType("ClusterRoleBinding"), ObjectMeta: meta, Subjects: subjects,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}}
+	}
+	return rbacv1.RoleBinding{TypeMeta: rbacType("RoleBinding"), ObjectMeta: meta, Subjects: subjects,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}}
+}
+
+func rbacType(kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: kind}
+}
+
+func controllerAccount(meta metav1.ObjectMeta) any {
+	meta.Labels = map[string]string{"app.kubernetes.io/name": serviceAccount}
+	return corev1.ServiceAccount{
+		TypeMeta:                     metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
+		ObjectMeta:                   meta,
+		AutomountServiceAccountToken: new(bool), // no Pod runs as it
+	}
+}
+
+// roles divides the entry's rules. To list and to watch what is in Needs is up to the cache, which reads as the manager;
+// the rest is what the controller does itself.
+func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
+	needs, err := e.Needs()
+	if err != nil {
+		return nil, nil, err
+	}
+	inCache := map[schema.GroupResource]bool{}
+	for _, need := range needs {
+		inCache[need.Resource.GroupResource()] = true
+	}
+	readable := map[schema.GroupResource]bool{}
+	for _, rule := range e.Rules() {
+		if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
+			own = append(own, rule)
+			continue
+		}
+		var cached, others []string
+		for _, resource := range rule.Resources {
+			if gr := (schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}); inCache[gr] {
+				cached = append(cached, resource)
+				readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list") && slices.Contains(rule.Verbs, "watch")
+			} else {
+				others = append(others, resource)
+			}
+		}
+		var reads, does []string
+		for _, verb := range rule.Verbs {
+			if verb == "list" || verb == "watch" {
+				reads = append(reads, verb)
+			} else {
+				does = append(does, verb)
+			}
+		}
+		cache = appendRule(cache, rule.APIGroups, cached, reads)
+		own = appendRule(own, rule.APIGroups, cached, does)
+		own = appendRule(own, rule.APIGroups, others, rule.Verbs)
+	}
+	for gr := range inCache {
+		if !readable[gr] {
+			return nil, nil, fmt.Errorf("needs %s in the cache, but its rules do not let it list and watch them", gr)
+		}
+	}
+	return cache, own, nil
+}
+
+// appendRule leaves out a rule that would grant nothing.
+func appendRule(rules []rbacv1.PolicyRule, groups, resources, verbs []string) []rbacv1.PolicyRule {
+	if len(resources) == 0 || len(verbs) == 0 {
+		return rules
+	}
+	return append(rules, rbacv1.PolicyRule{APIGroups: groups, Resources: resources, Verbs: verbs})
+}

@@ -1,0 +1,258 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// printRBAC runs manager rbac and returns a line for each rule, "ROLE in NAMESPACE: VERBS RESOURCES/NAMES", and for each
+// binding, "ROLE in NAMESPACE: ACCOUNT in NAMESPACE". A ClusterRole is in no namespace.
+func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
+	t.Helper()
+	out, err := execute(t, append([]string{"rbac"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(out)))
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return rules, bindings
+		}
+		var o struct {
+			metav1.TypeMeta   `json:",inline"`
+			metav1.ObjectMeta `json:"metadata"`
+			Rules             []rbacv1.PolicyRule `json:"rules"`
+			Subjects          []rbacv1.Subject    `json:"subjects"`
+			RoleRef           rbacv1.RoleRef      `json:"roleRef"`
+		}
+		if err == nil {
+			err = yaml.Unmarshal(document, &o)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		where := o.Name
+		if o.Namespace != "" {
+			where += " in " + o.Namespace
+		}
+		if strings.HasPrefix(o.Kind, "Cluster") != (o.Namespace == "") {
+			t.Errorf("%s %s", o.Kind, where)
+		}
+		for _, r := range o.Rules {
+			rules = append(rules, where+": "+strings.Join(r.Verbs, ",")+" "+strings.Join(append(slices.Clone(r.Resources), r.ResourceNames...), ","))
+		}
+		for _, s := range o.Subjects {
+			if scope, _ := strings.CutSuffix(o.Kind, "Binding"); o.RoleRef.Kind != scope || o.RoleRef.Name != o.Name {
+				t.Errorf("%s %s is of %s %s", o.Kind, where, o.RoleRef.Kind, o.RoleRef.Name)
+			}
+			bindings = append(bindings, where+": "+s.Name+" in "+s.Namespace)
+		}
+	}
+}
+
+func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
+	controller := func(where string) []string {
+		return []string{
+			"quartermaster-cache-config-reload" + where + ": list,watch configmaps,secrets",
+			"quartermaster-cache-config-reload" + where + ": list,watch deployments",
+			"quartermaster-controller-config-reload" + where + ": get,patch deployments",
+		}
+	}
+	host := func(namespace string) []string {
+		return []string{
+			"quartermaster-host in " + namespace + ": get,watch,update leases,quartermaster",
+			"quartermaster-host in " + namespace + ": create leases",
+			"quartermaster-host in " + namespace + ": get configmaps,quartermaster",
+			"quartermaster-host in " + namespace + ": get endpoints,quartermaster",
+			"quartermaster-fence in " + namespace + ": update configmaps,quartermaster-fence",
+		}
+	}
+	secure := []string{
+		"quartermaster-authentication-reader in kube-system: get,list,watch configmaps,extension-apiserver-authentication",
+		"quartermaster-reviews: create tokenreviews",
+		"quartermaster-reviews: create subjectaccessreviews",
+	}
+	events := []string{"quartermaster-events: create,patch events", "quartermaster-dry-run: get apiservices"}
+	for name, tc := range map[string]struct {
+		args            []string
+		rules, bindings []string // nil: not judged
+	}{
+		"without a flag, in the whole cluster": {
+			rules: slices.Concat(host("kube-system"), events, secure, controller("")),
+			bindings: []string{
+				"quartermaster-host in kube-system: quartermaster in kube-system",
+				"quartermaster-fence in kube-system: quartermaster in kube-system",
+				"quartermaster-events: quartermaster in kube-system",
+				"quartermaster-dry-run: quartermaster in kube-system",
+				"quartermaster-authentication-reader in kube-system: quartermaster in kube-system",
+				"quartermaster-reviews: quartermaster in kube-system",
+				"quartermaster-cache-config-reload: quartermaster in kube-system",
+				"quartermaster-controller-config-reload: quartermaster in kube-system",
+			},
+		},
+		"a controller that is off needs nothing": {
+			args:  []string{"--controllers=-config-reload"},
+			rules: slices.Concat(host("kube-system"), events, secure),
+		},
+		"without the secure port nobody is asked about": {
+			args:  []string{"--secure-port=0"},
+			rules: slices.Concat(host("kube-system"), events, controller("")),
+		},
+		"who calls the secure port may be asked with another kubeconfig": {
+			args:  []string{"--authentication-kubeconfig=a", "--authorization-kubeconfig=b"},
+			rules: slices.Concat(host("kube-system"), events, controller("")),
+		},
+		"without an election there is no Lease": {
+			args:  []string{"--leader-elect=false"},
+			rules: slices.Concat(events, secure, controller("")),
+		},
+		"a controller has an account of its own for what it does itself": {
+			args: []string{"--use-service-account-credentials", "--service-accounts-namespace=accounts", "--leader-elect=false", "--secure-port=0"},
+			rules: slices.Concat(events, controller(""),
+				[]string{"quartermaster-tokens in accounts: create serviceaccounts/token,config-reload"}),
+			bindings: []string{
+				"quartermaster-events: quartermaster in kube-system",
+				"quartermaster-dry-run: quartermaster in kube-system",
+				"quartermaster-cache-config-reload: quartermaster in kube-system",
+				"quartermaster-controller-config-reload: config-reload in accounts",
+				"quartermaster-tokens in accounts: quartermaster in kube-system",
+			},
+		},
+		"in two namespaces nothing is granted in the cluster, and Events of the Lease are in its own": {
+			args: []string{"--namespaces=a,b", "--leader-elect-resource-namespace=home", "--secure-port=0"},
+			rules: slices.Concat(host("home"),
+				[]string{"quartermaster-events in a: create,patch events", "quartermaster-events in b: create,patch events",
+					"quartermaster-events in home: create,patch events"},
+				controller(" in a"), controller(" in b")),
+			bindings: []string{
+				"quartermaster-host in home: quartermaster in home",
+				"quartermaster-fence in home: quartermaster in home",
+				"quartermaster-events in a: quartermaster in home",
+				"quartermaster-events in b: quartermaster in home",
+				"quartermaster-events in home: quartermaster in home",
+				"quartermaster-cache-config-reload in a: quartermaster in home",
+				"quartermaster-cache-config-reload in b: quartermaster in home",
+				"quartermaster-controller-config-reload in a: quartermaster in home",
+				"quartermaster-controller-config-reload in b: quartermaster in home",
+			},
+		},
+		"the Lease's own namespace may be one of those": {
+			args:  []string{"--namespaces=home", "--leader-elect-resource-namespace=home", "--secure-port=0"},
+			rules: slices.Concat(host("home"), []string{"quartermaster-events in home: create,patch events"}, controller(" in home")),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// One kind of workload: which rules a controller has is tested with it.
+			rules, bindings := printRBAC(t, append([]string{"--config-reload-ignored-kinds=statefulsets,daemonsets,cronjobs,jobs"}, tc.args...)...)
+			for _, both := range [][2][]string{{tc.rules, rules}, {tc.bindings, bindings}} {
+				slices.Sort(both[0])
+				slices.Sort(both[1])
+				if diff := cmp.Diff(both[0], both[1]); diff != "" && both[0] != nil {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestRBACGrantsNoWildcard(t *testing.T) {
+	for _, args := range [][]string{nil, {"--config-reload-argo-rollouts", "--compat=reloader", "--use-service-account-credentials"}, {"--namespaces=a,b"}} {
+		out, err := execute(t, append([]string{"rbac"}, args...)...)
+		if err != nil || strings.Contains(out, "*") || !strings.Contains(out, "secrets") {
+			t.Errorf("%v: %v:\n%s", args, err, out)
+		}
+	}
+}
+
+func TestRolesTellTheCacheFromTheController(t *testing.T) {
+	rule := func(resources, verbs string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
+	}
+	named := rule("secrets", "get list")
+	named.ResourceNames = []string{"mine"}
+	for name, tc := range map[string]struct {
+		needs  []schema.GroupVersionResource
+		rules  []rbacv1.PolicyRule
+		cache  []rbacv1.PolicyRule
+		own    []rbacv1.PolicyRule
+		failed string
+	}{
+		"to read what it needs is up to the cache": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps},
+			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+		},
+		"to write is up to the controller, and so is a live read": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps},
+			rules: []rbacv1.PolicyRule{rule("configmaps", "get list watch patch")},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			own:   []rbacv1.PolicyRule{rule("configmaps", "get patch")},
+		},
+		"a rule may be about both": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps},
+			rules: []rbacv1.PolicyRule{rule("configmaps pods", "list watch delete")},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			own:   []rbacv1.PolicyRule{rule("configmaps", "delete"), rule("pods", "list watch delete")},
+		},
+		"objects with names are not in the cache": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps},
+			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch"), named},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			own:   []rbacv1.PolicyRule{named},
+		},
+		"two rules may be about the same": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps},
+			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch"), rule("configmaps", "patch")},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			own:   []rbacv1.PolicyRule{rule("configmaps", "patch")},
+		},
+		"a need without permission is a mistake": {
+			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
+			rules:  []rbacv1.PolicyRule{rule("configmaps", "list")},
+			failed: "needs configmaps in the cache",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := Entry{
+				Name: "test",
+				Needs: func() (needs []informers.Need, _ error) {
+					for _, r := range tc.needs {
+						needs = append(needs, informers.Need{For: "test", Resource: r})
+					}
+					return needs, nil
+				},
+				Rules: func() []rbacv1.PolicyRule { return tc.rules },
+			}
+			cache, own, err := e.roles()
+			if tc.failed != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.failed) {
+					t.Errorf("error %v, want %q", err, tc.failed)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([2][]rbacv1.PolicyRule{tc.cache, tc.own}, [2][]rbacv1.PolicyRule{cache, own}); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,150 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// answer is what a replica says of itself.
+type answer struct {
+	Endpoint string `json:"endpoint,omitempty"`
+	// Reached reports whether the endpoint has told anything, Error what it has not told, and why.
+	Reached bool   `json:"reached"`
+	Error   string `json:"error,omitempty"`
+	// Phase is the election's: Leading, Standby, Draining, ...
+	Phase       string               `json:"phase,omitempty"`
+	Controllers []controllers.Status `json:"controllers,omitempty"`
+
+	serverFence string
+}
+
+// askEndpoints asks all of --endpoint at once and adds what they say to the replicas of the report. An endpoint that does
+// not say whose it is gets a row of its own.
+func (o *options) askEndpoints(ctx context.Context, config *rest.Config, r *report) {
+	asked := make([]replica, len(o.endpoints))
+	var all sync.WaitGroup
+	for i, endpoint := range o.endpoints {
+		all.Go(func() { asked[i] = o.ask(ctx, config, endpoint) })
+	}
+	all.Wait()
+	unreached := "no --endpoint for it"
+	for _, from := range asked {
+		if from.Name == "" {
+			unreached = "no --endpoint has answered for it"
+		}
+		at := slices.IndexFunc(r.Replicas, func(r replica) bool { return r.Name == from.Name })
+		if at < 0 || from.Name == "" {
+			r.Replicas = append(r.Replicas, from)
+		} else {
+			r.Replicas[at].answer = from.answer
+		}
+	}
+	for i := range r.Replicas {
+		if to := &r.Replicas[i]; to.Endpoint == "" {
+			to.Error = unreached
+		}
+	}
+}
+
+// ask asks the replica behind an endpoint who and how it is.
+func (o *options) ask(ctx context.Context, config *rest.Config, endpoint string) replica {
+	r := replica{answer: answer{Endpoint: endpoint}}
+	base, client, err := o.endpointClient(config, endpoint)
+	if err != nil {
+		r.Error = err.Error()
+		return r
+	}
+	defer client.CloseIdleConnections()
+
+	var election struct{ Identity, Phase, ServerFence string }
+	electionErr := getJSON(ctx, client, base, "/debug/leader", &election)
+	if electionErr != nil && !errors.Is(electionErr, errForbidden) {
+		r.Error = electionErr.Error()
+		return r
+	}
+	r.Name, r.Phase, r.serverFence = podOf(election.Identity), election.Phase, election.ServerFence
+	byName := map[string]controllers.Status{}
+	controllersErr := getJSON(ctx, client, base, "/debug/controllers/", &byName)
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		status := byName[name]
+		status.Name = name
+		r.Controllers = append(r.Controllers, status)
+	}
+	r.Reached = electionErr == nil || controllersErr == nil
+	if err := errors.Join(electionErr, controllersErr); err != nil {
+		r.Error = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return r
+}
+
+// endpointClient returns a client for an endpoint with the credentials of config.
+func (o *options) endpointClient(config *rest.Config, endpoint string) (*url.URL, *http.Client, error) {
+	base, err := url.Parse(endpoint)
+	if err != nil || base.Scheme != "https" || base.Host == "" {
+		return nil, nil, errors.New("must be https://HOST:PORT")
+	}
+	config = rest.CopyConfig(config)
+	config.Host = endpoint
+	config.TLSClientConfig = rest.TLSClientConfig{
+		Insecure: o.endpointInsecure, CAFile: o.endpointCA,
+		CertFile: config.CertFile, CertData: config.CertData, KeyFile: config.KeyFile, KeyData: config.KeyData,
+	}
+	config.Impersonate = rest.ImpersonationConfig{}
+	if host := base.Hostname(); host == "localhost" || net.ParseIP(host).IsLoopback() {
+		// A proxy has a loopback of its own, and would be handed the connection to whatever listens there.
+		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	}
+	client, err := rest.HTTPClientFor(config)
+	return base, client, err
+}
+
+// errForbidden says that the user may not read a path. Others may be allowed.
+var errForbidden = errors.New("forbidden")
+
+// maxAnswer is far more than a replica says of itself.
+const maxAnswer = 8 << 20
+
+func getJSON(ctx context.Context, client *http.Client, base *url.URL, path string, into any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, base.JoinPath(path).String(), nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Accept", "application/json")
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	switch {
+	case response.StatusCode == http.StatusForbidden:
+		return fmt.Errorf("%s: %w", path, errForbidden)
+	case response.StatusCode != http.StatusOK:
+		line, _, _ := strings.Cut(string(body), "\n")
+		return fmt.Errorf("%s: %s: %.200s", path, response.Status, line)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("%s: not a manager's answer: %w", path, err)
+	}
+	return nil
+}

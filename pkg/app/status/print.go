@@ -1,0 +1,136 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/yaml"
+)
+
+const none = "<none>"
+
+// write writes the report as json, as yaml or, for people, as tables.
+func (r *report) write(w io.Writer, format string, now time.Time) error {
+	switch format {
+	case "json":
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(r)
+	case "yaml":
+		text, err := yaml.Marshal(r)
+		if err == nil {
+			_, err = w.Write(text)
+		}
+		return err
+	}
+	t := table{tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)}
+	r.printLeader(t, now)
+	r.printReplicas(t, now)
+	r.printControllers(t, now)
+	if len(r.Problems) > 0 {
+		fmt.Fprintf(w, "\nNot all could be read:\n")
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintf(w, "  %s\n", p)
+	}
+	return nil
+}
+
+func (r *report) printLeader(t table, now time.Time) {
+	l := r.Leader
+	who := fmt.Sprintf("%s (%s)", l.Pod, l.Holder)
+	switch {
+	case l.Holder == "":
+		who = none
+	case !l.Leads:
+		who = none + ": " + l.Holder + " has not renewed in time"
+	}
+	at := func(when *metav1.Time) string {
+		if when == nil {
+			return none
+		}
+		return when.UTC().Format(time.RFC3339) + " (" + age(when, now) + " ago)"
+	}
+	t.row("Lease:", l.Lease)
+	t.row("Leader:", who)
+	t.row("Leads since:", at(l.Since))
+	t.row("Term:", fmt.Sprintf("%d of the Lease with UID %s", l.Term, l.LeaseUID))
+	t.row("Renewed:", fmt.Sprintf("%s, for %ds each time", at(l.Renewed), l.LeaseDurationSeconds))
+	t.row("API fence:", fmt.Sprintf("%s (%s)", r.Fence.State, r.Fence.Source))
+	t.end()
+}
+
+func (r *report) printReplicas(t table, now time.Time) {
+	fmt.Fprintln(t)
+	t.row("REPLICA", "PHASE", "POD", "READY", "RESTARTS", "AGE", "NODE", "ENDPOINT")
+	for _, replica := range r.Replicas {
+		ready, endpoint := "no", replica.Endpoint
+		if replica.Ready {
+			ready = "yes"
+		}
+		switch {
+		case !replica.Reached:
+			endpoint = "not reached: " + replica.Error
+		case replica.Error != "":
+			endpoint += ", but " + replica.Error
+		}
+		t.row(replica.label(), replica.Phase, replica.PodPhase, ready, fmt.Sprint(replica.Restarts), age(replica.Started, now), replica.Node, endpoint)
+	}
+	t.end()
+}
+
+func (r *report) printControllers(t table, now time.Time) {
+	fmt.Fprintln(t)
+	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "RECONCILES", "ERRORS", "PANICS", "LAST ERROR")
+	for _, replica := range r.Replicas {
+		for _, c := range replica.Controllers {
+			last := ""
+			if e := c.LastError; e != nil {
+				last = fmt.Sprintf("%s ago, %s: %s", age(&metav1.Time{Time: e.Time}, now), e.Key, strings.ReplaceAll(e.Text, "\n", " "))
+			}
+			t.row(c.Name, replica.label(), string(c.Phase), fmt.Sprint(c.Workers), fmt.Sprint(c.QueueDepth), fmt.Sprint(len(c.InFlight)),
+				fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), last)
+		}
+	}
+	t.end()
+}
+
+// label names the replica in a row: by its Pod or, as long as that is unknown, by its endpoint.
+func (r *replica) label() string {
+	if r.Name == "" {
+		return r.Endpoint
+	}
+	return r.Name
+}
+
+// age returns how long ago something was, as kubectl shows it; empty if it never was.
+func age(t *metav1.Time, now time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return duration.HumanDuration(now.Sub(t.Time))
+}
+
+// table prints rows in columns, as kubectl does.
+type table struct{ *tabwriter.Writer }
+
+func (t table) row(cells ...string) {
+	for i := range cells {
+		if cells[i] == "" {
+			cells[i] = none
+		}
+	}
+	fmt.Fprintln(t, strings.Join(cells, "\t"))
+}
+
+// end prints the rows so far; those that follow get columns of their own.
+func (t table) end() { _ = t.Flush() } // to a terminal or a pipe that is gone, there is nobody to tell

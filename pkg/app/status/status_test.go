@@ -1,0 +1,208 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+func respond(code int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, body) }
+}
+
+func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
+	for name, tc := range map[string]struct {
+		handler  http.HandlerFunc
+		endpoint string // default: that of the handler
+		verify   bool
+		want     string
+	}{
+		"one that does not know the user":    {respond(401, "Unauthorized"), "", false, "/debug/leader: 401 Unauthorized"},
+		"one that refuses the user":          {respond(403, "no"), "", false, "/debug/leader: forbidden; /debug/controllers/: forbidden"},
+		"one that is something else":         {respond(200, "<html>"), "", false, "/debug/leader: not a manager's answer"},
+		"one with a certificate of nobody":   {respond(200, "{}"), "", true, "certificate"},
+		"one that nobody listens at":         {nil, "https://127.0.0.1:1", false, "refused"},
+		"one without TLS is not sent a word": {nil, "http://127.0.0.1:1", false, "must be https://HOST:PORT"},
+		"one that is no URL":                 {nil, "127.0.0.1:10357", false, "must be https://HOST:PORT"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.handler != nil {
+				server := httptest.NewUnstartedServer(tc.handler)
+				server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that fail on purpose
+				server.StartTLS()
+				defer server.Close()
+				tc.endpoint = server.URL
+			}
+			o := options{endpoints: []string{tc.endpoint}, endpointInsecure: !tc.verify}
+			r := report{Replicas: []replica{{Name: "pod-0"}}}
+			o.askEndpoints(t.Context(), &rest.Config{Host: "https://unused", Timeout: 10 * time.Second}, &r)
+			if len(r.Replicas) != 2 || r.Replicas[0].Error != "no --endpoint has answered for it" {
+				t.Fatalf("replicas %+v", r.Replicas)
+			}
+			if got := r.Replicas[1]; got.label() != tc.endpoint || got.Reached || !strings.Contains(got.Error, tc.want) {
+				t.Errorf("%+v, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// newManager answers like a manager to a user with the token t who may read the given paths.
+func newManager(t *testing.T, allowed ...string) string {
+	t.Helper()
+	answers := map[string]string{
+		"/debug/leader":       `{"identity":"pod-1_abc","phase":"Leading","serverFence":"Enforced"}`,
+		"/debug/controllers/": `{"b":{"phase":"Stopped"},"a":{"phase":"Running","queueDepth":3}}`,
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Authorization") != "Bearer t":
+			respond(401, "")(w, r)
+		case !slices.Contains(allowed, r.URL.Path):
+			respond(403, "")(w, r)
+		default:
+			respond(200, answers[r.URL.Path])(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestAnEndpointIsAskedAsTheUserOfTheKubeconfig(t *testing.T) {
+	of := []controllers.Status{{Name: "a", Phase: "Running", QueueDepth: 3}, {Name: "b", Phase: "Stopped"}}
+	pods := []replica{{Name: "pod-0", answer: answer{Error: "no --endpoint for it"}}, {Name: "pod-1", Node: "n", answer: answer{Error: "no --endpoint for it"}}}
+	for name, tc := range map[string]struct {
+		allowed []string
+		want    func(endpoint string) []replica
+	}{
+		"who may read both paths sees both": {[]string{"/debug/leader", "/debug/controllers/"}, func(endpoint string) []replica {
+			return []replica{pods[0], {Name: "pod-1", Node: "n",
+				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Controllers: of, serverFence: "Enforced"}}}
+		}},
+		"who may not read the controllers sees who leads": {[]string{"/debug/leader"}, func(endpoint string) []replica {
+			return []replica{pods[0], {Name: "pod-1", Node: "n",
+				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Error: "/debug/controllers/: forbidden", serverFence: "Enforced"}}}
+		}},
+		"who may not read who leads sees the controllers, of an endpoint without a name": {[]string{"/debug/controllers/"}, func(endpoint string) []replica {
+			unknown := []replica{pods[0], pods[1], {
+				answer: answer{Endpoint: endpoint, Reached: true, Controllers: of, Error: "/debug/leader: forbidden"}}}
+			unknown[0].Error, unknown[1].Error = "no --endpoint has answered for it", "no --endpoint has answered for it"
+			return unknown
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			endpoint := newManager(t, tc.allowed...)
+			o := options{endpoints: []string{endpoint}, endpointInsecure: true}
+			r := report{Replicas: []replica{{Name: "pod-0"}, {Name: "pod-1", Node: "n"}}}
+			o.askEndpoints(t.Context(), &rest.Config{Host: "https://unused", BearerToken: "t"}, &r)
+			if diff := cmp.Diff(tc.want(endpoint), r.Replicas, cmp.AllowUnexported(replica{}, answer{})); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestAnEndpointOnLoopbackIsAskedWithoutAProxy: there is none at the address that the kubeconfig names. Those of the
+// environment go the same way; Go reads them once, so that no test can set them.
+func TestAnEndpointOnLoopbackIsAskedWithoutAProxy(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
+clusters: [{name: c, cluster: {server: "https://unused", proxy-url: "http://127.0.0.1:1"}}], users: [{name: u, user: {token: t}}]}`
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := options{kubeconfig: kubeconfig, endpointInsecure: true, timeout: 10 * time.Second}
+	config, err := o.clientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := newManager(t, "/debug/leader", "/debug/controllers/")
+	for _, endpoint := range []string{url, strings.Replace(url, "127.0.0.1", "localhost", 1)} {
+		if r := o.ask(t.Context(), config, endpoint); !r.Reached || r.Error != "" {
+			t.Errorf("%+v", r)
+		}
+	}
+	if r := o.ask(t.Context(), config, "https://192.0.2.1:10357"); !strings.Contains(r.Error, "proxyconnect") {
+		t.Errorf("elsewhere the proxy is not used: %+v", r)
+	}
+}
+
+func TestAHolderThatSaysSoLeads(t *testing.T) {
+	for name, tc := range map[string]struct {
+		replica replica
+		want    bool
+	}{
+		"the holder, reached and leading":    {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Leading"}}, true},
+		"the holder, which has stopped":      {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Stopped"}}, false},
+		"another one":                        {replica{Name: "pod-2", answer: answer{Reached: true, Phase: "Leading"}}, false},
+		"the holder, which nobody could ask": {replica{Name: "pod-1"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := report{Leader: leader{Pod: "pod-1"}, Replicas: []replica{tc.replica}}
+			if r.trustLeader(); r.Leader.Leads != tc.want {
+				t.Errorf("leads: %t", r.Leader.Leads)
+			}
+		})
+	}
+}
+
+func TestStatusForPeople(t *testing.T) {
+	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	before := func(d time.Duration) *metav1.Time { return &metav1.Time{Time: now.Add(-d)} }
+	r := report{
+		Leader: leader{Lease: "kube-system/quartermaster", Leads: true, Holder: "pod-1_abc", Pod: "pod-1", LeaseUID: "uid", Term: 3,
+			Since: before(time.Hour), Renewed: before(time.Second), LeaseDurationSeconds: 15},
+		Fence: fence{"Enforced", "tested by the leader"},
+		Replicas: []replica{
+			{Name: "pod-1", PodPhase: "Running", Ready: true, Started: before(2 * time.Hour), answer: answer{Endpoint: "https://e", Reached: true, Phase: "Leading",
+				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Reconciles: 10, Errors: 1,
+					LastError: &controllers.LastError{Key: "ns/o", Text: "no\nluck", Time: now.Add(-time.Minute)}}}}},
+			{Name: "pod-2", PodPhase: "Pending", answer: answer{Error: "no --endpoint has answered for it"}},
+			{answer: answer{Endpoint: "https://f", Error: "refused"}},
+			{answer: answer{Endpoint: "https://g", Reached: true, Error: "/debug/leader: forbidden"}},
+		},
+		Problems: []string{"list Pods: forbidden"},
+	}
+	want := `Lease:         kube-system/quartermaster
+Leader:        pod-1 (pod-1_abc)
+Leads since:   2030-01-02T02:04:05Z (60m ago)
+Term:          3 of the Lease with UID uid
+Renewed:       2030-01-02T03:04:04Z (1s ago), for 15s each time
+API fence:     Enforced (tested by the leader)
+
+REPLICA     PHASE     POD       READY   RESTARTS   AGE      NODE     ENDPOINT
+pod-1       Leading   Running   yes     0          120m     <none>   https://e
+pod-2       <none>    Pending   no      0          <none>   <none>   not reached: no --endpoint has answered for it
+https://f   <none>    <none>    no      0          <none>   <none>   not reached: refused
+https://g   <none>    <none>    no      0          <none>   <none>   https://g, but /debug/leader: forbidden
+
+CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   LAST ERROR
+c            pod-1     Running   4         2       0      10           1        0        60s ago, ns/o: no luck
+
+Not all could be read:
+  list Pods: forbidden
+`
+	var got strings.Builder
+	if err := r.write(&got, "", now); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,48 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestNamespacesAreNamesThatAreNamedOnce(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		want []string
+		err  string
+	}{
+		"none is all of them":                          {nil, nil, ""},
+		"several in one flag":                          {[]string{"--namespaces=a,b-1"}, []string{"a", "b-1"}, ""},
+		"several flags add up":                         {[]string{"--namespaces=a", "--namespaces=b"}, []string{"a", "b"}, ""},
+		"one that no namespace can have":               {[]string{"--namespaces=a,B_c"}, nil, `--namespaces: "B_c": `},
+		"one that is empty, which would be all":        {[]string{"--namespaces=a,"}, nil, `--namespaces: "": `},
+		"a variable that the environment has not":      {[]string{"--namespaces=$(POD_NAMESPACE)"}, nil, `--namespaces: "$(POD_NAMESPACE)": `},
+		"one that is too long":                         {[]string{"--namespaces=" + strings.Repeat("a", 64)}, nil, "must be no more than 63"},
+		"one twice, whose objects would be seen twice": {[]string{"--namespaces=a,b,a"}, nil, `--namespaces: "a" is there twice`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := NewConfig()
+			fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+			c.AddFlags(fs)
+			if err := fs.Parse(tc.args); err != nil {
+				t.Fatal(err)
+			}
+			err := c.Validate()
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("error %v, want %q", err, tc.err)
+				}
+				return
+			}
+			if err != nil || !slices.Equal(c.Namespaces, tc.want) {
+				t.Errorf("got %q, %v", c.Namespaces, err)
+			}
+		})
+	}
+}
