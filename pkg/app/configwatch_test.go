@@ -35,7 +35,7 @@ type watched struct {
 // newWatched starts from a file with the lines and from the arguments.
 func newWatched(t *testing.T, lines []string, args ...string) *watched {
 	t.Helper()
-	entry := Entry{Name: "extra", Config: &extraConfig{Size: 1}}
+	entry := withFunctions(Entry{Name: "extra", Config: &extraConfig{Size: 1}})
 	o, err := NewOptions(entry)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func newWatched(t *testing.T, lines []string, args ...string) *watched {
 		t.Fatal(err)
 	}
 	for _, e := range o.entries[:1] { // extra is not enabled at the start
-		w.controllers = append(w.controllers, hosted{name: e.Name})
+		w.controllers = append(w.controllers, &hosted{name: e.Name})
 	}
 	config, err := configz.New(t.Name())
 	if err != nil {

@@ -17,18 +17,18 @@ import (
 )
 
 func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
-	extra := Entry{
+	extra := withFunctions(Entry{
 		Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true,
 		Needs: func() ([]informers.Need, error) {
 			return []informers.Need{
-				{For: "extra", Resource: informers.Deployments, Form: informers.Typed},
-				{For: "extra", Resource: informers.ConfigMaps, Annotations: []string{"example.com/a"}, Optional: true},
+				{Resource: informers.Deployments, Form: informers.Typed},
+				{Resource: informers.ConfigMaps, Annotations: []string{"example.com/a"}, Optional: true},
 			}, nil
 		},
 		Rules: func() []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch"}}}
 		},
-	}
+	})
 	want := controllerInfo{
 		Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more",
 		Needs: []needInfo{

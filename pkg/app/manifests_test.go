@@ -180,7 +180,7 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 				Name: "test",
 				Needs: func() (needs []informers.Need, _ error) {
 					for _, r := range tc.needs {
-						needs = append(needs, informers.Need{For: "test", Resource: r})
+						needs = append(needs, informers.Need{Resource: r})
 					}
 					return needs, nil
 				},

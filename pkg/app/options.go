@@ -113,19 +113,21 @@ func NewOptions(entries ...Entry) (*Options, error) {
 	o.Authorization.RemoteKubeConfigFileOptional = true
 
 	o.entries = append(registry(o), entries...)
+	if err := checkEntries(o.entries); err != nil {
+		return nil, err
+	}
 	o.added = slices.Clone(entries)
 	for i := range o.added {
 		if o.added[i].Config, err = copyConfig(o.added[i].Config); err != nil {
 			return nil, err
 		}
 	}
-	o.flags = o.flagSets()
-	return o, nil
+	o.flags, err = o.flagSets()
+	return o, err
 }
 
 // flagSets binds every flag, in groups in the order of --help.
-func (o *Options) flagSets() cliflag.NamedFlagSets {
-	var sets cliflag.NamedFlagSets
+func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	fs := sets.FlagSet(configurationFlags)
 	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
@@ -188,14 +190,21 @@ func (o *Options) flagSets() cliflag.NamedFlagSets {
 
 	for _, e := range o.entries {
 		if e.Config != nil {
-			e.Config.AddFlags(sets.FlagSet(e.Name + " controller"))
+			sets.FlagSet(e.flagGroup()) // here in --help; filled when all flags of the host are known
 		}
 	}
 
 	o.Metrics.AddFlags(sets.FlagSet("metrics"))
 	logsapi.AddFlags(o.Logs, sets.FlagSet("logs"))
 	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
-	return sets
+
+	var errs []error
+	for _, e := range o.entries {
+		if e.Config != nil {
+			errs = append(errs, e.addFlags(&sets))
+		}
+	}
+	return sets, errors.Join(errs...)
 }
 
 // Validate answers all that is wrong with the configuration, each problem naming its flag, and where the file sets it.

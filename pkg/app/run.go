@@ -41,6 +41,9 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	if err := declareNeeds(enabled); err != nil {
+		return err
+	}
 	registry := metrics.NewKubeRegistry()
 	clients, err := newClients(o)
 	if err != nil {
@@ -86,7 +89,7 @@ func Run(ctx context.Context, o *Options) error {
 		readyz:  healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced)),
 	}
 	for _, c := range running {
-		if err := health.healthz.Add(healthz.Controller(c.name, c, o.Generic.ControllerStuckAfter)); err != nil {
+		if err := health.healthz.Add(c.health); err != nil {
 			return err
 		}
 	}
@@ -189,11 +192,7 @@ func newCache(o *Options, c *clients, registry metrics.KubeRegistry, enabled []E
 	}
 	var needs []informers.Need
 	for _, entry := range enabled {
-		of, err := entry.Needs()
-		if err != nil {
-			return nil, fmt.Errorf("controller %s: %w", entry.Name, err)
-		}
-		needs = append(needs, of...)
+		needs = append(needs, entry.needs...)
 	}
 	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{})
 }

@@ -7,7 +7,7 @@ import "slices"
 
 // enable returns errRestart unless entries are the controllers that were enabled at the start.
 func (cs hostedControllers) enable(entries []Entry) error {
-	if !slices.EqualFunc(cs, entries, func(c hosted, e Entry) bool { return c.name == e.Name }) {
+	if !slices.EqualFunc(cs, entries, func(c *hosted, e Entry) bool { return c.name == e.Name }) {
 		return errRestart
 	}
 	return nil
