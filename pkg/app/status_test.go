@@ -113,7 +113,7 @@ func TestStatusForPeople(t *testing.T) {
 		Fence: fenceReport{"Enforced", "tested by the leader"},
 		Replicas: []replicaReport{
 			{Name: "pod-1", PodPhase: "Running", Ready: true, Started: before(2 * time.Hour), Endpoint: "https://e", Reached: true, Phase: "Leading",
-				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Reconciles: 10, Errors: 1,
+				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Reconciles: 10, Errors: 1, Restarts: 3, Problem: "cannot list a\ncannot list b",
 					LastError: &controllers.LastError{Key: "ns/o", Text: "no\nluck", Time: now.Add(-time.Minute)}}}},
 			{Name: "pod-2", PodPhase: "Pending", Error: "no --endpoint for it"},
 		},
@@ -130,8 +130,8 @@ REPLICA   PHASE     POD       READY   RESTARTS   AGE      NODE     ENDPOINT
 pod-1     Leading   Running   yes     0          120m     <none>   https://e
 pod-2     <none>    Pending   no      0          <none>   <none>   not reached: no --endpoint for it
 
-CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   LAST ERROR
-c            pod-1     Running   4         2       0      10           1        0        60s ago, ns/o: no luck
+CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   RESTARTS   PROBLEM                        LAST ERROR
+c            pod-1     Running   4         2       0      10           1        0        3          cannot list a; cannot list b   60s ago, ns/o: no; luck
 
 Not all could be read:
   list Pods: forbidden

@@ -174,15 +174,15 @@ func (r *statusReport) print(w io.Writer, now time.Time) {
 	t.end()
 
 	fmt.Fprintln(w)
-	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "RECONCILES", "ERRORS", "PANICS", "LAST ERROR")
+	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "RECONCILES", "ERRORS", "PANICS", "RESTARTS", "PROBLEM", "LAST ERROR")
 	for _, replica := range r.Replicas {
 		for _, c := range replica.Controllers {
 			last := "<none>"
 			if e := c.LastError; e != nil {
-				last = fmt.Sprintf("%s ago, %s: %s", duration.HumanDuration(now.Sub(e.Time)), e.Key, strings.ReplaceAll(e.Text, "\n", " "))
+				last = fmt.Sprintf("%s ago, %s: %s", duration.HumanDuration(now.Sub(e.Time)), e.Key, oneLine(e.Text))
 			}
 			t.row(c.Name, replica.Name, string(c.Phase), fmt.Sprint(c.Workers), fmt.Sprint(c.QueueDepth), fmt.Sprint(len(c.InFlight)),
-				fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), last)
+				fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), fmt.Sprint(c.Restarts), orNone(oneLine(c.Problem)), last)
 		}
 	}
 	t.end()
@@ -193,6 +193,8 @@ func (r *statusReport) print(w io.Writer, now time.Time) {
 		fmt.Fprintf(w, "  %s\n", p)
 	}
 }
+
+func oneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }
 
 // age is how long ago something was, as kubectl shows it.
 func age(t *metav1.Time, now time.Time) string {

@@ -61,7 +61,7 @@ const (
 // Reduced form must use what it gets as a metav1.Object: it is an *Entry, unless another controller
 // needs another form of that resource. Then there are no digests either, but the content itself.
 type Need struct {
-	// For names the controller. Digests are asked for by this name.
+	// For names the controller. Digests are asked for by this name. The host fills it in.
 	For string
 	// Resource to watch in all namespaces. Without a version, for custom resources, discovery finds it,
 	// and finds it again when it changes.
