@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -47,7 +46,7 @@ func newHosted(name string, c controllers.Controller, cache *informers.Factory, 
 func (h *hosted) Problem() error {
 	errs := []error{h.runs.problem(), h.cache.Problem(h.name)}
 	if n := h.Controller.Status().Unmapped; n > 0 {
-		errs = append(errs, fmt.Errorf("events of %d objects cannot be mapped to keys; they are tried again, and the log names them", n))
+		errs = append(errs, fmt.Errorf("the events of %d object(s) cannot be mapped to keys; they are tried again, and the log names them", n))
 	}
 	return errors.Join(errs...)
 }
@@ -120,15 +119,6 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 	<-ctx.Done() // with no controller enabled, too: to end would be to be restarted again and again
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// logInFlight names the reconciles that have not ended, after a drain that took too long.
-func (cs hostedControllers) logInFlight(logger klog.Logger) {
-	for _, c := range cs {
-		for _, in := range c.Status().InFlight {
-			logger.Info("Cutting off a reconcile that has not ended", "controller", c.name, "key", in.Key, "since", in.Since)
-		}
-	}
 }
 
 // ServeHTTP serves /debug/controllers/: all of them, or the one whose name follows.

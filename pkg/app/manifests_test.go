@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
@@ -52,6 +53,12 @@ func TestManifestsParse(t *testing.T) {
 	}
 	if port := int32(o.Secure.BindPort); manager.Ports[0].ContainerPort != port {
 		t.Errorf("containerPort %d is not --secure-port=%d", manager.Ports[0].ContainerPort, port)
+	}
+	// A controller's trouble fails /healthz, and neither a restart nor a rollout that waits would mend it.
+	for probe, want := range map[*corev1.Probe]string{manager.StartupProbe: "/livez", manager.LivenessProbe: "/livez", manager.ReadinessProbe: "/readyz"} {
+		if got := probe.HTTPGet.Path; got != want {
+			t.Errorf("a probe asks for %s, want %s", got, want)
+		}
 	}
 	if pod.ServiceAccountName != serviceAccount || deployment.Name != serviceAccount {
 		t.Errorf("Deployment %q runs as %q, but the roles are bound to %q", deployment.Name, pod.ServiceAccountName, serviceAccount)

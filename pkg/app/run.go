@@ -136,7 +136,6 @@ func Run(ctx context.Context, o *Options) error {
 		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
 	err = election.Run(ctx, o.election(), lock, lead)
-	running.logInFlight(logger)
 	cutOff(err)
 	return err
 }

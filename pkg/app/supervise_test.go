@@ -167,7 +167,7 @@ func TestOneThatCannotBeMappedIsAProblem(t *testing.T) {
 	h, c, registry := host(t, untilTheEnd)
 	series(t, registry, "quartermaster_controller_problem", 0)
 	c.status = controllers.Status{Unmapped: 3}
-	if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "3 objects") {
+	if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "3 object") {
 		t.Errorf("problem %v", err)
 	}
 	series(t, registry, "quartermaster_controller_problem", 1)

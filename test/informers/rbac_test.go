@@ -64,7 +64,7 @@ func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 	m := start(t, replica, cluster.ManagerOptions{})
 	waitForLeader(ctx, t, m)
 	is(m, check, http.StatusInternalServerError, denied)
-	is(m, "/readyz/informers-sync", http.StatusInternalServerError, denied)
+	is(m, "/readyz", http.StatusOK) // a rollout goes on
 	s.greet(ctx, t, "while-denied")
 	is(m, other, http.StatusOK)
 	allowSecrets(ctx, t, true)
