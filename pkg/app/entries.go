@@ -131,7 +131,7 @@ func (e Entry) build(h Host) (c controllers.Controller, err error) {
 		case undeclared:
 			err = r
 		default:
-			err = fmt.Errorf("New: panic: %v\n%s", r, debug.Stack())
+			err = fmt.Errorf("panic in New: %v\n%s", r, debug.Stack())
 		}
 	}()
 	return e.New(h)

@@ -172,7 +172,7 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 	for _, want := range []string{
 		"controller borrows: asks for the informer of secrets, which its entry does not declare in Needs\n",
 		"controller asks-for-what-nobody-has: asks for the informer of deployments.apps, which its entry does not declare in Needs\n",
-		"controller panics: New: panic: at once\n",
+		"controller panics: panic in New: at once\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the error lacks %q:\n%s", want, got)
