@@ -142,9 +142,9 @@ func TestEventsOfAnObjectThatCannotBeMappedJoin(t *testing.T) {
 		synctest.Wait()
 	}
 	for name, tc := range map[string]struct {
-		seen bool // the object was mapped once before the mapping broke
+		seen bool     // the object was mapped once before the mapping broke
 		do   []string // changes of the object; "" removes it
-		want string // the event that is mapped in the end
+		want string   // the event that is mapped in the end
 	}{
 		"two changes are one, from the first to the last": {true, []string{"1", "2"}, "->2"},
 		"a change of a new object makes an addition":      {false, []string{"1"}, "none->1"},
