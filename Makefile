@@ -10,6 +10,9 @@ TOOLS   := .cache/tools
 LINT    := $(TOOLS)/golangci-lint
 VULN    := $(TOOLS)/govulncheck
 
+# Never cached: go test does not know of the programs that these tests build and start.
+INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true go test -count=1 -timeout 20m
+
 # Of the image: its name without a tag, and the platforms under that name.
 IMAGE     ?= quartermaster
 PLATFORMS ?= linux/amd64 linux/arm64
@@ -51,14 +54,20 @@ test: test-unit test-integration ## Format check, vet, unit tests with the race 
 
 .PHONY: test-unit
 test-unit: ## The part of test that needs no control plane.
-	@files="$$(gofmt -l cmd pkg hack test)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
+	@files="$$(gofmt -l cmd pkg hack test examples)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	go vet ./...
-	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/...
+	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
 
 .PHONY: test-integration
-test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager.
-	@# Never cached: go test does not know of the programs that these tests build and start.
-	KUBE_CACHE_MUTATION_DETECTOR=true go test -count=1 -timeout 15m -p 1 ./test/...
+test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, but TestLong...
+	@# Two packages at a time, the longest first, which the alphabet happens to have last; faults alone, as its leases are short.
+	$(INTEGRATION) -skip '^TestLong' -p 2 $$(go list ./test/... | grep -v /faults | sort -r)
+	$(INTEGRATION) -skip '^TestLong' ./test/faults
+
+.PHONY: test-long
+test-long: controlplane ## What takes longer than it often finds something: TestLong... on a real control plane, and a fault of each kind.
+	$(INTEGRATION) -run '^TestLong' -p 1 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | sort -u | sed 's,^,./,')
+	$(INTEGRATION) -run '^TestFaults$$' ./test/faults -faults=25
 
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.

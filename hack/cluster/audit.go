@@ -5,12 +5,10 @@ package cluster
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
@@ -41,28 +39,6 @@ func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
 		events = append(events, event)
 	}
 	return events, nil
-}
-
-// WaitForAudit returns the first event of the audit log that matches, or waits for it until ctx ends.
-func (c *Cluster) WaitForAudit(ctx context.Context, match func(auditv1.Event) bool) (auditv1.Event, error) {
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
-		events, err := c.AuditEvents()
-		if err != nil {
-			return auditv1.Event{}, err
-		}
-		for _, event := range events {
-			if match(event) {
-				return event, nil
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return auditv1.Event{}, fmt.Errorf("wait for an event in the audit log: %w", context.Cause(ctx))
-		case <-tick.C:
-		}
-	}
 }
 
 // AuditPod is the name of the Pod whose token made the request, or "".

@@ -116,6 +116,12 @@ func BuildProgram(ctx context.Context, pkg string, race bool) (string, error) {
 		return "", err
 	}
 	built, path := filepath.Join(box.Dir, name), filepath.Join(bin, name)
+	if previous, err := os.ReadFile(path); err == nil { // go does not link it again if it is up to date
+		err = os.WriteFile(built, previous, 0o755)
+		if err != nil {
+			return "", errors.Join(err, box.Close())
+		}
+	}
 	err = goBuild(ctx, box, root, append(args, "-o", built, "./"+pkg))
 	if err == nil {
 		err = os.Rename(built, path)

@@ -33,7 +33,7 @@ type auth struct {
 	clientCAs     []dynamiccertificates.CAContentProvider
 }
 
-func newAuth(o *Options, c *clients) (*auth, error) {
+func newAuth(o *Options, c connection) (*auth, error) {
 	config := c.named("authentication")
 	if file := o.Authentication.RemoteKubeConfigFile; file != "" {
 		var err error
@@ -42,8 +42,8 @@ func newAuth(o *Options, c *clients) (*auth, error) {
 		}
 	}
 	config = rest.CopyConfig(config)
-	config.QPS = -1 // a review waits on a person or a scraper; its caches and time-outs bound it
-	client, err := kubernetes.NewForConfig(config)
+	config.QPS, config.RateLimiter = -1, nil // a person or a scraper waits for a review; caches and time-outs bound them
+	client, err := c.typed(config)
 	if err != nil {
 		return nil, fmt.Errorf("--authentication-kubeconfig: %w", err)
 	}

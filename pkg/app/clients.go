@@ -11,43 +11,83 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"golang.org/x/oauth2"
 )
 
-// clients is the one way to build a client. Which of its methods is used decides what the client may do:
-// only controller's clients write for controllers, and they always pass the fence.
+// connection is how this process reaches the API server. Its clients do what every replica does: read, elect, report.
+type connection struct {
+	base *rest.Config
+	// contentType is --kube-api-content-type, for clients of built-in types only; others speak JSON.
+	contentType string
+}
+
+func newConnection(o ClientConfig) (connection, error) {
+	base, err := baseConfig(o)
+	if err != nil {
+		return connection{}, err
+	}
+	base.ContentType = runtime.ContentTypeJSON
+	base.QPS = -1
+	if o.QPS > 0 {
+		// One limiter, which the copies of base share: the limit is that of the process.
+		base.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.QPS, int(o.Burst))
+	}
+	return connection{base, o.ContentType}, nil
+}
+
+// named returns the configuration under a user agent of its own, as the audit log and the API server's metrics show it.
+func (c connection) named(name string) *rest.Config {
+	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
+}
+
+// builtIn returns config for a client that knows built-in types only.
+func (c connection) builtIn(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentType = c.contentType
+	config.AcceptContentTypes = c.contentType + "," + runtime.ContentTypeJSON
+	return config
+}
+
+// typed returns a client of the built-in types.
+func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
+	return kubernetes.NewForConfig(c.builtIn(config))
+}
+
+// clients are those that write for controllers, and no others do. They always pass the fence.
 type clients struct {
-	base   *rest.Config
+	connection
 	fence  func(http.RoundTripper) http.RoundTripper
-	dryRun bool
+	dryRun *dryRun // nil without --dry-run
 
 	// tokens requests tokens of the controllers' own ServiceAccounts; nil without --use-service-account-credentials.
 	tokens    kubernetes.Interface
 	namespace string
 }
 
-func newClients(o *Options) (*clients, error) {
-	base, err := baseConfig(o.Client)
-	if err != nil {
-		return nil, err
+func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
+	all := &clients{connection: c, fence: fence, namespace: o.Generic.ServiceAccountsNamespace}
+	var err error
+	if o.Generic.DryRun {
+		if all.dryRun, err = newDryRun(c); err != nil {
+			return nil, fmt.Errorf("--dry-run: %w", err)
+		}
 	}
-	base.QPS, base.Burst = o.Client.QPS, int(o.Client.Burst)
-	base.ContentType, base.AcceptContentTypes = o.Client.ContentType, o.Client.AcceptContentTypes
-	c := &clients{base: base, dryRun: o.Generic.DryRun, namespace: o.Generic.ServiceAccountsNamespace}
 	if o.Generic.UseServiceAccountTokens {
-		if c.tokens, err = kubernetes.NewForConfig(c.named("service-account-tokens")); err != nil {
+		if all.tokens, err = c.typed(c.named("service-account-tokens")); err != nil {
 			return nil, err
 		}
 	}
-	return c, nil
+	return all, nil
 }
 
 func baseConfig(c ClientConfig) (*rest.Config, error) {
@@ -65,12 +105,6 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 	return config, nil
 }
 
-// named returns the plain configuration under a user agent of its own, as the audit log and the API server's metrics
-// show it. It is for what every replica does: reading, electing, reporting.
-func (c *clients) named(name string) *rest.Config {
-	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
-}
-
 // controller returns the configuration of a controller: each write passes the fence, and is dry with --dry-run.
 func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
@@ -79,38 +113,18 @@ func (c *clients) controller(name string) *rest.Config {
 	if c.tokens != nil {
 		asServiceAccount(config, c.tokens, c.namespace, name)
 	}
-	if c.dryRun {
-		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return dryRun{rt} })
+	if c.dryRun != nil {
+		config.Wrap(c.dryRun.wrap)
 	}
 	return config
 }
-
-// dryRun asks the API server to carry out every write without storing it.
-type dryRun struct{ next http.RoundTripper }
-
-func (d dryRun) RoundTrip(r *http.Request) (*http.Response, error) {
-	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions:
-		return d.next.RoundTrip(r)
-	}
-	r = r.Clone(r.Context())
-	query := r.URL.Query()
-	query.Set("dryRun", metav1.DryRunAll)
-	r.URL.RawQuery = query.Encode()
-	return d.next.RoundTrip(r)
-}
-
-// WrappedRoundTripper lets client-go see through to the transport, to cancel requests and to log.
-func (d dryRun) WrappedRoundTripper() http.RoundTripper { return d.next }
 
 // asServiceAccount replaces the credentials in config by tokens of a ServiceAccount, requested when needed and
 // renewed before they end.
 func asServiceAccount(config *rest.Config, tokens kubernetes.Interface, namespace, name string) {
 	source := transport.NewCachedTokenSource(tokenSource{tokens: tokens, namespace: namespace, name: name})
 	anonymous := rest.AnonymousClientConfig(config)
-	anonymous.UserAgent, anonymous.WrapTransport = config.UserAgent, config.WrapTransport
-	anonymous.QPS, anonymous.Burst = config.QPS, config.Burst
-	anonymous.ContentConfig = config.ContentConfig
+	anonymous.WrapTransport = config.WrapTransport
 	*config = *anonymous
 	config.Wrap(transport.TokenSourceWrapTransport(source))
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,10 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -89,7 +93,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			change(o)
 
 			registry := metrics.NewKubeRegistry()
-			clients, err := newClients(o)
+			connection, err := newConnection(o.Client)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -98,22 +102,26 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				t.Fatal(err)
 			}
 			lease := types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"}
-			lock, err := election.NewLock(lease, election.NewIdentity("pod"), kubernetes.NewForConfigOrDie(clients.base).CoordinationV1().Leases(lease.Namespace),
+			lock, err := election.NewLock(lease, election.NewIdentity("pod"), kubernetes.NewForConfigOrDie(connection.base).CoordinationV1().Leases(lease.Namespace),
 				record.NewFakeRecorder(10), election.NewMonotonicClock(), electionMetrics)
 			if err != nil {
 				t.Fatal(err)
 			}
-			clients.fence = lock.Fence
+			clients, err := newClients(o, connection, lock.Fence)
+			if err != nil {
+				t.Fatal(err)
+			}
 			enabled, err := o.enabled()
 			if err != nil {
 				t.Fatal(err)
 			}
-			cache, err := newCache(o, clients, registry, enabled)
+			loops := controllers.NewMetrics(registry)
+			cache, err := newCache(o, connection, runtime.NewScheme(), registry, loops, enabled)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer cache.Shutdown()
-			if _, err := newControllers(o, clients, &events{record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, enabled); err != nil {
+			if _, err := newControllers(o, clients, runtime.NewScheme(), &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, enabled); err != nil {
 				t.Fatal(err)
 			}
 
@@ -155,5 +163,99 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				t.Errorf("of one read the API server saw %v", sent)
 			}
 		})
+	}
+}
+
+func TestOneLimitForTheProcess(t *testing.T) {
+	server := newAPIServer(t)
+	o, err := NewOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Client.Master = server.URL
+	open := func(next http.RoundTripper) http.RoundTripper { return next }
+	for name, tc := range map[string]struct {
+		qps     float32
+		limited bool
+	}{
+		"a limit is shared by all clients": {7, true},
+		"a negative one is none":           {-1, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.Client.QPS, o.Client.Burst = tc.qps, 7
+			o.Generic.UseServiceAccountTokens = tc.limited // whose clients must not lose the limit
+			connection, err := newConnection(o.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			clients, err := newClients(o, connection, open)
+			if err != nil {
+				t.Fatal(err)
+			}
+			limiter := connection.base.RateLimiter
+			if (limiter != nil) != tc.limited {
+				t.Fatalf("limiter %v", limiter)
+			}
+			one, err := clients.typed(clients.controller("one"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for what, got := range map[string]flowcontrol.RateLimiter{
+				"a controller":         clients.controller("one").RateLimiter,
+				"another":              clients.controller("two").RateLimiter,
+				"a controller's typed": one.CoreV1().RESTClient().GetRateLimiter(),
+				"the cache":            connection.builtIn(connection.named("informers")).RateLimiter,
+				"Events":               connection.named("events").RateLimiter,
+			} {
+				if got != limiter {
+					t.Errorf("%s: limiter %v, want that of the process, %v", what, got, limiter)
+				}
+			}
+			if elector := election.ClientConfig(connection.base); elector.RateLimiter != nil || elector.QPS <= 0 {
+				t.Error("the elector's limit is not its own")
+			}
+		})
+	}
+}
+
+func TestOnlyTypedClientsSpeakTheContentTypeOfTheFlag(t *testing.T) {
+	var sent []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent = append(sent, r.Header.Get("Content-Type"))
+		w.Header().Set("Content-Type", "application/json") // which protobuf clients accept
+		_, _ = w.Write([]byte(`{"apiVersion":"v1","kind":"ConfigMap"}`))
+	}))
+	defer server.Close()
+	for _, contentType := range []string{"application/vnd.kubernetes.protobuf", "application/json"} {
+		var config ClientConfig
+		config.Master, config.ContentType = server.URL, contentType
+		connection, err := newConnection(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		typed, err := connection.typed(connection.named("typed"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		others, err := kubernetes.NewForConfig(connection.named("others"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent = nil
+		for _, client := range []kubernetes.Interface{typed, others} {
+			if _, err := client.CoreV1().ConfigMaps("a").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{}); err != nil {
+				t.Errorf("%s: %v", contentType, err)
+			}
+		}
+		if want := []string{contentType, "application/json"}; !slices.Equal(sent, want) {
+			t.Errorf("sent %v, want %v", sent, want)
+		}
+	}
+}
+
+func TestClientThatCannotBeConfiguredIsNotWaitedWith(t *testing.T) {
+	config := &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "/no/such/file"}}
+	if err := waitForAPIServer(t.Context(), config); err == nil || t.Context().Err() != nil {
+		t.Errorf("error %v", err)
 	}
 }

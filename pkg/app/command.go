@@ -62,11 +62,7 @@ the others stand by with warm caches.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.File.Print {
-				text, err := newManagerConfiguration(o.flags).yaml()
-				if err == nil {
-					_, err = cmd.OutOrStdout().Write(text)
-				}
-				return err
+				return o.printConfig(cmd.OutOrStdout())
 			}
 			// The first signal ends ctx; after it the signals have their default effect again, so a second one ends
 			// the process at once.

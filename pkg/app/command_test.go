@@ -6,7 +6,6 @@ package app
 import (
 	"bytes"
 	"flag"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -145,35 +144,6 @@ func TestEnabled(t *testing.T) {
 			}
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, want %v", got, tc.want)
-			}
-		})
-	}
-}
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-func TestDryRunMarksEveryWriteAndNoRead(t *testing.T) {
-	for method, want := range map[string]string{
-		http.MethodGet: "", http.MethodHead: "", http.MethodOptions: "",
-		http.MethodPost: "All", http.MethodPut: "All", http.MethodPatch: "All", http.MethodDelete: "All",
-	} {
-		t.Run(method, func(t *testing.T) {
-			var got *http.Request
-			rt := dryRun{roundTripper(func(r *http.Request) (*http.Response, error) { got = r; return nil, nil })}
-			sent, err := http.NewRequest(method, "https://example.com/api?fieldManager=x", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := rt.RoundTrip(sent); err != nil { //nolint:bodyclose // there is no response
-				t.Fatal(err)
-			}
-			if dry := got.URL.Query().Get("dryRun"); dry != want {
-				t.Errorf("dryRun=%q, want %q", dry, want)
-			}
-			if got.URL.Query().Get("fieldManager") != "x" || sent.URL.Query().Has("dryRun") {
-				t.Errorf("the query of the request was lost or the caller's request changed: %s, %s", got.URL, sent.URL)
 			}
 		})
 	}

@@ -4,109 +4,134 @@
 package app
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
 )
 
 const configHeader = "apiVersion: quartermaster.dev/v1alpha1\nkind: ManagerConfiguration\n"
 
-// writeConfig writes a configuration file with the given lines after apiVersion and kind: they begin at line 3.
-func writeConfig(t *testing.T, lines ...string) string {
+// writeConfig writes a configuration file with the flags, the first of them in line 4.
+func writeConfig(t *testing.T, flags ...string) string {
+	t.Helper()
+	return writeFile(t, configHeader+"flags:\n  "+strings.Join(flags, "\n  ")+"\n")
+}
+
+func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	rewriteConfig(t, path, lines...)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	return path
 }
 
-func rewriteConfig(t *testing.T, path string, lines ...string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(configHeader+strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestConfigFileIsDecodedStrictly(t *testing.T) {
+func TestConfigFileIsReadStrictly(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text string
-		want []string // FILE stands for the path
+		want []string // the lines of the error, without the path
 	}{
-		"a field that does not exist": {
-			configHeader + "generic:\n  noSuchField: 1\n", []string{"FILE:4: generic.noSuchField: is not known"}},
-		"a field in the wrong group, with the right one": {
-			configHeader + "generic:\n  leaderElect: false\n", []string{"FILE:4: generic.leaderElect: is not known; did you mean leaderElection.leaderElect?"}},
-		"a field under the flag's name, with the right one": {
-			configHeader + "generic:\n  dry-run: true\n", []string{"FILE:4: generic.dry-run: is not known; did you mean generic.dryRun?"}},
-		"a group that does not exist, with those that do": {
-			configHeader + "genric:\n  dryRun: true\n", []string{"FILE:3: genric: is not known", "generic", "leaderElection", "configReloadController"}},
-		"the flags about the command line are no settings": {
-			configHeader + "configuration:\n  config: other.yaml\n", []string{"FILE:3: configuration: is not known"}},
-		"a field that is there twice": {
-			configHeader + "generic:\n  dryRun: true\n  dryRun: false\n", []string{"FILE:5: generic.dryRun: is there twice, first at line 4"}},
-		"a group that is there twice": {
-			configHeader + "generic: {}\nlogs: {}\ngeneric: {}\n", []string{"FILE:5: generic: is there twice, first at line 3"}},
+		"a flag that does not exist": {
+			configHeader + "flags:\n  no-such-flag: 1\n",
+			[]string{`:4: "no-such-flag" is not a flag that the file can set`}},
+		"a flag in camel case": {
+			configHeader + "flags:\n  dryRun: true\n",
+			[]string{`:4: "dryRun" is not a flag that the file can set`}},
+		"flags about the command line": {
+			configHeader + "flags: {config: x, print-effective-config: true, help: true, version: true}\n",
+			[]string{
+				`:3: "config" is not a flag that the file can set`, `:3: "print-effective-config" is not a flag that the file can set`,
+				`:3: "help" is not a flag that the file can set`, `:3: "version" is not a flag that the file can set`}},
+		"a key beside flags": {
+			configHeader + "metadata: {}\n",
+			[]string{`:3: "metadata" is not known; the file has apiVersion, kind and flags`}},
+		"keys that are there twice": {
+			configHeader + "kind: ManagerConfiguration\nflags:\n  dry-run: true\n  v: 1\n  dry-run: false\n",
+			[]string{":3: kind is there twice, first in line 2", ":7: dry-run is there twice, first in line 5"}},
 		"a key of a map that is there twice": {
-			configHeader + "featureGates:\n  featureGates:\n    AllBeta: true\n    AllBeta: false\n", []string{"FILE:6: featureGates.featureGates: key \"AllBeta\" is there twice"}},
-		"a string where a bool is due": {
-			configHeader + "generic:\n  dryRun: \"yes\"\n", []string{`FILE:4: generic.dryRun: must be true or false, got the string "yes"`}},
-		"a word that only older YAML takes for a bool": {
-			configHeader + "generic:\n  dryRun: yes\n", []string{`FILE:4: generic.dryRun: must be true or false, got the string "yes"`}},
-		"a string where a number is due": {
-			configHeader + "secureServing:\n  securePort: \"10357\"\n", []string{`FILE:4: secureServing.securePort: must be a whole number, got the string "10357"`}},
-		"a fraction where a whole number is due": {
-			configHeader + "secureServing:\n  securePort: 1.5\n", []string{"FILE:4: secureServing.securePort: must be a whole number, got 1.5"}},
-		"a number where a duration is due": {
-			configHeader + "leaderElection:\n  leaderElectLeaseDuration: 15\n", []string{"FILE:4: leaderElection.leaderElectLeaseDuration: must be a string, got 15"}},
-		"a string where a list is due": {
-			configHeader + "generic:\n  controllers: config-reload\n", []string{"FILE:4: generic.controllers: must be a list, each item a string"}},
-		"an item of a list that is none": {
-			configHeader + "generic:\n  controllers:\n  - \"*\"\n  - 1\n", []string{"FILE:6: generic.controllers: must be a list, each item a string, got 1"}},
-		"a list where a map is due": {
-			configHeader + "featureGates:\n  featureGates: [AllBeta]\n", []string{"FILE:4: featureGates.featureGates: must be a map, each value a true or false, got a list"}},
-		"a group that is no map": {
-			configHeader + "generic: 1\n", []string{"FILE:3: generic: must be a map, got 1"}},
+			configHeader + "flags:\n  feature-gates:\n    AllBeta: true\n    AllBeta: false\n",
+			[]string{":6: AllBeta is there twice, first in line 5"}},
+		"values that their flags do not take": {
+			configHeader + "flags:\n  dry-run: yes\n  shutdown-timeout: 15\n  secure-port: many\n  tls-curve-preferences: [23, x]\n  feature-gates: {NoSuchGate: true}\n  tls-sni-cert-key:\n  - a\n",
+			[]string{
+				`:4: dry-run: strconv.ParseBool: parsing "yes": invalid syntax`,
+				`:5: shutdown-timeout: time: missing unit in duration "15"`,
+				`:6: secure-port: strconv.ParseInt: parsing "many": invalid syntax`,
+				`:7: tls-curve-preferences: strconv.ParseInt: parsing "x": invalid syntax`,
+				`:8: feature-gates: unrecognized feature gate: NoSuchGate`,
+				`:10: tls-sni-cert-key: expected comma separated certificate and key file paths`}},
+		"lists and maps for flags that take a single value, and the other way round": {
+			configHeader + "flags:\n  dry-run: [true]\n  kubeconfig: {a: b}\n  feature-gates: [AllBeta=true]\n  controllers: {a: b}\n",
+			[]string{
+				":4: dry-run: must be a single value here, such as a string",
+				":5: kubeconfig: must be a single value here, such as a string",
+				":6: feature-gates: must be a single value here, such as a string",
+				":7: controllers: must be a single value here, such as a string"}},
 		"nothing where a value is due": {
-			configHeader + "generic:\n  dryRun:\n", []string{"FILE:4: generic.dryRun: must be true or false, got nothing"}},
-		"a string that is no duration": {
-			configHeader + "generic:\n  shutdownTimeout: soon\n", []string{"FILE:4: generic.shutdownTimeout: ", `"soon"`}},
-		"a value that the flag does not take": {
-			configHeader + "featureGates:\n  featureGates: {NoSuchGate: true}\n", []string{"FILE:4: featureGates.featureGates: ", "NoSuchGate"}},
-		"a value that is out of bounds, with the flag": {
-			configHeader + "logs:\n  v: 2\ngeneric:\n  shutdownTimeout: 0s\n", []string{"FILE:6: generic.shutdownTimeout: --shutdown-timeout: 0s must be greater than 0"}},
-		"all problems at once": {
-			configHeader + "generic:\n  dryRun: 1\nlogs:\n  v: high\n", []string{"FILE:4: generic.dryRun", "FILE:6: logs.v: must be a whole number"}},
+			configHeader + "flags:\n  dry-run:\n  kubeconfig: ~\n  controllers:\n  - null\n  - []\n  feature-gates:\n    AllBeta:\n",
+			[]string{
+				":4: dry-run: must be a single value here, such as a string",
+				":5: kubeconfig: must be a single value here, such as a string",
+				":7: controllers: must be a single value here, such as a string",
+				":8: controllers: must be a single value here, such as a string",
+				":10: feature-gates: must be a single value here, such as a string"}},
+		"an alias": {
+			configHeader + "flags:\n  dry-run: &on true\n  profiling: *on\n",
+			[]string{":5: profiling: must be a single value here, such as a string"}},
+		"flags that are no map": {
+			configHeader + "flags:\n# v: 1\n",
+			[]string{":3: flags must be a map"}},
+		"values that are out of bounds, and one of the command line": {
+			configHeader + "flags:\n  v: 2\n  shutdown-timeout: 0s\n  kube-api-qps: 0\n  compat: [helm]\n",
+			[]string{
+				`:7: --compat: "helm" is not known; known are reloader, reflector, replicator, ttl-controller, janitor`,
+				":5: --shutdown-timeout: 0s must be greater than 0",
+				":6: --kube-api-qps: 0 must be greater than 0",
+				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"another version": {
-			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n", []string{"FILE:1: apiVersion: must be quartermaster.dev/v1alpha1"}},
+			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
+			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "quartermaster.dev/v1" and "ManagerConfiguration"`}},
 		"another kind": {
-			"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n", []string{"FILE:2: kind: must be ManagerConfiguration"}},
+			"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n",
+			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
 		"no version and no kind": {
-			"generic: {}\n", []string{"FILE:1: apiVersion: is missing", "FILE:1: kind: is missing"}},
+			"flags: {}\n",
+			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "" and ""`}},
 		"nothing at all": {
-			"# only this\n", []string{"FILE: is empty"}},
+			"# only this\n", []string{": is empty"}},
 		"something else than a map": {
-			"- a\n- b\n", []string{"FILE:1: must be a map"}},
-		"two documents": {
-			configHeader + "---\n" + configHeader, []string{"FILE:3: must be a single document"}},
+			"- a\n",
+			[]string{
+				":1: the file must be a map",
+				`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "" and ""`}},
+		"two documents, and a mistake in the first": {
+			configHeader + "flags: {v: x}\n---\n" + configHeader,
+			[]string{`:3: v: strconv.ParseUint: parsing "x": invalid syntax`, ":4: the file must be a single document"}},
+		"a second document that is no YAML": {
+			configHeader + "---\na: [\n", []string{": yaml: line 4: did not find expected node content"}},
 		"no YAML": {
-			configHeader + "generic:\n\tdryRun: true\n", []string{"FILE:4: is not YAML: "}},
+			configHeader + "flags:\n\tv: 1\n", []string{": yaml: line 4: found character that cannot start any token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-				t.Fatal(err)
+			path := writeFile(t, tc.text)
+			args := []string{"--config", path, "--print-effective-config"}
+			if strings.Contains(name, "command line") {
+				args = append(args, "--insecure-port=70000")
 			}
-			_, err := execute(t, "--config", path, "--print-effective-config")
+			_, err := execute(t, args...)
 			if err == nil {
 				t.Fatal("accepted")
 			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), strings.ReplaceAll(want, "FILE", path)) {
-					t.Errorf("error lacks %q:\n%v", want, err)
-				}
+			got := strings.Split(strings.ReplaceAll(err.Error(), path, ""), "\n")
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
 			}
 		})
 	}
@@ -117,67 +142,63 @@ func TestConfigFileIsDecodedStrictly(t *testing.T) {
 	})
 }
 
-// effective is what --print-effective-config prints, by GROUP.FIELD.
+// effective returns the flags that --print-effective-config prints.
 func effective(t *testing.T, args ...string) map[string]any {
 	t.Helper()
 	out, err := execute(t, append(args, "--print-effective-config")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := NewOptions()
-	if err != nil {
+	var printed struct{ Flags map[string]any }
+	if err := yaml.Unmarshal([]byte(out), &printed); err != nil {
 		t.Fatal(err)
 	}
-	settings, err := decodeConfigFile("printed", []byte(out), o.flags)
-	if err != nil {
-		t.Fatalf("what was printed is not accepted: %v", err)
-	}
-	values := map[string]any{}
-	for _, s := range settings {
-		values[s.field] = s.value
-	}
-	return values
+	return printed.Flags
 }
 
-func TestFlagsWinOverTheFileAndTheFileOverDefaults(t *testing.T) {
+func TestCommandLineWinsOverFileAndFileOverDefault(t *testing.T) {
 	path := writeConfig(t,
-		"generic:",
-		"  shutdownTimeout: 30s",
-		"  controllers: [config-reload]",
-		"logs: {v: 4}",
-		"configReloadController:",
-		"  configReloadIgnoredNamespaces: [a, b]",
-		"secureServing:", // all of its lines are comments
-		"  # securePort: 1",
+		"shutdown-timeout: 30s",
+		"controller-stuck-after: 1m",
+		"controllers: config-reload,-foo", // as on the command line
+		"compat: []",
+		"v: 4",
+		"config-reload-ignored-namespaces: [a, b]",
+		"config-reload-namespaces: [a, b]",
+		"feature-gates: {AllBeta: false}",
+		"secure-port: none, but the command line has another",
 	)
-	got := effective(t, "--config="+path, "--shutdown-timeout=25s", "--config-reload-ignored-namespaces=c", "-v=6")
-	for field, want := range map[string]any{
-		"generic.shutdownTimeout": "25s",
-		"generic.controllers":     []any{"config-reload"},
-		"logs.v":                  int64(6),
-		"configReloadController.configReloadIgnoredNamespaces": []any{"c"},
-		"secureServing.securePort":                             int64(10357),
-		"leaderElection.leaderElectLeaseDuration":              "15s",
+	got := effective(t, "--config="+path, "--shutdown-timeout=20s", "--config-reload-ignored-namespaces=c", "-v=6", "--secure-port=1",
+		"--controllers=*", "--feature-gates=ContextualLogging=false")
+	for flag, want := range map[string]any{
+		"shutdown-timeout":                 "20s", // the default, but given
+		"controller-stuck-after":           "1m0s",
+		"controllers":                      []any{"*"},
+		"compat":                           []any{},
+		"v":                                6,
+		"config-reload-ignored-namespaces": []any{"c"},
+		"config-reload-namespaces":         []any{"a", "b"},
+		"feature-gates":                    map[string]any{"ContextualLogging": false},
+		"secure-port":                      1,
+		"leader-elect-lease-duration":      "15s",
 	} {
-		if diff := cmp.Diff(want, got[field]); diff != "" {
-			t.Errorf("%s:\n%s", field, diff)
+		if diff := cmp.Diff(want, got[flag]); diff != "" {
+			t.Errorf("%s:\n%s", flag, diff)
 		}
 	}
-	t.Run("a flag that is given with its default wins too", func(t *testing.T) {
-		if got := effective(t, "--config="+path, "--shutdown-timeout=20s")["generic.shutdownTimeout"]; got != "20s" {
-			t.Errorf("shutdownTimeout %v", got)
-		}
-	})
+	if _, there := got["config"]; there || len(got) < 80 {
+		t.Errorf("%d flags are printed, or --config is among them", len(got))
+	}
 }
 
 // unusual gives every flag of the configuration another value than its default.
 var unusual = []string{
-	"--compat=reloader,janitor", "--controller-start-interval=1s", "--controller-stuck-after=1h", "--controllers=*,-config-reload",
+	`--compat=reloader,"a, ""b"": {c}","",true,1.50,null,~,#x, d`, "--controller-start-interval=1s", "--controller-stuck-after=1h", "--controllers=*,-config-reload",
 	"--dry-run", "--service-accounts-namespace=other", "--shutdown-timeout=7s", "--use-service-account-credentials",
 	"--kube-api-burst=7", "--kube-api-content-type=application/json", "--kube-api-qps=0.7", "--kubeconfig=/k", "--master=https://m",
 	"--leader-elect=false", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=20s", "--leader-elect-retry-period=5s",
 	"--leader-elect-resource-name=n", "--leader-elect-resource-namespace=ns",
-	"--cache-mutation-detection", "--min-resync-period=1h", "--standby=cold",
+	"--cache-mutation-detection", "--min-resync-period=1h", "--namespaces=shop,other", "--standby=cold",
 	"--bind-address=::1", "--cert-dir=/c", "--disable-http2-serving", "--http2-max-streams-per-connection=7", "--permit-address-sharing",
 	"--permit-port-sharing", "--secure-port=7", "--tls-cert-file=/t", "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_AES_256_GCM_SHA384",
 	"--tls-curve-preferences=23,24", "--tls-min-version=VersionTLS13", "--tls-private-key-file=/p", "--tls-sni-cert-key=/a,/b:x.example.com", "--tls-sni-cert-key=/c,/d",
@@ -191,56 +212,106 @@ var unusual = []string{
 	"--config-reload-ignored-namespaces=a", "--config-reload-ignored-sources=secrets", "--config-reload-max-delay=7s", "--config-reload-max-rollouts-per-minute=7",
 	"--config-reload-namespace-selector=a=b", "--config-reload-namespaces=a,b", "--config-reload-on-create", "--config-reload-on-delete",
 	"--config-reload-quiet-period=7s", "--config-reload-source-selector=a,b", "--config-reload-state=off", "--config-reload-strategy=annotations",
-	"--allow-metric-labels=m,l='a,b'", "--allow-metric-labels-manifest=/m", "--disabled-metrics=x", "--show-hidden-metrics-for-version=1.36",
+	`--allow-metric-labels=m="a": b,c`, "--allow-metric-labels-manifest=/m", "--disabled-metrics=x", "--show-hidden-metrics-for-version=1.36",
 	"--log-flush-frequency=7s", "--log-json-info-buffer-size=4Ki", "--log-json-split-stream", "--log-text-info-buffer-size=1M", "--log-text-split-stream",
 	"--logging-format=json", "--v=7", "--vmodule=a=1,b=2", "--feature-gates=AllAlpha=true,AllBeta=false",
+	"--extra-limits=a=1,b=2", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
 }
 
-// TestEveryFlagSurvivesTheFile: flags -> configuration -> file -> flags is the identity for every flag there is.
+// extraConfig is that of a controller of somebody's own.
+type extraConfig struct {
+	limits map[string]int
+	texts  []string
+	times  []time.Duration
+}
+
+func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
+	fs.StringToIntVar(&c.limits, "extra-limits", nil, "")
+	fs.StringArrayVar(&c.texts, "extra-texts", nil, "")
+	fs.DurationSliceVar(&c.times, "extra-times", nil, "")
+}
+
+func (c *extraConfig) Validate() error { return nil }
+
+// TestEveryFlagSurvivesTheFile: what is printed, and what /configz shows, is read back as it was.
 func TestEveryFlagSurvivesTheFile(t *testing.T) {
-	parse := func(t *testing.T, args []string) *Options {
+	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
-		o, err := NewOptions()
+		o, err := NewOptions(withFunctions(Entry{Name: "extra", Config: &extraConfig{}}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		flags := pflag.NewFlagSet("manager", pflag.ContinueOnError)
-		for _, fs := range o.flags.FlagSets {
-			flags.AddFlagSet(fs)
+		if err := o.parseArgs(args); err != nil {
+			t.Fatal(err)
 		}
-		if err := flags.Parse(args); err != nil {
+		if err := o.readConfigFile(); err != nil {
 			t.Fatal(err)
 		}
 		return o
 	}
-	given := parse(t, unusual)
-	printed, err := newManagerConfiguration(given.flags).yaml()
-	if err != nil {
-		t.Fatal(err)
+	texts := func(o *Options) map[string]string {
+		all := map[string]string{}
+		for name, f := range o.settings() {
+			all[name] = f.Value.String()
+		}
+		return all
 	}
-	read := parse(t, nil)
-	defaults := newManagerConfiguration(read.flags)
-	if err := read.applyConfigFile(printed); err != nil {
-		t.Fatalf("%v; the file:\n%s", err, printed)
-	}
-	for _, group := range configurable(given.flags) {
-		given.flags.FlagSets[group].VisitAll(func(f *pflag.Flag) {
-			if got := read.flags.FlagSets[group].Lookup(f.Name).Value.String(); got != f.Value.String() {
-				t.Errorf("--%s=%s came back as %s", f.Name, f.Value, got)
+	defaults := texts(parse(t))
+	for name, args := range map[string][]string{
+		"the defaults":                                  nil,
+		"another value for every flag":                  unusual,
+		"a map whose only value has quotes at its end":  {`--allow-metric-labels=m,l=a"b`, `--config-reload-annotation-key="x=""a""","x=""a"""`},
+		"a map of several pairs with commas and quotes": {`--allow-metric-labels="m,l=""a"",b","n,l=c: {d}","o=#"`},
+		"a list of one empty string":                    {`--disabled-metrics=""`},
+		"a text of several lines":                       {"--config-reload-namespaces=\"a\n b\n\",\" c\""},
+		"a limit that is large":                         {"--kube-api-qps=16777216", "--kube-api-burst=2147483647"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			given := parse(t, args...)
+			var printed strings.Builder
+			if err := given.printConfig(&printed); err != nil {
+				t.Fatal(err)
+			}
+			shown, err := json.Marshal(given.effectiveConfig()) // as configz does
+			if err != nil {
+				t.Fatal(err)
+			}
+			for form, text := range map[string]string{"printed": printed.String(), "shown": string(shown)} {
+				read := parse(t, "--config="+writeFile(t, text))
+				if diff := cmp.Diff(texts(given), texts(read)); diff != "" {
+					t.Errorf("what is %s is read as something else (-given +read):\n%s\nthe file:\n%s", form, diff, text)
+				}
 			}
 		})
 	}
-	changed := map[string]bool{}
-	for _, c := range defaults.changes(newManagerConfiguration(read.flags)) {
-		changed[c.name] = true
-	}
-	for _, group := range defaults.Groups {
-		for _, s := range group.Settings {
-			// The lock type has one value only.
-			if name := group.Name + "." + s.Name; !changed[name] && s.Name != "leaderElectResourceLock" {
-				t.Errorf("the test gives %s no value of its own; add its flag to unusual", name)
-			}
+	for name, text := range texts(parse(t, unusual...)) {
+		if text == defaults[name] && name != "leader-elect-resource-lock" { // it has one value only
+			t.Errorf("the test gives --%s no value of its own; add it to unusual", name)
 		}
+	}
+}
+
+func TestEffectiveConfigShowsListsMapsAndNumbersAsSuch(t *testing.T) {
+	got := effective(t, "--compat=reloader,janitor", "--tls-sni-cert-key=/a,/b:x.example.com", "--tls-sni-cert-key=/c,/d", "--dry-run",
+		"--feature-gates=AllBeta=true", "--config-reload-annotation-key=auto=true", "--tls-curve-preferences=23", "--kube-api-qps=0.5")
+	for flag, want := range map[string]any{
+		"compat":                       []any{"reloader", "janitor"},
+		"tls-sni-cert-key":             []any{"/a,/b:x.example.com", "/c,/d"},
+		"dry-run":                      true,
+		"config-reload-annotation-key": map[string]any{"auto": "true"},
+		"tls-curve-preferences":        []any{23},
+		"kube-api-qps":                 0.5,
+		"disabled-metrics":             []any{},
+		"allow-metric-labels":          map[string]any{},
+		"kubeconfig":                   "",
+		"bind-address":                 "0.0.0.0",
+	} {
+		if diff := cmp.Diff(want, got[flag]); diff != "" {
+			t.Errorf("%s:\n%s", flag, diff)
+		}
+	}
+	if gates, ok := got["feature-gates"].(map[string]any); !ok || gates["AllBeta"] != true {
+		t.Errorf("feature-gates: %v", got["feature-gates"])
 	}
 }
 
@@ -254,11 +325,11 @@ func TestTheDocumentedFileIsAccepted(t *testing.T) {
 	if !found || !closed {
 		t.Fatal("docs/configuration.md has no example")
 	}
-	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(example), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := effective(t, "--config="+path)["generic.compat"]; !cmp.Equal(got, []any{"reloader"}) {
+	if got := effective(t, "--config="+writeFile(t, example))["compat"]; !cmp.Equal(got, []any{"reloader"}) {
 		t.Errorf("compat %v", got)
+	}
+	overlay := filepath.Join("..", "..", "deploy", "examples", "config-file", "config.yaml")
+	if got := effective(t, "--config="+overlay)["v"]; got != 2 {
+		t.Errorf("v %v", got)
 	}
 }

@@ -75,7 +75,7 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 			need.Annotations = configreload.SourceAnnotations(cfg)
 			need.Digest = digest
 		case informers.Namespaces:
-			need.Fields = informers.Labels
+			need.Fields, need.ClusterScoped = informers.Labels, true
 		default:
 			need.Annotations = configreload.WorkloadAnnotations(cfg)
 			need.Digest = configreload.WorkloadDigest(cfg)

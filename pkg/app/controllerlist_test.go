@@ -77,7 +77,7 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 		}
 	})
 	t.Run("flags and the file decide what is enabled", func(t *testing.T) {
-		path := writeConfig(t, "generic: {controllers: [extra]}")
+		path := writeConfig(t, "controllers: [extra]")
 		if out := list(t, "--config="+path); !strings.Contains(out, "off       yes") {
 			t.Errorf("extra is not enabled:\n%s", out)
 		}

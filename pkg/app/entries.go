@@ -96,8 +96,9 @@ func declareNeeds(entries []Entry) error {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
 		for _, n := range needs {
-			if e.declares(n.Resource) {
-				errs = append(errs, fmt.Errorf("controller %s: Needs declares %s twice", e.Name, n.Resource.GroupResource()))
+			gr := n.Resource.GroupResource()
+			if slices.ContainsFunc(e.needs, func(other informers.Need) bool { return other.Resource.GroupResource() == gr }) {
+				errs = append(errs, fmt.Errorf("controller %s: Needs declares %s twice", e.Name, gr))
 			}
 			n.For = e.Name
 			e.needs = append(e.needs, n)
@@ -106,18 +107,14 @@ func declareNeeds(entries []Entry) error {
 	return errors.Join(errs...)
 }
 
-func (e Entry) declares(resource schema.GroupVersionResource) bool {
-	return slices.ContainsFunc(e.needs, func(n informers.Need) bool { return n.Resource.GroupResource() == resource.GroupResource() })
-}
-
 // undeclared is what Host.Informer panics with, since it returns no error.
 type undeclared struct{ error }
 
 // informer returns the informer of a resource that the entry itself declares. One that only another entry declares lacks
 // what this one wants of the objects, and is gone when the other is switched off.
 func (e Entry) informer(cache *informers.Factory, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-	informer, ok := cache.Informer(resource)
-	if !ok || !e.declares(resource) {
+	informer, ok := cache.Informer(e.Name, resource)
+	if !ok {
 		panic(undeclared{fmt.Errorf("asks for the informer of %s, which its entry does not declare in Needs", resource.GroupResource())})
 	}
 	return informer

@@ -5,12 +5,14 @@ package app
 
 import (
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
@@ -154,17 +156,22 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Client.Master = server.URL
-	clients, err := newClients(o)
+	connection, err := newConnection(o.Client)
 	if err != nil {
 		t.Fatal(err)
 	}
-	registry := metrics.NewKubeRegistry()
-	cache, err := newCache(o, clients, registry, entries)
+	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry, scheme := metrics.NewKubeRegistry(), runtime.NewScheme()
+	loops := controllers.NewMetrics(registry)
+	cache, err := newCache(o, connection, scheme, registry, loops, entries)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer cache.Shutdown()
-	_, err = newControllers(o, clients, &events{record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, entries)
+	_, err = newControllers(o, clients, scheme, &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, entries)
 	if err == nil {
 		t.Fatal("accepted")
 	}

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
@@ -70,13 +70,12 @@ func (h *hosted) Status() controllers.Status {
 type hostedControllers []*hosted
 
 // newControllers builds the enabled controllers. The error is about all that could not be built.
-func newControllers(o *Options, c *clients, e *events, cache *informers.Factory, registry metrics.KubeRegistry, enabled []Entry) (hostedControllers, error) {
-	loops := controllers.NewMetrics(registry)
+func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
 	var all hostedControllers
 	var errs []error
 	for _, entry := range enabled {
 		config := c.controller(entry.Name)
-		client, err := kubernetes.NewForConfig(config)
+		client, err := c.typed(config)
 		if err != nil {
 			return nil, fmt.Errorf("client of controller %s: %w", entry.Name, err)
 		}
@@ -87,6 +86,7 @@ func newControllers(o *Options, c *clients, e *events, cache *informers.Factory,
 			LiveVersion: cache.LiveVersion,
 			Client:      client,
 			RESTConfig:  config,
+			Scheme:      scheme,
 			Events:      e.recorder("quartermaster-" + entry.Name),
 			Clock:       clock.RealClock{},
 			Loops:       loops,

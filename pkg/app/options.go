@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	apiserveroptions "k8s.io/apiserver/pkg/server/options"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
@@ -43,7 +44,6 @@ type Options struct {
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 
 	entries []Entry
-	added   []Entry // of entries those that the caller gave, their configurations before any flag is parsed
 	flags   cliflag.NamedFlagSets
 }
 
@@ -88,7 +88,7 @@ func NewOptions(entries ...Entry) (*Options, error) {
 			Debugging:                componentbaseconfig.DebuggingConfiguration{EnableProfiling: true},
 		},
 		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
-			ContentType: "application/vnd.kubernetes.protobuf",
+			ContentType: runtime.ContentTypeProtobuf,
 			QPS:         50,
 			Burst:       100,
 		}},
@@ -116,12 +116,6 @@ func NewOptions(entries ...Entry) (*Options, error) {
 	if err := checkEntries(o.entries); err != nil {
 		return nil, err
 	}
-	o.added = slices.Clone(entries)
-	for i := range o.added {
-		if o.added[i].Config, err = copyConfig(o.added[i].Config); err != nil {
-			return nil, err
-		}
-	}
 	o.flags, err = o.flagSets()
 	return o, err
 }
@@ -131,8 +125,8 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	fs := sets.FlagSet(configurationFlags)
 	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
-		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with settings that are not given as flags. "+
-		"It is watched: --controllers, --v and --vmodule follow it while the manager runs.")
+		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with values of flags. "+
+		"It is read at the start; a flag on the command line wins over it.")
 	fs.BoolVar(&o.File.Print, "print-effective-config", o.File.Print,
 		"Print the configuration that flags and --config result in, as such a file, and exit.")
 
@@ -157,17 +151,20 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.StringVar(&g.ServiceAccountsNamespace, "service-accounts-namespace", g.ServiceAccountsNamespace,
 		"The namespace of the ServiceAccounts of --use-service-account-credentials.")
 	fs.BoolVar(&g.DryRun, "dry-run", g.DryRun,
-		"Send every write of every controller with dryRun=All; Leases and Events excepted.")
+		"Send every write of every controller with dryRun=All, and refuse what cannot be a dry run; Leases and Events excepted.")
 
 	c := &o.Client
 	fs = sets.FlagSet("client connection")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig,
 		"The kubeconfig file to use. Default: the ServiceAccount of the Pod.")
 	fs.StringVar(&c.Master, "master", c.Master, "The address of the API server; overrides the kubeconfig's.")
-	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server, of each controller.")
-	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests beyond --kube-api-qps that may go out at once.")
-	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType,
-		"The content type of requests for built-in types.")
+	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, ""+
+		"Requests per second to the API server, of all controllers, the cache and Events together. Watches, the Lease and "+
+		"the reviews of who calls the secure port do not count. Negative: no limit.")
+	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests that may go out at once under --kube-api-qps.")
+	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, ""+
+		"The content type of requests of typed clients for built-in types: "+runtime.ContentTypeProtobuf+" or "+
+		runtime.ContentTypeJSON+". Other clients speak JSON.")
 
 	o.Election.AddFlags(sets.FlagSet("leader election"))
 	o.Informers.AddFlags(sets.FlagSet("informers"))
@@ -208,7 +205,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 }
 
 // Validate answers all that is wrong with the configuration, each problem naming its flag, and where the file sets it.
-func (o *Options) Validate() error { return o.locate(o.validate()) }
+func (o *Options) Validate() error { return o.File.locate(o.validate()) }
 
 func (o *Options) validate() error {
 	var errs []error
@@ -237,11 +234,14 @@ func (o *Options) validate() error {
 	if g.UseServiceAccountTokens && g.ServiceAccountsNamespace == "" {
 		add("service-accounts-namespace", "is empty, but --use-service-account-credentials needs it")
 	}
-	if o.Client.QPS <= 0 {
-		add("kube-api-qps", "%v must be greater than 0", o.Client.QPS)
+	if o.Client.QPS == 0 {
+		add("kube-api-qps", "0 must be greater than 0, or negative for no limit")
 	}
-	if o.Client.Burst <= 0 {
+	if o.Client.QPS > 0 && o.Client.Burst <= 0 {
 		add("kube-api-burst", "%d must be greater than 0", o.Client.Burst)
+	}
+	if known := []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}; !slices.Contains(known, o.Client.ContentType) {
+		add("kube-api-content-type", "%q is not known; known are %s", o.Client.ContentType, strings.Join(known, ", "))
 	}
 	if o.Insecure.Port < 0 || o.Insecure.Port > 65535 {
 		add("insecure-port", "%d must be between 0 and 65535", o.Insecure.Port)

@@ -5,11 +5,14 @@ package app
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -31,9 +34,10 @@ type Entry struct {
 	Summary string
 	// OffByDefault excludes it from '*' in --controllers.
 	OffByDefault bool
-	// Config binds and checks its flags; nil when it has none. It is a pointer to a struct that assignment copies: a
-	// changed --config is tried out on such a copy.
+	// Config binds and checks its flags; nil when it has none.
 	Config Config
+	// AddToScheme adds the types of its custom resources to the scheme of the host; nil when it has none of its own.
+	AddToScheme func(*runtime.Scheme) error
 	// Needs declares what the shared cache has to keep for it. It is asked after the flags were parsed.
 	Needs func() ([]informers.Need, error)
 	// Rules are the permissions it needs, no more.
@@ -58,9 +62,13 @@ type Host struct {
 	// LiveVersion asks the API server for the resourceVersion of an object of such a resource, for a controller that has
 	// reason to think that the cache is behind; see informers.Factory.LiveVersion.
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
-	// Client reads at any time and writes only while this replica leads; RESTConfig makes other clients like it.
+	// Client reads at any time and writes only while this replica leads. RESTConfig makes other clients like it; they
+	// speak JSON, which custom resources need.
 	Client     kubernetes.Interface
 	RESTConfig *rest.Config
+	// Scheme holds the built-in types and those that the enabled entries added. It is this process's own: what a library
+	// registers with client-go's scheme.Scheme is not in it.
+	Scheme *runtime.Scheme
 	// Events records Events under the controller's name.
 	Events record.EventRecorder
 	Clock  clock.WithTicker
@@ -74,4 +82,21 @@ func registry(o *Options) []Entry {
 	return []Entry{
 		configReload(o),
 	}
+}
+
+// newScheme returns a scheme of the built-in types and those of entries.
+func newScheme(entries []Entry) (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	if err := clientscheme.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.AddToScheme == nil {
+			continue
+		}
+		if err := e.AddToScheme(scheme); err != nil {
+			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
+		}
+	}
+	return scheme, nil
 }

@@ -8,11 +8,10 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
@@ -45,29 +44,37 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	registry := metrics.NewKubeRegistry()
-	clients, err := newClients(o)
+	connection, err := newConnection(o.Client)
 	if err != nil {
 		return err
 	}
-	events, err := startEvents(rest, clients)
+	scheme, err := newScheme(enabled)
 	if err != nil {
 		return err
 	}
-	defer events.broadcaster.Shutdown()
-	lock, err := newLock(o, clients, events, registry)
+	events, err := startEvents(rest, connection, scheme)
 	if err != nil {
 		return err
 	}
-	clients.fence = lock.Fence
-	cache, err := newCache(o, clients, registry, enabled)
+	defer events.stop()
+	lock, err := newLock(o, connection, events, registry)
 	if err != nil {
 		return err
 	}
-	running, err := newControllers(o, clients, events, cache, registry, enabled)
+	clients, err := newClients(o, connection, lock.Fence)
 	if err != nil {
 		return err
 	}
-	auth, err := newAuth(o, clients)
+	loops := controllers.NewMetrics(registry)
+	cache, err := newCache(o, connection, scheme, registry, loops, enabled)
+	if err != nil {
+		return err
+	}
+	running, err := newControllers(o, clients, scheme, events, cache, registry, loops, enabled)
+	if err != nil {
+		return err
+	}
+	auth, err := newAuth(o, connection)
 	if err != nil {
 		return err
 	}
@@ -98,8 +105,7 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer configz.Delete(groupVersion.Group)
-	watch, err := newConfigWatch(o, config, running, registry)
-	if err != nil {
+	if err := config.Set(o.effectiveConfig()); err != nil {
 		return err
 	}
 	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
@@ -110,18 +116,13 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	defer servers.stop()
 
-	// Settings that may change while it runs.
-	following, stopFollowing := context.WithCancel(ctx)
-	var file sync.WaitGroup
-	file.Go(func() { watch.run(following) })
-	defer file.Wait()
-	defer stopFollowing()
-
 	// Informers, on every replica.
-	if err := waitForAPIServer(ctx, clients.named("startup")); err != nil {
+	if err := waitForAPIServer(ctx, connection.named("startup")); ctx.Err() != nil {
 		return nil // told to stop before the API server was there
+	} else if err != nil {
+		return err
 	}
-	if err := checkFences(ctx, o, clients, lock); err != nil {
+	if err := checkFences(ctx, o, connection, lock); err != nil {
 		return err
 	}
 	if o.Informers.Standby == informers.StandbyWarm {
@@ -141,7 +142,7 @@ func Run(ctx context.Context, o *Options) error {
 }
 
 // newLock names the Lease and this replica.
-func newLock(o *Options, c *clients, e *events, registry metrics.KubeRegistry) (*election.Lock, error) {
+func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry) (*election.Lock, error) {
 	// In a Pod the host name is the Pod's, unless hostNetwork or hostname says otherwise.
 	pod := os.Getenv("POD_NAME")
 	if pod == "" {
@@ -150,7 +151,7 @@ func newLock(o *Options, c *clients, e *events, registry metrics.KubeRegistry) (
 			return nil, fmt.Errorf("POD_NAME is not set: %w", err)
 		}
 	}
-	client, err := kubernetes.NewForConfig(election.ClientConfig(c.base))
+	client, err := c.typed(election.ClientConfig(c.base))
 	if err != nil {
 		return nil, err
 	}
@@ -165,8 +166,8 @@ func newLock(o *Options, c *clients, e *events, registry metrics.KubeRegistry) (
 
 // checkFences refuses to start beside a leader of another lock type, and has the elector find out whether the API server
 // has a fence too.
-func checkFences(ctx context.Context, o *Options, c *clients, lock *election.Lock) error {
-	client, err := kubernetes.NewForConfig(c.named("startup"))
+func checkFences(ctx context.Context, o *Options, c connection, lock *election.Lock) error {
+	client, err := c.typed(c.named("startup"))
 	if err != nil {
 		return err
 	}
@@ -184,8 +185,8 @@ func checkFences(ctx context.Context, o *Options, c *clients, lock *election.Loc
 }
 
 // newCache builds the informers that the enabled controllers need.
-func newCache(o *Options, c *clients, registry metrics.KubeRegistry, enabled []Entry) (*informers.Factory, error) {
-	readers, err := informers.NewClients(c.named("informers"))
+func newCache(o *Options, c connection, scheme *runtime.Scheme, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (*informers.Factory, error) {
+	readers, err := informers.NewClients(c.builtIn(c.named("informers")), scheme)
 	if err != nil {
 		return nil, err
 	}
@@ -193,5 +194,5 @@ func newCache(o *Options, c *clients, registry metrics.KubeRegistry, enabled []E
 	for _, entry := range enabled {
 		needs = append(needs, entry.needs...)
 	}
-	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{})
+	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
 }

@@ -193,9 +193,9 @@ func (s *apiServer) requests() []string {
 }
 
 // clientsOf returns clients as the manager builds them.
-func clientsOf(t *testing.T, config *rest.Config) Clients {
+func clientsOf(t testing.TB, config *rest.Config) Clients {
 	t.Helper()
-	clients, err := NewClients(config)
+	clients, err := NewClients(config, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)
 	}

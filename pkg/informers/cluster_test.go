@@ -51,9 +51,8 @@ func newCluster(objects ...*corev1.Secret) *cluster {
 
 func (c *cluster) source() source {
 	return source{
-		list:    func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
-		watch:   c.watch,
-		example: &Entry{},
+		list:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
+		watch: c.watch,
 	}
 }
 
@@ -249,17 +248,15 @@ func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
 
 func newTestFactoryWith(t *testing.T, cfg Config, c *cluster, needs ...Need) *Factory {
 	t.Helper()
-	f := &Factory{clock: clock.RealClock{}, minResync: cfg.MinResyncPeriod, mutations: newMutationDetector(clock.RealClock{})}
+	f := &Factory{clock: clock.RealClock{}, minResync: cfg.MinResyncPeriod, mutations: newMutationDetector(clock.RealClock{}), panicked: func(string) {}}
 	plans, err := newPlans(needs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range plans {
-		r, err := f.newResource(p, c.source())
-		if err != nil {
+		if err := f.add(p, []*scope{{source: c.source()}}); err != nil {
 			t.Fatal(err)
 		}
-		f.resources = append(f.resources, r)
 	}
 	if err := metrics.NewKubeRegistry().CustomRegister(newCollector(f)); err != nil {
 		t.Fatal(err)

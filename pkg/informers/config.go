@@ -6,9 +6,12 @@ package informers
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Values of --standby.
@@ -26,6 +29,8 @@ type Config struct {
 	// reaches the handlers again as an update with equal old and new (default 12 h). The period of each
 	// informer is random between this and twice this. 0 means no resyncs.
 	MinResyncPeriod time.Duration
+	// Namespaces restricts all informers to these; empty means all namespaces.
+	Namespaces []string
 	// CacheMutationDetection compares cached objects with what they were when they were cached.
 	CacheMutationDetection bool
 }
@@ -40,6 +45,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Standby, "standby", c.Standby,
 		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
 			"becomes the leader; or \"cold\", none: it saves the memory and lists everything on becoming the leader.")
+	fs.StringSliceVar(&c.Namespaces, "namespaces", c.Namespaces,
+		"The only namespaces to watch and to work in. Default: all. No permission in the whole cluster is needed then.")
 	fs.DurationVar(&c.MinResyncPeriod, "min-resync-period", c.MinResyncPeriod,
 		"The resync period of informers is random between this and twice this; 0 switches resyncs off.")
 	fs.BoolVar(&c.CacheMutationDetection, "cache-mutation-detection", c.CacheMutationDetection,
@@ -53,6 +60,13 @@ func (c *Config) Validate() error {
 	var errs []error
 	if c.Standby != StandbyWarm && c.Standby != StandbyCold {
 		errs = append(errs, fmt.Errorf("--standby: %q is neither %q nor %q", c.Standby, StandbyWarm, StandbyCold))
+	}
+	for i, namespace := range c.Namespaces {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			errs = append(errs, fmt.Errorf("--namespaces: %q: %s", namespace, strings.Join(problems, "; ")))
+		} else if slices.Contains(c.Namespaces[:i], namespace) {
+			errs = append(errs, fmt.Errorf("--namespaces: %q is there twice", namespace))
+		}
 	}
 	if c.MinResyncPeriod < 0 {
 		errs = append(errs, fmt.Errorf("--min-resync-period: %s is negative", c.MinResyncPeriod))

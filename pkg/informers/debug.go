@@ -48,7 +48,6 @@ type ResourceStatus struct {
 	Failures         int64            `json:"failures"`
 	LastFailure      *FailureStatus   `json:"lastFailure,omitempty"`
 	Problem          string           `json:"problem,omitempty"`
-	Handlers         []HandlerStatus  `json:"handlers"`
 }
 
 // FailureStatus is the last series of failed requests with one verb.
@@ -60,34 +59,19 @@ type FailureStatus struct {
 	Last  metav1.Time `json:"last"`
 }
 
-// HandlerStatus is the state of one event handler.
-type HandlerStatus struct {
-	Name    string `json:"name"`
-	Handled int64  `json:"handled"`
-	Backlog int    `json:"backlog"`
-}
-
-func (s *ResourceStatus) backlog() int {
-	n := 0
-	for _, h := range s.Handlers {
-		n += h.Backlog
-	}
-	return n
-}
-
-// Status returns the present state of all informers. It walks all cached objects.
-func (f *Factory) Status() Status {
+// Status returns the present state of all informers. With sizes it walks all cached objects.
+func (f *Factory) Status(sizes bool) Status {
 	s := Status{Started: f.started(), Resources: make([]ResourceStatus, 0, len(f.resources))}
 	if f.mutations != nil {
 		s.CacheMutations = f.mutations.count()
 	}
 	for _, r := range f.resources {
-		s.Resources = append(s.Resources, r.status())
+		s.Resources = append(s.Resources, r.status(sizes))
 	}
 	return s
 }
 
-func (r *resource) status() ResourceStatus {
+func (r *resource) status(sizes bool) ResourceStatus {
 	s := ResourceStatus{
 		Group:         r.plan.resource.Group,
 		Version:       r.plan.resource.Version,
@@ -96,11 +80,11 @@ func (r *resource) status() ResourceStatus {
 		Form:          r.plan.form(),
 		FieldSelector: r.plan.fieldSelector,
 		Synced:        r.informer.HasSynced(),
-		Handlers:      r.informer.handlers(),
 	}
-	for _, obj := range r.informer.GetStore().List() {
-		s.Objects++
-		s.ApproximateBytes += int64(sizeOf(obj))
+	if sizes {
+		for _, obj := range r.informer.GetStore().List() {
+			s.ApproximateBytes += int64(sizeOf(obj))
+		}
 	}
 	if err := r.problem(); err != nil {
 		s.Problem = err.Error()
@@ -112,7 +96,7 @@ func (r *resource) status() ResourceStatus {
 func (s *state) fill(out *ResourceStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out.Absent = s.absent
+	out.Absent, out.Objects = s.absent, s.objects
 	out.ResourceVersion = s.resourceVersion
 	out.LastEventAge = s.age(s.lastEvent)
 	out.LastBookmarkAge = s.age(s.lastBookmark)
@@ -146,7 +130,7 @@ func latest(times ...time.Time) time.Time {
 // encoding; decoded they take about three times as much, most of it pointers and headers.
 func sizeOf(obj any) int {
 	switch o := obj.(type) {
-	case *Entry:
+	case *Object:
 		return o.size()
 	case interface{ Size() int }:
 		return 3 * o.Size()
@@ -182,7 +166,7 @@ func sizeOfValue(value any) int {
 // ServeHTTP serves /debug/informers: readable text, or JSON if the request accepts it or says
 // ?format=json.
 func (f *Factory) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	status := f.Status()
+	status := f.Status(true)
 	asJSON := strings.Contains(req.Header.Get("Accept"), "application/json")
 	if format := req.URL.Query().Get("format"); format != "" {
 		asJSON = format == "json"
@@ -201,12 +185,12 @@ func (f *Factory) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 func (s *Status) writeText(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "RESOURCE\tFORM\tFOR\tSYNCED\tOBJECTS\tBYTES\tVERSION\tEVENT\tBOOKMARK\tLISTS\tRELISTS\tWATCHES\tHANDLERS\tBACKLOG")
+	_, _ = fmt.Fprintln(t, "RESOURCE\tFORM\tFOR\tSYNCED\tOBJECTS\tBYTES\tVERSION\tEVENT\tBOOKMARK\tLISTS\tRELISTS\tWATCHES")
 	for i := range s.Resources {
 		r := &s.Resources[i]
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n",
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\t%s\t%d\t%d\t%d\n",
 			r.name(), r.Form, strings.Join(r.For, ","), r.Synced, r.Objects, r.ApproximateBytes, r.ResourceVersion,
-			ago(r.LastEventAge), ago(r.LastBookmarkAge), r.Lists, r.Relists, r.Watches, len(r.Handlers), r.backlog())
+			ago(r.LastEventAge), ago(r.LastBookmarkAge), r.Lists, r.Relists, r.Watches)
 	}
 	_ = t.Flush()
 	for i := range s.Resources {

@@ -7,8 +7,8 @@
 // Every controller states its [Need] of a resource beside its registry entry. [New] unites the needs
 // of a resource into one plan, which decides the form of what is cached:
 //
-//   - metadata: the server sends metadata only, the cache holds an [Entry];
-//   - content digest: the server sends the object, the cache holds an [Entry] with what the declared
+//   - metadata: the server sends metadata only, the cache holds an [Object];
+//   - content digest: the server sends the object, the cache holds an [Object] with what the declared
 //     digests make of it: a hash of a Secret's data, the references of a pod template. The rest is
 //     dropped before client-go's informer sees it;
 //   - typed: the usual API type;

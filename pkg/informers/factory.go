@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime/pprof"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ type Factory struct {
 	clock     clock.WithTicker
 	resources []*resource
 	metadata  metadata.Interface
+	panicked  func(controller string)
 	mutations *mutationDetector // nil if switched off
 	name      *cache.InformerName
 	minResync time.Duration // 0: no resyncs
@@ -42,70 +44,107 @@ type Factory struct {
 type resource struct {
 	plan     *plan
 	state    *state
-	informer *sharedInformer
+	panics   *panics
+	informer cache.SharedIndexInformer
+	indexing sync.Mutex // of those who add indexers
 }
 
 // New builds one informer for each resource that needs name, and starts none. name tells this factory's
 // informers apart in client-go's informer metrics (label "name"); it must be unique in the process until
-// Shutdown. It fails if the needs contradict each other or cannot be met.
-func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTicker) (*Factory, error) {
+// Shutdown. panicked is called for each panic of a function of the named controller. New fails if the needs
+// contradict each other or cannot be met.
+func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTicker,
+	panicked func(controller string)) (_ *Factory, err error) {
 	plans, err := newPlans(needs)
 	if err != nil {
 		return nil, err
 	}
-	f := &Factory{clock: c, metadata: clients.Metadata, minResync: cfg.MinResyncPeriod}
+	f := &Factory{clock: c, metadata: clients.metadata, minResync: cfg.MinResyncPeriod, panicked: panicked}
 	if cfg.CacheMutationDetection {
 		f.mutations = newMutationDetector(c)
 	}
 	if f.name, err = cache.NewInformerName(name); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			f.name.Release()
+		}
+	}()
 	for _, p := range plans {
-		src, err := newSource(p, clients)
+		scopes, err := newScopes(p, clients, cfg.Namespaces)
 		if err != nil {
-			f.name.Release()
 			return nil, err
 		}
-		r, err := f.newResource(p, src)
-		if err != nil {
-			f.name.Release()
+		if err := f.add(p, scopes); err != nil {
 			return nil, err
 		}
-		f.resources = append(f.resources, r)
 	}
 	if err := reg.CustomRegister(newCollector(f)); err != nil {
-		f.name.Release()
 		return nil, fmt.Errorf("register informer metrics: %w", err)
 	}
 	return f, nil
 }
 
-func (f *Factory) newResource(p *plan, src source) (*resource, error) {
-	r := &resource{plan: p, state: newState(resourceName(p.resource), f.clock)}
-	lw := &reducingListWatch{source: src, plan: p, state: r.state, clock: f.clock, wg: &f.wg}
-	inner := cache.NewSharedIndexInformerWithOptions(lw, src.example, cache.SharedIndexInformerOptions{
+func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) {
+	if len(namespaces) == 0 {
+		namespaces = []string{metav1.NamespaceAll}
+	} else if p.clusterScoped {
+		return nil, fmt.Errorf("%s needs %s, which have no namespace: not possible with --namespaces",
+			strings.Join(p.controllers(), ", "), resourceName(p.resource))
+	}
+	var scopes []*scope
+	for _, namespace := range namespaces {
+		src, err := newSource(p, clients, namespace)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
+		}
+		scopes = append(scopes, &scope{source: src, namespace: namespace})
+	}
+	return scopes, nil
+}
+
+func (f *Factory) add(p *plan, scopes []*scope) error {
+	name := resourceName(p.resource)
+	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.panicked)}
+	lw := &reducingListWatch{
+		reducer: reducer{plan: p, panics: r.panics, cached: r.cached},
+		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
+	}
+	// Without an example the reflector takes objects of any type.
+	r.informer = cache.NewSharedIndexInformerWithOptions(lw, nil, cache.SharedIndexInformerOptions{
 		Indexers:          cache.Indexers{}, // so that some can be added
-		ObjectDescription: resourceName(p.resource),
+		ObjectDescription: name,
 		Identifier:        f.name.WithResource(p.resource),
 		ResyncPeriod:      wait.Jitter(f.minResync, 1), // not all at once
 	})
 	if f.mutations != nil {
-		lw.cached = f.mutations.watch(r.state.resource, inner.GetStore())
+		lw.reduced = f.mutations.watch(name, r.informer.GetStore())
 	}
-	if err := inner.SetWatchErrorHandlerWithContext(r.state.watchError); err != nil {
-		return nil, err
-	}
-	r.informer = newSharedInformer(inner)
-	return r, nil
+	f.resources = append(f.resources, r)
+	return r.informer.SetWatchErrorHandlerWithContext(r.state.watchError)
 }
 
-// Informer returns the one informer of the resource, whatever version was asked for; false if no need
-// named it.
-func (f *Factory) Informer(gvr schema.GroupVersionResource) (cache.SharedIndexInformer, bool) {
-	if r := f.resource(gvr); r != nil {
-		return r.informer, true
+// cached returns the object of that name, nil if the cache has none in reduced form.
+func (r *resource) cached(obj metav1.Object) *Object {
+	stored, _, _ := r.informer.GetStore().GetByKey(cache.MetaObjectToName(obj).String()) // never fails
+	o, _ := stored.(*Object)
+	return o
+}
+
+func (r *resource) inCache(key string) bool {
+	_, ok, _ := r.informer.GetStore().GetByKey(key) // never fails
+	return ok
+}
+
+// Informer returns the one informer of the resource, whatever version was asked for, for the named controller;
+// false if the controller has no need of it.
+func (f *Factory) Informer(controller string, gvr schema.GroupVersionResource) (cache.SharedIndexInformer, bool) {
+	r := f.resource(gvr)
+	if r == nil || !slices.Contains(r.plan.controllers(), controller) {
+		return nil, false
 	}
-	return nil, false
+	return &controllerInformer{SharedIndexInformer: r.informer, resource: r, controller: controller}, true
 }
 
 func (f *Factory) resource(gvr schema.GroupVersionResource) *resource {
@@ -197,16 +236,16 @@ func (f *Factory) HasSynced(controllers ...string) bool {
 	return true
 }
 
-// Problem tells what keeps the cache of a controller from being complete and current: an informer that
-// has not synced, a verb that RBAC does not allow, requests that have failed for more than a minute.
-// It returns nil if there is nothing of the kind, and before Start, as on a cold standby.
+// Problem returns what keeps the cache of a controller from being complete and current: an informer that
+// has not synced, a verb that RBAC does not allow, requests that have failed for more than a minute, a
+// function of the controller that panics. Otherwise it returns nil, and before Start, as on a cold standby.
 func (f *Factory) Problem(controller string) error {
 	if !f.started() {
 		return nil
 	}
 	var errs []error
 	for _, r := range f.of([]string{controller}) {
-		errs = append(errs, r.problem())
+		errs = append(errs, r.problem(), r.panics.problem(controller))
 	}
 	return errors.Join(errs...)
 }

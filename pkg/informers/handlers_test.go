@@ -56,7 +56,7 @@ func TestAHandlerSeesEverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
-		informer, _ := f.Informer(Secrets)
+		informer, _ := f.Informer("reload", Secrets)
 		h := &slowHandler{name: "reload"}
 		if _, err := informer.AddEventHandler(h); err != nil {
 			t.Fatal(err)
@@ -98,14 +98,15 @@ func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
 				f := newTestFactoryWith(t, Config{MinResyncPeriod: tc.period}, c, reloadNeed)
 				startSynced(t, f)
 				defer f.Shutdown()
-				informer, _ := f.Informer(Secrets)
+				informer, _ := f.Informer("reload", Secrets)
 				h := &slowHandler{name: "reload"}
 				if _, err := informer.AddEventHandler(h); err != nil {
 					t.Fatal(err)
 				}
 				pass(tc.period - time.Second)
-				if n := secretsStatus(f).Handlers[0].Handled; n != 2 {
-					t.Errorf("%d notifications before the period is over", n)
+				synctest.Wait()
+				if len(h.seen) != 2 {
+					t.Errorf("%d notifications before the period is over", len(h.seen))
 				}
 				before := c.count()
 				pass(21*time.Hour - tc.period)
@@ -126,108 +127,11 @@ func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
 	}
 }
 
-func TestTheBacklogOfASlowHandlerShowsAndDelaysNobodyElse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
-		startSynced(t, f)
-		defer f.Shutdown()
-		informer, _ := f.Informer(Secrets)
-		slow, fast := &slowHandler{name: "slow", block: make(chan struct{})}, &slowHandler{name: "fast"}
-		registration, err := informer.AddEventHandler(slow)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := informer.AddEventHandler(fast); err != nil {
-			t.Fatal(err)
-		}
-		for range 9 {
-			c.put(named("a", "2"))
-		}
-		synctest.Wait()
-		want := []HandlerStatus{{Name: "fast", Handled: 10}, {Name: "slow", Backlog: 10}}
-		if diff := cmp.Diff(want, secretsStatus(f).Handlers); diff != "" {
-			t.Errorf("handlers (-want +got):\n%s", diff)
-		}
-		if registration.HasSynced() {
-			t.Error("a handler has synced that has not handled the initial list")
-		}
-		slow.block <- struct{}{}
-		synctest.Wait()
-		if !registration.HasSynced() {
-			t.Error("a handler has not synced that has handled the initial list")
-		}
-		close(slow.block)
-		synctest.Wait()
-		want = []HandlerStatus{{Name: "fast", Handled: 10}, {Name: "slow", Handled: 10}}
-		if diff := cmp.Diff(want, secretsStatus(f).Handlers); diff != "" {
-			t.Errorf("handlers (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestARemovedHandlerIsCalledNoMore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"), named("b", "1"))
-		f := newTestFactory(t, c, reloadNeed)
-		startSynced(t, f)
-		defer f.Shutdown()
-		informer, _ := f.Informer(Secrets)
-		h := &slowHandler{name: "reload", block: make(chan struct{})}
-		registration, err := informer.AddEventHandler(h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		done := make(chan error)
-		go func() { done <- cache.ShutDownEventHandler(informer, registration) }()
-		synctest.Wait()
-		select {
-		case err := <-done:
-			t.Error("shut down while the handler was running", err)
-		default:
-		}
-		close(h.block)
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		c.put(named("c", "1"))
-		synctest.Wait()
-		if len(h.seen) != 1 {
-			t.Errorf("notifications %v, want the one that was running", h.seen)
-		}
-		if s := secretsStatus(f); len(s.Handlers) != 0 {
-			t.Errorf("handlers %v", s.Handlers)
-		}
-		if err := informer.RemoveEventHandler(registration); err != nil {
-			t.Errorf("second removal: %v", err)
-		}
-	})
-}
-
-func TestHandlersEndWithTheInformer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTestFactory(t, newCluster(named("a", "1")), reloadNeed)
-		startSynced(t, f)
-		informer, _ := f.Informer(Secrets)
-		registration, err := informer.AddEventHandler(&slowHandler{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		f.Shutdown()
-		<-registration.(interface{ ShutdownChan() <-chan struct{} }).ShutdownChan()
-		if _, err := informer.AddEventHandler(&slowHandler{}); err == nil {
-			t.Error("a handler was added to a stopped informer")
-		}
-	})
-}
-
 func TestShutdownWaitsForARunningHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestFactory(t, newCluster(named("a", "1")), reloadNeed)
 		startSynced(t, f)
-		informer, _ := f.Informer(Secrets)
+		informer, _ := f.Informer("reload", Secrets)
 		h := &slowHandler{block: make(chan struct{})}
 		if _, err := informer.AddEventHandler(h); err != nil {
 			t.Fatal(err)
@@ -248,7 +152,7 @@ func TestShutdownWaitsForARunningHandler(t *testing.T) {
 
 func TestSeveralControllersMayAddTheIndexByNamespace(t *testing.T) {
 	f := newTestFactory(t, newCluster(), reloadNeed)
-	informer, _ := f.Informer(Secrets)
+	informer, _ := f.Informer("reload", Secrets)
 	byNamespace := cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}
 	for range 2 {
 		if err := informer.AddIndexers(byNamespace); err != nil {

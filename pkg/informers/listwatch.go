@@ -36,13 +36,16 @@ const (
 // reducingListWatch stands between the client and client-go's reflector: what comes through is reduced,
 // observed and, for optional resources, forgiven. It implements cache.ListerWatcherWithContext.
 type reducingListWatch struct {
-	source source
-	plan   *plan
+	reducer
+	// scopes are all namespaces as one, or those of --namespaces.
+	scopes []*scope
 	state  *state
 	clock  clock.WithTicker
-	// cached is told every object that goes to the cache; nil if nobody wants to know.
-	cached func(runtime.Object)
-	wg     *sync.WaitGroup
+	// reduced is told every object that goes to the cache; nil if nobody wants to know.
+	reduced func(runtime.Object)
+	// inCache reports whether the cache has an object of that key.
+	inCache func(key string) bool
+	wg      *sync.WaitGroup
 }
 
 func (l *reducingListWatch) List(opts metav1.ListOptions) (runtime.Object, error) {
@@ -53,8 +56,9 @@ func (l *reducingListWatch) Watch(opts metav1.ListOptions) (watch.Interface, err
 	return l.WatchWithContext(context.Background(), opts)
 }
 
-// IsWatchListSemanticsUnSupported tells the reflector not to stream lists from a fake client.
-func (l *reducingListWatch) IsWatchListSemanticsUnSupported() bool { return l.source.noStreaming }
+// IsWatchListSemanticsUnSupported reports whether the reflector must not stream lists: a stream for each
+// namespace would have an end of its own.
+func (l *reducingListWatch) IsWatchListSemanticsUnSupported() bool { return len(l.scopes) > 1 }
 
 // ListWithContext returns the whole list, reduced page by page. The reflector would ask a server that
 // cannot stream for everything in one response ("0" makes the server ignore the limit, and a relist
@@ -68,29 +72,48 @@ func (l *reducingListWatch) ListWithContext(ctx context.Context, opts metav1.Lis
 	default:
 		opts.ResourceVersionMatch = metav1.ResourceVersionMatchNotOlderThan
 	}
-	pages := pager.New(l.page)
-	pages.PageSize = pageSize
-	list, _, err := pages.List(ctx, opts)
-	if err != nil && l.plan.optional && apierrors.IsNotFound(err) {
-		l.state.listedAbsent(ctx)
-		return &metainternalversion.List{}, nil
-	}
-	if err != nil {
-		if ctx.Err() == nil {
-			l.state.failed("list", err)
+	list := &metainternalversion.List{}
+	for _, s := range l.scopes {
+		err := l.listScope(ctx, s, opts, list)
+		if err != nil && l.plan.optional && apierrors.IsNotFound(err) {
+			l.state.listedAbsent(ctx)
+			return &metainternalversion.List{}, nil
 		}
-		return nil, err
+		if err != nil {
+			if ctx.Err() == nil {
+				l.state.failed("list", err)
+			}
+			return nil, err
+		}
 	}
-	m, err := meta.ListAccessor(list)
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", resourceName(l.plan.resource), err)
-	}
-	l.state.listed(ctx, m.GetResourceVersion())
+	l.state.listed(ctx, list.ResourceVersion, len(list.Items))
 	return list, nil
 }
 
-func (l *reducingListWatch) page(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	full, err := l.source.list(ctx, opts)
+// listScope appends the objects of one scope to list.
+func (l *reducingListWatch) listScope(ctx context.Context, s *scope, opts metav1.ListOptions, list *metainternalversion.List) error {
+	pages := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return l.page(ctx, s, opts)
+	})
+	pages.PageSize = pageSize
+	all, _, err := pages.List(ctx, opts)
+	if err != nil {
+		return err
+	}
+	m, err := meta.ListAccessor(all)
+	if err != nil {
+		return fmt.Errorf("list %s: %w", resourceName(l.plan.resource), err)
+	}
+	list.ResourceVersion = m.GetResourceVersion()
+	s.advance(list.ResourceVersion)
+	return meta.EachListItem(all, func(obj runtime.Object) error {
+		list.Items = append(list.Items, obj)
+		return nil
+	})
+}
+
+func (l *reducingListWatch) page(ctx context.Context, s *scope, opts metav1.ListOptions) (runtime.Object, error) {
+	full, err := s.list(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -115,9 +138,9 @@ func (l *reducingListWatch) page(ctx context.Context, opts metav1.ListOptions) (
 }
 
 func (l *reducingListWatch) reduce(obj runtime.Object) (runtime.Object, error) {
-	reduced, err := l.plan.reduce(obj)
-	if err == nil && l.cached != nil {
-		l.cached(reduced)
+	reduced, err := l.reducer.reduce(obj)
+	if err == nil && l.reduced != nil {
+		l.reduced(reduced)
 	}
 	return reduced, err
 }
@@ -153,7 +176,7 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, streaming bool) (watch.Interface, error) {
 	backoff := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	for {
-		w, err := l.source.watch(ctx, opts)
+		w, err := l.watchScopes(ctx, opts)
 		if err == nil && isEmpty(w) && ctx.Err() == nil {
 			l.state.failed("watch", errNoAnswer)
 			l.state.logFailure(ctx, errNoAnswer)
@@ -200,6 +223,8 @@ type reducingWatch struct {
 	once   sync.Once
 	// patience ends when the initial events have paused for too long; nil when all of them, or none, are to come.
 	patience clock.Timer
+	// relist ends when the resource is to be listed again, see panics; nil without need.
+	relist clock.Timer
 }
 
 func (w *reducingWatch) ResultChan() <-chan watch.Event { return w.result }
@@ -210,16 +235,22 @@ func (w *reducingWatch) run() {
 	defer close(w.result)
 	defer w.from.Stop()
 	defer w.stopWaiting()
+	defer w.stopRelist()
 	for {
-		var stalled <-chan time.Time
+		var stalled, relist <-chan time.Time
 		if w.patience != nil {
 			w.patience.Reset(streamPatience)
 			stalled = w.patience.C()
+		} else {
+			relist = w.relistTimer()
 		}
 		var event watch.Event
 		select {
 		case <-w.done:
 			return
+		case <-relist:
+			w.l.panics.relisting(w.l.inCache)
+			event = watch.Event{Type: watch.Error, Object: &errRelist}
 		case <-stalled:
 			event = w.l.convert(watch.Event{Type: watch.Error, Object: &errStalled})
 		case e, ok := <-w.from.ResultChan():
@@ -235,7 +266,29 @@ func (w *reducingWatch) run() {
 		case <-w.done:
 			return
 		case w.result <- event:
+			w.l.delivered(event)
 		}
+	}
+}
+
+// relistTimer returns the channel of a timer that runs while a function of a controller panics on some
+// object, otherwise nil.
+func (w *reducingWatch) relistTimer() <-chan time.Time {
+	delay := w.l.panics.relistIn()
+	switch {
+	case delay == 0:
+		w.stopRelist()
+		return nil
+	case w.relist == nil:
+		w.relist = w.l.clock.NewTimer(delay)
+	}
+	return w.relist.C()
+}
+
+func (w *reducingWatch) stopRelist() {
+	if w.relist != nil {
+		w.relist.Stop()
+		w.relist = nil
 	}
 }
 
@@ -245,6 +298,9 @@ func (w *reducingWatch) stopWaiting() {
 		w.patience = nil
 	}
 }
+
+// errRelist makes the reflector list again.
+var errRelist = apierrors.NewResourceExpired("a function of a controller panicked; listing again to try it once more").ErrStatus
 
 // errStalled makes the reflector list instead.
 var errStalled = apierrors.NewTimeoutError(fmt.Sprintf(
@@ -265,7 +321,10 @@ func (l *reducingListWatch) convert(event watch.Event) watch.Event {
 	case watch.Added, watch.Modified, watch.Deleted:
 		event.Object, err = l.reduce(event.Object)
 	case watch.Bookmark:
-		event.Object, err = l.plan.bookmark(event.Object)
+		event.Object, err = l.bookmark(event.Object)
+	}
+	if m, ok := event.Object.(metav1.Object); ok && event.Type == watch.Deleted {
+		l.panics.gone(m)
 	}
 	if err != nil {
 		status := apierrors.NewInternalError(err).Status()

@@ -9,8 +9,7 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// collector computes the metrics when they are asked for, from the same snapshot that
-// /debug/informers shows.
+// collector computes the metrics at the scrape, from the counts that /debug/informers shows too.
 type collector struct {
 	metrics.BaseStableCollector
 	factory     *Factory
@@ -36,8 +35,6 @@ func newCollector(f *Factory) *collector {
 	}
 	gauge("objects", "Number of objects in the cache.",
 		func(s *ResourceStatus) float64 { return float64(s.Objects) })
-	gauge("approximate_bytes", "Approximate size of the objects in the cache, without keys and indexes.",
-		func(s *ResourceStatus) float64 { return float64(s.ApproximateBytes) })
 	gauge("synced", "1 if the cache has been filled once.", func(s *ResourceStatus) float64 {
 		if s.Synced {
 			return 1
@@ -59,9 +56,6 @@ func newCollector(f *Factory) *collector {
 	counter("events_total", "Number of events received, those of streamed lists included.",
 		func(s *ResourceStatus) int64 { return s.Events })
 	counter("failures_total", "Number of lists and watches that failed.", func(s *ResourceStatus) int64 { return s.Failures })
-	gauge("handlers", "Number of registered event handlers.", func(s *ResourceStatus) float64 { return float64(len(s.Handlers)) })
-	gauge("handler_backlog", "Number of notifications that wait for an event handler.",
-		func(s *ResourceStatus) float64 { return float64(s.backlog()) })
 	c.mutations = newDesc("cache_mutations_total",
 		"Number of cached objects that were found changed. Without --cache-mutation-detection nobody looks.")
 	return c
@@ -81,7 +75,7 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 
 // CollectWithStability implements metrics.StableCollector.
 func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
-	status := c.factory.Status()
+	status := c.factory.Status(false)
 	for i := range status.Resources {
 		s := &status.Resources[i]
 		for _, m := range c.perResource {

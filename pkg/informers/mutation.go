@@ -142,13 +142,13 @@ func (d *mutationDetector) count() int64 {
 	return d.found
 }
 
-// checksum covers all that a reader could change. API types are encoded, with sorted keys; of an Entry
+// checksum covers all that a reader could change. API types are encoded, with sorted keys; of an Object
 // only the maps, slices and pointers that it hands out are not immutable by themselves.
 func (d *mutationDetector) checksum(obj runtime.Object) uint64 {
 	var h maphash.Hash
 	h.SetSeed(d.seed)
 	switch o := obj.(type) {
-	case *Entry:
+	case *Object:
 		if o.extra != nil {
 			m := metav1.ObjectMeta{Annotations: o.extra.annotations, Labels: o.extra.labels,
 				OwnerReferences: o.extra.owners, DeletionTimestamp: o.extra.deleted}

@@ -26,13 +26,13 @@ func annotated(name string) *corev1.Secret {
 
 // spoil changes an object in the cache. The lock orders the change before the next check, for the race
 // detector's sake.
-func spoil(f *Factory, e *Entry) {
+func spoil(f *Factory, e *Object) {
 	f.mutations.mu.Lock()
 	defer f.mutations.mu.Unlock()
 	e.GetAnnotations()["match"] = "false"
 }
 
-func TestAChangedEntryIsReportedOnce(t *testing.T) {
+func TestAChangedObjectIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(annotated("a"), annotated("b"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -42,14 +42,14 @@ func TestAChangedEntryIsReportedOnce(t *testing.T) {
 		if err := f.CheckMutation(nil); err != nil {
 			t.Fatalf("nothing was changed: %v", err)
 		}
-		informer, _ := f.Informer(Secrets)
+		informer, _ := f.Informer("reload", Secrets)
 		obj, _, _ := informer.GetStore().GetByKey("shop/b")
-		spoil(f, obj.(*Entry))
+		spoil(f, obj.(*Object))
 		pass(time.Minute)
 		if err := f.CheckMutation(nil); err == nil || !strings.Contains(err.Error(), "secrets shop/b was changed") {
 			t.Errorf("health check: %v", err)
 		}
-		if n := f.Status().CacheMutations; n != 1 {
+		if n := f.Status(false).CacheMutations; n != 1 {
 			t.Errorf("%d mutations counted", n)
 		}
 	})
@@ -60,9 +60,9 @@ func TestAChangeIsFoundAtTheEndToo(t *testing.T) {
 		c := newCluster(annotated("a"))
 		f := newTestFactory(t, c, reloadNeed)
 		startSynced(t, f)
-		informer, _ := f.Informer(Secrets)
+		informer, _ := f.Informer("reload", Secrets)
 		obj, _, _ := informer.GetStore().GetByKey("shop/a")
-		spoil(f, obj.(*Entry))
+		spoil(f, obj.(*Object))
 		f.Shutdown()
 		if err := f.CheckMutation(nil); err == nil {
 			t.Error("the change was not found")
@@ -77,9 +77,9 @@ func TestAnObjectIsCheckedOnceMoreAfterItHasLeftTheCache(t *testing.T) {
 		startSynced(t, f)
 		defer f.Shutdown()
 		pass(time.Minute)
-		informer, _ := f.Informer(Secrets)
+		informer, _ := f.Informer("reload", Secrets)
 		obj, _, _ := informer.GetStore().GetByKey("shop/a")
-		spoil(f, obj.(*Entry))
+		spoil(f, obj.(*Object))
 		c.remove("shop/a")
 		pass(time.Minute)
 		if f.CheckMutation(nil) == nil {
@@ -111,10 +111,10 @@ func TestChecksumsSeeEveryPartThatCanBeChanged(t *testing.T) {
 		object runtime.Object
 		change func(runtime.Object)
 	}{
-		"annotations of an entry": {rich(), func(o runtime.Object) { o.(*Entry).GetAnnotations()["match"] = "" }},
-		"labels of an entry":      {rich(), func(o runtime.Object) { delete(o.(*Entry).GetLabels(), "l") }},
-		"owners of an entry":      {rich(), func(o runtime.Object) { o.(*Entry).GetOwnerReferences()[0].Name = "p" }},
-		"deletion of an entry":    {rich(), func(o runtime.Object) { o.(*Entry).GetDeletionTimestamp().Time = time.Unix(1, 0) }},
+		"annotations of an entry": {rich(), func(o runtime.Object) { o.(*Object).GetAnnotations()["match"] = "" }},
+		"labels of an entry":      {rich(), func(o runtime.Object) { delete(o.(*Object).GetLabels(), "l") }},
+		"owners of an entry":      {rich(), func(o runtime.Object) { o.(*Object).GetOwnerReferences()[0].Name = "p" }},
+		"deletion of an entry":    {rich(), func(o runtime.Object) { o.(*Object).GetDeletionTimestamp().Time = time.Unix(1, 0) }},
 		"a container of a Deployment": {deployment(), func(o runtime.Object) {
 			o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Name = "d"
 		}},

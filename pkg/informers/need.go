@@ -15,10 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Resources that can be had with their content.
+// Resources that the manager's own controllers use. Any other can be had just as well.
 var (
 	ConfigMaps   = corev1.SchemeGroupVersion.WithResource("configmaps")
 	Secrets      = corev1.SchemeGroupVersion.WithResource("secrets")
@@ -34,13 +33,12 @@ var (
 type Form int
 
 const (
-	// Reduced is an *Entry: identity, declared annotations and fields, digests. The zero value.
+	// Reduced is an *Object: identity, declared annotations and fields, digests. The zero value.
 	Reduced Form = iota
 	// Typed is the ordinary API type.
 	Typed
-	// Unstructured is an *unstructured.Unstructured, for custom resources of which more than metadata is
-	// needed. It comes in JSON and takes several times the memory, so the built-in types cannot be had in
-	// it.
+	// Unstructured is an *unstructured.Unstructured, for custom resources without a Go type. It comes in
+	// JSON and takes several times the memory, so types of the scheme cannot be had in it.
 	Unstructured
 )
 
@@ -58,15 +56,17 @@ const (
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
 // Where several controllers need a resource, each gets the union. A controller that asked for the
-// Reduced form must use what it gets as a metav1.Object: it is an *Entry, unless another controller
+// Reduced form must use what it gets as a metav1.Object: it is an *Object, unless another controller
 // needs another form of that resource. Then there are no digests either, but the content itself.
 type Need struct {
 	// For names the controller. Digests are asked for by this name. The host fills it in.
 	For string
-	// Resource to watch in all namespaces. Without a version, for custom resources, discovery finds it,
-	// and finds it again when it changes.
+	// Resource to watch. Without a version, for custom resources, discovery finds it, and finds it again
+	// when it changes.
 	Resource schema.GroupVersionResource
-	Form     Form
+	// ClusterScoped says that the resource has no namespaces. --namespaces refuses it.
+	ClusterScoped bool
+	Form          Form
 	// Annotations are the keys to keep. The other forms keep all.
 	Annotations []string
 	// Fields to keep beyond the annotations.
@@ -76,8 +76,8 @@ type Need struct {
 	When func(metav1.Object) bool
 	// Digest summarises an object in a few bytes, such as a hash of a Secret's data or the names that a
 	// pod template refers to: it is all that is kept of the content, in the Reduced form. nil means no
-	// digest. It gets the API type, of a custom resource an *unstructured.Unstructured; it must be pure
-	// and must not keep any part of it.
+	// digest. It gets the Go type if the scheme has one, otherwise an *unstructured.Unstructured; it must be
+	// pure and must not keep any part of it.
 	Digest func(runtime.Object) []byte
 	// SecretTypes are types that this need wants though the server leaves them out by default, see
 	// ExcludedSecretTypes.
@@ -108,8 +108,6 @@ func (n *Need) validate() error {
 		return errors.New("only Secrets have Secret types")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
-	case n.Form == Unstructured && scheme.Scheme.IsGroupRegistered(n.Resource.Group):
-		return errors.New("built-in types cannot be had in unstructured form")
 	}
 	return nil
 }
@@ -118,12 +116,13 @@ func (n *Need) validate() error {
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// whole: some need wants more than an Entry, the API type or an unstructured object.
+	// whole: some need wants the Go type or an unstructured object.
 	whole, unstructured bool
-	// digests in the order in which entries hold them.
+	// digests in the order in which objects hold them.
 	digests       []digest
 	fieldSelector string
 	optional      bool
+	clusterScoped bool
 }
 
 type digest struct {
@@ -169,8 +168,12 @@ func (p *plan) add(n Need) error {
 	}
 	p.needs = append(p.needs, n)
 	if n.Form != Reduced {
-		p.whole, p.unstructured = true, p.unstructured || n.Form == Unstructured
+		if p.whole && p.unstructured != (n.Form == Unstructured) {
+			return fmt.Errorf("%s needs %s in another form than another controller", n.For, resourceName(n.Resource))
+		}
+		p.whole, p.unstructured = true, n.Form == Unstructured
 	}
+	p.clusterScoped = p.clusterScoped || n.ClusterScoped
 	if n.Digest != nil {
 		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest})
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 )
 
@@ -24,34 +25,33 @@ var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", 
 
 func TestNeedsThatCannotBeMet(t *testing.T) {
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	clients := clientsOf(t, &rest.Config{})
 	cases := map[string]struct {
 		needs []Need
 		want  string
 	}{
-		"no controller":                                {[]Need{{Resource: Secrets}}, "without a controller"},
-		"no resource":                                  {[]Need{{For: "a"}}, "without resource"},
-		"typed Secrets":                                {[]Need{{For: "a", Resource: Secrets, Form: Typed}}, "reduced form only"},
-		"typed ConfigMaps":                             {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed}}, "reduced form only"},
-		"digest in typed form":                         {[]Need{{For: "a", Resource: Deployments, Form: Typed, Digest: digestSHA1}}, "reduced form has a digest"},
-		"Secret types of ConfigMaps":                   {[]Need{{For: "a", Resource: ConfigMaps, SecretTypes: ExcludedSecretTypes}}, "Secret types"},
-		"last-applied":                                 {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
-		"digest without a version":                     {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "without a version"},
-		"digest of an unknown type":                    {[]Need{{For: "a", Resource: corev1.SchemeGroupVersion.WithResource("pods"), Digest: digestSHA1}}, "content digest form"},
-		"digest of a custom resource without a client": {[]Need{{For: "a", Resource: widgets, Digest: digestSHA1}}, "content digest form"},
-		"typed form without a version":                 {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
-		"unstructured without a version":               {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Form: Unstructured}}, "without a version"},
-		"unstructured built-in types":                  {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}}, "built-in"},
-		"unstructured Secrets":                         {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "reduced form only"},
-		"unstructured without a client":                {[]Need{{For: "a", Resource: widgets, Form: Unstructured}}, "unstructured form"},
-		"the same controller twice":                    {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
-		"two versions of one resource":                 {[]Need{{For: "a", Resource: widgets}, {For: "b", Resource: widgets.GroupResource().WithVersion("v2")}}, "needs version v2"},
-		"the typed form of an unknown type":            {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "typed form"},
+		"no controller":                     {[]Need{{Resource: Secrets}}, "without a controller"},
+		"no resource":                       {[]Need{{For: "a"}}, "without resource"},
+		"typed Secrets":                     {[]Need{{For: "a", Resource: Secrets, Form: Typed}}, "reduced form only"},
+		"typed ConfigMaps":                  {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed}}, "reduced form only"},
+		"digest in typed form":              {[]Need{{For: "a", Resource: Deployments, Form: Typed, Digest: digestSHA1}}, "reduced form has a digest"},
+		"Secret types of ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, SecretTypes: ExcludedSecretTypes}}, "Secret types"},
+		"last-applied":                      {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
+		"digest without a version":          {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "without a version"},
+		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
+		"unstructured without a version":    {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Form: Unstructured}}, "without a version"},
+		"unstructured built-in types":       {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}}, "cannot be had in unstructured form"},
+		"unstructured Secrets":              {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "reduced form only"},
+		"the same controller twice":         {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
+		"two versions of one resource":      {[]Need{{For: "a", Resource: widgets}, {For: "b", Resource: widgets.GroupResource().WithVersion("v2")}}, "needs version v2"},
+		"two forms of one resource":         {[]Need{{For: "a", Resource: Deployments, Form: Typed}, {For: "b", Resource: Deployments, Form: Unstructured}}, "another form"},
+		"the typed form of an unknown type": {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			plans, err := newPlans(tc.needs)
 			if err == nil {
-				_, err = newSource(plans[0], Clients{})
+				_, err = newSource(plans[0], clients, "")
 			}
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
@@ -149,11 +149,11 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			p := mustPlan(t, Need{For: "a", Resource: tc.resource, Annotations: []string{"auto"}, Digest: replicas})
-			got, err := p.reduce(tc.in)
+			got, err := (&reducer{plan: p, panics: newPanics("", nil)}).reduce(tc.in)
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := got.(*Entry)
+			e := got.(*Object)
 			if string(e.Digest("a")) != "3" || len(e.GetAnnotations()) != 1 || e.GetAnnotations()["auto"] != "true" {
 				t.Errorf("digest %q, annotations %v", e.Digest("a"), e.GetAnnotations())
 			}
@@ -163,7 +163,7 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 
 func TestAWholeTypedObjectLosesManagedFieldsAndLastApplied(t *testing.T) {
 	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed})
-	got, err := p.reduce(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{}},
+	got, err := (&reducer{plan: p, panics: newPanics("", nil)}).reduce(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{}},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}}})
 	if err != nil {
 		t.Fatal(err)

@@ -120,16 +120,17 @@ func TestAStreamedListWithoutItsLastBookmarkIsAskedForInPages(t *testing.T) {
 	})
 }
 
+var forbidden = apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))
+
 func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
-	forbidden := apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))
 	cases := map[string]struct {
 		verbs  []string // that are forbidden
 		want   string
 		synced bool
 	}{
 		"list and watch": {verbs: []string{"list", "watch"}, synced: false,
-			want: "cannot list secrets at the cluster scope: forbidden\ncannot watch secrets at the cluster scope: forbidden"},
-		"watch": {verbs: []string{"watch"}, synced: true, want: "cannot watch secrets at the cluster scope: forbidden"},
+			want: "cannot list secrets: Forbidden\ncannot watch secrets: Forbidden"},
+		"watch": {verbs: []string{"watch"}, synced: true, want: "cannot watch secrets: Forbidden"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -147,11 +148,9 @@ func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				r, err := f.newResource(other[0], healthy.source())
-				if err != nil {
+				if err := f.add(other[0], []*scope{{source: healthy.source()}}); err != nil {
 					t.Fatal(err)
 				}
-				f.resources = append(f.resources, r)
 				f.Start(t.Context())
 				defer f.Shutdown()
 				if err := f.WaitForSync(t.Context(), "other"); err != nil {
@@ -192,7 +191,7 @@ func TestAPermissionThatIsWithdrawnIsReportedAtOnce(t *testing.T) {
 		f := newTestFactory(t, c, reloadNeed)
 		startSynced(t, f)
 		defer f.Shutdown()
-		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no")) })
+		c.failWith(func(string) error { return forbidden })
 		c.breakWatches(false)
 		pass(failingAfter / 2)
 		if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "cannot watch secrets") {

@@ -6,96 +6,113 @@ package informers
 import (
 	"context"
 	"fmt"
+	"net/http"
 
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/watchlist"
 )
 
-// source lists and watches one resource in all namespaces.
+// Clients are what the informers read through, all of them over one connection.
+type Clients struct {
+	config    *rest.Config
+	http      *http.Client
+	scheme    *runtime.Scheme
+	metadata  metadata.Interface
+	dynamic   dynamic.Interface
+	discovery discovery.DiscoveryInterface
+}
+
+// NewClients builds the clients. They read types of scheme as Go types, others as unstructured objects,
+// in config's content type, protobuf if it names none.
+func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
+	config = rest.CopyConfig(config)
+	if config.ContentType == "" {
+		config.ContentType = runtime.ContentTypeProtobuf
+	}
+	if config.AcceptContentTypes == "" {
+		config.AcceptContentTypes = config.ContentType + "," + runtime.ContentTypeJSON // custom resources have no protobuf
+	}
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	c := Clients{config: config, scheme: scheme}
+	var err error
+	if c.http, err = rest.HTTPClientFor(config); err != nil {
+		return Clients{}, fmt.Errorf("informers' HTTP client: %w", err)
+	}
+	if c.metadata, err = metadata.NewForConfigAndClient(config, c.http); err != nil {
+		return Clients{}, fmt.Errorf("informers' metadata client: %w", err)
+	}
+	if c.dynamic, err = dynamic.NewForConfigAndClient(config, c.http); err != nil {
+		return Clients{}, fmt.Errorf("informers' dynamic client: %w", err)
+	}
+	if c.discovery, err = discovery.NewDiscoveryClientForConfigAndClient(config, c.http); err != nil {
+		return Clients{}, fmt.Errorf("informers' discovery client: %w", err)
+	}
+	return c, nil
+}
+
+// source lists and watches one resource, in one namespace or in all of them.
 type source struct {
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
-	// example has the type of the objects in the cache.
-	example runtime.Object
-	// noStreaming is set for fake clients, which cannot stream a list.
-	noStreaming bool
 }
 
-// listWatcher is what the typed clients and the metadata client have in common.
+// newSource reads no more of the resource than the plan has a use for. Without a namespace it reads all.
+func newSource(p *plan, c Clients, namespace string) (source, error) {
+	content := p.whole || len(p.digests) > 0
+	switch {
+	case !content && p.resource.Version == "":
+		return sourceOf(newAnyVersion(p.resource.GroupResource(), c, namespace)), nil
+	case !content:
+		return sourceOf(c.metadata.Resource(p.resource).Namespace(namespace)), nil
+	}
+	known := c.scheme.IsVersionRegistered(p.resource.GroupVersion())
+	switch {
+	case p.whole && !p.unstructured && !known:
+		return source{}, fmt.Errorf("the scheme has no types of %s, so %s cannot be had in typed form", p.resource.GroupVersion(), resourceName(p.resource))
+	case p.unstructured && known:
+		return source{}, fmt.Errorf("the scheme has types of %s, so %s cannot be had in unstructured form", p.resource.GroupVersion(), resourceName(p.resource))
+	case known:
+		return newTypedSource(p, c, namespace)
+	}
+	return sourceOf(c.dynamic.Resource(p.resource).Namespace(namespace)), nil
+}
+
+// newTypedSource decodes to the types of the scheme, whatever the resource.
+func newTypedSource(p *plan, c Clients, namespace string) (source, error) {
+	config := rest.CopyConfig(c.config)
+	version := p.resource.GroupVersion()
+	config.GroupVersion = &version
+	config.APIPath = "/apis"
+	if version.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(c.scheme, serializer.NewCodecFactory(c.scheme)).WithoutConversion()
+	client, err := rest.RESTClientForConfigAndClient(config, c.http)
+	if err != nil {
+		return source{}, fmt.Errorf("client of %s: %w", resourceName(p.resource), err)
+	}
+	lw := cache.NewFilteredListWatchFromClient(client, p.resource.Resource, namespace, func(*metav1.ListOptions) {})
+	return source{list: lw.ListWithContext, watch: lw.WatchWithContext}, nil
+}
+
+// listWatcher is what the dynamic client and the metadata client have in common.
 type listWatcher[L runtime.Object] interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-func sourceOf[L runtime.Object](c listWatcher[L], client any, example runtime.Object) source {
+func sourceOf[L runtime.Object](c listWatcher[L]) source {
 	return source{
-		list: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			return c.List(ctx, opts)
-		},
-		watch:       c.Watch,
-		example:     example,
-		noStreaming: watchlist.DoesClientNotSupportWatchListSemantics(client),
+		list:  func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, opts) },
+		watch: c.Watch,
 	}
-}
-
-// wipedSource is for ConfigMaps and Secrets, see Clients.Content.
-func wipedSource(client rest.Interface, resource string) source {
-	lw := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(*metav1.ListOptions) {})
-	return source{list: lw.ListWithContext, watch: lw.WatchWithContext}
-}
-
-// newSource picks the client that suffices for the plan.
-func newSource(p *plan, c Clients) (source, error) {
-	if !p.whole && len(p.digests) == 0 {
-		if p.resource.Version == "" {
-			return sourceOf(newAnyVersion(p.resource.GroupResource(), c), c.Metadata, &Entry{}), nil
-		}
-		return sourceOf(c.Metadata.Resource(p.resource), c.Metadata, &Entry{}), nil
-	}
-	s, err := newContentSource(p, c)
-	if !p.whole {
-		s.example = &Entry{}
-	}
-	return s, err
-}
-
-// newContentSource is newSource for more than metadata.
-func newContentSource(p *plan, c Clients) (source, error) {
-	custom := !scheme.Scheme.IsGroupRegistered(p.resource.Group)
-	if c.Dynamic != nil && custom && (p.unstructured || !p.whole) {
-		return sourceOf(c.Dynamic.Resource(p.resource), c.Dynamic, &unstructured.Unstructured{}), nil
-	}
-	all := metav1.NamespaceAll
-	switch p.resource {
-	case ConfigMaps, Secrets:
-		if c.Content != nil {
-			return wipedSource(c.Content, p.resource.Resource), nil
-		}
-		if p.resource == Secrets {
-			return sourceOf(c.Typed.CoreV1().Secrets(all), c.Typed, &corev1.Secret{}), nil
-		}
-		return sourceOf(c.Typed.CoreV1().ConfigMaps(all), c.Typed, &corev1.ConfigMap{}), nil
-	case Namespaces:
-		return sourceOf(c.Typed.CoreV1().Namespaces(), c.Typed, &corev1.Namespace{}), nil
-	case Deployments:
-		return sourceOf(c.Typed.AppsV1().Deployments(all), c.Typed, &appsv1.Deployment{}), nil
-	case StatefulSets:
-		return sourceOf(c.Typed.AppsV1().StatefulSets(all), c.Typed, &appsv1.StatefulSet{}), nil
-	case DaemonSets:
-		return sourceOf(c.Typed.AppsV1().DaemonSets(all), c.Typed, &appsv1.DaemonSet{}), nil
-	case CronJobs:
-		return sourceOf(c.Typed.BatchV1().CronJobs(all), c.Typed, &batchv1.CronJob{}), nil
-	case Jobs:
-		return sourceOf(c.Typed.BatchV1().Jobs(all), c.Typed, &batchv1.Job{}), nil
-	}
-	return source{}, fmt.Errorf("%s cannot be had in %s form", resourceName(p.resource), p.form())
 }

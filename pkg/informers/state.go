@@ -30,12 +30,16 @@ type state struct {
 	mu sync.Mutex
 	// lists counts complete lists, of which streamed came as a watch. All but the first are relists.
 	lists, streamed, watches, events, bookmarks, failures int64
-	lastEvent, lastBookmark, lastList                     time.Time
-	resourceVersion                                       string
-	absent                                                bool                // the server does not have the resource
-	failing                                               map[string]*failure // by verb, until it succeeds
-	lastFailure                                           *failure
-	logged                                                string // the error that was logged last, until it is over
+	// objects counts what is in the cache: by the last complete list and the events since. While a list
+	// is streamed, streaming is set and incoming counts what has come.
+	objects, incoming                 int
+	streaming                         bool
+	lastEvent, lastBookmark, lastList time.Time
+	resourceVersion                   string
+	absent                            bool                // the server does not have the resource
+	failing                           map[string]*failure // by verb, until it succeeds
+	lastFailure                       *failure
+	logged                            string // the error that was logged last, until it is over
 }
 
 // failure is a series of failed requests with one verb.
@@ -50,11 +54,11 @@ func newState(resource string, c clock.PassiveClock) *state {
 	return &state{resource: resource, clock: c, failing: map[string]*failure{}}
 }
 
-// listed notes a complete paged list.
-func (s *state) listed(ctx context.Context, resourceVersion string) {
+// listed notes a complete paged list of n objects.
+func (s *state) listed(ctx context.Context, resourceVersion string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.complete(resourceVersion)
+	s.complete(resourceVersion, n)
 	s.succeeded(ctx, "list")
 }
 
@@ -62,14 +66,15 @@ func (s *state) listed(ctx context.Context, resourceVersion string) {
 func (s *state) listedAbsent(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.complete("")
+	s.complete("", 0)
 	s.absent = true
 	s.succeeded(ctx, "list")
 	s.succeeded(ctx, "watch")
 }
 
-// complete notes a complete list; the caller holds the lock.
-func (s *state) complete(resourceVersion string) {
+// complete notes a complete list of n objects; the caller holds the lock.
+func (s *state) complete(resourceVersion string, n int) {
+	s.objects, s.streaming = n, false
 	s.lists++
 	s.lastList = s.clock.Now()
 	s.resourceVersion = resourceVersion
@@ -87,6 +92,7 @@ func (s *state) watching(ctx context.Context, streaming bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.watches++
+	s.streaming, s.incoming = streaming, 0
 	if !streaming {
 		s.absent = false
 	}
@@ -118,14 +124,28 @@ func (s *state) observed(event watch.Event) {
 	if event.Type != watch.Bookmark {
 		s.events++
 		s.lastEvent = s.clock.Now()
+		s.countObjects(event.Type)
 		return
 	}
 	s.bookmarks++
 	s.lastBookmark = s.clock.Now()
 	if isEndOfList(event) {
 		s.streamed++
-		s.complete(s.resourceVersion)
+		s.complete(s.resourceVersion, s.incoming)
 		delete(s.failing, "list") // not needed any more
+	}
+}
+
+func (s *state) countObjects(kind watch.EventType) {
+	n := &s.objects
+	if s.streaming {
+		n = &s.incoming
+	}
+	switch kind {
+	case watch.Added:
+		*n++
+	case watch.Deleted:
+		*n--
 	}
 }
 
@@ -174,14 +194,14 @@ func isDenied(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
+// describe leaves the error's own text out, since health checks show it to anybody. It is in the log and in
+// /debug/informers.
 func (f *failure) describe(resource string) error {
-	switch {
-	case apierrors.IsForbidden(f.err):
-		return fmt.Errorf("cannot %s %s at the cluster scope: forbidden", f.verb, resource)
-	case apierrors.IsUnauthorized(f.err):
-		return fmt.Errorf("cannot %s %s: unauthorized", f.verb, resource)
+	reason := string(apierrors.ReasonForError(f.err))
+	if reason == "" {
+		reason = "no answer"
 	}
-	return fmt.Errorf("cannot %s %s: %w", f.verb, resource, f.err)
+	return fmt.Errorf("cannot %s %s: %s", f.verb, resource, reason)
 }
 
 // watchError is the informer's watch error handler. A version that has expired is nothing unusual: the

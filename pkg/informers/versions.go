@@ -22,6 +22,7 @@ import (
 // whenever the server does not know it any more.
 type anyVersion struct {
 	resource  schema.GroupResource
+	namespace string
 	metadata  metadata.Interface
 	discovery discovery.DiscoveryInterfaceWithContext
 
@@ -29,11 +30,12 @@ type anyVersion struct {
 	version string
 }
 
-func newAnyVersion(resource schema.GroupResource, c Clients) *anyVersion {
+func newAnyVersion(resource schema.GroupResource, c Clients, namespace string) *anyVersion {
 	return &anyVersion{
 		resource:  resource,
-		metadata:  c.Metadata,
-		discovery: discovery.ToDiscoveryInterfaceWithContext(c.Typed.Discovery()),
+		namespace: namespace,
+		metadata:  c.metadata,
+		discovery: discovery.ToDiscoveryInterfaceWithContext(c.discovery),
 	}
 }
 
@@ -66,7 +68,7 @@ func (a *anyVersion) check(err error) {
 	}
 }
 
-func (a *anyVersion) client(ctx context.Context) (metadata.Getter, error) {
+func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, error) {
 	a.mu.Lock()
 	version := a.version
 	a.mu.Unlock()
@@ -79,7 +81,7 @@ func (a *anyVersion) client(ctx context.Context) (metadata.Getter, error) {
 		a.version = version
 		a.mu.Unlock()
 	}
-	return a.metadata.Resource(a.resource.WithVersion(version)), nil
+	return a.metadata.Resource(a.resource.WithVersion(version)).Namespace(a.namespace), nil
 }
 
 // find asks discovery for this one group, so that an aggregated API that is down concerns only those who

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 func clientFor(t *testing.T, config *rest.Config) *kubernetes.Clientset {
@@ -71,7 +72,8 @@ func TestControllersRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the Deployment has a ReplicaSet and a Pod", func() bool {
+	ctx := fleet.Context(t)
+	fleet.Eventually(ctx, t, func() error {
 		sets, err := admin.AppsV1().ReplicaSets(ns).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -80,21 +82,29 @@ func TestControllersRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(sets.Items) == 1 && metav1.IsControlledBy(&sets.Items[0], web) && len(pods.Items) == 1
+		if len(sets.Items) != 1 || !metav1.IsControlledBy(&sets.Items[0], web) || len(pods.Items) != 1 {
+			return fmt.Errorf("the Deployment has %d ReplicaSets and %d Pods", len(sets.Items), len(pods.Items))
+		}
+		return nil
 	})
 	if err := admin.AppsV1().Deployments(ns).Delete(t.Context(), web.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the ReplicaSet is garbage", func() bool {
+	fleet.Eventually(ctx, t, func() error {
 		sets, err := admin.AppsV1().ReplicaSets(ns).List(t.Context(), metav1.ListOptions{})
-		return err == nil && len(sets.Items) == 0
+		if err == nil && len(sets.Items) > 0 {
+			err = fmt.Errorf("the ReplicaSet of the deleted Deployment is still there")
+		}
+		return err
 	})
 	if err := admin.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the namespace is finalised", func() bool {
-		_, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
-		return apierrors.IsNotFound(err)
+	fleet.Eventually(ctx, t, func() error {
+		if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the deleted namespace is still there (%w)", err)
+		}
+		return nil
 	})
 }
 
@@ -124,12 +134,9 @@ func TestReplicaIsItsPodAndNoMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	event, err := shared.WaitForAudit(within(t), func(e auditv1.Event) bool {
+	event := waitForAudit(t, func(e auditv1.Event) bool {
 		return cluster.AuditWrite(e) && e.ObjectRef != nil && e.ObjectRef.Resource == "configmaps" && cluster.AuditPod(e) == replica.Pod
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if want := "system:serviceaccount:kube-system:quartermaster"; event.User.Username != want {
 		t.Errorf("user %q, want %q", event.User.Username, want)
 	}
@@ -141,9 +148,11 @@ func TestReplicaIsItsPodAndNoMore(t *testing.T) {
 	if err := admin.CoreV1().Pods("kube-system").Delete(t.Context(), replica.Pod, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the token ends with the Pod", func() bool {
-		_, err := client.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{})
-		return apierrors.IsUnauthorized(err)
+	fleet.Eventually(fleet.Context(t), t, func() error {
+		if _, err := client.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+			return fmt.Errorf("the token has not ended with the Pod (%w)", err)
+		}
+		return nil
 	})
 }
 
@@ -191,7 +200,7 @@ func TestAPIServerRestartsWithItsData(t *testing.T) {
 	admin := clientFor(t, shared.AdminConfig())
 	ns := namespace(t, admin)
 	for name, stop := range map[string]func() error{
-		"SIGTERM": func() error { return shared.StopAPIServer(within(t)) },
+		"SIGTERM": func() error { return shared.StopAPIServer(fleet.Context(t)) },
 		"SIGKILL": func() error { shared.KillAPIServer(); return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -204,7 +213,7 @@ func TestAPIServerRestartsWithItsData(t *testing.T) {
 			if err := shared.Check(); err == nil || !strings.Contains(err.Error(), "kube-apiserver ended with code ") {
 				t.Errorf("what Check says of it: %v", err)
 			}
-			if err := shared.StartAPIServer(within(t)); err != nil {
+			if err := shared.StartAPIServer(fleet.Context(t)); err != nil {
 				t.Fatal(err)
 			}
 			if err := shared.Check(); err != nil {
@@ -262,7 +271,7 @@ func TestManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	line, err := m.WaitForLine(within(t), "kube-system/")
+	line, err := m.WaitForLine(fleet.Context(t), "kube-system/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +290,7 @@ func TestManager(t *testing.T) {
 	if err := m.Stop(t.Context(), time.Minute); err != nil || m.ExitCode() != 0 {
 		t.Errorf("stop: %v, exit code %d", err, m.ExitCode())
 	}
-	if _, err := m.WaitForLine(within(t), "ended"); err != nil {
+	if _, err := m.WaitForLine(fleet.Context(t), "ended"); err != nil {
 		t.Error(err)
 	}
 }

@@ -6,18 +6,20 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // ownerEnv makes this test binary start a cluster, tell about it, and wait to be ended.
@@ -33,36 +35,28 @@ func TestMain(m *testing.M) {
 	os.Exit(run(m))
 }
 
-func run(m *testing.M) int {
+func run(m *testing.M) (code int) {
 	ctx := context.Background()
-	if _, err := controlplane.Ensure(ctx, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "FAIL:", err)
+			code = 1
+		}
 	}
 	var err error
 	if shared, err = cluster.Start(ctx, cluster.Options{Progress: os.Stderr}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		fail(err)
+		return code
 	}
 	defer func() { // also when a test panics
-		if err := shared.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
+		fail(shared.Stop())
+		fail(goleak.Find())
 	}()
 	if err := shared.ApplyDir(ctx, "testdata", "Deployment"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		fail(err)
+		return code
 	}
-	code := m.Run()
-	if err := shared.Stop(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	if err := goleak.Find(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	return code
+	return m.Run()
 }
 
 func owner() {
@@ -90,36 +84,35 @@ func pids(dir string) []string {
 // checkNothingLeft waits for the directory and the processes to be gone: they may be in another process's hands.
 func checkNothingLeft(t *testing.T, dir string, pids []string) {
 	t.Helper()
-	eventually(t, dir+" is removed", func() bool {
-		_, err := os.Lstat(dir)
-		return os.IsNotExist(err)
-	})
-	for _, pid := range pids {
-		eventually(t, "process "+pid+" is gone", func() bool {
-			out, err := exec.Command("ps", "-o", "stat=", "-p", pid).Output()
-			return err != nil || strings.HasPrefix(strings.TrimSpace(string(out)), "Z")
-		})
-	}
-}
-
-// within bounds a wait generously, so that a test that fails says where.
-func within(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	timeout := time.After(time.Minute)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-timeout:
-			t.Fatalf("not in a minute: %s", what)
+	ctx := fleet.Context(t)
+	fleet.Eventually(ctx, t, func() error {
+		if _, err := os.Lstat(dir); !os.IsNotExist(err) {
+			return fmt.Errorf("%s is still there (%w)", dir, err)
 		}
-	}
+		for _, pid := range pids {
+			out, err := exec.CommandContext(ctx, "ps", "-o", "stat=", "-p", pid).Output()
+			if err == nil && !strings.HasPrefix(strings.TrimSpace(string(out)), "Z") {
+				return fmt.Errorf("process %s is still there", pid)
+			}
+		}
+		return nil
+	})
+}
+
+// waitForAudit waits for an event of the audit log that matches.
+func waitForAudit(t *testing.T, match func(auditv1.Event) bool) (found auditv1.Event) {
+	t.Helper()
+	fleet.Eventually(fleet.Context(t), t, func() error {
+		events, err := shared.AuditEvents()
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(events, match)
+		if i < 0 {
+			return errors.New("the event is not in the audit log")
+		}
+		found = events[i]
+		return nil
+	})
+	return found
 }

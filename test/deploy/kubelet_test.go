@@ -26,7 +26,7 @@ import (
 )
 
 // kubelet runs the Pods of the manager's Deployment as processes on this machine, with their arguments, environment,
-// ServiceAccount, readiness probe and grace period. It is the scheduler, too.
+// ServiceAccount, ConfigMaps, readiness probe and grace period. It is the scheduler, too.
 type kubelet struct {
 	node     string
 	binaries map[string]string // by image
@@ -51,7 +51,7 @@ func startKubelet(ctx context.Context, t *testing.T, binaries map[string]string)
 	k := &kubelet{node: "node-1", binaries: binaries, pods: map[types.UID]*podProcess{}}
 	nodes := shared.Admin.CoreV1().Nodes()
 	_, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.node}}, metav1.CreateOptions{})
-	if err == nil {
+	if err == nil || apierrors.IsAlreadyExists(err) {
 		_, err = nodes.PatchStatus(ctx, k.node, []byte(`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`))
 	}
 	if err != nil {
@@ -153,6 +153,9 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	}
 	options, err := fleet.AsDeployed(pod.Spec, pod.Name, cluster.ManagerOptions{Binary: name})
 	if err != nil {
+		return err
+	}
+	if options.Args, err = mount(ctx, pod, options.Args); err != nil {
 		return err
 	}
 	m, err := shared.Cluster.StartManager(replica, options)

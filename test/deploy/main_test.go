@@ -11,18 +11,16 @@ import (
 	"os"
 	"testing"
 
-	"k8s.io/client-go/dynamic"
-
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// shared is the control plane of all tests of the package, with everything of deploy/ but the Deployment.
+// shared is the control plane of all tests of the package.
 var shared *fleet.Fleet
 
 func TestMain(m *testing.M) {
 	// An API server that cannot stream lists, as older ones, is asked for lists as well as for watches.
-	os.Exit(fleet.Main(m, &shared, cluster.Options{FeatureGates: "WatchList=false"}, false))
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Cluster: cluster.Options{FeatureGates: "WatchList=false"}}))
 }
 
 // installCRDs installs those that the components need.
@@ -34,16 +32,6 @@ func installCRDs(ctx context.Context, t *testing.T) {
 	if _, err := shared.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", "testdata/crds.yaml"); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// dynamicClient is the administrator's.
-func dynamicClient(t *testing.T) dynamic.Interface {
-	t.Helper()
-	client, err := dynamic.NewForConfig(shared.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
 }
 
 // overlay is fleet.Overlay.

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
@@ -29,23 +28,13 @@ import (
 // Its methods end the test when they fail.
 type shop struct {
 	t         *testing.T
-	objects   dynamic.Interface
 	namespace string
 	workloads []schema.GroupVersionResource
 }
 
 func newShop(ctx context.Context, t *testing.T) *shop {
 	t.Helper()
-	ns, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "shop-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := shared.Admin.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	s := &shop{t: t, objects: dynamicClient(t), namespace: ns.Name}
+	s := &shop{t: t, namespace: shared.NewNamespace(ctx, t, nil)}
 	s.createConfigMap(ctx, "app-config")
 	return s
 }
@@ -90,7 +79,7 @@ func (s *shop) create(ctx context.Context, resource schema.GroupVersionResource,
 		"metadata": map[string]any{"name": resource.Resource, "annotations": map[string]any{fleet.ReloadAnnotation: "auto"}},
 		"spec":     spec,
 	}}
-	if _, err := s.objects.Resource(resource).Namespace(s.namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil {
+	if _, err := shared.Objects.Resource(resource).Namespace(s.namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -104,7 +93,7 @@ func (s *shop) waitUntilKnown(ctx context.Context) {
 			if resource.Resource == "jobs" { // the manager keeps it in memory, see reloadAll
 				continue
 			}
-			o, err := s.objects.Resource(resource).Namespace(s.namespace).Get(ctx, resource.Resource, metav1.GetOptions{})
+			o, err := shared.Objects.Resource(resource).Namespace(s.namespace).Get(ctx, resource.Resource, metav1.GetOptions{})
 			if err == nil && o.GetAnnotations()[fleet.StateAnnotation] == "" {
 				err = fmt.Errorf("no state on %s", resource.Resource)
 			}
@@ -141,7 +130,7 @@ func (s *shop) disturb(ctx context.Context, proxy *faultproxy.Proxy, change func
 			s.t.Fatalf("no patch of %s: %v", resource.Resource, err)
 		}
 		body := []byte(`{"metadata":{"annotations":{"example.com/somebody":"else"}}}`)
-		if _, err := s.objects.Resource(resource).Namespace(s.namespace).Patch(ctx, resource.Resource, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
+		if _, err := shared.Objects.Resource(resource).Namespace(s.namespace).Patch(ctx, resource.Resource, types.MergePatchType, body, metav1.PatchOptions{}); err != nil {
 			s.t.Fatal(err)
 		}
 	}

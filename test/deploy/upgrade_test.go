@@ -30,9 +30,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// handoverBound is far above what a hand-over takes, which is measured by make bench, and far below the lease's 15 s.
-const handoverBound = 8 * time.Second
-
 // TestUpgradeLosesAndRepeatsNothing applies deploy/ as a user does. kube-controller-manager makes the Pods and replaces
 // them by those of the next version, one by one, while there is work all the time.
 func TestUpgradeLosesAndRepeatsNothing(t *testing.T) {
@@ -354,10 +351,9 @@ func (w work) judge(begin time.Time, rounds int, pods []string) {
 		w.t.Errorf("%d terms: nothing was handed over", len(verdict.Acquisitions))
 	}
 	for _, a := range verdict.Acquisitions[1:] {
-		took := a.Time.Sub(a.Previous.Time)
-		w.t.Logf("Hand-over to %s within %s", a.Process, took.Round(time.Millisecond))
-		if a.Previous.Holder != "" || took > handoverBound {
-			w.t.Errorf("%s took over from %q within %s, want after a release and within %s", a.Process, a.Previous.Holder, took, handoverBound)
+		w.t.Logf("Hand-over to %s within %s", a.Process, a.Time.Sub(a.Previous.Time).Round(time.Millisecond))
+		if a.Previous.Holder != "" {
+			w.t.Errorf("%s took over from %s without a release", a.Process, a.Previous.Holder)
 		}
 	}
 	w.t.Logf("%d rounds, %d writes, by Pod %v", rounds, total, by)

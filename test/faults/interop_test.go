@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -27,7 +29,10 @@ import (
 // Long enough for a busy machine to keep a lease: that it is kept is asserted here.
 const interopLease, interopDeadline, interopRetry = 8 * time.Second, 5 * time.Second, 500 * time.Millisecond
 
-// contender is an elector in this process that competes for the managers' Lease until it is ended.
+// leaseName is that of the Lease in the namespace of a test.
+const leaseName = "contended"
+
+// contender is an elector in this process that competes for a Lease until it is ended.
 type contender struct {
 	identity string
 	proxy    *faultproxy.Proxy
@@ -36,7 +41,7 @@ type contender struct {
 }
 
 // theirs begins to compete by client-go's elector, ours by our own. Both reach the API server through a proxy.
-func theirs(ctx context.Context, t *testing.T) *contender {
+func theirs(ctx context.Context, t *testing.T, namespace string) *contender {
 	t.Helper()
 	return contend(ctx, t, "theirs", func(ctx context.Context, config *rest.Config, identity string) error {
 		client, err := kubernetes.NewForConfig(config)
@@ -45,7 +50,7 @@ func theirs(ctx context.Context, t *testing.T) *contender {
 		}
 		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName},
+				LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: leaseName},
 				Client:     client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 			},
@@ -56,7 +61,7 @@ func theirs(ctx context.Context, t *testing.T) *contender {
 	})
 }
 
-func ours(ctx context.Context, t *testing.T) *contender {
+func ours(ctx context.Context, t *testing.T, namespace string) *contender {
 	t.Helper()
 	return contend(ctx, t, "ours", func(ctx context.Context, config *rest.Config, identity string) error {
 		client, err := kubernetes.NewForConfig(election.ClientConfig(config))
@@ -69,7 +74,7 @@ func ours(ctx context.Context, t *testing.T) *contender {
 		}
 		cfg := election.NewConfig()
 		cfg.LeaseDuration.Duration, cfg.RenewDeadline.Duration, cfg.RetryPeriod.Duration = interopLease, interopDeadline, interopRetry
-		lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName}
+		lease := types.NamespacedName{Namespace: namespace, Name: leaseName}
 		lock, err := election.NewLock(lease, identity, client.CoordinationV1().Leases(lease.Namespace),
 			record.NewFakeRecorder(1000), election.NewBootClock(), electionMetrics)
 		if err != nil {
@@ -84,9 +89,12 @@ func ours(ctx context.Context, t *testing.T) *contender {
 
 func contend(ctx context.Context, t *testing.T, name string, run func(context.Context, *rest.Config, string) error) *contender {
 	t.Helper()
-	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
-	config := replica.Config()
-	config.Host, config.CAData = proxy.URL(), proxy.CA()
+	token, err := shared.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := shared.NewProxy(t)
+	config := &rest.Config{Host: proxy.URL(), TLSClientConfig: rest.TLSClientConfig{CAData: proxy.CA()}, BearerToken: token}
 	ctx, stop := context.WithCancel(ctx)
 	c := &contender{identity: election.NewIdentity(name), proxy: proxy, stop: stop, done: make(chan struct{})}
 	go func() {
@@ -104,7 +112,7 @@ func contend(ctx context.Context, t *testing.T, name string, run func(context.Co
 
 // TestOurElectorAndClientGosTakeTurns hands one Lease back and forth between the two kinds, by release and by expiry.
 func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
-	kinds := map[string]func(context.Context, *testing.T) *contender{"ours": ours, "theirs": theirs}
+	kinds := map[string]func(context.Context, *testing.T, string) *contender{"ours": ours, "theirs": theirs}
 	release := func(c *contender) { c.stop() }
 	die := func(c *contender) { c.proxy.Partition(faultproxy.Hang) } // as far as the others can see
 	for name, tc := range map[string]struct {
@@ -117,36 +125,49 @@ func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
 		"theirs expires, ours takes it":  {"theirs", "ours", die},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ctx := fleet.Context(t)
-			first := kinds[tc.first](ctx, t)
-			waitForHolder(ctx, t, first)
-			second := kinds[tc.second](ctx, t)
+			namespace := shared.NewNamespace(ctx, t, nil)
+			lease := func() coordinationv1.LeaseSpec { t.Helper(); return contended(ctx, t, namespace) }
+			first := kinds[tc.first](ctx, t, namespace)
+			waitForHolder(ctx, t, lease, first)
+			second := kinds[tc.second](ctx, t, namespace)
 			// A standby leaves the holder alone: three renewals later it is the same, in the same term.
-			before := shared.Lease(ctx, t)
+			before := lease()
 			fleet.Eventually(ctx, t, func() error {
-				if renewed := shared.Lease(ctx, t).Spec.RenewTime.Sub(before.Spec.RenewTime.Time); renewed < 1400*time.Millisecond {
+				if renewed := lease().RenewTime.Sub(before.RenewTime.Time); renewed < 1400*time.Millisecond {
 					return fmt.Errorf("renewed for %s", renewed)
 				}
 				return nil
 			})
-			now := shared.Lease(ctx, t)
-			if *now.Spec.HolderIdentity != first.identity || *now.Spec.LeaseTransitions != *before.Spec.LeaseTransitions {
+			now := lease()
+			if *now.HolderIdentity != first.identity || *now.LeaseTransitions != *before.LeaseTransitions {
 				t.Errorf("the lease was held by %s in term %d, now by %s in term %d",
-					first.identity, *before.Spec.LeaseTransitions, *now.Spec.HolderIdentity, *now.Spec.LeaseTransitions)
+					first.identity, *before.LeaseTransitions, *now.HolderIdentity, *now.LeaseTransitions)
 			}
 			tc.end(first)
-			waitForHolder(ctx, t, second)
-			if after := shared.Lease(ctx, t); *after.Spec.LeaseTransitions != *before.Spec.LeaseTransitions+1 {
-				t.Errorf("leaseTransitions went from %d to %d", *before.Spec.LeaseTransitions, *after.Spec.LeaseTransitions)
+			waitForHolder(ctx, t, lease, second)
+			if after := lease(); *after.LeaseTransitions != *before.LeaseTransitions+1 {
+				t.Errorf("leaseTransitions went from %d to %d", *before.LeaseTransitions, *after.LeaseTransitions)
 			}
 		})
 	}
 }
 
-func waitForHolder(ctx context.Context, t *testing.T, c *contender) {
+// contended reads the Lease of a test, which is empty until somebody has created it.
+func contended(ctx context.Context, t *testing.T, namespace string) coordinationv1.LeaseSpec {
+	t.Helper()
+	l, err := shared.Admin.CoordinationV1().Leases(namespace).Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return l.Spec
+}
+
+func waitForHolder(ctx context.Context, t *testing.T, lease func() coordinationv1.LeaseSpec, c *contender) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
-		if holder := ptr.Deref(shared.Lease(ctx, t).Spec.HolderIdentity, ""); holder != c.identity {
+		if holder := ptr.Deref(lease().HolderIdentity, ""); holder != c.identity {
 			return fmt.Errorf("the lease is held by %q, not by %s", holder, c.identity)
 		}
 		return nil

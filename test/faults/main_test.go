@@ -26,7 +26,7 @@
 // counts these apart.
 //
 // With the fence in the client alone, whatever was sent before a pause is executed, however late; nothing is sent after
-// it. TestPausedLeaderWithWritesUnderWay shows this, and that without both fences the judge sees what must not be.
+// it. TestLongPausedLeaderWithoutTheFenceInTheAPIServer shows this, and that without both fences the judge sees what must not be.
 package faults
 
 import (
@@ -37,10 +37,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// shared is the control plane of all tests of the package, with everything of deploy/ but the Deployment. Without
-// kube-controller-manager, whose own writes would only make noise.
+// shared is the control plane of all tests of the package, without kube-controller-manager, whose own writes would only
+// make noise.
 var shared *fleet.Fleet
 
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, cluster.Options{WithoutControllerManager: true}, false))
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Cluster: cluster.Options{WithoutControllerManager: true}}))
 }

@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	flagFaults = flag.Int("faults", len(faults), "how many faults TestFaults injects")
+	flagFaults = flag.Int("faults", 6, "how many faults TestFaults injects; 25 are one of each kind")
 	flagSeed   = flag.Uint64("seed", 1, "the seed of TestFaults' choices; 0: one of its own")
 	flagKinds  = flag.String("kinds", "", "a regular expression: only faults of matching names are injected by TestFaults")
 	flagFence  = flag.String("fence", "both", "the fences of TestFaults: both, client (the one in the API server is off; late writes are counted) or "+

@@ -116,6 +116,7 @@ func (r *replica) cleanUp(t testing.TB) {
 	_ = r.proxy.Close()
 	_ = m.Signal(syscall.SIGCONT)
 	m.Kill()
+	shared.FreeLease(t, m)
 }
 
 // leader is the replica whose Pod holds the Lease.

@@ -34,11 +34,7 @@ type world struct {
 
 func newWorld(ctx context.Context, t testing.TB, size int) *world {
 	t.Helper()
-	namespace, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "world-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{namespace: namespace.Name, size: size}
+	w := &world{namespace: shared.NewNamespace(ctx, t, nil), size: size}
 	for i := range size {
 		_, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: configMap(i)}, Data: map[string]string{"content": "0"}}, metav1.CreateOptions{})

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 var (
@@ -28,12 +29,12 @@ var (
 // create makes an object of any kind and removes it at the end of the test, if it is still there.
 func create(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource, namespace string, object map[string]any) {
 	t.Helper()
-	o, err := objects.Resource(gvr).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	o, err := shared.Objects.Resource(gvr).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = objects.Resource(gvr).Namespace(namespace).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{})
+		_ = shared.Objects.Resource(gvr).Namespace(namespace).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{})
 	})
 }
 
@@ -59,16 +60,16 @@ func crd(gr schema.GroupResource, kind string, versions []string, unserved ...st
 // waitUntilServed waits until the server answers requests for a resource.
 func waitUntilServed(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource) {
 	t.Helper()
-	eventually(ctx, t, func() error {
-		_, err := objects.Resource(gvr).List(ctx, metav1.ListOptions{})
+	fleet.Eventually(ctx, t, func() error {
+		_, err := shared.Objects.Resource(gvr).List(ctx, metav1.ListOptions{})
 		return err
 	})
 }
 
 func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	t.Parallel()
-	ctx := testContext(t)
-	namespace := newNamespace(ctx, t)
+	ctx := fleet.Context(t)
+	namespace := shared.NewNamespace(ctx, t, nil)
 	c := newCache(t, shared.AdminConfig(), informers.Need{For: "test", Resource: widgets, Optional: true})
 	widget := func(version, name string) {
 		t.Helper()
@@ -88,7 +89,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 			if absent {
 				return c.holds(widgets, nil)
 			}
-			list, err := objects.Resource(widgets.GroupResource().WithVersion(version)).List(ctx, metav1.ListOptions{})
+			list, err := shared.Objects.Resource(widgets.GroupResource().WithVersion(version)).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -111,7 +112,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := objects.Resource(crds).Patch(ctx, widgets.GroupResource().String(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := shared.Objects.Resource(crds).Patch(ctx, widgets.GroupResource().String(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	widget("v1", "second")
@@ -120,7 +121,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 		t.Errorf("%d objects after %d relists", s.Objects, s.Relists)
 	}
 
-	if err := objects.Resource(crds).Delete(ctx, widgets.GroupResource().String(), metav1.DeleteOptions{}); err != nil {
+	if err := shared.Objects.Resource(crds).Delete(ctx, widgets.GroupResource().String(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	follows("")
@@ -128,7 +129,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 
 func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
 	t.Parallel()
-	ctx := testContext(t)
+	ctx := fleet.Context(t)
 	create(ctx, t, apiServices, "", map[string]any{
 		"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": "v1.down.example.com"},
 		"spec": map[string]any{
@@ -136,8 +137,8 @@ func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
 			"insecureSkipTLSVerify": true, "service": map[string]any{"namespace": "default", "name": "nowhere"},
 		},
 	})
-	eventually(ctx, t, func() error { // until it is part of discovery
-		err := admin.RESTClient().Get().AbsPath("/apis/down.example.com/v1").Do(ctx).Error()
+	fleet.Eventually(ctx, t, func() error { // until it is part of discovery
+		err := shared.Admin.RESTClient().Get().AbsPath("/apis/down.example.com/v1").Do(ctx).Error()
 		if apierrors.IsServiceUnavailable(err) {
 			return nil
 		}
@@ -157,7 +158,7 @@ func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
 	if c.HasSynced("concerned") {
 		t.Error("an API that is down was taken for one that has no such resource")
 	}
-	if err := objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}); err != nil {
+	if err := shared.Objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	c.waitUntilHealthy(ctx, t, "concerned")

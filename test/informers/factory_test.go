@@ -20,11 +20,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // cache is a factory whose clock runs faster than the world: it goes on by clockStep whenever somebody looks, every
@@ -41,12 +43,12 @@ var caches atomic.Int32 // each needs a name of its own
 
 func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
 	t.Helper()
-	clients, err := informers.NewClients(config)
+	clients, err := informers.NewClients(config, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := &cache{clock: clocktesting.NewFakeClock(time.Now()), metrics: metrics.NewKubeRegistry()}
-	c.Factory, err = informers.New(fmt.Sprintf("test-%d", caches.Add(1)), informers.Config{CacheMutationDetection: true}, clients, needs, c.metrics, c.clock)
+	c.Factory, err = informers.New(fmt.Sprintf("test-%d", caches.Add(1)), informers.Config{CacheMutationDetection: true}, clients, needs, c.metrics, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +65,7 @@ func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache
 // eventually polls until check answers nil.
 func (c *cache) eventually(ctx context.Context, t *testing.T, check func() error) {
 	t.Helper()
-	eventually(ctx, t, func() error {
+	fleet.Eventually(ctx, t, func() error {
 		c.clock.Step(clockStep)
 		return check()
 	})
@@ -91,7 +93,7 @@ func (c *cache) waitForProblem(ctx context.Context, t *testing.T, controller str
 
 func (c *cache) of(t *testing.T, resource string) informers.ResourceStatus {
 	t.Helper()
-	for _, r := range c.Status().Resources {
+	for _, r := range c.Status(false).Resources {
 		if r.Resource == resource {
 			return r
 		}
@@ -121,7 +123,7 @@ func (c *cache) metric(t *testing.T, name, resource string) float64 {
 
 // holds returns an error unless the cache of the resource has exactly the given objects, each as "NAMESPACE/NAME VERSION".
 func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
-	informer, ok := c.Informer(gvr)
+	informer, ok := c.Informer("test", gvr)
 	if !ok {
 		return fmt.Errorf("no informer of %s", gvr)
 	}
@@ -167,24 +169,24 @@ func digest(obj runtime.Object) []byte {
 
 // isCurrent returns an error unless the cache of sourceNeeds equals what the server has.
 func (c *cache) isCurrent(ctx context.Context) error {
-	secrets, err := admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
+	secrets, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
 	if err != nil {
 		return err
 	}
-	informer, _ := c.Informer(informers.Secrets)
+	informer, _ := c.Informer("test", informers.Secrets)
 	var want []string
 	for i := range secrets.Items {
 		s := &secrets.Items[i]
 		want = append(want, described(s))
 		cached, ok, _ := informer.GetStore().GetByKey(s.Namespace + "/" + s.Name)
-		if ok && string(cached.(*informers.Entry).Digest("test")) != string(digest(s)) {
+		if ok && string(cached.(*informers.Object).Digest("test")) != string(digest(s)) {
 			return fmt.Errorf("the digest of Secret %s/%s is that of other content", s.Namespace, s.Name)
 		}
 	}
 	if err := c.holds(informers.Secrets, want); err != nil {
 		return err
 	}
-	configMaps, err := admin.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{})
+	configMaps, err := shared.Admin.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -195,7 +197,7 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	if err := c.holds(informers.ConfigMaps, want); err != nil {
 		return err
 	}
-	deployments, err := admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
+	deployments, err := shared.Admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // newValue is 1 KiB of text that is nowhere else.
@@ -125,24 +126,24 @@ func occurrences(t *testing.T, pid int, value string) (plain, encoded int) {
 }
 
 func TestNoValueOfASecretIsInTheMemoryThatTheManagerUses(t *testing.T) {
-	ctx := testContext(t)
+	ctx := fleet.Context(t)
 	production, err := cluster.BuildManager(ctx, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	listed, changed, marker := newValue(t), newValue(t), "marker-"+newValue(t)[:40]
-	s.applySecret(ctx, t, "db", listed)
-	s.secret(ctx, t, marker, "", "x")
-	m := start(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: production, Env: []string{
+	applySecret(ctx, t, s.Namespace, "db", listed)
+	s.CreateSecret(ctx, t, marker, "", "x")
+	m := shared.Run(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: production, Env: []string{
 		"GODEBUG=clobberfree=1", // the garbage collector overwrites what it frees
 	}})
-	waitForLeader(ctx, t, m)
-	s.waitUntilKnown(ctx, t)
-	s.applySecret(ctx, t, "db", changed)
-	s.waitForReplicaSets(ctx, t, 2)
+	shared.WaitForLeader(ctx, t, m)
+	s.WaitUntilKnown(ctx, t, "web")
+	applySecret(ctx, t, s.Namespace, "db", changed)
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 	for range 3 { // pools survive one collection
-		if code, _, err := get(m.SecureURL + "/debug/pprof/heap?gc=1"); err != nil || code != http.StatusOK {
+		if code, _, err := fleet.Get(m.SecureURL+"/debug/pprof/heap?gc=1", token); err != nil || code != http.StatusOK {
 			t.Fatalf("the garbage collector was not started: %d, %v", code, err)
 		}
 	}
@@ -158,12 +159,12 @@ func TestNoValueOfASecretIsInTheMemoryThatTheManagerUses(t *testing.T) {
 }
 
 // applySecret changes a Secret as kubectl apply does, which leaves the value in an annotation too.
-func (s shop) applySecret(ctx context.Context, t *testing.T, name, value string) {
+func applySecret(ctx context.Context, t *testing.T, namespace, name, value string) {
 	t.Helper()
 	encoded := base64.StdEncoding.EncodeToString([]byte(value))
 	annotation := fmt.Sprintf(`{"apiVersion":"v1","kind":"Secret","data":{"value":%q}}`, encoded)
 	patch := fmt.Appendf(nil, `{"data":{"value":%q},"metadata":{"annotations":{%q:%q}}}`, encoded, corev1.LastAppliedConfigAnnotation, annotation)
-	if _, err := admin.CoreV1().Secrets(s.namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := shared.Admin.CoreV1().Secrets(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

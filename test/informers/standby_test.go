@@ -15,25 +15,15 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
-
-// handlers adds up a cache's handlers and what waits for them.
-func handlers(s informers.Status) (registered, backlog int) {
-	for _, r := range s.Resources {
-		registered += len(r.Handlers)
-		for _, h := range r.Handlers {
-			backlog += h.Backlog
-		}
-	}
-	return registered, backlog
-}
 
 // writes returns the requests of the Pod's manager that are meant to change something: no reads, no questions of who may
 // do what, and no dry run such as that by which every replica finds out whether the server has a fence.
 func writes(t *testing.T, pod string) []string {
 	t.Helper()
 	var uris []string
-	for _, e := range audited(t, pod) {
+	for _, e := range requestsOf(t, pod) {
 		review := e.ObjectRef.APIGroup == "authentication.k8s.io" || e.ObjectRef.APIGroup == "authorization.k8s.io"
 		if e.Verb != "get" && e.Verb != "list" && e.Verb != "watch" && !review && !strings.HasSuffix(e.RequestURI, "?dryRun=All") {
 			uris = append(uris, e.Verb+" "+e.RequestURI)
@@ -45,7 +35,7 @@ func writes(t *testing.T, pod string) []string {
 // queueAdds is what m's metrics say was ever put into config-reload's queue.
 func queueAdds(t *testing.T, m *cluster.Manager) string {
 	t.Helper()
-	_, body, err := get(m.SecureURL + "/metrics")
+	_, body, err := fleet.Get(m.SecureURL+"/metrics", token)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,19 +47,19 @@ func queueAdds(t *testing.T, m *cluster.Manager) string {
 	return "0" // the queue is made when the controller runs
 }
 
-// leadsWithHandlers waits until m leads and its controllers listen to the cache.
-func leadsWithHandlers(t *testing.T, m *cluster.Manager) {
+// leadsSynced waits until m leads and its caches are synced.
+func leadsSynced(t *testing.T, m *cluster.Manager) {
 	t.Helper()
-	ctx := testContext(t)
-	waitForLeader(ctx, t, m)
-	eventually(ctx, t, func() error {
+	ctx := fleet.Context(t)
+	shared.WaitForLeader(ctx, t, m)
+	fleet.Eventually(ctx, t, func() error {
 		s, err := status(m)
 		if err != nil {
 			return err
 		}
 		for _, r := range s.Resources {
-			if !r.Synced || len(r.Handlers) != len(r.For) {
-				return fmt.Errorf("%s: synced %t, handlers %v for %v", r.Resource, r.Synced, r.Handlers, r.For)
+			if !r.Synced {
+				return fmt.Errorf("%s has not synced", r.Resource)
 			}
 		}
 		return nil
@@ -77,51 +67,39 @@ func leadsWithHandlers(t *testing.T, m *cluster.Manager) {
 }
 
 func TestAWarmStandbyHasTheCachesAndDoesNothingUntilItLeads(t *testing.T) {
-	ctx := testContext(t)
-	s := newShop(ctx, t)
-	args := append([]string{"--min-resync-period=1s"}, short...)
-	leader := startLeader(ctx, t, args...)
-	s.waitUntilKnown(ctx, t)
+	ctx := fleet.Context(t)
+	s := shared.NewShop(ctx, t)
+	args := append([]string{"--min-resync-period=1s"}, fleet.ShortTimings...)
+	leader := shared.RunLeader(ctx, t, args...)
+	s.WaitUntilKnown(ctx, t, "web")
 
 	// It is not ready before it has synced.
-	replica, proxy := behindProxy(ctx, t)
+	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	release := make(chan struct{})
 	secrets := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodGet, "/api/v1/secrets"), Hold: release})
-	standby := start(t, replica, cluster.ManagerOptions{Args: args})
+	standby := shared.Run(t, replica, cluster.ManagerOptions{Args: args})
 	if err := secrets.WaitHits(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, func() error { return answers(standby, "/readyz/informers-sync", 500, "secrets not synced yet") })
+	fleet.Eventually(ctx, t, func() error {
+		return fleet.Answers(standby.InsecureURL+"/readyz/informers-sync", "", 500, "secrets not synced yet")
+	})
 	secrets.Remove()
 	close(release)
-	eventually(ctx, t, func() error { return answers(standby, "/readyz", http.StatusOK) })
+	fleet.Eventually(ctx, t, func() error { return fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK) })
 
 	// It follows what happens, and nothing else.
 	before := mustStatus(t, standby)
 	for i := range 3 {
-		s.paint(ctx, t, fmt.Sprintf("red-%d", i))
-		s.waitForReplicaSets(ctx, t, 2+i)
+		s.Paint(ctx, t, fmt.Sprintf("red-%d", i))
+		s.WaitForReplicaSets(ctx, t, "web", 2+i)
 	}
-	eventually(ctx, t, func() error { // a ConfigMap and a Deployment, three times
+	fleet.Eventually(ctx, t, func() error { // a ConfigMap and a Deployment, three times
 		if n := events(mustStatus(t, standby)) - events(before); n < 6 {
 			return fmt.Errorf("the standby has seen %d events", n)
 		}
 		return nil
 	})
-	if n, backlog := handlers(mustStatus(t, leader)); n == 0 {
-		t.Errorf("the leader has %d handlers with a backlog of %d: the test does not see handlers", n, backlog)
-	}
-	eventually(ctx, t, func() error { // resyncs, which neither roll anything nor reach the standby
-		for _, r := range mustStatus(t, leader).Resources {
-			if r.Resource == "secrets" && r.Handlers[0].Handled > 2*r.Events {
-				return nil
-			}
-		}
-		return fmt.Errorf("the leader's handlers have seen no resync")
-	})
-	if n, backlog := handlers(mustStatus(t, standby)); n != 0 || backlog != 0 {
-		t.Errorf("the standby has %d handlers with a backlog of %d", n, backlog)
-	}
 	if adds := queueAdds(t, leader); adds == "0" {
 		t.Error("nothing was added to the leader's queue: the test does not see queues")
 	}
@@ -140,9 +118,9 @@ func TestAWarmStandbyHasTheCachesAndDoesNothingUntilItLeads(t *testing.T) {
 	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	leadsWithHandlers(t, standby)
-	s.paint(ctx, t, "green")
-	s.waitForReplicaSets(ctx, t, 5)
+	leadsSynced(t, standby)
+	s.Paint(ctx, t, "green")
+	s.WaitForReplicaSets(ctx, t, "web", 5)
 	if diff := cmp.Diff(read, reads(t, standby.Pod)); diff != "" {
 		t.Errorf("lists and watches of the new leader (-before +after):\n%s", diff)
 	}
@@ -156,24 +134,24 @@ func events(s informers.Status) (n int64) {
 }
 
 func TestAColdStandbyReadsNothingUntilItLeads(t *testing.T) {
-	ctx := testContext(t)
-	s := newShop(ctx, t)
-	leader := startLeader(ctx, t, short...)
-	s.waitUntilKnown(ctx, t)
-	standby := startReplica(ctx, t, append([]string{"--standby=cold"}, short...)...)
+	ctx := fleet.Context(t)
+	s := shared.NewShop(ctx, t)
+	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
+	s.WaitUntilKnown(ctx, t, "web")
+	standby := shared.RunReplica(ctx, t, append([]string{"--standby=cold"}, fleet.ShortTimings...)...)
 	if _, err := standby.WaitForLine(ctx, "Competing for the lease"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, func() error { return answers(standby, "/readyz", http.StatusOK) })
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, 2)
+	fleet.Eventually(ctx, t, func() error { return fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK) })
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 	if diff := cmp.Diff(map[string][]string{}, reads(t, standby.Pod)); diff != "" {
 		t.Errorf("lists and watches (-want +got):\n%s", diff)
 	}
 	st := mustStatus(t, standby)
 	for _, r := range st.Resources {
-		if r.Synced || r.Objects != 0 || len(r.Handlers) != 0 {
-			t.Errorf("%s: synced %t, %d objects, handlers %v", r.Resource, r.Synced, r.Objects, r.Handlers)
+		if r.Synced || r.Objects != 0 {
+			t.Errorf("%s: synced %t, %d objects", r.Resource, r.Synced, r.Objects)
 		}
 	}
 	if st.Started || len(st.Resources) == 0 {
@@ -183,13 +161,13 @@ func TestAColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	leadsWithHandlers(t, standby)
+	leadsSynced(t, standby)
 	for resource, uris := range reads(t, standby.Pod) {
 		checkStream(t, resource, uris)
 	}
-	if err := answers(standby, "/readyz", http.StatusOK, "ok"); err != nil {
+	if err := fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK, "ok"); err != nil {
 		t.Error(err)
 	}
-	s.paint(ctx, t, "green")
-	s.waitForReplicaSets(ctx, t, 3)
+	s.Paint(ctx, t, "green")
+	s.WaitForReplicaSets(ctx, t, "web", 3)
 }

@@ -5,6 +5,7 @@ package manager
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,21 +14,26 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// configFile writes a ManagerConfiguration with the given groups, replacing the file as a whole, as a mounted
-// ConfigMap's is.
-func configFile(t *testing.T, path, groups string) {
+// configFile writes a ManagerConfiguration with the flags.
+func configFile(t *testing.T, flags string) string {
 	t.Helper()
-	text := "apiVersion: quartermaster.dev/v1alpha1\nkind: ManagerConfiguration\n" + groups
-	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+	text := "apiVersion: quartermaster.dev/v1alpha1\nkind: ManagerConfiguration\nflags: " + flags
+	return writeFile(t, []byte(text))
+}
+
+func writeFile(t *testing.T, text []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	return path
 }
 
 // shows waits until a path of the manager's secure port answers with all of the texts in its body.
@@ -47,65 +53,75 @@ func shows(ctx context.Context, t *testing.T, m *cluster.Manager, token, path st
 	})
 }
 
-func TestConfigurationFileIsFollowedWithoutARestart(t *testing.T) {
+func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	ctx := fleet.Context(t)
-	token := newToken(ctx, t, "config-reader", "cluster-admin")
-	path := filepath.Join(t.TempDir(), "config.yaml")
-	configFile(t, path, "logs: {v: 1}\nconfigReloadController: {configReloadQuietPeriod: 100ms}\n")
+	token := shared.NewToken(ctx, t, "config-reader", "cluster-admin")
+	args := []string{"--config=" + configFile(t, "{v: 2, config-reload-quiet-period: 100ms, controllers: [config-reload, -nothing]}"), "--controllers=config-reload"}
 	// Without the arguments of the Deployment, which would win over the file.
-	m, err := shared.Cluster.StartManager(shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: []string{"--config=" + path}})
+	m, err := shared.Cluster.StartManager(shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of %s:\n%s", m.Pod, m.Tail(60))
-		}
-		_ = m.Stop(context.Background(), fleet.Patience)
-	})
+	fleet.StopAtEnd(t, m)
 	shared.WaitForLeader(ctx, t, m)
-	s := newShop(ctx, t)
-	s.waitUntilKnown(ctx, t, "web")
-	shows(ctx, t, m, token, "/configz", `"v":1`, `"configReloadQuietPeriod":"100ms"`)
-	shows(ctx, t, m, token, "/metrics", "quartermaster_config_restart_required 0", "quartermaster_config_last_reload_successful 1")
-
-	// The log level, at once: level 2 logs every write.
-	configFile(t, path, "logs: {v: 2}\nconfigReloadController: {configReloadQuietPeriod: 100ms}\n")
-	if _, err := m.WaitForLine(ctx, `"Changed a setting" file="`+path+`" setting="logs.v" from=1 to=2`); err != nil {
-		t.Fatal(err)
-	}
-	shows(ctx, t, m, token, "/configz", `"v":2`)
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
-	if _, err := m.WaitForLine(ctx, `"Reload"`); err != nil {
+	s := shared.NewShop(ctx, t)
+	s.WaitUntilKnown(ctx, t, "web")
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
+	if _, err := m.WaitForLine(ctx, `"Reload"`); err != nil { // level 2 logs every write
 		t.Fatal(err)
 	}
 
-	// What needs a restart, and what is broken.
-	configFile(t, path, "logs: {v: 2}\nconfigReloadController: {configReloadQuietPeriod: 5s}\n")
-	shows(ctx, t, m, token, "/metrics", "quartermaster_config_restart_required 1", "quartermaster_config_last_reload_successful 1")
-	shows(ctx, t, m, token, "/configz", `"configReloadQuietPeriod":"100ms"`)
-	configFile(t, path, "logs: {v: 3}\nnothing: {}\n")
-	shows(ctx, t, m, token, "/metrics", "quartermaster_config_restart_required 1", "quartermaster_config_last_reload_successful 0")
-	if _, err := m.WaitForLine(ctx, path+":4: nothing: is not known"); err != nil {
+	_, body, err := fleet.Get(m.SecureURL+"/configz", token)
+	if err != nil {
 		t.Fatal(err)
 	}
-	shows(ctx, t, m, token, "/configz", `"v":2`)
-	if m.ExitCode() != -1 || shared.HolderPod(ctx, t) != m.Pod {
-		t.Errorf("the manager was restarted or lost the lease: exit code %d", m.ExitCode())
+	var shown map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(body), &shown); err != nil {
+		t.Fatalf("%v: %s", err, body)
 	}
+	config := shown["quartermaster.dev"]
+	var flags struct{ Flags map[string]any }
+	if err := json.Unmarshal(config, &flags); err != nil {
+		t.Fatal(err)
+	}
+	for flag, want := range map[string]any{"v": 2.0, "config-reload-quiet-period": "100ms", "controllers": []any{"config-reload"}, "shutdown-timeout": "20s"} {
+		if diff := cmp.Diff(want, flags.Flags[flag]); diff != "" {
+			t.Errorf("/configz, %s:\n%s", flag, diff)
+		}
+	}
+
+	// What /configz shows is a file that has the same result, and so is what --print-effective-config prints.
+	printed := printConfig(ctx, t, writeFile(t, config))
+	if again := printConfig(ctx, t, writeFile(t, printed)); string(again) != string(printed) {
+		t.Errorf("what is printed is read as something else:\n%s", cmp.Diff(string(printed), string(again)))
+	}
+}
+
+// printConfig returns what --print-effective-config prints of a file.
+func printConfig(ctx context.Context, t *testing.T, path string) []byte {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, shared.Binary, "--config="+path, "--print-effective-config")
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, problems.String())
+	}
+	return out
 }
 
 func TestBrokenConfigurationFileStopsTheStart(t *testing.T) {
 	ctx := fleet.Context(t)
-	path := filepath.Join(t.TempDir(), "config.yaml")
-	configFile(t, path, "logs: {v: many}\n")
+	path := configFile(t, "\n  v: many\n  dryrun: true\n")
 	out, err := exec.CommandContext(ctx, shared.Binary, "--config="+path).CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("it ended with %v", err)
 	}
-	if want := "Error: " + path + `:3: logs.v: must be a whole number, got the string "many"`; strings.TrimSpace(string(out)) != want {
-		t.Errorf("it said:\n%s\nwant:\n%s", out, want)
+	want := "Error: " + path + `:4: v: strconv.ParseUint: parsing "many": invalid syntax` + "\n" +
+		path + `:5: "dryrun" is not a flag that the file can set` + "\n"
+	if diff := cmp.Diff(want, string(out)); diff != "" {
+		t.Error(diff)
 	}
 }

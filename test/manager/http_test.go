@@ -4,55 +4,26 @@
 package manager
 
 import (
-	"context"
 	"crypto/tls"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// newToken makes a ServiceAccount, bound to the given ClusterRoles, and returns a token of it.
-func newToken(ctx context.Context, t *testing.T, name string, clusterRoles ...string) string {
-	t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
-	if _, err := shared.Admin.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	for _, role := range clusterRoles {
-		_, err := shared.Admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name + "-" + role},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: name, Namespace: "default"}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	token, err := shared.Admin.CoreV1().ServiceAccounts("default").CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token.Status.Token
-}
-
 func TestSecurePortAsksTheAPIServerWhoMaySeeWhat(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t, "--profiling=true")
 	// SLIs are those of checks that were asked for.
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
-	nobody := newToken(ctx, t, "nobody")
-	scraper := newToken(ctx, t, "scraper", "quartermaster-metrics-reader")
-	everything := newToken(ctx, t, "everything", "cluster-admin")
+	nobody := shared.NewToken(ctx, t, "nobody")
+	scraper := shared.NewToken(ctx, t, "scraper", "quartermaster-metrics-reader")
+	everything := shared.NewToken(ctx, t, "everything", "cluster-admin")
 
 	for name, tc := range map[string]struct {
 		path, token string
@@ -78,7 +49,7 @@ func TestSecurePortAsksTheAPIServerWhoMaySeeWhat(t *testing.T) {
 		"/debug/controllers/NAME shows the loop":      {"/debug/controllers/config-reload", everything, 200, `"phase": "Running"`},
 		"/debug/controllers/ lists all of them":       {"/debug/controllers/", everything, 200, "config-reload"},
 		"a controller that does not run is not found": {"/debug/controllers/nothing", everything, 404, "not enabled"},
-		"/configz shows the configuration":            {"/configz", everything, 200, `"leaderElectLeaseDuration":"15s"`},
+		"/configz shows the configuration":            {"/configz", everything, 200, `"leader-elect-lease-duration":"15s"`},
 		"/flagz shows the flags":                      {"/flagz", everything, 200, "leader-elect-lease-duration"},
 		"/statusz shows the paths":                    {"/statusz", everything, 200, "/debug"},
 		"profiles are there":                          {"/debug/pprof/", everything, 200, "goroutine"},

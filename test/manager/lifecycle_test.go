@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
@@ -26,38 +24,32 @@ import (
 
 func TestOneLeadsAndAConfigMapRestartsItsDeployment(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := newShop(ctx, t)
-	s.deploy(ctx, t, "other", nil)
+	s := shared.NewShop(ctx, t)
+	s.Deploy(ctx, t, "other", nil)
 	shared.RunLeader(ctx, t)
 	shared.RunStandby(ctx, t)
 
-	s.waitUntilKnown(ctx, t, "web")
-	s.waitForReplicaSets(ctx, t, "web", 1)
-	s.waitForReplicaSets(ctx, t, "other", 1)
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
-	if n := s.replicaSets(ctx, t, "other"); n != 1 {
+	s.WaitUntilKnown(ctx, t, "web")
+	s.WaitForReplicaSets(ctx, t, "web", 1)
+	s.WaitForReplicaSets(ctx, t, "other", 1)
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
+	if n := s.ReplicaSets(ctx, t, "other"); n != 1 {
 		t.Errorf("Deployment other did not ask for it and was rolled: %d ReplicaSets", n)
 	}
-	fleet.Eventually(ctx, t, func() error {
-		events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=web,reason=Reloaded"})
-		if err == nil && len(events.Items) == 0 {
-			err = fmt.Errorf("no Event Reloaded on Deployment web")
-		}
-		return err
-	})
+	fleet.Eventually(ctx, t, func() error { return s.HasEvent(ctx, "web", "Reloaded") })
 }
 
 func TestStandbyWritesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	leader := shared.RunLeader(ctx, t)
 	standby := shared.RunStandby(ctx, t)
-	s.waitUntilKnown(ctx, t, "web")
+	s.WaitUntilKnown(ctx, t, "web")
 	for i := range 3 {
-		s.paint(ctx, t, fmt.Sprintf("red-%d", i))
-		s.waitForReplicaSets(ctx, t, "web", 2+i)
+		s.Paint(ctx, t, fmt.Sprintf("red-%d", i))
+		s.WaitForReplicaSets(ctx, t, "web", 2+i)
 	}
 
 	writes := func(m *cluster.Manager) []auditv1.Event {
@@ -93,10 +85,10 @@ func TestStandbyTakesOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
-			s := newShop(ctx, t)
+			s := shared.NewShop(ctx, t)
 			old := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 			next := shared.RunStandby(ctx, t, fleet.ShortTimings...)
-			s.waitUntilKnown(ctx, t, "web")
+			s.WaitUntilKnown(ctx, t, "web")
 			before := shared.Lease(ctx, t).Spec.LeaseTransitions
 
 			if err := old.Signal(tc.signal); err != nil {
@@ -112,8 +104,8 @@ func TestStandbyTakesOver(t *testing.T) {
 			if after := shared.Lease(ctx, t).Spec.LeaseTransitions; *after != *before+1 {
 				t.Errorf("leaseTransitions went from %d to %d", *before, *after)
 			}
-			s.paint(ctx, t, "red")
-			s.waitForReplicaSets(ctx, t, "web", 2)
+			s.Paint(ctx, t, "red")
+			s.WaitForReplicaSets(ctx, t, "web", 2)
 		})
 	}
 }
@@ -121,15 +113,15 @@ func TestStandbyTakesOver(t *testing.T) {
 func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{})
 	shared.WaitForLeader(ctx, t, m)
-	s.waitUntilKnown(ctx, t, "web")
+	s.WaitUntilKnown(ctx, t, "web")
 
 	release := make(chan struct{})
-	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.namespace+"/deployments/web"), Hold: release})
-	s.paint(ctx, t, "red")
+	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.Namespace+"/deployments/web"), Hold: release})
+	s.Paint(ctx, t, "red")
 	if err := patch.WaitHits(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +158,7 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 		return nil
 	})
 	patched := shared.AuditSince(t, begin, func(e auditv1.Event) bool {
-		return fleet.IsControllerWrite(e, m.Pod) && e.Verb == "patch" && e.ObjectRef.Namespace == s.namespace
+		return fleet.IsControllerWrite(e, m.Pod) && e.Verb == "patch" && e.ObjectRef.Namespace == s.Namespace
 	})
 	if len(patched) != 2 || len(released) != 1 { // the state, then the reload
 		t.Fatalf("%d patches and %d releases in the audit log, want 2 and 1", len(patched), len(released))
@@ -174,20 +166,20 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 	if last := patched[1].StageTimestamp; !last.Time.Before(released[0].RequestReceivedTimestamp.Time) {
 		t.Errorf("the patch was done at %s, the lease released before, at %s", last, released[0].RequestReceivedTimestamp)
 	}
-	s.waitForReplicaSets(ctx, t, "web", 2)
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 }
 
 func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: append([]string{"--shutdown-timeout=1s", "--controller-stuck-after=1s"}, fleet.ShortTimings...)})
 	shared.WaitForLeader(ctx, t, m)
-	s.waitUntilKnown(ctx, t, "web")
+	s.WaitUntilKnown(ctx, t, "web")
 
 	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/deployments/web"), Hold: make(chan struct{})})
-	s.paint(ctx, t, "red")
+	s.Paint(ctx, t, "red")
 	if err := patch.WaitHits(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -208,13 +200,13 @@ func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
 
 func TestSecondSignalEndsAtOnce(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: append([]string{"--shutdown-timeout=10m"}, fleet.ShortTimings...)})
 	shared.WaitForLeader(ctx, t, m)
-	s.waitUntilKnown(ctx, t, "web")
+	s.WaitUntilKnown(ctx, t, "web")
 	patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/deployments/web"), Hold: make(chan struct{})})
-	s.paint(ctx, t, "red")
+	s.Paint(ctx, t, "red")
 	if err := patch.WaitHits(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +227,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 
 func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	replica := shared.NewReplica(ctx, t)
 	if err := shared.StopAPIServer(ctx); err != nil {
 		t.Fatal(err)
@@ -259,14 +251,14 @@ func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	shared.WaitForLeader(ctx, t, m)
-	s.waitUntilKnown(ctx, t, "web")
+	s.WaitUntilKnown(ctx, t, "web")
 
 	// Restarted while it leads: no restart of the manager, and work goes on.
 	if err := shared.RestartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 	if m.ExitCode() != -1 {
 		t.Errorf("the manager ended with %d", m.ExitCode())
 	}
@@ -275,7 +267,7 @@ func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 func TestWrongFlagsEndWithOneAndAreAllNamed(t *testing.T) {
 	ctx := fleet.Context(t)
 	out, err := exec.CommandContext(ctx, shared.Binary, "--shutdown-timeout=-1s", "--standby=tepid", "--controllers=nothing").CombinedOutput()
-	if exit := new(exec.ExitError); !asExit(err, &exit) || exit.ExitCode() != 1 {
+	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("it ended with %v, want exit code 1", err)
 	}
 	for _, flag := range []string{"--shutdown-timeout", "--standby", "--controllers"} {
@@ -283,12 +275,6 @@ func TestWrongFlagsEndWithOneAndAreAllNamed(t *testing.T) {
 			t.Errorf("%s is not named:\n%s", flag, out)
 		}
 	}
-}
-
-func asExit(err error, target **exec.ExitError) bool {
-	exit, ok := err.(*exec.ExitError) //nolint:errorlint // Run and its kin return it unwrapped
-	*target = exit
-	return ok
 }
 
 func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
@@ -300,34 +286,18 @@ func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
 	if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
 		t.Fatal(err)
 	}
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	m := shared.Run(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: withGreeter})
 	shared.WaitForLeader(ctx, t, m)
-	s.waitUntilKnown(ctx, t, "web")
-	greet := func(name, whom string) {
-		t.Helper()
-		_, err := shared.Admin.CoreV1().ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"example.com/greet": whom}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	s.WaitUntilKnown(ctx, t, "web")
 
-	greet("nobody", "")
+	s.CreateConfigMap(ctx, t, "nobody", map[string]string{"example.com/greet": ""})
 	if _, err := m.WaitForLine(ctx, "a greeting for nobody"); err != nil {
 		t.Fatal(err)
 	}
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
-	greet("somebody", "world") // the controller that panicked works on, too
-	fleet.Eventually(ctx, t, func() error {
-		events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=somebody,reason=Greeted"})
-		if err == nil && len(events.Items) == 0 {
-			err = fmt.Errorf("nobody was greeted")
-		}
-		return err
-	})
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
+	s.Greet(ctx, t, "somebody") // the controller that panicked works on, too
 	if err := fleet.Answers(m.InsecureURL+"/healthz", "", 200); err != nil {
 		t.Error(err)
 	}
@@ -337,11 +307,11 @@ func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "service-account-per-controller")
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	m := shared.RunLeader(ctx, t)
-	s.waitUntilKnown(ctx, t, "web")
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
+	s.WaitUntilKnown(ctx, t, "web")
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
 		return cluster.AuditWrite(e) && e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.Verb == "patch"
 	}) {
@@ -357,7 +327,7 @@ func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
 func TestDryRunChangesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := newShop(ctx, t)
+	s := shared.NewShop(ctx, t)
 	m := shared.RunLeader(ctx, t, "--dry-run")
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
 	var painted time.Time
@@ -365,18 +335,14 @@ func TestDryRunChangesNothing(t *testing.T) {
 		// The first change may come before the first sight of what it changes; and the quiet period has to pass after it.
 		if time.Since(painted) > 5*time.Second {
 			painted = time.Now()
-			s.paint(ctx, t, painted.String())
+			s.Paint(ctx, t, painted.String())
 		}
-		events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=web,reason=WouldReload"})
-		if err == nil && len(events.Items) == 0 {
-			err = fmt.Errorf("no Event WouldReload on Deployment web")
-		}
-		return err
+		return s.HasEvent(ctx, "web", "WouldReload")
 	})
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsControllerWrite(e, m.Pod) }) {
 		t.Errorf("it wrote: %s %s", e.Verb, e.RequestURI)
 	}
-	if n := s.replicaSets(ctx, t, "web"); n != 1 {
+	if n := s.ReplicaSets(ctx, t, "web"); n != 1 {
 		t.Errorf("%d ReplicaSets", n)
 	}
 }

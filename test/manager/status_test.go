@@ -61,7 +61,7 @@ func TestStatusOfTwoReplicas(t *testing.T) {
 	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 	standby := shared.RunStandby(ctx, t, fleet.ShortTimings...)
 	// The leader has tested the fence, and its controller runs.
-	token := newToken(ctx, t, "status-reader", "cluster-admin")
+	token := shared.NewToken(ctx, t, "status-reader", "cluster-admin")
 	shows(ctx, t, leader, token, "/debug/leader?format=json", `"serverFence": "Enforced"`)
 	shows(ctx, t, leader, token, "/debug/controllers/config-reload", `"phase": "Running"`)
 	endpoints := []string{"--endpoint=" + leader.SecureURL, "--endpoint=" + standby.SecureURL, "--endpoint-insecure"}

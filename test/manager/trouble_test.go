@@ -43,17 +43,17 @@ func says(ctx context.Context, t *testing.T, url, token string, code int, parts 
 	})
 }
 
-// allowGadgets lets managers read a resource that does not exist: without the permission they would not hear of that.
-func allowGadgets(ctx context.Context, t *testing.T) {
+// allowDoodads lets managers read a resource that does not exist: without the permission they would not hear of that.
+func allowDoodads(ctx context.Context, t *testing.T) {
 	t.Helper()
-	meta := metav1.ObjectMeta{Name: "quartermaster-test-gadgets"}
+	meta := metav1.ObjectMeta{Name: "quartermaster-test-doodads"}
 	rbac := shared.Admin.RbacV1()
 	t.Cleanup(func() {
 		_ = rbac.ClusterRoles().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})
 		_ = rbac.ClusterRoleBindings().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})
 	})
 	_, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"test.example.com"}, Resources: []string{"gadgets"}, Verbs: []string{"list", "watch"}}}}, metav1.CreateOptions{})
+		{APIGroups: []string{"test.example.com"}, Resources: []string{"doodads"}, Verbs: []string{"list", "watch"}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +66,8 @@ func allowGadgets(ctx context.Context, t *testing.T) {
 	}
 }
 
-// defineGadgets creates the CRD.
-func defineGadgets(ctx context.Context, t *testing.T) {
+// defineDoodads creates the CRD.
+func defineDoodads(ctx context.Context, t *testing.T) {
 	t.Helper()
 	objects, err := dynamic.NewForConfig(shared.AdminConfig())
 	if err != nil {
@@ -76,10 +76,10 @@ func defineGadgets(ctx context.Context, t *testing.T) {
 	crds := objects.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	_, err = crds.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": map[string]any{"name": "gadgets.test.example.com"},
+		"metadata": map[string]any{"name": "doodads.test.example.com"},
 		"spec": map[string]any{
 			"group": "test.example.com", "scope": "Namespaced",
-			"names":    map[string]any{"kind": "Gadget", "plural": "gadgets"},
+			"names":    map[string]any{"kind": "Doodad", "plural": "doodads"},
 			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}}},
 		},
 	}}, metav1.CreateOptions{})
@@ -87,7 +87,7 @@ func defineGadgets(ctx context.Context, t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = crds.Delete(context.Background(), "gadgets.test.example.com", metav1.DeleteOptions{})
+		_ = crds.Delete(context.Background(), "doodads.test.example.com", metav1.DeleteOptions{})
 	})
 }
 
@@ -100,10 +100,10 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	shared.ExpectRefusals(func(e auditv1.Event) bool {
 		return e.ObjectRef != nil && e.ObjectRef.Resource == "leases" && e.ObjectRef.Name == "" && e.ObjectRef.Namespace == ""
 	})
-	allowGadgets(ctx, t)
-	token := newToken(ctx, t, "trouble-reader", "cluster-admin")
-	s := newShop(ctx, t)
-	configMaps := shared.Admin.CoreV1().ConfigMaps(s.namespace)
+	allowDoodads(ctx, t)
+	token := shared.NewToken(ctx, t, "trouble-reader", "cluster-admin")
+	s := shared.NewShop(ctx, t)
+	configMaps := shared.Admin.CoreV1().ConfigMaps(s.Namespace)
 	poisoned := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "poisoned", Annotations: map[string]string{"example.com/poison": "yes"}}}
 	if _, err := configMaps.Create(ctx, poisoned, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 		t.Helper()
 		says(ctx, t, m.InsecureURL+"/healthz/controller-"+name, "", code, parts...)
 	}
-	check("absent", http.StatusInternalServerError, "cannot list gadgets.test.example.com: the server could not find the requested resource")
+	check("absent", http.StatusInternalServerError, "cannot list doodads.test.example.com: the server could not find the requested resource")
 	check("forbidden", http.StatusInternalServerError, "cannot list leases.coordination.k8s.io at the cluster scope: forbidden")
 	check("failing", http.StatusInternalServerError, "stopped unexpectedly")
 	check("poisoned", http.StatusInternalServerError, "cannot be mapped")
@@ -156,12 +156,12 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	if out, _, _ := runStatus(ctx, t, "--endpoint="+m.SecureURL, "--endpoint-insecure"); !strings.Contains(out, "cannot list leases.coordination.k8s.io at the cluster scope: forbidden") {
 		t.Errorf("manager status does not show the problem:\n%s", out)
 	}
-	s.waitUntilKnown(ctx, t, "web")
-	s.paint(ctx, t, "red")
-	s.waitForReplicaSets(ctx, t, "web", 2)
+	s.WaitUntilKnown(ctx, t, "web")
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
 
 	// What is mended is seen without a restart.
-	defineGadgets(ctx, t)
+	defineDoodads(ctx, t)
 	if _, err := configMaps.Patch(ctx, "poisoned", "application/merge-patch+json", []byte(`{"metadata":{"annotations":{"example.com/poison":null}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -202,8 +202,8 @@ func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
 			if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
 				t.Fatal(err)
 			}
-			s := newShop(ctx, t)
-			_, err = shared.Admin.CoreV1().ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{
+			s := shared.NewShop(ctx, t)
+			_, err = shared.Admin.CoreV1().ConfigMaps(s.Namespace).Create(ctx, &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Name: "greeted", Annotations: map[string]string{"example.com/greet": "world"}},
 			}, metav1.CreateOptions{})
 			if err != nil {
@@ -225,7 +225,7 @@ func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
 			if took := time.Since(stopped); took < 3*time.Second {
 				t.Errorf("it ended after %s, before --shutdown-timeout", took)
 			}
-			if _, err := m.WaitForLine(ctx, `"Controller is draining" logger="greeter" controller="greeter" inFlight=[{"key":"`+s.namespace+`/greeted"`); err != nil {
+			if _, err := m.WaitForLine(ctx, `"Controller is draining" logger="greeter" controller="greeter" inFlight=[{"key":"`+s.Namespace+`/greeted"`); err != nil {
 				t.Errorf("the log does not name what hangs: %v", err)
 			}
 			if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {

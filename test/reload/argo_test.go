@@ -29,13 +29,13 @@ func installRollouts(ctx context.Context) error {
 		},
 	}}
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	if _, err := objects.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+	if _, err := shared.Objects.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, fleet.Patience, errors.New("the Rollouts are not served"))
 	defer cancel()
 	return fleet.Poll(ctx, func() error {
-		_, err := objects.Resource(gvr).List(ctx, metav1.ListOptions{})
+		_, err := shared.Objects.Resource(gvr).List(ctx, metav1.ListOptions{})
 		return err
 	})
 }

@@ -27,7 +27,7 @@ type burst struct {
 	size int
 }
 
-const burstSize = 60
+const burstSize = 30
 
 func newBurst(t *testing.T) burst {
 	t.Helper()

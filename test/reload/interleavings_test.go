@@ -130,8 +130,8 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 	}
 }
 
-// TestSourcesAndWorkloadsChangeAllTheTime leaves the order to chance.
-func TestSourcesAndWorkloadsChangeAllTheTime(t *testing.T) {
+// TestLongSourcesAndWorkloadsChangeAllTheTime leaves the order to chance.
+func TestLongSourcesAndWorkloadsChangeAllTheTime(t *testing.T) {
 	const workloads, changes = 8, 10
 	begin := time.Now()
 	s := newShop(t, nil)

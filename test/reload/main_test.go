@@ -17,61 +17,29 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/dynamic"
 
-	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// What all tests of the package share: a control plane with everything of deploy/ but the Deployment, and the versions
-// of all workloads in it.
+// What all tests of the package share: a control plane, and the versions of all workloads in it.
 var (
 	shared   *fleet.Fleet
-	objects  dynamic.Interface // of the administrator
 	rollouts = judge.NewRollouts()
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) int {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var err error
-	if shared, err = fleet.Start(ctx, cluster.Options{}, true); err == nil {
-		defer func() { _ = shared.Stop() }()
-		err = prepare(ctx)
-	}
-	code := 1
-	if err == nil {
-		code = m.Run()
-		err = shared.Refused(ctx)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "FAIL:", err)
-		return 1
-	}
-	return code
+func TestMain(m *testing.M) {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Race: true, Components: []string{"compat-reloader"}}, prepare))
 }
 
-// prepare installs what managers need that stand in for stakater/Reloader, and begins to watch.
+// prepare defines the resource of Argo Rollouts and begins to watch.
 func prepare(ctx context.Context) error {
-	overlay, err := shared.Overlay("compat-reloader")
-	if err != nil {
-		return err
-	}
-	if err := shared.Install(ctx, overlay); err != nil {
-		return err
-	}
-	if objects, err = dynamic.NewForConfig(shared.AdminConfig()); err != nil {
-		return err
-	}
 	if err := installRollouts(ctx); err != nil {
 		return err
 	}
 	for _, resource := range rolledResources {
-		versions, err := objects.Resource(resource).Watch(ctx, metav1.ListOptions{})
+		versions, err := shared.Objects.Resource(resource).Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

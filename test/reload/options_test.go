@@ -4,7 +4,6 @@
 package reload
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -19,22 +18,6 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
-
-// installWith installs components besides compat-reloader for the rest of the test.
-func installWith(t *testing.T, components ...string) {
-	t.Helper()
-	install := func(ctx context.Context, components ...string) {
-		overlay, err := shared.Overlay(append([]string{"compat-reloader"}, components...)...)
-		if err == nil {
-			err = shared.Install(ctx, overlay)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(func() { install(context.Background()) })
-	install(t.Context(), components...)
-}
 
 // letManagersReadNamespaces is what --config-reload-namespace-selector needs besides the manager's own roles.
 func letManagersReadNamespaces(t *testing.T) {
@@ -53,7 +36,7 @@ func letManagersReadNamespaces(t *testing.T) {
 }
 
 func TestOptionsOnTheAPIServer(t *testing.T) {
-	installWith(t, "argo-rollouts")
+	shared.InstallWith(t.Context(), t, "argo-rollouts")
 	letManagersReadNamespaces(t)
 	const rollout = "rollouts/web"
 	shopLabels := map[string]string{"team": "shop"}

@@ -4,7 +4,6 @@
 package reload
 
 import (
-	"context"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -33,17 +32,7 @@ type shop struct {
 
 func newShop(t *testing.T, labels map[string]string) shop {
 	t.Helper()
-	namespaces := shared.Admin.CoreV1().Namespaces()
-	ns, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "shop-", Labels: labels}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := namespaces.Delete(context.Background(), ns.Name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	})
-	return shop{t, ns.Name}
+	return shop{t, shared.NewNamespace(t.Context(), t, labels)}
 }
 
 // in is the same shop for a subtest.
@@ -55,7 +44,7 @@ func (s shop) client(object string) (dynamic.ResourceInterface, string) {
 	if !ok {
 		s.t.Fatalf("%q is not RESOURCE/NAME", object)
 	}
-	return objects.Resource(resourceOf(resource)).Namespace(s.namespace), name
+	return shared.Objects.Resource(resourceOf(resource)).Namespace(s.namespace), name
 }
 
 // create creates typed objects and unstructured ones.
@@ -149,7 +138,7 @@ func (s shop) annotation(object, key string) string {
 // list returns the names of all objects of a resource.
 func (s shop) list(resource string) []string {
 	s.t.Helper()
-	list, err := objects.Resource(resourceOf(resource)).Namespace(s.namespace).List(s.t.Context(), metav1.ListOptions{})
+	list, err := shared.Objects.Resource(resourceOf(resource)).Namespace(s.namespace).List(s.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -79,11 +79,11 @@ func TestReconcileCronJobs(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"29 a change runs the CronJob once": {
+		"a change runs the CronJob once": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change:  changeCM, want: ran, events: reloaded,
 		},
-		"29 a repetition after a failed write of the state creates no second Job": {
+		"a repetition after a failed write of the state creates no second Job": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.refuseStates(1)
@@ -95,12 +95,12 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
-		"30 a suspended CronJob is not run under auto": {
+		"a suspended CronJob is not run under auto": {
 			objects: []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
 			change:  changeCM, want: []string{state},
 			events: []string{"Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"},
 		},
-		"30 a suspended CronJob is run for a named source": {
+		"a suspended CronJob is run for a named source": {
 			objects: []runtime.Object{cm1(), cronJob(suspended, kCM, "app-config", nativeState, known1)},
 			change:  changeCM, want: ran, events: reloaded,
 		},
@@ -321,7 +321,7 @@ func TestReconcileJobs(t *testing.T) {
 	replaced := []string{"dry run: create jobs/web-", "delete jobs/web", "create jobs/web"}
 	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
 	runCases(t, map[string]reconcileCase{
-		"31 a Job is deleted and created again, also a finished one": {
+		"a Job is deleted and created again, also a finished one": {
 			objects: []runtime.Object{cm1(), job(nil)},
 			change: func(w *world) {
 				changeCM(w)
@@ -344,7 +344,7 @@ func TestReconcileJobs(t *testing.T) {
 			},
 			want: replaced, events: reloaded,
 		},
-		"32 a Job of a CronJob is left alone": {
+		"a Job of a CronJob is left alone": {
 			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) {
 				j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
 			})},

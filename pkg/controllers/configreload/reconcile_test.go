@@ -102,15 +102,15 @@ func TestReconcileAnnotations(t *testing.T) {
 	}
 
 	cases := map[string]reconcileCase{
-		"01 auto rolls on a change": one([]string{kAuto, "true"}, rolled),
-		"01 auto rolls by annotation under that strategy": with(one([]string{kAuto, "true"}, []string{ann(known2, compatMark,
+		"auto rolls on a change": one([]string{kAuto, "true"}, rolled),
+		"auto rolls by annotation under that strategy": with(one([]string{kAuto, "true"}, []string{ann(known2, compatMark,
 			`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+1)+`}`)}),
 			strategyAnnotations),
-		"01 without compatibility the original's annotations mean nothing": {
+		"without compatibility the original's annotations mean nothing": {
 			configure: func(c *Config) { c.Compat = false },
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true")}, change: changeCM,
 		},
-		"02 a label of the source is no change": {
+		"a label of the source is no change": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				labelled := cm1()
@@ -118,88 +118,88 @@ func TestReconcileAnnotations(t *testing.T) {
 				w.put(labelled)
 			},
 		},
-		"02 auto demands a reference": {
+		"auto demands a reference": {
 			objects: []runtime.Object{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM,
 		},
-		"03 a named source needs no reference, and marks the first container": {
+		"a named source needs no reference, and marks the first container": {
 			objects: []runtime.Object{cm1(), deploy(pod(containersNamed("a", "b")), kCM, "app-config", nativeState, known1)},
 			change:  changeCM, want: []string{env(known2, "a/"+cmVar, h2)}, events: reloaded,
 		},
-		"04 items are regular expressions, trimmed": one([]string{kCM, "[x], app-.*"}, rolled),
-		"04 an expression is anchored":              one([]string{kCM, "ap+, .p-config, app-confi[^g]"}, []string{stateOnly("")}),
-		"04 a name that does not exist is watched for": {
+		"items are regular expressions, trimmed": one([]string{kCM, "[x], app-.*"}, rolled),
+		"an expression is anchored":              one([]string{kCM, "ap+, .p-config, app-confi[^g]"}, []string{stateOnly("")}),
+		"a name that does not exist is watched for": {
 			objects: []runtime.Object{cm1(), deploy(web, kCM, "x, app-.*", nativeState, known1)},
 			change:  changeCM,
 			want: []string{stateOnly(stateOf(cmKey, h1, "configmap/x", "")),
 				env(stateOf(cmKey, h2, "configmap/x", ""), "web/"+cmVar, h2)},
 			events: reloaded,
 		},
-		"04 a name with a dot is an expression as well": {
+		"a name with a dot is an expression as well": {
 			objects: []runtime.Object{cm("app.config", "v", "1"), cm1(), deploy(pod(), kCM, "app.config",
 				nativeState, stateOf(cmKey, h1, "configmap/app.config", hashOf("v", "1")))},
 			change: changeCM,
 			want:   []string{env(stateOf(cmKey, h2, "configmap/app.config", hashOf("v", "1")), "web/"+cmVar, h2)},
 			events: reloaded,
 		},
-		"05 an item that does not compile is reported, and the others count": {
+		"an item that does not compile is reported, and the others count": {
 			objects: []runtime.Object{cm1(), deploy(web, kCM, "[, app-config", nativeState, known1)},
 			change:  changeCM, want: rolled,
 			events: append([]string{}, reloaded[0], "Warning InvalidReloadAnnotation "+kCM+
 				`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
 		},
-		"05 several items that do not compile are one Event": {
+		"several items that do not compile are one Event": {
 			objects: []runtime.Object{deploy(web, kCM, "[, (", kAuto, "false")},
 			want:    nil,
 			events: []string{"Warning InvalidReloadAnnotation " + kCM + `: item "[": error parsing regexp: missing closing ]: ` +
 				"`[$`" + `; item "(": error parsing regexp: missing closing ): ` + "`^($`"},
 		},
-		"06 annotations of the template count if the workload has none": {
+		"annotations of the template count if the workload has none": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(kAuto, "true")), nativeState, known1)},
 			change:  changeCM, want: rolled, events: reloaded,
 		},
-		"07 the fall-back to the template is decided for each type": {
+		"the fall-back to the template is decided for each type": {
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")),
 				kSecret, "db", nativeState, stateOf(cmKey, h1, dbKey, p1))},
 			change: changeCM, want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)}, events: reloaded,
 		},
-		"08 the presence of a key on the workload stops the fall-back": {
+		"the presence of a key on the workload stops the fall-back": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, "")},
 			change:  changeCM,
 		},
-		"09 auto=false vetoes no named source": one([]string{kAuto, "false", kCM, "app-config"}, rolled),
-		"10 an ignored source is dropped from the state and rolls nothing": {
+		"auto=false vetoes no named source": one([]string{kAuto, "false", kCM, "app-config"}, rolled),
+		"an ignored source is dropped from the state and rolls nothing": {
 			objects: []runtime.Object{annotated(cm1(), kIgnore, "true"), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *world) { w.put(annotated(cm2(), kIgnore, "true")) },
 			want:    []string{stateOnly("")},
 		},
-		"10 the native annotation ignores a source as well": {
+		"the native annotation ignores a source as well": {
 			objects: []runtime.Object{annotated(cm1(), nativeReload, "off"), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *world) { w.put(annotated(cm2(), nativeReload, "off")) },
 			want:    []string{stateOnly("")},
 		},
-		"10 ignore must be exactly true": {
+		"ignore must be exactly true": {
 			objects: []runtime.Object{annotated(cm1(), kIgnore, "True"), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *world) { w.put(annotated(cm2(), kIgnore, "True")) },
 			want:    rolled, events: reloaded,
 		},
-		"11 an exclusion beats a named match": one([]string{kCM, "app-config", kCMExclude, "other, app-config"}, []string{stateOnly("")}),
-		"11 an exclusion on the template does not count": {
+		"an exclusion beats a named match": one([]string{kCM, "app-config", kCMExclude, "other, app-config"}, []string{stateOnly("")}),
+		"an exclusion on the template does not count": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config", nativeState, known1)},
 			change:  changeCM, want: rolled, events: reloaded,
 		},
-		"12 search rolls for a source with match": {
+		"search rolls for a source with match": {
 			objects: []runtime.Object{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
 			change:  func(w *world) { w.put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled, events: reloaded,
 		},
-		"12 search leaves a source without match": {
+		"search leaves a source without match": {
 			objects: []runtime.Object{cm1(), deploy(web, kSearch, "true")}, change: changeCM,
 		},
-		"13 auto-all rolls a workload without annotations":     with(one(nil, rolled), autoAll),
-		"13 auto-all leaves one that opts out":                 with(one([]string{kAuto, "no"}, []string{stateOnly("")}), autoAll),
-		"13 search does not switch auto-all off":               with(one([]string{kSearch, "true"}, rolled), autoAll),
-		"13 the typed auto opts out of auto-all":               with(one([]string{kCMAuto, "0"}, []string{stateOnly("")}), autoAll),
-		"13 an empty value does not opt out":                   with(one([]string{kAuto, ""}, rolled), autoAll),
+		"auto-all rolls a workload without annotations":        with(one(nil, rolled), autoAll),
+		"auto-all leaves one that opts out":                    with(one([]string{kAuto, "no"}, []string{stateOnly("")}), autoAll),
+		"search does not switch auto-all off":                  with(one([]string{kSearch, "true"}, rolled), autoAll),
+		"the typed auto opts out of auto-all":                  with(one([]string{kCMAuto, "0"}, []string{stateOnly("")}), autoAll),
+		"an empty value does not opt out":                      with(one([]string{kAuto, ""}, rolled), autoAll),
 		"auto understands what ParseBool does":                 one([]string{kAuto, "T"}, rolled),
 		"the typed auto alone rolls":                           one([]string{kCMAuto, "1"}, rolled),
 		"a type that is ignored by flag is not watched at all": with(one([]string{kAuto, "true"}, []string{stateOnly("")}), func(c *Config) { c.IgnoredSources = []string{"ConfigMaps"} }),
@@ -252,12 +252,12 @@ func TestReconcileReferences(t *testing.T) {
 	}
 	withOther1, withOther2 := stateOf(cmKey, h1, "secret/other", ""), stateOf(cmKey, h2, "secret/other", "")
 	runCases(t, map[string]reconcileCase{
-		"14 a projected source of a volume that the second container mounts": row(withOther1, withOther2, "b",
+		"a projected source of a volume that the second container mounts": row(withOther1, withOther2, "b",
 			containersNamed("a", "b"), volume(projected), mounted(1)),
-		"15 a volume that only an init container mounts marks the first container": row(known1, known2, "a",
+		"a volume that only an init container mounts marks the first container": row(known1, known2, "a",
 			containersNamed("a", "b"), volume(ofCM),
 			inInit(corev1.Container{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "v"}}})),
-		"15 a volume that nobody mounts is no reference": row(known1, "", "", containersNamed("a"), volume(ofCM)),
+		"a volume that nobody mounts is no reference": row(known1, "", "", containersNamed("a"), volume(ofCM)),
 		"a mount beats an environment": row(known1, known2, "b",
 			containersNamed("web", "b"), reads("app-config"), volume(ofCM), mounted(1)),
 		"a mount in an init container beats an environment": row(known1, known2, "a", containersNamed("a", "b"), volume(ofCM),

@@ -56,7 +56,7 @@ func TestReconcilePause(t *testing.T) {
 
 	patchWithPause := "patch deployments/web " + toJSON(paused(envBody(known2, "web/"+cmVar, h2), second(1)))
 	runCases(t, map[string]reconcileCase{
-		"25 the first change pauses, the second does not extend the pause": {
+		"the first change pauses, the second does not extend the pause": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
 			change: func(w *world) {
 				changeCM(w)
@@ -73,7 +73,7 @@ func TestReconcilePause(t *testing.T) {
 			want:   []string{patchWithPause, env(known3, "web/"+cmVar, h3), resume()},
 			events: []string{reloaded[0], reloaded[0]},
 		},
-		"25 the pause ends in time though the manager restarts meanwhile": {
+		"the pause ends in time though the manager restarts meanwhile": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
 			change: func(w *world) {
 				changeCM(w)
@@ -86,27 +86,27 @@ func TestReconcilePause(t *testing.T) {
 			},
 			want: []string{patchWithPause, resume()}, events: reloaded,
 		},
-		"25 a pause that ended while no manager ran ends at the start": {
+		"a pause that ended while no manager ran ends at the start": {
 			objects: []runtime.Object{cm1(), pausedBy(second(-600), kAuto, "true", kPause, "5m", nativeState, known1)},
 			want:    []string{resume()}, events: []string{},
 		},
-		"26 a Deployment that somebody else paused is patched and never resumed": {
+		"a Deployment that somebody else paused is patched and never resumed": {
 			objects: []runtime.Object{cm1(), byUser},
 			change:  changeCM,
 			want:    []string{env(known2, "web/"+cmVar, h2)}, events: reloaded,
 		},
-		"27 a pause that somebody ended leaves its time to be removed": {
+		"a pause that somebody ended leaves its time to be removed": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", kPausedAt, second(0), nativeState, known1)},
 			want:    []string{clearPause()}, events: []string{},
 		},
-		"28 a period that does not parse reloads without a pause": {
+		"a period that does not parse reloads without a pause": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "soon", nativeState, known1)},
 			change:  changeCM,
 			want:    []string{env(known2, "web/"+cmVar, h2)},
 			events: []string{reloaded[0], "Warning InvalidPausePeriod Reloaded without a pause: " + kPause +
 				`: time: invalid duration "soon"`},
 		},
-		"28 so does one that is not positive": {
+		"so does one that is not positive": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "-5m", nativeState, known1)},
 			change:  changeCM,
 			want:    []string{env(known2, "web/"+cmVar, h2)},
@@ -215,14 +215,14 @@ func TestReconcileNative(t *testing.T) {
 	nativeANN := ann(known2, nativeMark,
 		`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684801}`)
 	runCases(t, map[string]reconcileCase{
-		"33 native annotations beat the others and mark by annotation": {
+		"native annotations beat the others and mark by annotation": {
 			objects: []runtime.Object{cm1(), db1(), deploy(both, nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)},
 			change:  func(w *world) { changeDB(w); w.pass(time.Minute); changeCM(w) },
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
 			events: reloaded,
 		},
-		"33 off beats auto-all": {
+		"off beats auto-all": {
 			configure: autoAll,
 			objects:   []runtime.Object{cm1(), deploy(both, nativeReload, "off")},
 			change:    changeCM,
@@ -298,19 +298,19 @@ func TestReconcileScope(t *testing.T) {
 	sourceSelector := func(c *Config) { c.SourceSelector = []string{"env:prod"} }
 
 	runCases(t, map[string]reconcileCase{
-		"36 a namespace outside the selector is left alone": {
+		"a namespace outside the selector is left alone": {
 			configure: selector("env=prod"), objects: []runtime.Object{namespace(nil), cm1(), web()}, change: changeCM,
 		},
-		"36 a namespace that the selector selects is worked in": {
+		"a namespace that the selector selects is worked in": {
 			configure: selector("env:*"), objects: []runtime.Object{namespace(prod), cm1(), web()}, change: changeCM,
 			want: rolled, events: reloaded,
 		},
-		"36 a namespace that becomes selected is caught up with": {
+		"a namespace that becomes selected is caught up with": {
 			configure: selector("env=prod"), objects: []runtime.Object{namespace(nil), cm1(), web()},
 			change: func(w *world) { changeCM(w); w.pass(time.Minute); w.put(namespace(prod)) },
 			want:   rolled, events: reloaded,
 		},
-		"36 Secrets of Helm releases do not count": {
+		"Secrets of Helm releases do not count": {
 			objects: []runtime.Object{helmSecret("1"), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, ""))},
 			change:  func(w *world) { w.put(helmSecret("2")) },
 		},

@@ -37,47 +37,47 @@ func TestReconcileState(t *testing.T) {
 			change:  changeCM,
 			want:    rolled, events: reloaded,
 		},
-		"16 a change while no manager ran rolls once": {
+		"a change while no manager ran rolls once": {
 			objects: []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, known1)},
 			want:    rolled, events: reloaded,
 		},
-		"17 migration records and rolls nothing, whatever the variable holds": {
+		"migration records and rolls nothing, whatever the variable holds": {
 			objects: []runtime.Object{cm2(), deploy(marked(h1), kAuto, "true")},
 			want:    []string{stateOnly(known2)}, events: none,
 		},
-		"17 migration records and rolls nothing under the annotations strategy": {
+		"migration records and rolls nothing under the annotations strategy": {
 			configure: strategyAnnotations,
 			objects:   []runtime.Object{cm2(), deploy(pod(reads("app-config"), onTemplate(compatMark, annotationMark(h1))), kAuto, "true")},
 			want:      []string{stateOnly(known2)}, events: none,
 		},
-		"17 first-sight=compare rolls a variable that is out of date": {
+		"first-sight=compare rolls a variable that is out of date": {
 			configure: compare,
 			objects:   []runtime.Object{cm2(), deploy(marked(h1), kAuto, "true")},
 			want:      rolled, events: reloaded,
 		},
-		"17 first-sight=compare leaves a variable that is current": {
+		"first-sight=compare leaves a variable that is current": {
 			configure: compare,
 			objects:   []runtime.Object{cm2(), deploy(marked(h2), kAuto, "true")},
 			want:      []string{stateOnly(known2)}, events: none,
 		},
-		"17 first-sight=compare leaves a workload that was never rolled": {
+		"first-sight=compare leaves a workload that was never rolled": {
 			configure: compare,
 			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true")},
 			want:      []string{stateOnly(known2)}, events: none,
 		},
-		"18 a new workload is recorded once, also after another start": {
+		"a new workload is recorded once, also after another start": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true")},
 			change:  func(w *world) { w.pass(time.Minute); w.restart() },
 			want:    []string{stateOnly(known1)}, events: none,
 		},
-		"19 two changes within the quiet period are one patch": {
+		"two changes within the quiet period are one patch": {
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true",
 				nativeState, stateOf(cmKey, h1, dbKey, p1))},
 			change: func(w *world) { changeCM(w); w.pass(700 * time.Millisecond); changeDB(w) },
 			want:   []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
 		},
-		"19 the annotation names the source that changed last": {
+		"the annotation names the source that changed last": {
 			configure: strategyAnnotations,
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true",
 				nativeState, stateOf(cmKey, h1, dbKey, p1))},
@@ -86,12 +86,12 @@ func TestReconcileState(t *testing.T) {
 				strings.Replace(annotationMark(h2), `"observedAt":1`, `"observedAt":`+fmt.Sprint(started+1), 1))},
 			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
 		},
-		"20 back and forth within the window is no change": {
+		"back and forth within the window is no change": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *world) { changeCM(w); w.pass(900 * time.Millisecond); w.put(cm1()) },
 			events:  none,
 		},
-		"21 next to the original, which is first, nothing is rolled twice": {
+		"next to the original, which is first, nothing is rolled twice": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				changeCM(w)
@@ -99,7 +99,7 @@ func TestReconcileState(t *testing.T) {
 			},
 			want: []string{stateOnly(known2)}, events: none,
 		},
-		"21 the same under the annotations strategy": {
+		"the same under the annotations strategy": {
 			configure: strategyAnnotations,
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
@@ -108,39 +108,39 @@ func TestReconcileState(t *testing.T) {
 			},
 			want: []string{stateOnly(known2)}, events: none,
 		},
-		"22 creation is recorded": {
+		"creation is recorded": {
 			objects: []runtime.Object{deploy(web, kAuto, "true", nativeState, absent)},
 			change:  func(w *world) { w.put(cm1()) },
 			want:    []string{stateOnly(known1)}, events: none,
 		},
-		"22 creation rolls with on-create": {
+		"creation rolls with on-create": {
 			configure: onCreate,
 			objects:   []runtime.Object{deploy(web, kAuto, "true", nativeState, absent)},
 			change:    changeCM,
 			want:      rolled, events: reloaded,
 		},
-		"22 creation while no manager ran rolls with on-create": {
+		"creation while no manager ran rolls with on-create": {
 			configure: onCreate,
 			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, absent)},
 			want:      rolled, events: reloaded,
 		},
-		"22 a source that a pattern names rolls with on-create when it appears": {
+		"a source that a pattern names rolls with on-create when it appears": {
 			configure: onCreate,
 			objects:   []runtime.Object{deploy(pod(), kCM, "app-.*")},
 			change:    changeCM,
 			want:      []string{stateOnly(absent), env(known2, "web/"+cmVar, h2)}, events: reloaded,
 		},
-		"23 deletion is nothing, and so is coming back the same": {
+		"deletion is nothing, and so is coming back the same": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *world) { w.remove(cm1()); w.pass(time.Minute); w.put(cm1()) },
 			events:  none,
 		},
-		"23 coming back with other data is a change": {
+		"coming back with other data is a change": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *world) { w.remove(cm1()); w.pass(time.Minute); changeCM(w) },
 			want:    rolled, events: reloaded,
 		},
-		"23 under search, a source that comes back with other data is a change": {
+		"under search, a source that comes back with other data is a change": {
 			objects: []runtime.Object{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.remove(cm1())
@@ -149,30 +149,30 @@ func TestReconcileState(t *testing.T) {
 			},
 			want: rolled, events: reloaded,
 		},
-		"23 what only a pattern named is forgotten when it goes": {
+		"what only a pattern named is forgotten when it goes": {
 			objects: []runtime.Object{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)},
 			change:  func(w *world) { w.remove(cm1()) },
 			want:    []string{stateOnly("")}, events: none,
 		},
-		"24 on-delete removes the variable": {
+		"on-delete removes the variable": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(marked(h1), kAuto, "true", nativeState, known1)},
 			change:    func(w *world) { w.remove(cm1()) },
 			want:      []string{env(absent, "web/"+cmVar, "")}, events: reloaded,
 		},
-		"24 on-delete without the variable records": {
+		"on-delete without the variable records": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change:    func(w *world) { w.remove(cm1()) },
 			want:      []string{stateOnly(absent)}, events: none,
 		},
-		"24 on-delete rolls for what only a pattern named, and forgets it": {
+		"on-delete rolls for what only a pattern named, and forgets it": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)},
 			change:    func(w *world) { w.remove(cm1()) },
 			want:      []string{env("", "web/"+cmVar, "")}, events: reloaded,
 		},
-		"24 on-delete under the annotations strategy marks the deletion": {
+		"on-delete under the annotations strategy marks the deletion": {
 			configure: func(c *Config) { onDelete(c); strategyAnnotations(c) },
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change:    func(w *world) { w.remove(cm1()) },
@@ -180,7 +180,7 @@ func TestReconcileState(t *testing.T) {
 				`"observedAt":`+fmt.Sprint(started+1), 1))},
 			events: reloaded,
 		},
-		"24 on-delete rolls once for what is named by a pattern and referenced": {
+		"on-delete rolls once for what is named by a pattern and referenced": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)},
 			change:    func(w *world) { w.remove(cm1()) },

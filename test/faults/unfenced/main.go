@@ -103,7 +103,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	readers, err := informers.NewClients(config)
+	readers, err := informers.NewClients(config, scheme.Scheme)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -111,18 +111,19 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
+	loops := controllers.NewMetrics(registry)
 	cache, err := informers.New("unfenced", informers.NewConfig(), readers, []informers.Need{
 		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: configreload.SourceAnnotations(o.reload), Digest: digest},
 		{For: configreload.Name, Resource: informers.Deployments, Annotations: configreload.WorkloadAnnotations(o.reload), Digest: configreload.WorkloadDigest(o.reload)},
-	}, registry, clock.RealClock{})
+	}, registry, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
 	in := configreload.Informers{LiveVersion: cache.LiveVersion}
-	in.ConfigMaps, _ = cache.Informer(informers.ConfigMaps)
-	in.Deployments, _ = cache.Informer(informers.Deployments)
+	in.ConfigMaps, _ = cache.Informer(configreload.Name, informers.ConfigMaps)
+	in.Deployments, _ = cache.Informer(configreload.Name, informers.Deployments)
 	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}) // which nobody gets
-	controller, err := configreload.New(o.reload, in, client, nil, events, clock.RealClock{}, controllers.NewMetrics(registry), registry)
+	controller, err := configreload.New(o.reload, in, client, nil, events, clock.RealClock{}, loops, registry)
 	return controller, cache, err
 }
 

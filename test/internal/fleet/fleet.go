@@ -1,11 +1,12 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet is what the tests of managers as processes share: one control plane for a package's tests, replicas on
-// it, and waiting for what they do.
+// Package fleet is the world of the tests on a real control plane: one control plane for a package's tests, managers on
+// it, what they work on, tokens and proxies, what their ports answer, and waiting for what they do.
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
@@ -27,12 +29,30 @@ import (
 // ShortTimings are the shortest round ones that are safe, for tests that wait for a lease to expire.
 var ShortTimings = []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms"}
 
+// Options are those of Start; the zero value is a complete control plane and managers as they are released.
+type Options struct {
+	Cluster cluster.Options
+	// Program is the folder of the managers' program; empty: cmd/manager.
+	Program string
+	// Race builds it with the race detector.
+	Race bool
+	// Components of deploy/components that are installed besides the default.
+	Components []string
+}
+
 // Fleet is a control plane with everything of deploy/ but the Deployment, and managers on it.
+//
+// Its managers compete for one Lease, so tests that run some do not run in parallel.
 type Fleet struct {
 	*cluster.Cluster
-	Admin  *kubernetes.Clientset
+
+	// Of the administrator.
+	Admin   *kubernetes.Clientset
+	Objects dynamic.Interface
+
 	Binary string // of the manager
 
+	components []string // see Options
 	replicas   atomic.Int32
 	managers   atomic.Int32       // that were started
 	deployment *appsv1.Deployment // as installed
@@ -42,29 +62,32 @@ type Fleet struct {
 	expected []func(auditv1.Event) bool
 }
 
-// Start builds the manager, with the race detector if asked, and starts a control plane.
-func Start(ctx context.Context, o cluster.Options, race bool) (_ *Fleet, err error) {
-	f := &Fleet{}
-	if f.Binary, err = cluster.BuildManager(ctx, race); err != nil {
+// Start builds the manager and starts a control plane.
+func Start(ctx context.Context, o Options) (_ *Fleet, err error) {
+	if o.Cluster.Progress == nil {
+		o.Cluster.Progress = os.Stderr
+	}
+	f := &Fleet{components: o.Components}
+	if f.Binary, err = cluster.BuildProgram(ctx, cmp.Or(o.Program, "cmd/manager"), o.Race); err != nil {
 		return nil, err
 	}
-	if o.Progress == nil {
-		o.Progress = os.Stderr
-	}
-	if f.Cluster, err = cluster.Start(ctx, o); err != nil {
+	if f.Cluster, err = cluster.Start(ctx, o.Cluster); err != nil {
 		return nil, err
 	}
-	if f.Admin, err = kubernetes.NewForConfig(f.AdminConfig()); err != nil {
-		return nil, errors.Join(err, f.Stop())
-	}
-	overlay, err := f.Overlay()
-	if err == nil {
-		err = f.Install(ctx, overlay)
-	}
-	if err != nil {
+	if err := f.prepare(ctx); err != nil {
 		return nil, errors.Join(err, f.Stop())
 	}
 	return f, nil
+}
+
+func (f *Fleet) prepare(ctx context.Context) (err error) {
+	if f.Admin, err = kubernetes.NewForConfig(f.AdminConfig()); err != nil {
+		return err
+	}
+	if f.Objects, err = dynamic.NewForConfig(f.AdminConfig()); err != nil {
+		return err
+	}
+	return f.installComponents(ctx)
 }
 
 // NewReplica makes a Pod and a token that is bound to it for one manager.
@@ -77,15 +100,21 @@ func (f *Fleet) NewReplica(ctx context.Context, t testing.TB) *cluster.Replica {
 	return r
 }
 
-// NewReplicaBehindProxy is NewReplica for one that reaches the API server through a proxy of its own.
-func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*cluster.Replica, *faultproxy.Proxy) {
+// NewProxy starts a proxy in front of the API server.
+func (f *Fleet) NewProxy(t testing.TB) *faultproxy.Proxy {
 	t.Helper()
 	proxy, err := faultproxy.Start(f.AdminConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
-	r := f.NewReplica(ctx, t)
+	return proxy
+}
+
+// NewReplicaBehindProxy is NewReplica for one that reaches the API server through a proxy of its own.
+func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*cluster.Replica, *faultproxy.Proxy) {
+	t.Helper()
+	proxy, r := f.NewProxy(t), f.NewReplica(ctx, t)
 	if err := r.Via(proxy.URL(), proxy.CA()); err != nil {
 		t.Fatal(err)
 	}
@@ -103,28 +132,45 @@ func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*clu
 	return f.Cluster.StartManager(r, o)
 }
 
-// Run starts a manager with the given options. It is stopped at the end of the test, with grace, so that the next test
-// finds the lease released.
+// alarms are what no manager may write to its log.
+var alarms = []string{"WARNING: DATA RACE", "A controller changed an object in the cache"}
+
+// Run starts a manager with the given options, which looks for changed objects in its cache. It is stopped at the end of
+// the test, with grace, so that the cache has been looked through; the next test finds the lease free in any case.
 func (f *Fleet) Run(t testing.TB, r *cluster.Replica, o cluster.ManagerOptions) *cluster.Manager {
 	t.Helper()
 	if o.Binary == "" {
 		o.Binary = f.Binary
 	}
+	o.Args = append([]string{"--cache-mutation-detection"}, o.Args...)
 	m, err := f.StartManager(r, o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { f.FreeLease(t, m) })
+	StopAtEnd(t, m)
+	return m
+}
+
+// StopAtEnd stops a manager at the end of the test, with grace, and judges its log.
+func StopAtEnd(t testing.TB, m *cluster.Manager) {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", m.Pod, m.Tail(60))
 		}
 		_ = m.Signal(syscall.SIGCONT)
 		_ = m.Stop(context.Background(), grace) // a test that cares has stopped it before
-		if log, err := os.ReadFile(m.Log); err == nil && strings.Contains(string(log), "WARNING: DATA RACE") {
-			t.Errorf("data race in %s:\n%s", m.Pod, log)
+		log, err := os.ReadFile(m.Log)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, alarm := range alarms {
+			if strings.Contains(string(log), alarm) {
+				t.Errorf("%s: %s\n%s", m.Pod, alarm, log)
+			}
 		}
 	})
-	return m
 }
 
 // RunReplica starts a manager as a new replica.
@@ -149,19 +195,29 @@ func (f *Fleet) RunStandby(ctx context.Context, t testing.TB, args ...string) *c
 	return m
 }
 
-// Main runs the tests of a package with a fleet in *f and returns the exit code, which is 1 also if a manager was refused
-// what no test expects. What is still alive of the fleet when the program ends in another way ends with it.
-func Main(m *testing.M, f **Fleet, o cluster.Options, race bool) int {
-	var err error
-	if *f, err = Start(context.Background(), o, race); err != nil {
-		fmt.Fprintln(os.Stderr, err)
+// Main runs the tests of a package with a fleet in *f, after the preparations, and returns the exit code, which is 1 also
+// if a manager was refused what no test expects. The context of the preparations ends after the tests. What is still
+// alive of the fleet when the program ends in another way ends with it.
+func Main(m *testing.M, f **Fleet, o Options, prepare ...func(context.Context) error) int {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
 		return 1
 	}
+	var err error
+	if *f, err = Start(ctx, o); err != nil {
+		return fail(err)
+	}
 	defer func() { _ = (*f).Stop() }()
+	for _, do := range prepare {
+		if err := do(ctx); err != nil {
+			return fail(err)
+		}
+	}
 	code := m.Run()
-	if err := (*f).Refused(context.Background()); err != nil {
-		fmt.Fprintf(os.Stderr, "FAIL: permissions of managers:\n%v\n", err)
-		return 1
+	if err := (*f).Refused(ctx); err != nil {
+		return fail(fmt.Errorf("permissions of managers: %w", err))
 	}
 	return code
 }

@@ -73,26 +73,26 @@ func (f *Fleet) Install(ctx context.Context, kustomization string) error {
 	return nil
 }
 
-// InstallWith installs the default with components for the rest of the test, and then the default again.
+// InstallWith installs further components for the rest of the test.
 func (f *Fleet) InstallWith(ctx context.Context, t testing.TB, components ...string) {
 	t.Helper()
-	for _, names := range [][]string{nil, components} {
-		overlay, err := f.Overlay(names...)
-		if err != nil {
-			t.Fatal(err)
+	t.Cleanup(func() {
+		if err := f.installComponents(context.Background()); err != nil {
+			t.Error(err)
 		}
-		if names == nil {
-			t.Cleanup(func() {
-				if err := f.Install(context.Background(), overlay); err != nil {
-					t.Error(err)
-				}
-			})
-			continue
-		}
-		if err := f.Install(ctx, overlay); err != nil {
-			t.Fatal(err)
-		}
+	})
+	if err := f.installComponents(ctx, components...); err != nil {
+		t.Fatal(err)
 	}
+}
+
+// installComponents installs the default with those of the fleet and others.
+func (f *Fleet) installComponents(ctx context.Context, others ...string) error {
+	overlay, err := f.Overlay(slices.Concat(f.components, others)...)
+	if err != nil {
+		return err
+	}
+	return f.Install(ctx, overlay)
 }
 
 func deploymentIn(manifests []byte) (*appsv1.Deployment, error) {

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
@@ -52,6 +54,26 @@ func (f *Fleet) WaitForLeader(ctx context.Context, t testing.TB, m *cluster.Mana
 		}
 		return nil
 	})
+}
+
+// FreeLease takes the Lease from a manager that has ended without giving it up, so that nobody has to wait until it
+// expires.
+func (f *Fleet) FreeLease(t testing.TB, m *cluster.Manager) {
+	t.Helper()
+	ctx := Within(context.Background(), t, Patience)
+	leases := f.Admin.CoordinationV1().Leases(metav1.NamespaceSystem)
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		l, err := leases.Get(ctx, LeaseName, metav1.GetOptions{})
+		if err != nil || PodOf(ptr.Deref(l.Spec.HolderIdentity, "")) != m.Pod {
+			return err
+		}
+		l.Spec.HolderIdentity, l.Spec.RenewTime = nil, ptr.To(metav1.NowMicro())
+		_, err = leases.Update(ctx, l, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
 }
 
 // AuditSince returns the audit log's events of requests that arrived after begin and match.

@@ -5,17 +5,12 @@ package fleet
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 const (
@@ -59,43 +54,4 @@ func Eventually(ctx context.Context, t testing.TB, check func() error) {
 	if err := Poll(ctx, check); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// Get asks a manager; the certificate is judged by a test of its own. token may be empty.
-func Get(url, token string) (code int, body string, err error) {
-	client := &http.Client{
-		Timeout:   10 * time.Second,
-		Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
-	}
-	request, err := http.NewRequest(http.MethodGet, url, nil)
-	if err != nil {
-		return 0, "", err
-	}
-	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = response.Body.Close() }()
-	text, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(text), err
-}
-
-// Answers tells what is wrong if url does not answer with the code.
-func Answers(url, token string, code int) error {
-	got, body, err := Get(url, token)
-	if err != nil {
-		return err
-	}
-	if got != code {
-		return fmt.Errorf("%s answers %d, not %d: %s", url, got, code, body)
-	}
-	return nil
-}
-
-// Ready answers nil when m answers 200 on /readyz.
-func Ready(m *cluster.Manager) error {
-	return Answers(m.InsecureURL+"/readyz?verbose", "", http.StatusOK)
 }

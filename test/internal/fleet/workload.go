@@ -4,8 +4,12 @@
 package fleet
 
 import (
+	"context"
+	"testing"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -16,6 +20,23 @@ const (
 	// StateAnnotation is where the manager records of a Deployment what it knows of the ConfigMap.
 	StateAnnotation = "quartermaster.dev/reload-state"
 )
+
+// NewNamespace creates a namespace, which is deleted at the end of the test.
+func (f *Fleet) NewNamespace(ctx context.Context, t testing.TB, labels map[string]string) string {
+	t.Helper()
+	namespaces := f.Admin.CoreV1().Namespaces()
+	ns, err := namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "shop-", Labels: labels}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := namespaces.Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	return ns.Name
+}
 
 // NewDeployment returns a Deployment that takes its environment from a ConfigMap.
 func NewDeployment(name, configMap string, annotations map[string]string) *appsv1.Deployment {

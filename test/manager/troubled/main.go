@@ -26,7 +26,7 @@ const poison = "example.com/poison"
 
 func main() {
 	os.Exit(cli.Run(app.NewCommand(
-		idle("absent", informers.Need{Resource: schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "gadgets"}}),
+		idle("absent", informers.Need{Resource: schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "doodads"}}),
 		idle("forbidden", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}}),
 		idle("poisoned", informers.Need{Resource: informers.ConfigMaps, Annotations: []string{poison}}),
 		app.Entry{

@@ -1,0 +1,220 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// DryRunError is returned instead of a response to a request of a controller that --dry-run does not
+// let pass, because it could not be made a dry run. Test for it with errors.As.
+type DryRunError struct {
+	Method, Path string
+	Reason       string
+}
+
+func (e *DryRunError) Error() string {
+	return fmt.Sprintf("%s %s was not sent, --dry-run forbids it: %s", e.Method, e.Path, e.Reason)
+}
+
+// dryRun makes the requests of controllers dry runs. The API server takes the option from the query,
+// but from the body of a DELETE that has one, which those of client-go do. Some subresources ignore it,
+// and what is behind a connection or an aggregated API may not know it: such requests are refused.
+type dryRun struct {
+	prefix      string // of every path, when the API server is reached through another server
+	paths       request.RequestInfoFactory
+	builtIn     *runtime.Scheme
+	options     runtime.NegotiatedSerializer // of DeleteOptions in any content type and version
+	apiServices rest.Interface
+}
+
+func newDryRun(c connection) (*dryRun, error) {
+	base, _, err := rest.DefaultServerUrlFor(c.base)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(c.named("dry-run"))
+	if err != nil {
+		return nil, err
+	}
+	builtIn, err := newScheme(nil)
+	if err != nil {
+		return nil, err
+	}
+	return &dryRun{
+		prefix:      strings.TrimSuffix(base.Path, "/"),
+		paths:       request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")},
+		builtIn:     builtIn,
+		options:     serializer.NewCodecFactory(metainternalversionscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo)),
+		apiServices: client.RESTClient(),
+	}, nil
+}
+
+// wrap returns a transport that sends dry runs.
+func (d *dryRun) wrap(next http.RoundTripper) http.RoundTripper {
+	return dryRunTransport{d, next}
+}
+
+type dryRunTransport struct {
+	dryRun *dryRun
+	next   http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	reason := t.dryRun.refuses(r)
+	if reason == "" && !reads(r) {
+		r, reason = t.dryRun.made(r)
+	}
+	if reason != "" {
+		if r.Body != nil {
+			_ = r.Body.Close() // a RoundTripper must; there is nothing to do about an error
+		}
+		return nil, &DryRunError{r.Method, r.URL.Path, reason}
+	}
+	return t.next.RoundTrip(r)
+}
+
+// WrappedRoundTripper lets client-go see through to the transport, to cancel requests and to log.
+func (t dryRunTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+func reads(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
+		return true
+	}
+	return false
+}
+
+// refuses returns why the request must not be sent, and "" if it may.
+func (d *dryRun) refuses(r *http.Request) string {
+	path := url.URL{Path: strings.TrimPrefix(r.URL.Path, d.prefix), RawQuery: r.URL.RawQuery}
+	info, err := d.paths.NewRequestInfo(&http.Request{Method: r.Method, URL: &path})
+	if err != nil {
+		return err.Error()
+	}
+	if !info.IsResourceRequest {
+		if reads(r) {
+			return ""
+		}
+		return "only requests for resources can be dry runs"
+	}
+	builtIn := info.APIGroup == "" || d.builtIn.IsGroupRegistered(info.APIGroup)
+	switch info.Subresource {
+	case "", "status", "scale":
+	case "attach", "exec", "portforward", "proxy":
+		return "what it connects to knows of no dry run" // whatever the method: exec is a GET by websocket
+	case "binding", "eviction":
+		if !builtIn {
+			return "it is not a subresource of custom resources"
+		}
+	default:
+		if !builtIn {
+			return "it is not a subresource of custom resources"
+		}
+		if r.Method == http.MethodPost { // such as the token of a ServiceAccount, which would be valid
+			return "the API server is not known to take the creation of this subresource for a dry run"
+		}
+	}
+	if reads(r) || builtIn {
+		return ""
+	}
+	return d.refusesGroup(r.Context(), schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion})
+}
+
+// refusesGroup returns "" for custom resources, and a reason for what an aggregated API server serves,
+// which may ignore the option, like that of KubeVirt when it restarts a machine. The APIService tells
+// them apart.
+func (d *dryRun) refusesGroup(ctx context.Context, gv schema.GroupVersion) string {
+	name := gv.Version + "." + gv.Group
+	raw, err := d.apiServices.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices", name).Do(ctx).Raw()
+	var apiService struct {
+		Spec *struct{ Service *struct{} }
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &apiService)
+	}
+	switch {
+	case err != nil:
+		return fmt.Sprintf("it is not known whether an aggregated API server serves it: get APIService %s: %v", name, err)
+	case apiService.Spec == nil || apiService.Spec.Service != nil:
+		return "an aggregated API server serves it, which may not know dry runs"
+	}
+	return ""
+}
+
+// made returns the request as a dry run. If that is not possible it returns r and the reason.
+func (d *dryRun) made(r *http.Request) (*http.Request, string) {
+	dry := r.Clone(r.Context())
+	query := dry.URL.Query()
+	query.Set("dryRun", metav1.DryRunAll)
+	dry.URL.RawQuery = query.Encode()
+	switch r.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch:
+		return dry, ""
+	case http.MethodDelete:
+	default:
+		return r, "the method is not known"
+	}
+	if r.Body == nil {
+		return dry, ""
+	}
+
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return r, err.Error()
+	}
+	if len(body) > 0 {
+		body, err = d.deleteOptions(body, r.Header.Get("Content-Type"))
+		if err != nil {
+			return r, err.Error()
+		}
+		dry.Header.Set("Content-Type", runtime.ContentTypeJSON)
+	}
+	_ = r.Body.Close() // it has been read to its end
+	dry.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	dry.Body, _ = dry.GetBody()
+	dry.ContentLength, dry.TransferEncoding = int64(len(body)), nil
+	return dry, ""
+}
+
+// deleteOptions decodes the body of a DELETE as the API server would, and returns it with the option
+// dryRun, in JSON, which every API server understands.
+func (d *dryRun) deleteOptions(body []byte, contentType string) ([]byte, error) {
+	codec, err := negotiation.NegotiateInputSerializerForMediaType(contentType, false, d.options)
+	if err != nil {
+		return nil, fmt.Errorf("content type %q of its body: %w", contentType, err)
+	}
+	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
+	decoded, _, err := codec.Serializer.Decode(body, &kind, nil)
+	if err != nil {
+		return nil, fmt.Errorf("its body: %w", err)
+	}
+	options, ok := decoded.(*metav1.DeleteOptions)
+	if !ok {
+		return nil, fmt.Errorf("its body is a %T, not DeleteOptions", decoded)
+	}
+	options.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"})
+	options.DryRun = []string{metav1.DryRunAll}
+	return json.Marshal(options)
+}

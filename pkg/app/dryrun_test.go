@@ -1,0 +1,207 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+)
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// newTestDryRun returns a dry run whose API server has APIServices of a custom resource and of an
+// aggregated API. It is reached below a prefix.
+func newTestDryRun(t *testing.T) *dryRun {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/clusters/c/apis/apiregistration.k8s.io/v1/apiservices/v1.custom.example.com":
+			_, _ = io.WriteString(w, `{"spec":{"group":"custom.example.com"}}`)
+		case "/clusters/c/apis/apiregistration.k8s.io/v1/apiservices/v1.aggregated.example.com":
+			_, _ = io.WriteString(w, `{"spec":{"service":{"name":"x"}}}`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	d, err := newDryRun(connection{base: &rest.Config{Host: server.URL + "/clusters/c"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestDryRunSendsOrRefuses(t *testing.T) {
+	d := newTestDryRun(t)
+	for name, tc := range map[string]struct {
+		request string
+		query   string // of what is sent
+		refused string // why it is not
+	}{
+		"a read passes as it is":                                      {"GET /api/v1/namespaces/a/pods/b?x=y", "x=y", ""},
+		"a read of a subresource too":                                 {"GET /api/v1/namespaces/a/pods/b/log", "", ""},
+		"a read of what is no resource too":                           {"GET /version", "", ""},
+		"a read of an aggregated API too":                             {"GET /apis/aggregated.example.com/v1/things/a", "", ""},
+		"a watch too":                                                 {"GET /api/v1/pods?watch=1", "watch=1", ""},
+		"a create is made dry":                                        {"POST /api/v1/namespaces/a/pods?fieldManager=x", "dryRun=All&fieldManager=x", ""},
+		"an update is made dry":                                       {"PUT /apis/apps/v1/namespaces/a/deployments/b", "dryRun=All", ""},
+		"a patch is made dry":                                         {"PATCH /apis/apps/v1/namespaces/a/deployments/b", "dryRun=All", ""},
+		"a delete without a body is made dry by its query":            {"DELETE /api/v1/namespaces/a/pods/b?gracePeriodSeconds=0", "dryRun=All&gracePeriodSeconds=0", ""},
+		"a delete of a collection too":                                {"DELETE /api/v1/namespaces/a/pods?labelSelector=x", "dryRun=All&labelSelector=x", ""},
+		"another value of the option is replaced":                     {"PUT /api/v1/nodes/a?dryRun=&dryRun=None", "dryRun=All", ""},
+		"a status is made dry":                                        {"PUT /api/v1/namespaces/a/pods/b/status", "dryRun=All", ""},
+		"a scale is made dry":                                         {"PATCH /apis/apps/v1/namespaces/a/deployments/b/scale", "dryRun=All", ""},
+		"the finalization of a namespace is made dry":                 {"PUT /api/v1/namespaces/a/finalize", "dryRun=All", ""},
+		"an eviction is made dry":                                     {"POST /api/v1/namespaces/a/pods/b/eviction", "dryRun=All", ""},
+		"a binding is made dry":                                       {"POST /api/v1/namespaces/a/pods/b/binding", "dryRun=All", ""},
+		"a binding in its old form is made dry":                       {"POST /api/v1/namespaces/a/bindings", "dryRun=All", ""},
+		"a custom resource is made dry":                               {"POST /apis/custom.example.com/v1/things", "dryRun=All", ""},
+		"its status is made dry":                                      {"PUT /apis/custom.example.com/v1/things/a/status", "dryRun=All", ""},
+		"another subresource cannot be its own":                       {"PUT /apis/custom.example.com/v1/things/a/restart", "", "not a subresource of custom resources"},
+		"an aggregated API is refused":                                {"POST /apis/aggregated.example.com/v1/things", "", "aggregated"},
+		"a group whose APIService cannot be read is refused":          {"POST /apis/other.example.com/v1/things", "", "APIService v1.other.example.com"},
+		"a read of a subresource that can only be aggregated is, too": {"GET /apis/aggregated.example.com/v1/things/a/console", "", "not a subresource of custom resources"},
+		"the token of a ServiceAccount is refused":                    {"POST /api/v1/namespaces/a/serviceaccounts/b/token", "", "not known to take"},
+		"a command in a container is refused":                         {"POST /api/v1/namespaces/a/pods/b/exec?command=rm", "", "connects"},
+		"a command by websocket, which is a GET, is refused":          {"GET /api/v1/namespaces/a/pods/b/exec?command=rm", "", "connects"},
+		"to attach to a container is refused":                         {"GET /api/v1/namespaces/a/pods/b/attach", "", "connects"},
+		"to forward a port is refused":                                {"POST /api/v1/namespaces/a/pods/b/portforward", "", "connects"},
+		"a proxy of a Service is refused":                             {"PUT /api/v1/namespaces/a/services/b/proxy/x/y", "", "connects"},
+		"a proxy of a node is refused, whatever the method":           {"GET /api/v1/nodes/b/proxy/run", "", "connects"},
+		"a write to what is no resource is refused":                   {"PUT /debug/flags/v", "", "only requests for resources"},
+		"a method that is not known is refused":                       {"MERGE /api/v1/namespaces/a/pods/b", "", "method"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			method, path, _ := strings.Cut(tc.request, " ")
+			r := httptest.NewRequest(method, "https://example.com/clusters/c"+path, nil)
+			before := r.URL.String()
+			var sent *http.Request
+			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { //nolint:bodyclose // there is no response
+				sent = r
+				return nil, nil
+			})).RoundTrip(r)
+			if r.URL.String() != before {
+				t.Errorf("the caller's request was changed to %s", r.URL)
+			}
+			if tc.refused == "" {
+				if err != nil || sent == nil {
+					t.Fatalf("not sent: %v", err)
+				}
+				if sent.URL.RawQuery != tc.query {
+					t.Errorf("sent with %q, want %q", sent.URL.RawQuery, tc.query)
+				}
+				return
+			}
+			var refused *DryRunError
+			if !errors.As(err, &refused) || sent != nil {
+				t.Fatalf("sent %v, error %v", sent, err)
+			}
+			for _, part := range []string{tc.refused, "--dry-run", method, r.URL.Path} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q lacks %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+func TestDryRunOfADeleteWithABody(t *testing.T) {
+	d := newTestDryRun(t)
+	given := metav1.DeleteOptions{
+		GracePeriodSeconds: ptr.To[int64](7),
+		Preconditions:      metav1.NewUIDPreconditions("u"),
+		DryRun:             []string{},
+	}
+	want := given
+	want.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
+	want.DryRun = []string{metav1.DryRunAll}
+	encode := func(mediaType string, gv schema.GroupVersion) []byte {
+		info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), mediaType)
+		body, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, gv), &given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return body
+	}
+	inCBOR := given
+	inCBOR.TypeMeta = metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DeleteOptions"}
+	cbor, err := direct.Marshal(inCBOR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	appsV1, coreV1 := schema.GroupVersion{Group: "apps", Version: "v1"}, schema.GroupVersion{Version: "v1"}
+	for name, tc := range map[string]struct {
+		contentType string
+		body        []byte
+		refused     string
+	}{
+		"in JSON":                      {"application/json", encode("application/json", coreV1), ""},
+		"in the version of a group":    {"application/json", encode("application/json", appsV1), ""},
+		"in JSON with a charset":       {"application/json; charset=utf-8", encode("application/json", appsV1), ""},
+		"without kind":                 {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"}}`), ""},
+		"without a content type":       {"", encode("application/json", coreV1), ""},
+		"that says twice what it is":   {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"},"dryRun":["All"],"dryRun":[]}`), ""},
+		"in YAML":                      {"application/yaml", encode("application/yaml", coreV1), ""},
+		"in protobuf":                  {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", coreV1), ""},
+		"in protobuf, of a group":      {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", appsV1), ""},
+		"in CBOR":                      {"application/cbor", cbor, ""},
+		"in a form that is not known":  {"application/x-new", []byte("x"), `"application/x-new"`},
+		"that is not what it says":     {"application/json", []byte("k8s\x00x"), "its body"},
+		"of another kind":              {"application/json", []byte(`{"apiVersion":"v1","kind":"Pod"}`), "its body"},
+		"that looks like another kind": {"application/json", []byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "its body"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodDelete, "https://example.com/clusters/c/api/v1/namespaces/a/pods/b", bytes.NewReader(tc.body))
+			r.Header.Set("Content-Type", tc.contentType)
+			var sent *http.Request
+			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { //nolint:bodyclose // there is no response
+				sent = r
+				return nil, nil
+			})).RoundTrip(r)
+			if tc.refused != "" {
+				var refused *DryRunError
+				if !errors.As(err, &refused) || sent != nil || !strings.Contains(err.Error(), tc.refused) {
+					t.Fatalf("sent %v, error %v, want one about %s", sent, err, tc.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := sent.GetBody() // as for a second attempt on another connection
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, body := range []io.Reader{sent.Body, again} {
+				text, err := io.ReadAll(body)
+				if err != nil || sent.ContentLength != int64(len(text)) {
+					t.Errorf("length %d: %q, %v", sent.ContentLength, text, err)
+				}
+				got := metav1.DeleteOptions{}
+				if err := runtime.DecodeInto(scheme.Codecs.UniversalDeserializer(), text, &got); err != nil {
+					t.Fatalf("%s: %v", text, err)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("the options that are sent:\n%s", diff)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,170 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// hosted is a controller that the test itself plays, in a manager that runs in the test's process.
+type hosted struct {
+	app.Host
+	pod     string // whose token the manager has
+	leading chan struct{}
+	drain   func() // what it does when its context has ended; may be nil
+	stop    func() error
+}
+
+func (h *hosted) Run(ctx context.Context) error {
+	close(h.leading)
+	<-ctx.Done()
+	if h.drain != nil {
+		h.drain()
+	}
+	return nil
+}
+
+func (h *hosted) Status() controllers.Status { return controllers.Status{} }
+
+// host runs a manager with one controller, of the given entry, until the test ends or stops it. It
+// returns when the controller runs.
+func host(ctx context.Context, t *testing.T, entry app.Entry, dryRun bool) *hosted {
+	t.Helper()
+	h := &hosted{leading: make(chan struct{})}
+	entry.Name, entry.Summary = "hosted", "does what a test says"
+	entry.Needs = func() ([]informers.Need, error) { return nil, nil }
+	entry.New = func(host app.Host) (controllers.Controller, error) {
+		h.Host = host
+		return h, nil
+	}
+	o, err := app.NewOptions(entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grant(ctx, t, entry.Rules())
+	replica := shared.NewReplica(ctx, t)
+	h.pod = replica.Pod
+	t.Setenv("POD_NAME", h.pod)
+	o.Client.Kubeconfig = replica.Kubeconfig
+	o.Generic.Controllers = []string{entry.Name}
+	o.Generic.DryRun = dryRun
+	o.Secure.BindPort, o.Insecure.Port = 0, 0
+
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		err = app.Run(running, o)
+	}()
+	h.stop = func() error {
+		cancel()
+		<-ended
+		return err
+	}
+	t.Cleanup(func() {
+		if err := h.stop(); err != nil {
+			t.Errorf("the manager ended with %v", err)
+		}
+	})
+	select {
+	case <-h.leading:
+	case <-ended:
+		t.Fatalf("the manager ended with %v", err)
+	case <-ctx.Done():
+		t.Fatal(context.Cause(ctx))
+	}
+	return h
+}
+
+// grant gives the managers' account more permissions for the rest of the test.
+func grant(ctx context.Context, t *testing.T, rules []rbacv1.PolicyRule) {
+	t.Helper()
+	rbac := shared.Admin.RbacV1()
+	role, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{GenerateName: "hosted-"}, Rules: rules}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: metav1.NamespaceSystem, Name: "quartermaster"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(
+			rbac.ClusterRoleBindings().Delete(context.Background(), role.Name, metav1.DeleteOptions{}),
+			rbac.ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{}),
+		); err != nil {
+			t.Error(err)
+		}
+	})
+	fleet.Eventually(ctx, t, func() error {
+		review, err := shared.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:               "system:serviceaccount:kube-system:quartermaster",
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Group: rules[0].APIGroups[0], Resource: rules[0].Resources[0], Verb: rules[0].Verbs[0]},
+			},
+		}, metav1.CreateOptions{})
+		if err == nil && !review.Status.Allowed {
+			err = errors.New("the role does not count yet")
+		}
+		return err
+	})
+}
+
+// Gadget is a custom resource as a Go type.
+type Gadget struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              GadgetSpec `json:"spec"`
+}
+
+// GadgetSpec is a Gadget's.
+type GadgetSpec struct {
+	Color    string `json:"color,omitempty"`
+	Replicas int    `json:"replicas"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (g *Gadget) DeepCopyObject() runtime.Object {
+	out := *g
+	g.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	return &out
+}
+
+var gadgets = schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "gadgets"}
+
+func addGadgets(s *runtime.Scheme) error {
+	s.AddKnownTypes(gadgets.GroupVersion(), &Gadget{})
+	metav1.AddToGroupVersion(s, gadgets.GroupVersion())
+	return nil
+}
+
+// serveGadgets has the API server serve them from now on.
+func serveGadgets(ctx context.Context, t *testing.T) {
+	t.Helper()
+	for _, args := range [][]string{
+		{"apply", "-f", "testdata/gadgets.yaml"},
+		{"wait", "--for=condition=established", "--timeout=60s", "-f", "testdata/gadgets.yaml"},
+	} {
+		if _, err := shared.Kubectl(ctx, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
