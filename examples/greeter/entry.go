@@ -17,7 +17,7 @@ func Entry() app.Entry {
 		Name:    Name,
 		Summary: "greets ConfigMaps that ask for it",
 		Needs: func() ([]informers.Need, error) {
-			return []informers.Need{{For: Name, Resource: informers.ConfigMaps, Annotations: []string{Annotation}}}, nil
+			return []informers.Need{{Resource: informers.ConfigMaps, Annotations: []string{Annotation}}}, nil
 		},
 		Rules: func() []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "patch"}}}

@@ -86,6 +86,7 @@ the others stand by with warm caches.`,
 	cmd.SetVersionTemplate("Quartermaster {{.Version}}\n")
 	cmd.SetContext(context.Background())
 	if err != nil {
+		cmd.DisableFlagParsing = true // so that err comes out, whatever the arguments
 		return cmd
 	}
 	cmd.Flags().BoolP("version", "", false, "Print the version and exit.")

@@ -237,7 +237,7 @@ func (c *extraConfig) Validate() error { return nil }
 func TestEveryFlagSurvivesTheFile(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
-		o, err := NewOptions(Entry{Name: "extra", Config: &extraConfig{}})
+		o, err := NewOptions(withFunctions(Entry{Name: "extra", Config: &extraConfig{}}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,7 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 	}
 	var needs []informers.Need
 	for _, resource := range configreload.Resources(cfg) {
-		need := informers.Need{For: configreload.Name, Resource: resource}
+		need := informers.Need{Resource: resource}
 		switch resource {
 		case informers.ConfigMaps, informers.Secrets:
 			need.Annotations = configreload.SourceAnnotations(cfg)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -17,44 +16,72 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// hosted is a controller as the registry knows it.
+// hosted is a controller that the manager runs.
 type hosted struct {
 	controllers.Controller
-	name  string
-	cache *informers.Factory
+	name   string
+	cache  *informers.Factory
+	loops  *controllers.Metrics
+	health healthz.Check
+	runs   runs
+}
+
+// newHosted takes a controller in. Its check, its metric and its status tell of the same problems.
+func newHosted(name string, c controllers.Controller, cache *informers.Factory, loops *controllers.Metrics, stuckAfter time.Duration) *hosted {
+	h := &hosted{Controller: c, name: name, cache: cache, loops: loops}
+	h.health = healthz.Controller(name, h, stuckAfter)
+	loops.Hosted(name, func() error { return h.health.Check(nil) })
+	return h
 }
 
 // Problem implements healthz.Worker.
-func (h hosted) Problem() error { return h.cache.Problem(h.name) }
+func (h *hosted) Problem() error {
+	errs := []error{h.runs.problem(), h.cache.Problem(h.name)}
+	if n := h.Controller.Status().Unmapped; n > 0 {
+		errs = append(errs, fmt.Errorf("the events of %d object(s) cannot be mapped to keys; they are tried again, and the log names them", n))
+	}
+	return errors.Join(errs...)
+}
 
 // LongestRunning implements healthz.Worker.
-func (h hosted) LongestRunning(now time.Time) (string, time.Duration) {
-	return h.Status().LongestRunning(now)
+func (h *hosted) LongestRunning(now time.Time) (string, time.Duration) {
+	return h.Controller.Status().LongestRunning(now)
+}
+
+// Status is the controller's, with what the host knows of it.
+func (h *hosted) Status() controllers.Status {
+	s := h.Controller.Status()
+	h.runs.report(&s)
+	if err := h.health.Check(nil); err != nil {
+		s.Problem = err.Error()
+	}
+	return s
 }
 
 // hostedControllers are the enabled controllers in the order of the registry.
-type hostedControllers []hosted
+type hostedControllers []*hosted
 
-// newControllers builds the enabled controllers.
+// newControllers builds the enabled controllers. The error is about all that could not be built.
 func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
 	var all hostedControllers
+	var errs []error
 	for _, entry := range enabled {
 		config := c.controller(entry.Name)
 		client, err := c.typed(config)
 		if err != nil {
 			return nil, fmt.Errorf("client of controller %s: %w", entry.Name, err)
 		}
-		controller, err := entry.New(Host{
+		controller, err := entry.build(Host{
 			Informer: func(resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-				return mustHave(cache, entry.Name, resource)
+				return entry.informer(cache, resource)
 			},
 			LiveVersion: cache.LiveVersion,
 			Client:      client,
@@ -66,21 +93,12 @@ func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, c
 			Metrics:     registry,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("controller %s: %w", entry.Name, err)
+			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
+			continue
 		}
-		all = append(all, hosted{controller, entry.Name, cache})
+		all = append(all, newHosted(entry.Name, controller, cache, loops, o.Generic.ControllerStuckAfter))
 	}
-	return all, nil
-}
-
-// mustHave panics when an entry asks for an informer that it has not declared: a mistake of the program, and New of
-// every controller runs at every start.
-func mustHave(cache *informers.Factory, controller string, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-	informer, ok := cache.Informer(controller, resource)
-	if !ok {
-		panic(fmt.Sprintf("controller %s asks for %s, which its entry does not declare in Needs", controller, resource))
-	}
-	return informer
+	return all, errors.Join(errs...)
 }
 
 // run runs all controllers until ctx ends and each of them has drained. They start interval apart. An error, which
@@ -101,59 +119,6 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 	<-ctx.Done() // with no controller enabled, too: to end would be to be restarted again and again
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// Restarting a controller that returned on its own waits this long, twice as long each time.
-const (
-	restartDelay    = time.Second
-	restartDelayMax = time.Minute
-)
-
-// logInFlight names the reconciles that have not ended, after a drain that took too long.
-func (cs hostedControllers) logInFlight(logger klog.Logger) {
-	for _, c := range cs {
-		for _, in := range c.Status().InFlight {
-			logger.Info("Cutting off a reconcile that has not ended", "controller", c.name, "key", in.Key, "since", in.Since)
-		}
-	}
-}
-
-// supervise runs one controller until ctx ends. One that returns before, or panics outside of a reconcile, is started
-// again: it must not take the others down.
-func (h hosted) supervise(ctx context.Context) error {
-	logger := klog.LoggerWithName(klog.FromContext(ctx), h.name)
-	ctx = klog.NewContext(ctx, logger)
-	for delay := restartDelay; ; delay = min(2*delay, restartDelayMax) {
-		err := h.runRecovered(ctx)
-		if ctx.Err() != nil {
-			return err
-		}
-		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", delay)
-		if !sleep(ctx, delay) {
-			return nil
-		}
-	}
-}
-
-func (h hosted) runRecovered(ctx context.Context) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
-		}
-	}()
-	return h.Run(ctx)
-}
-
-// sleep waits for d and answers true, or false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // ServeHTTP serves /debug/controllers/: all of them, or the one whose name follows.

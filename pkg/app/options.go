@@ -113,13 +113,15 @@ func NewOptions(entries ...Entry) (*Options, error) {
 	o.Authorization.RemoteKubeConfigFileOptional = true
 
 	o.entries = append(registry(o), entries...)
-	o.flags = o.flagSets()
-	return o, nil
+	if err := checkEntries(o.entries); err != nil {
+		return nil, err
+	}
+	o.flags, err = o.flagSets()
+	return o, err
 }
 
 // flagSets binds every flag, in groups in the order of --help.
-func (o *Options) flagSets() cliflag.NamedFlagSets {
-	var sets cliflag.NamedFlagSets
+func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	fs := sets.FlagSet(configurationFlags)
 	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
@@ -185,14 +187,21 @@ func (o *Options) flagSets() cliflag.NamedFlagSets {
 
 	for _, e := range o.entries {
 		if e.Config != nil {
-			e.Config.AddFlags(sets.FlagSet(e.Name + " controller"))
+			sets.FlagSet(e.flagGroup()) // here in --help; filled when all flags of the host are known
 		}
 	}
 
 	o.Metrics.AddFlags(sets.FlagSet("metrics"))
 	logsapi.AddFlags(o.Logs, sets.FlagSet("logs"))
 	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
-	return sets
+
+	var errs []error
+	for _, e := range o.entries {
+		if e.Config != nil {
+			errs = append(errs, e.addFlags(&sets))
+		}
+	}
+	return sets, errors.Join(errs...)
 }
 
 // Validate answers all that is wrong with the configuration, each problem naming its flag, and where the file sets it.

@@ -49,6 +49,8 @@ type Entry struct {
 	Rules func() []rbacv1.PolicyRule
 	// New builds it, on every replica, standby included, so that a mistake is found before it hurts.
 	New func(Host) (controllers.Controller, error)
+
+	needs []informers.Need // what Needs has returned, For filled in; see declareNeeds
 }
 
 // Config is the part of a controller's Config that the host uses.
@@ -59,7 +61,8 @@ type Config interface {
 
 // Host is what the manager gives a controller to be built from.
 type Host struct {
-	// Informer returns the shared informer of a resource that the entry declared in Needs.
+	// Informer returns the shared informer of a resource that the entry itself declares in Needs. It panics for another
+	// one, which ends the start with an error that names the controller.
 	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
 	// LiveVersion asks the API server for the resourceVersion of an object of such a resource, for a controller that has
 	// reason to think that the cache is behind; see informers.Factory.LiveVersion.

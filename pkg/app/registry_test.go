@@ -20,7 +20,7 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			cmd := NewCommand(Entry{Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true})
+			cmd := NewCommand(withFunctions(Entry{Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true}))
 			cmd.SetOut(&out)
 			cmd.SetArgs(append([]string{"controllers"}, tc.args...))
 			if err := cmd.Execute(); err != nil {

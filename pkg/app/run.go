@@ -40,6 +40,9 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
+	if err := declareNeeds(enabled); err != nil {
+		return err
+	}
 	registry := metrics.NewKubeRegistry()
 	connection, err := newConnection(o.Client)
 	if err != nil {
@@ -93,7 +96,7 @@ func Run(ctx context.Context, o *Options) error {
 		readyz:  healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced)),
 	}
 	for _, c := range running {
-		if err := health.healthz.Add(healthz.Controller(c.name, c, o.Generic.ControllerStuckAfter)); err != nil {
+		if err := health.healthz.Add(c.health); err != nil {
 			return err
 		}
 	}
@@ -134,7 +137,6 @@ func Run(ctx context.Context, o *Options) error {
 		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
 	err = election.Run(ctx, o.election(), lock, lead)
-	running.logInFlight(logger)
 	cutOff(err)
 	return err
 }
@@ -190,11 +192,7 @@ func newCache(o *Options, c connection, scheme *runtime.Scheme, registry metrics
 	}
 	var needs []informers.Need
 	for _, entry := range enabled {
-		of, err := entry.Needs()
-		if err != nil {
-			return nil, fmt.Errorf("controller %s: %w", entry.Name, err)
-		}
-		needs = append(needs, of...)
+		needs = append(needs, entry.needs...)
 	}
 	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
 }

@@ -138,6 +138,7 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 
 	<-ctx.Done()
 	l.setPhase(Draining)
+	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	workers.Wait()
 	logger.Info("Controller stopped")

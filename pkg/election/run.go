@@ -25,9 +25,9 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("leadership of term %s ended: %s", e.Term, e.Reason)
 }
 
-// ErrUnfinished, wrapped in the error of lead, says that some of its work may still
-// go on, for instance a write whose outcome is unknown. The Lease is then not
-// released but left to expire.
+// ErrUnfinished is what the error of lead wraps when some of its work may still go
+// on, for instance a write whose outcome is unknown. The Lease is then not released
+// but left to expire.
 var ErrUnfinished = errors.New("work may be unfinished")
 
 // Run competes for the Lease until it is won, then calls lead and returns when

@@ -238,10 +238,10 @@ func (f *Factory) HasSynced(controllers ...string) bool {
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that
 // has not synced, a verb that RBAC does not allow, requests that have failed for more than a minute, a
-// function of the controller that panics. Otherwise it returns nil.
+// function of the controller that panics. Otherwise it returns nil, and before Start, as on a cold standby.
 func (f *Factory) Problem(controller string) error {
 	if !f.started() {
-		return errNotStarted
+		return nil
 	}
 	var errs []error
 	for _, r := range f.of([]string{controller}) {
@@ -250,12 +250,20 @@ func (f *Factory) Problem(controller string) error {
 	return errors.Join(errs...)
 }
 
-// CheckSync is the health check informers-sync: it fails until every informer has synced once.
+// CheckSync is the health check informers-sync: it fails until every informer has synced once that can. One
+// whose list the server refuses does not count: to wait mends nothing, and a new version must be able to roll
+// out beside a controller whose CRD or permission is missing. Problem tells of it.
 func (f *Factory) CheckSync(*http.Request) error {
 	if !f.started() {
 		return errNotStarted
 	}
-	return f.unsynced(nil)
+	var errs []error
+	for _, r := range f.resources {
+		if !r.informer.HasSynced() && !r.state.refused() {
+			errs = append(errs, r.problem())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // CheckMutation is the health check cache-mutation: it fails for good when an object in a cache has been

@@ -201,8 +201,11 @@ func TestTheAgeOfACacheShowsWhetherTheServerStillTalks(t *testing.T) {
 func TestAFactoryThatWasNotStartedIsNotReadyAndShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestFactory(t, newCluster(), reloadNeed)
-		if f.CheckSync(nil) == nil || f.Problem("reload") == nil {
+		if f.CheckSync(nil) == nil {
 			t.Error("ready without having been started")
+		}
+		if err := f.Problem("reload"); err != nil {
+			t.Errorf("a problem of the controller though nobody has tried: %v", err)
 		}
 		f.Shutdown()
 		f.Start(t.Context()) // after Shutdown: nothing

@@ -166,8 +166,8 @@ func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
 				if got := f.HasSynced("reload"); got != tc.synced {
 					t.Errorf("synced %t, want %t", got, tc.synced)
 				}
-				if err := f.CheckSync(nil); (err == nil) != tc.synced {
-					t.Errorf("informers-sync: %v", err)
+				if err := f.CheckSync(nil); err != nil {
+					t.Errorf("informers-sync waits for what is refused: %v", err)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
@@ -259,4 +259,40 @@ func TestARequiredResourceThatIsAbsentIsAProblemAndKeepsTheCache(t *testing.T) {
 			t.Error("no problem is reported")
 		}
 	})
+}
+
+func TestReadinessWaitsForWhatTheServerDoesNotRefuse(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failure error
+		want    bool
+	}{
+		"a resource that may not be read is not waited for":  {apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no")), true},
+		"a resource that does not exist is not waited for":   {apierrors.NewNotFound(Secrets.GroupResource(), ""), true},
+		"a server that does not know who asks is waited for": {apierrors.NewUnauthorized("who"), false},
+		"a server that is starting is waited for":            {apierrors.NewServiceUnavailable("starting"), false},
+		"a server that has too much to do is waited for":     {apierrors.NewTooManyRequests("later", 1), false},
+		"a server that is away is waited for":                {syscall.ECONNREFUSED, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				c.failWith(func(string) error { return tc.failure })
+				f := newTestFactory(t, c, reloadNeed)
+				f.Start(t.Context())
+				defer f.Shutdown()
+				pass(time.Minute)
+				if err := f.CheckSync(nil); (err == nil) != tc.want {
+					t.Errorf("informers-sync: %v", err)
+				}
+				if f.Problem("reload") == nil {
+					t.Error("the controller has no problem")
+				}
+				c.failWith(nil)
+				pass(3 * time.Minute)
+				if err := f.CheckSync(nil); err != nil || !f.HasSynced() {
+					t.Errorf("after it works again: synced %t, informers-sync %v", f.HasSynced(), err)
+				}
+			})
+		})
+	}
 }

@@ -181,6 +181,15 @@ func (s *state) problem(synced bool) error {
 	return errors.Join(errs...)
 }
 
+// refused reports whether the server has answered that it does not let us list the resource, or does not
+// have it, and has not said otherwise since. A server that is slow, or not there, has not refused.
+func (s *state) refused() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failing["list"]
+	return f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
+}
+
 func isDenied(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }

@@ -52,7 +52,7 @@ func needs() ([]informers.Need, error) {
 		return slices.ContainsFunc(annotations, func(key string) bool { _, ok := o.GetAnnotations()[key]; return ok })
 	}
 	need := informers.Need{
-		For: name, Annotations: annotations, Fields: informers.Labels | informers.OwnerReferences, When: takesPart,
+		Annotations: annotations, Fields: informers.Labels | informers.OwnerReferences, When: takesPart,
 		Digest: func(o runtime.Object) []byte { return digest(key, o) },
 	}
 	secrets, configMaps := need, need

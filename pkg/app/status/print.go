@@ -90,19 +90,21 @@ func (r *report) printReplicas(t table, now time.Time) {
 
 func (r *report) printControllers(t table, now time.Time) {
 	fmt.Fprintln(t)
-	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "RECONCILES", "ERRORS", "PANICS", "LAST ERROR")
+	t.row("CONTROLLER", "REPLICA", "PHASE", "WORKERS", "QUEUE", "BUSY", "RECONCILES", "ERRORS", "PANICS", "RESTARTS", "PROBLEM", "LAST ERROR")
 	for _, replica := range r.Replicas {
 		for _, c := range replica.Controllers {
 			last := ""
 			if e := c.LastError; e != nil {
-				last = fmt.Sprintf("%s ago, %s: %s", age(&metav1.Time{Time: e.Time}, now), e.Key, strings.ReplaceAll(e.Text, "\n", " "))
+				last = fmt.Sprintf("%s ago, %s: %s", age(&metav1.Time{Time: e.Time}, now), e.Key, oneLine(e.Text))
 			}
 			t.row(c.Name, replica.label(), string(c.Phase), fmt.Sprint(c.Workers), fmt.Sprint(c.QueueDepth), fmt.Sprint(len(c.InFlight)),
-				fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), last)
+				fmt.Sprint(c.Reconciles), fmt.Sprint(c.Errors), fmt.Sprint(c.Panics), fmt.Sprint(c.Restarts), oneLine(c.Problem), last)
 		}
 	}
 	t.end()
 }
+
+func oneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }
 
 // label names the replica in a row: by its Pod or, as long as that is unknown, by its endpoint.
 func (r *replica) label() string {

@@ -171,7 +171,7 @@ func TestStatusForPeople(t *testing.T) {
 		Fence: fence{"Enforced", "tested by the leader"},
 		Replicas: []replica{
 			{Name: "pod-1", PodPhase: "Running", Ready: true, Started: before(2 * time.Hour), answer: answer{Endpoint: "https://e", Reached: true, Phase: "Leading",
-				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Reconciles: 10, Errors: 1,
+				Controllers: []controllers.Status{{Name: "c", Phase: "Running", Workers: 4, QueueDepth: 2, Reconciles: 10, Errors: 1, Restarts: 3, Problem: "cannot list a\ncannot list b",
 					LastError: &controllers.LastError{Key: "ns/o", Text: "no\nluck", Time: now.Add(-time.Minute)}}}}},
 			{Name: "pod-2", PodPhase: "Pending", answer: answer{Error: "no --endpoint has answered for it"}},
 			{answer: answer{Endpoint: "https://f", Error: "refused"}},
@@ -192,8 +192,8 @@ pod-2       <none>    Pending   no      0          <none>   <none>   not reached
 https://f   <none>    <none>    no      0          <none>   <none>   not reached: refused
 https://g   <none>    <none>    no      0          <none>   <none>   https://g, but /debug/leader: forbidden
 
-CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   LAST ERROR
-c            pod-1     Running   4         2       0      10           1        0        60s ago, ns/o: no luck
+CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   RESTARTS   PROBLEM                        LAST ERROR
+c            pod-1     Running   4         2       0      10           1        0        3          cannot list a; cannot list b   60s ago, ns/o: no; luck
 
 Not all could be read:
   list Pods: forbidden

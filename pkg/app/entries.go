@@ -1,0 +1,135 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	toolscache "k8s.io/client-go/tools/cache"
+	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// checkEntries returns every mistake in the declarations of controllers that shows before the flags are parsed.
+func checkEntries(entries []Entry) error {
+	var errs []error
+	taken := map[string]string{} // names and aliases, by whom
+	for i, e := range entries {
+		who := "controller " + e.Name
+		if e.Name == "" {
+			who = fmt.Sprintf("controller number %d of the registry, which has no name", i+1)
+		}
+		add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(who+": "+format, args...)) }
+		for _, name := range append([]string{e.Name}, e.Aliases...) {
+			if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
+				add("the name %q is not a DNS label: %s", name, problems[0])
+			}
+			if other, ok := taken[name]; ok {
+				add("the name %q is taken by %s", name, other)
+			}
+			taken[name] = who
+		}
+		if e.Needs == nil {
+			add("the function Needs is missing")
+		}
+		if e.Rules == nil {
+			add("the function Rules is missing")
+		}
+		if e.New == nil {
+			add("the function New is missing")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// flagGroup is where --help shows the flags of the controller.
+func (e Entry) flagGroup() string { return e.Name + " controller" }
+
+// addFlags adds the flags of a controller to the sets. A flag that is there already, of the host or of another controller,
+// is an error: pflag would leave one of the two out, or panic.
+func (e Entry) addFlags(sets *cliflag.NamedFlagSets) (err error) {
+	defer func() {
+		if r := recover(); r != nil { // a flag that is defined twice in AddFlags, for one
+			err = fmt.Errorf("controller %s: AddFlags: %v", e.Name, r)
+		}
+	}()
+	own := pflag.NewFlagSet(e.Name, pflag.ContinueOnError)
+	e.Config.AddFlags(own)
+	var errs []error
+	own.VisitAll(func(f *pflag.Flag) {
+		if f.Name == "help" || f.Name == "version" {
+			errs = append(errs, fmt.Errorf("controller %s: the flag --%s exists already", e.Name, f.Name))
+		}
+		for _, group := range sets.Order {
+			set := sets.FlagSets[group]
+			if set.Lookup(f.Name) != nil {
+				errs = append(errs, fmt.Errorf("controller %s: the flag --%s exists already, in the group %q", e.Name, f.Name, group))
+			}
+			if s := f.Shorthand; s == "h" || s != "" && set.ShorthandLookup(s) != nil {
+				errs = append(errs, fmt.Errorf("controller %s: the shorthand -%s of --%s exists already", e.Name, s, f.Name))
+			}
+		}
+	})
+	if len(errs) == 0 {
+		sets.FlagSet(e.flagGroup()).AddFlagSet(own)
+	}
+	return errors.Join(errs...)
+}
+
+// declareNeeds asks the entries, after the flags were parsed, what the cache must keep for them. The error is about all of
+// them.
+func declareNeeds(entries []Entry) error {
+	var errs []error
+	for i := range entries {
+		e := &entries[i]
+		needs, err := e.Needs()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
+		}
+		for _, n := range needs {
+			gr := n.Resource.GroupResource()
+			if slices.ContainsFunc(e.needs, func(other informers.Need) bool { return other.Resource.GroupResource() == gr }) {
+				errs = append(errs, fmt.Errorf("controller %s: Needs declares %s twice", e.Name, gr))
+			}
+			n.For = e.Name
+			e.needs = append(e.needs, n)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// undeclared is what Host.Informer panics with, since it returns no error.
+type undeclared struct{ error }
+
+// informer returns the informer of a resource that the entry itself declares. One that only another entry declares lacks
+// what this one wants of the objects, and is gone when the other is switched off.
+func (e Entry) informer(cache *informers.Factory, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
+	informer, ok := cache.Informer(e.Name, resource)
+	if !ok {
+		panic(undeclared{fmt.Errorf("asks for the informer of %s, which its entry does not declare in Needs", resource.GroupResource())})
+	}
+	return informer
+}
+
+// build calls New. A panic of it is an error, so that one start tells of the mistakes in all entries.
+func (e Entry) build(h Host) (c controllers.Controller, err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case undeclared:
+			err = r
+		default:
+			err = fmt.Errorf("panic in New: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return e.New(h)
+}

@@ -1,0 +1,191 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// withFunctions gives an entry the functions that it lacks, which do nothing.
+func withFunctions(e Entry) Entry {
+	if e.Needs == nil {
+		e.Needs = func() ([]informers.Need, error) { return nil, nil }
+	}
+	if e.Rules == nil {
+		e.Rules = func() []rbacv1.PolicyRule { return nil }
+	}
+	if e.New == nil {
+		e.New = func(Host) (controllers.Controller, error) { return nil, nil }
+	}
+	return e
+}
+
+// flagsConfig is a Config that adds flags.
+type flagsConfig struct{ add func(*pflag.FlagSet) }
+
+func (c *flagsConfig) AddFlags(fs *pflag.FlagSet) { c.add(fs) }
+func (*flagsConfig) Validate() error              { return nil }
+
+// lines compares the errors that are joined in err.
+func lines(t *testing.T, err error, want ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("errors (-want +got):\n%s", diff)
+	}
+}
+
+func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
+	flag := func(name, shorthand string) func(*pflag.FlagSet) {
+		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
+	}
+	for name, tc := range map[string]struct {
+		entries []Entry
+		want    []string
+	}{
+		"functions that are missing, in two entries": {
+			[]Entry{{Name: "one"}, withFunctions(Entry{Name: "fine"}), {Name: "two", Needs: func() ([]informers.Need, error) { return nil, nil }}},
+			[]string{"controller one: the function Needs is missing", "controller one: the function Rules is missing",
+				"controller one: the function New is missing", "controller two: the function Rules is missing", "controller two: the function New is missing"}},
+		"no name": {
+			[]Entry{withFunctions(Entry{})},
+			[]string{`controller number 2 of the registry, which has no name: the name "" is not a DNS label: ` +
+				`a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character ` +
+				`(e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`}},
+		"one name twice": {
+			[]Entry{withFunctions(Entry{Name: "one"}), withFunctions(Entry{Name: "one"})},
+			[]string{`controller one: the name "one" is taken by controller one`}},
+		"an alias that is the name of another": {
+			[]Entry{withFunctions(Entry{Name: "one", Aliases: []string{"config-reload"}})},
+			[]string{`controller one: the name "config-reload" is taken by controller config-reload`}},
+		"a flag of the host": {
+			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
+			[]string{`controller one: the flag --controllers exists already, in the group "generic"`}},
+		"a flag of a later group of the host, and one that every command has": {
+			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
+			[]string{`controller one: the flag --help exists already`, `controller one: the flag --vmodule exists already, in the group "logs"`}},
+		"a flag of another controller": {
+			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
+			[]string{`controller two: the flag --size exists already, in the group "one controller"`}},
+		"a shorthand that is there": {
+			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{flag("verbose", "v")}})},
+			[]string{"controller one: the shorthand -v of --verbose exists already"}},
+		"a flag that the controller itself adds twice": {
+			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("size", "")(fs); flag("size", "")(fs) }}})},
+			[]string{"controller one: AddFlags: one flag redefined: size"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := NewCommand(tc.entries...)
+			cmd.SetArgs([]string{"--v=2", "--controllers=*"})
+			lines(t, cmd.Execute(), tc.want...)
+		})
+	}
+}
+
+func TestTheHostFillsInWhoNeeds(t *testing.T) {
+	needing := func(name string, err error, resources ...schema.GroupVersionResource) Entry {
+		return Entry{Name: name, Needs: func() ([]informers.Need, error) {
+			var needs []informers.Need
+			for _, r := range resources {
+				needs = append(needs, informers.Need{Resource: r})
+			}
+			return needs, err
+		}}
+	}
+	entries := []Entry{needing("one", nil, informers.Secrets, informers.ConfigMaps), needing("two", nil, informers.Secrets)}
+	if err := declareNeeds(entries); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		for _, n := range e.needs {
+			if n.For != e.Name {
+				t.Errorf("a need of %s is for %q", e.Name, n.For)
+			}
+		}
+	}
+	t.Run("two needs of one resource are an error, whatever their versions", func(t *testing.T) {
+		other := informers.Secrets
+		other.Version = "v2"
+		lines(t, declareNeeds([]Entry{needing("one", nil, informers.Secrets, other), needing("two", errors.New("cannot tell"))}),
+			"controller one: Needs declares secrets twice", "controller two: cannot tell")
+	})
+}
+
+func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
+	server := newAPIServer(t)
+	asking := func(name string, declared, asked schema.GroupVersionResource) Entry {
+		return Entry{
+			Name:  name,
+			Needs: func() ([]informers.Need, error) { return []informers.Need{{Resource: declared}}, nil },
+			New: func(h Host) (controllers.Controller, error) {
+				if h.Informer(asked) == nil {
+					t.Errorf("%s got no informer", name)
+				}
+				return nil, nil
+			},
+		}
+	}
+	entries := []Entry{
+		asking("right", informers.Secrets, informers.Secrets),
+		asking("borrows", informers.ConfigMaps, informers.Secrets),
+		asking("asks-for-what-nobody-has", informers.ConfigMaps, informers.Deployments),
+		{Name: "panics", Needs: asking("", informers.Jobs, informers.Jobs).Needs, New: func(Host) (controllers.Controller, error) { panic("at once") }},
+	}
+	if err := declareNeeds(entries); err != nil {
+		t.Fatal(err)
+	}
+	o, err := NewOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Client.Master = server.URL
+	connection, err := newConnection(o.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry, scheme := metrics.NewKubeRegistry(), runtime.NewScheme()
+	loops := controllers.NewMetrics(registry)
+	cache, err := newCache(o, connection, scheme, registry, loops, entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Shutdown()
+	_, err = newControllers(o, clients, scheme, &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, entries)
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	got := err.Error()
+	for _, want := range []string{
+		"controller borrows: asks for the informer of secrets, which its entry does not declare in Needs\n",
+		"controller asks-for-what-nobody-has: asks for the informer of deployments.apps, which its entry does not declare in Needs\n",
+		"controller panics: panic in New: at once\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the error lacks %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "controller right") {
+		t.Errorf("an informer that was declared is refused:\n%s", got)
+	}
+}

@@ -1,0 +1,198 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// scripted is a controller whose nth run does what the nth function does, and whose last one is repeated.
+type scripted struct {
+	runs  []func(context.Context) error
+	begun time.Time
+
+	mu     sync.Mutex
+	starts []time.Duration // since begun
+	status controllers.Status
+}
+
+func (c *scripted) Run(ctx context.Context) error {
+	c.mu.Lock()
+	run := c.runs[min(len(c.starts), len(c.runs)-1)]
+	c.starts = append(c.starts, time.Since(c.begun))
+	c.mu.Unlock()
+	return run(ctx)
+}
+
+func (c *scripted) Status() controllers.Status { return c.status }
+
+func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func failsAfter(d time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		sleep(ctx, d)
+		return errors.New("out of luck")
+	}
+}
+
+// host takes a controller in, with an empty cache.
+func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted, metrics.KubeRegistry) {
+	t.Helper()
+	registry := metrics.NewKubeRegistry()
+	c := &scripted{runs: runs, begun: time.Now()}
+	return newHosted("x", c, &informers.Factory{}, controllers.NewMetrics(registry), time.Minute), c, registry
+}
+
+// series compares a metric of the controller.
+func series(t *testing.T, registry metrics.KubeRegistry, name string, want float64) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if got := m.GetCounter().GetValue() + m.GetGauge().GetValue(); testutil.LabelsMatch(m, map[string]string{"controller": "x"}) && got != want {
+				t.Errorf("%s is %v, want %v", name, got, want)
+			}
+		}
+		return
+	}
+	t.Errorf("there is no metric %s", name)
+}
+
+func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
+	second := time.Second
+	for name, tc := range map[string]struct {
+		runs []func(context.Context) error
+		time time.Duration
+		want []time.Duration
+		ends int // unexpected ones
+	}{
+		"one that fails": {[]func(context.Context) error{failsAfter(0)}, 190 * second,
+			[]time.Duration{0, 1 * second, 3 * second, 7 * second, 15 * second, 31 * second, 63 * second, 123 * second, 183 * second}, 9},
+		"one that returns without an error": {[]func(context.Context) error{func(context.Context) error { return nil }}, 4 * second,
+			[]time.Duration{0, 1 * second, 3 * second}, 3},
+		"one that panics": {[]func(context.Context) error{func(context.Context) error { panic("x") }}, 4 * second,
+			[]time.Duration{0, 1 * second, 3 * second}, 3},
+		"the back-off starts anew after a long healthy run": {
+			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(healthyRun), failsAfter(0), untilTheEnd}, time.Hour,
+			[]time.Duration{0, 1 * second, 3 * second, 4*second + healthyRun, 6*second + healthyRun}, 4},
+		"and not after a short one": {
+			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(time.Minute), untilTheEnd}, time.Hour,
+			[]time.Duration{0, 1 * second, 3 * second, 67 * second}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, c, registry := host(t, tc.runs...)
+				ctx, cancel := context.WithTimeout(t.Context(), tc.time)
+				defer cancel()
+				if err := h.supervise(ctx); err != nil {
+					t.Error(err)
+				}
+				if diff := cmp.Diff(tc.want, c.starts); diff != "" {
+					t.Errorf("starts (-want +got):\n%s", diff)
+				}
+				series(t, registry, "quartermaster_controller_restarts_total", float64(tc.ends))
+				if got := h.Status().Restarts; got != uint64(tc.ends) {
+					t.Errorf("the status shows %d restarts, want %d", got, tc.ends)
+				}
+			})
+		})
+	}
+}
+
+func TestRestartsShowUntilARunHasLasted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, _, registry := host(t, failsAfter(0), func(context.Context) error { panic("poison") }, untilTheEnd)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- h.supervise(ctx) }()
+		pass := func(d time.Duration) { <-time.After(d); synctest.Wait() }
+		is := func(when string, healthy bool) {
+			t.Helper()
+			err := h.health.Check(nil)
+			if (err == nil) != healthy {
+				t.Errorf("%s: %v", when, err)
+			}
+			if err != nil && !strings.Contains(err.Error(), "stopped unexpectedly") {
+				t.Errorf("%s: the reason is %v", when, err)
+			}
+			if shown := h.Status().Problem; (shown == "") != healthy {
+				t.Errorf("%s: the status shows %q", when, shown)
+			}
+			value := 1.0
+			if healthy {
+				value = 0
+			}
+			series(t, registry, "quartermaster_controller_problem", value)
+		}
+		pass(500 * time.Millisecond)
+		is("while it waits for the first restart", false)
+		pass(time.Minute)
+		is("a minute after the last restart", false)
+		if e := h.Status().LastError; e == nil || e.Key != "Run" || !strings.HasPrefix(e.Text, "panic: poison") {
+			t.Errorf("last error %+v", e)
+		}
+		pass(healthyRun)
+		is("when it has run for a while", true)
+		series(t, registry, "quartermaster_controller_restarts_total", 2)
+		series(t, registry, "quartermaster_controller_panics_total", 1)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestOneThatCannotBeMappedIsAProblem(t *testing.T) {
+	h, c, registry := host(t, untilTheEnd)
+	series(t, registry, "quartermaster_controller_problem", 0)
+	c.status = controllers.Status{Unmapped: 3}
+	if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "3 object") {
+		t.Errorf("problem %v", err)
+	}
+	series(t, registry, "quartermaster_controller_problem", 1)
+}
+
+func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {
+	for name, tc := range map[string]struct {
+		run  func(context.Context) error
+		want bool
+	}{
+		"one that drains":              {untilTheEnd, false},
+		"one that returns an error":    {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
+		"one that panics as it drains": {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, _, _ := host(t, tc.run)
+				fine, _, _ := host(t, untilTheEnd)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				err := hostedControllers{fine, h}.run(ctx, 0)
+				if got := errors.Is(err, election.ErrUnfinished); got != tc.want {
+					t.Errorf("run returned %v", err)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,236 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// says waits until url answers with the code and a body that contains every part.
+func says(ctx context.Context, t *testing.T, url, token string, code int, parts ...string) {
+	t.Helper()
+	fleet.Eventually(ctx, t, func() error {
+		got, body, err := fleet.Get(url, token)
+		if err != nil {
+			return err
+		}
+		for _, part := range parts {
+			if got != code || !strings.Contains(body, part) {
+				return fmt.Errorf("%s answers %d, not %d with %q: %.2000s", url, got, code, part, body)
+			}
+		}
+		return nil
+	})
+}
+
+// allowDoodads lets managers read a resource that does not exist: without the permission they would not hear of that.
+func allowDoodads(ctx context.Context, t *testing.T) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Name: "quartermaster-test-doodads"}
+	rbac := shared.Admin.RbacV1()
+	t.Cleanup(func() {
+		_ = rbac.ClusterRoles().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})
+		_ = rbac.ClusterRoleBindings().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})
+	})
+	_, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"test.example.com"}, Resources: []string{"doodads"}, Verbs: []string{"list", "watch"}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// defineDoodads creates the CRD.
+func defineDoodads(ctx context.Context, t *testing.T) {
+	t.Helper()
+	objects, err := dynamic.NewForConfig(shared.AdminConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	crds := objects.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	_, err = crds.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "doodads.test.example.com"},
+		"spec": map[string]any{
+			"group": "test.example.com", "scope": "Namespaced",
+			"names":    map[string]any{"kind": "Doodad", "plural": "doodads"},
+			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}}},
+		},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = crds.Delete(context.Background(), "doodads.test.example.com", metav1.DeleteOptions{})
+	})
+}
+
+func TestAControllersTroubleIsItsOwn(t *testing.T) {
+	ctx := fleet.Context(t)
+	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.ExpectRefusals(func(e auditv1.Event) bool {
+		return e.ObjectRef != nil && e.ObjectRef.Resource == "leases" && e.ObjectRef.Name == "" && e.ObjectRef.Namespace == ""
+	})
+	allowDoodads(ctx, t)
+	token := shared.NewToken(ctx, t, "trouble-reader", "cluster-admin")
+	s := shared.NewShop(ctx, t)
+	configMaps := shared.Admin.CoreV1().ConfigMaps(s.Namespace)
+	poisoned := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "poisoned", Annotations: map[string]string{"example.com/poison": "yes"}}}
+	if _, err := configMaps.Create(ctx, poisoned, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	start := func() *cluster.Manager {
+		return shared.Run(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: troubled, Args: fleet.ShortTimings})
+	}
+	m := start()
+	shared.WaitForLeader(ctx, t, m)
+
+	// A rollout goes on: the leader is ready, and so is a new replica beside it.
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
+	standby := start()
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(standby) })
+
+	// Each trouble shows at its controller, with the reason, and nowhere else.
+	check := func(name string, code int, parts ...string) {
+		t.Helper()
+		says(ctx, t, m.InsecureURL+"/healthz/controller-"+name, "", code, parts...)
+	}
+	check("absent", http.StatusInternalServerError, "cannot list doodads.test.example.com: the server could not find the requested resource")
+	check("forbidden", http.StatusInternalServerError, "cannot list leases.coordination.k8s.io at the cluster scope: forbidden")
+	check("failing", http.StatusInternalServerError, "stopped unexpectedly")
+	check("poisoned", http.StatusInternalServerError, "cannot be mapped")
+	check("config-reload", http.StatusOK, "ok")
+	says(ctx, t, m.InsecureURL+"/livez", "", http.StatusOK, "ok")
+	says(ctx, t, m.SecureURL+"/metrics", token, http.StatusOK,
+		`quartermaster_controller_problem{controller="absent"} 1`,
+		`quartermaster_controller_problem{controller="forbidden"} 1`,
+		`quartermaster_controller_problem{controller="failing"} 1`,
+		`quartermaster_controller_problem{controller="poisoned"} 1`,
+		`quartermaster_controller_problem{controller="config-reload"} 0`,
+		`quartermaster_controller_restarts_total{controller="config-reload"} 0`,
+		`quartermaster_controller_restarts_total{controller="failing"} `,
+		`quartermaster_controller_panics_total{controller="poisoned"} `)
+	var shown map[string]struct {
+		Restarts, Panics uint64
+		Problem          string
+	}
+	_, body, err := fleet.Get(m.SecureURL+"/debug/controllers/", token)
+	if err == nil {
+		err = json.Unmarshal([]byte(body), &shown)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown["failing"].Restarts == 0 || shown["poisoned"].Panics == 0 || !strings.Contains(shown["forbidden"].Problem, "forbidden") || shown["config-reload"].Problem != "" {
+		t.Errorf("/debug/controllers/ shows %+v", shown)
+	}
+	if out, _, _ := runStatus(ctx, t, "--endpoint="+m.SecureURL, "--endpoint-insecure"); !strings.Contains(out, "cannot list leases.coordination.k8s.io at the cluster scope: forbidden") {
+		t.Errorf("manager status does not show the problem:\n%s", out)
+	}
+	s.WaitUntilKnown(ctx, t, "web")
+	s.Paint(ctx, t, "red")
+	s.WaitForReplicaSets(ctx, t, "web", 2)
+
+	// What is mended is seen without a restart.
+	defineDoodads(ctx, t)
+	if _, err := configMaps.Patch(ctx, "poisoned", "application/merge-patch+json", []byte(`{"metadata":{"annotations":{"example.com/poison":null}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	check("poisoned", http.StatusOK, "ok")
+	check("absent", http.StatusOK, "ok")
+	if m.ExitCode() != -1 || standby.ExitCode() != -1 {
+		t.Errorf("a manager ended, with %d or %d", m.ExitCode(), standby.ExitCode())
+	}
+}
+
+func TestAColdStandbyIsHealthy(t *testing.T) {
+	ctx := fleet.Context(t)
+	shared.RunLeader(ctx, t)
+	m := shared.RunReplica(ctx, t, "--standby=cold")
+	if _, err := m.WaitForLine(ctx, "Competing for the lease"); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/healthz", "/healthz/controller-config-reload", "/readyz"} {
+		if err := fleet.Answers(m.InsecureURL+path, "", http.StatusOK); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAControllerThatHangsKeepsTheLease is about a controller that says nothing of its drain, as a first one does.
+func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
+	for name, args := range map[string][]string{
+		"with an election":    fleet.ShortTimings,
+		"without an election": {"--leader-elect=false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := fleet.Context(t)
+			begin := time.Now()
+			withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
+				t.Fatal(err)
+			}
+			s := shared.NewShop(ctx, t)
+			_, err = shared.Admin.CoreV1().ConfigMaps(s.Namespace).Create(ctx, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Name: "greeted", Annotations: map[string]string{"example.com/greet": "world"}},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
+			patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/configmaps/greeted"), Hold: make(chan struct{})})
+			m := shared.Run(t, replica, cluster.ManagerOptions{Binary: withGreeter, Args: append([]string{"--controllers=-config-reload", "--shutdown-timeout=3s"}, args...)})
+			if err := patch.WaitHits(ctx, 1); err != nil {
+				t.Fatal(err)
+			}
+			stopped := time.Now()
+			if err := m.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Wait(ctx); m.ExitCode() != 1 {
+				t.Errorf("it ended with %d (%v), want 1", m.ExitCode(), err)
+			}
+			if took := time.Since(stopped); took < 3*time.Second {
+				t.Errorf("it ended after %s, before --shutdown-timeout", took)
+			}
+			if _, err := m.WaitForLine(ctx, `"Controller is draining" logger="greeter" controller="greeter" inFlight=[{"key":"`+s.Namespace+`/greeted"`); err != nil {
+				t.Errorf("the log does not name what hangs: %v", err)
+			}
+			if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {
+				t.Errorf("the lease was released %d times although a write was in flight", n)
+			}
+		})
+	}
+}

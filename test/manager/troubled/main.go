@@ -1,0 +1,80 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command troubled is a manager with controllers that have one trouble each, for tests of what it does to the others.
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/cli"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// poison on a ConfigMap makes the mapping of the controller "poisoned" panic.
+const poison = "example.com/poison"
+
+func main() {
+	os.Exit(cli.Run(app.NewCommand(
+		idle("absent", informers.Need{Resource: schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "doodads"}}),
+		idle("forbidden", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}}),
+		idle("poisoned", informers.Need{Resource: informers.ConfigMaps, Annotations: []string{poison}}),
+		app.Entry{
+			Name: "failing", Summary: "stops as soon as it is started",
+			Needs: func() ([]informers.Need, error) { return nil, nil },
+			Rules: func() []rbacv1.PolicyRule { return nil },
+			New:   func(app.Host) (controllers.Controller, error) { return failing{}, nil },
+		},
+	)))
+}
+
+// idle is a controller that looks at objects and does nothing.
+func idle(name string, need informers.Need) app.Entry {
+	return app.Entry{
+		Name: name, Summary: "does nothing",
+		Needs: func() ([]informers.Need, error) { return []informers.Need{need}, nil },
+		Rules: func() []rbacv1.PolicyRule { return nil },
+		New: func(h app.Host) (controllers.Controller, error) {
+			return &looker{
+				Loop: controllers.NewLoop(controllers.Options[cache.ObjectName]{
+					Name: name, Metrics: h.Loops,
+					Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
+				}),
+				informer: h.Informer(need.Resource),
+			}, nil
+		},
+	}
+}
+
+type looker struct {
+	*controllers.Loop[cache.ObjectName]
+	informer cache.SharedIndexInformer
+}
+
+func (l *looker) Run(ctx context.Context) error {
+	return l.Loop.Run(ctx, controllers.WatchMapped(l.informer, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
+		obj := e.New
+		if obj == nil {
+			obj = e.Old
+		}
+		if obj.GetAnnotations()[poison] != "" {
+			panic("poison")
+		}
+		return []cache.ObjectName{cache.MetaObjectToName(obj)}
+	}))
+}
+
+type failing struct{}
+
+func (failing) Run(context.Context) error  { return errors.New("out of luck") }
+func (failing) Status() controllers.Status { return controllers.Status{Name: "failing"} }
