@@ -143,17 +143,17 @@ func (b *bench) write() error {
 // build builds what is measured with the flags of a release build.
 func (b *bench) build(ctx context.Context) error {
 	for _, p := range []struct {
-		path     *string
-		name     string
-		dir, pkg string
+		path           *string
+		name           string
+		dir, pkg, tags string // tags as in the Makefile, and for the peer as its scaffold builds it
 	}{
-		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager"},
-		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs"},
-		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), "."},
+		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", "grpcnotrace"},
+		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", "grpcnotrace"},
+		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), ".", ""},
 	} {
 		*p.path = filepath.Join(b.root, ".cache", "bin", p.name)
 		b.progress("Building %s", p.name)
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *p.path, p.pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", "-tags", p.tags, "-trimpath", "-ldflags", "-s -w", "-o", *p.path, p.pkg)
 		cmd.Dir = p.dir
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if out, err := cmd.CombinedOutput(); err != nil {
