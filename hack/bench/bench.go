@@ -157,10 +157,10 @@ func (b *bench) build(ctx context.Context) error {
 	for _, p := range []struct {
 		path           *string
 		name           string
-		dir, pkg, tags string
+		dir, pkg, tags string // as in the Makefile, and for the peer as its scaffold builds it
 	}{
-		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", ""},
-		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", ""},
+		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", "grpcnotrace"},
+		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", "grpcnotrace"},
 		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), ".", ""},
 		{&b.binaries.secure, "bench-peer-metrics", filepath.Join(b.root, "hack", "bench", "peer"), ".", "metrics"},
 	} {

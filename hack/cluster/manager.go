@@ -37,7 +37,6 @@ type Manager struct {
 	Kubeconfig  string
 	SecureURL   string // https://127.0.0.1:PORT
 	InsecureURL string // http://127.0.0.1:PORT
-	CertDir     string // the self-signed serving certificate appears here
 }
 
 // StartManager starts a manager as the replica and returns at once; WaitForLine or /readyz tells more.
@@ -73,7 +72,6 @@ func StartManagerIn(box *sandbox.Sandbox, name, kubeconfig string, o ManagerOpti
 func (m *Manager) start(box *sandbox.Sandbox, name string, securePort, insecurePort int, o ManagerOptions) (err error) {
 	m.SecureURL = "https://" + net.JoinHostPort(loopback, strconv.Itoa(securePort))
 	m.InsecureURL = "http://" + net.JoinHostPort(loopback, strconv.Itoa(insecurePort))
-	m.CertDir = filepath.Join(box.Dir, name+"-certs")
 	m.Process, err = box.Start(sandbox.Command{
 		Name: name,
 		Path: o.Binary,
@@ -82,7 +80,6 @@ func (m *Manager) start(box *sandbox.Sandbox, name string, securePort, insecureP
 			"--bind-address=" + loopback,
 			fmt.Sprintf("--secure-port=%d", securePort),
 			fmt.Sprintf("--insecure-port=%d", insecurePort),
-			"--cert-dir=" + m.CertDir,
 		}, o.Args...),
 		Env: cleanEnv(o.Env...),
 	})

@@ -4,17 +4,30 @@
 package app
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"strings"
+	"time"
 
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/authorization/path"
+	"k8s.io/apiserver/pkg/authorization/union"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
-	apiserveroptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -25,120 +38,250 @@ const (
 	authenticationConfigMap = "extension-apiserver-authentication"
 )
 
-// auth delegates authentication and authorization to the API server. Nothing of it needs the API server when it is
-// made: the CAs arrive with the first watch and follow every rotation, so that probes are answered from the start.
-type auth struct {
-	authenticator authenticator.Request
-	authorizer    authorizer.Authorizer
-	clientCAs     []dynamiccertificates.CAContentProvider
+// reviewTimeout is how long one TokenReview or SubjectAccessReview may take.
+const reviewTimeout = 10 * time.Second
+
+// AuthenticationConfig says how callers of the secure port are recognized.
+type AuthenticationConfig struct {
+	Kubeconfig    string
+	SkipLookup    bool
+	CacheTTL      time.Duration
+	ClientCAFile  string
+	RequestHeader RequestHeaderConfig
 }
 
-func newAuth(o *Options, c connection) (*auth, error) {
-	config := c.named("authentication")
-	if file := o.Authentication.RemoteKubeConfigFile; file != "" {
-		var err error
-		if config, err = clientcmd.BuildConfigFromFlags("", file); err != nil {
-			return nil, fmt.Errorf("--authentication-kubeconfig: %w", err)
-		}
-	}
-	config = rest.CopyConfig(config)
-	config.QPS, config.RateLimiter = -1, nil // a person or a scraper waits for a review; caches and time-outs bound them
-	client, err := c.typed(config)
-	if err != nil {
-		return nil, fmt.Errorf("--authentication-kubeconfig: %w", err)
-	}
-
-	a := &auth{}
-	factory := authenticatorfactory.DelegatingAuthenticatorConfig{
-		Anonymous:                &apiserver.AnonymousAuthConfig{Enabled: true},
-		TokenAccessReviewClient:  client.AuthenticationV1(),
-		TokenAccessReviewTimeout: o.Authentication.TokenRequestTimeout,
-		WebhookRetryBackoff:      o.Authentication.WebhookRetryBackoff,
-		CacheTTL:                 o.Authentication.CacheTTL,
-	}
-	if factory.ClientCertificateCAContentProvider, err = clientCA(o.Authentication, client); err != nil {
-		return nil, err
-	}
-	if factory.RequestHeaderConfig, err = requestHeader(o.Authentication, client); err != nil {
-		return nil, err
-	}
-	if ca := factory.ClientCertificateCAContentProvider; ca != nil {
-		a.clientCAs = append(a.clientCAs, ca)
-	}
-	if factory.RequestHeaderConfig != nil {
-		a.clientCAs = append(a.clientCAs, factory.RequestHeaderConfig.CAContentProvider)
-	}
-	if a.authenticator, _, err = factory.New(); err != nil {
-		return nil, fmt.Errorf("delegated authentication: %w", err)
-	}
-
-	authorization := *o.Authorization
-	if authorization.RemoteKubeConfigFile == "" {
-		authorization.RemoteKubeConfigFile = o.Client.Kubeconfig
-	}
-	var info server.AuthorizationInfo
-	if err := authorization.ApplyTo(&info); err != nil {
-		return nil, fmt.Errorf("--authorization-kubeconfig: %w", err)
-	}
-	a.authorizer = info.Authorizer
-	return a, nil
+// RequestHeaderConfig says which front proxies are believed, and in which headers they name the user. Without a CAFile,
+// the cluster says both.
+type RequestHeaderConfig struct {
+	CAFile                                            string
+	AllowedNames, Username, UID, Group, ExtraPrefixes []string
 }
 
-// acceptClientCertificates makes the TLS server ask for client certificates of the CAs, and keep the CAs current.
-func (a *auth) acceptClientCertificates(info *server.SecureServingInfo) error {
-	for _, ca := range a.clientCAs {
-		if err := (&server.AuthenticationInfo{}).ApplyClientCert(ca, info); err != nil {
-			return err
+// AuthorizationConfig says how it is decided what they may see.
+type AuthorizationConfig struct {
+	Kubeconfig       string
+	AlwaysAllowPaths []string
+	AllowTTL         time.Duration
+	DenyTTL          time.Duration
+}
+
+func newAuthenticationConfig() AuthenticationConfig {
+	return AuthenticationConfig{CacheTTL: 10 * time.Second, RequestHeader: RequestHeaderConfig{
+		Username: []string{"x-remote-user"}, Group: []string{"x-remote-group"}, ExtraPrefixes: []string{"x-remote-extra-"},
+	}}
+}
+
+func newAuthorizationConfig() AuthorizationConfig {
+	return AuthorizationConfig{AllowTTL: 10 * time.Second, DenyTTL: 10 * time.Second}
+}
+
+// AddFlags adds the flags to fs.
+func (c *AuthenticationConfig) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Kubeconfig, "authentication-kubeconfig", c.Kubeconfig,
+		"The kubeconfig file for TokenReviews and the lookup of CAs. Default: as for everything else.")
+	fs.BoolVar(&c.SkipLookup, "authentication-skip-lookup", c.SkipLookup, ""+
+		"Do not look up in the cluster (ConfigMap "+authenticationConfigMap+") what --client-ca-file or "+
+		"--requestheader-client-ca-file does not say.")
+	fs.DurationVar(&c.CacheTTL, "authentication-token-webhook-cache-ttl", c.CacheTTL,
+		"How long the answer to a TokenReview counts.")
+	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile, ""+
+		"The CAs of client certificates, whose common name is the user. It is read again when it changes. Default: those "+
+		"of the cluster.")
+	h := &c.RequestHeader
+	fs.StringVar(&h.CAFile, "requestheader-client-ca-file", h.CAFile, ""+
+		"The CAs of front proxies, which name the user in headers. It is read again when it changes. Default: those of "+
+		"the cluster, and its settings in place of the other --requestheader flags.")
+	fs.StringSliceVar(&h.AllowedNames, "requestheader-allowed-names", h.AllowedNames,
+		"The common names of front proxies; all that --requestheader-client-ca-file signed if empty.")
+	fs.StringSliceVar(&h.Username, "requestheader-username-headers", h.Username, "The headers with the user's name.")
+	fs.StringSliceVar(&h.UID, "requestheader-uid-headers", h.UID, "The headers with the user's UID, such as X-Remote-Uid.")
+	fs.StringSliceVar(&h.Group, "requestheader-group-headers", h.Group, "The headers with the user's groups.")
+	fs.StringSliceVar(&h.ExtraPrefixes, "requestheader-extra-headers-prefix", h.ExtraPrefixes,
+		"How headers with more about the user begin.")
+}
+
+// AddFlags adds the flags to fs.
+func (c *AuthorizationConfig) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Kubeconfig, "authorization-kubeconfig", c.Kubeconfig,
+		"The kubeconfig file for SubjectAccessReviews. Default: as for everything else.")
+	fs.StringSliceVar(&c.AlwaysAllowPaths, "authorization-always-allow-paths", c.AlwaysAllowPaths,
+		"Paths that everyone may see besides the health checks; * at the end stands for all that begin so.")
+	fs.DurationVar(&c.AllowTTL, "authorization-webhook-cache-authorized-ttl", c.AllowTTL,
+		"How long the answer to a SubjectAccessReview counts that allows something.")
+	fs.DurationVar(&c.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", c.DenyTTL,
+		"How long one counts that does not.")
+}
+
+// Validate reports all that is wrong, except with the contents of files.
+func (c *AuthenticationConfig) Validate() error {
+	var errs []error
+	h := c.RequestHeader
+	for flag, values := range map[string][]string{
+		"allowed-names": h.AllowedNames, "username-headers": h.Username, "uid-headers": h.UID,
+		"group-headers": h.Group, "extra-headers-prefix": h.ExtraPrefixes,
+	} {
+		for _, value := range values {
+			if strings.TrimSpace(value) == "" {
+				errs = append(errs, fmt.Errorf("--requestheader-%s: has an empty value", flag))
+			}
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// Validate reports all that is wrong, except with the contents of files.
+func (c *AuthorizationConfig) Validate() error {
+	if _, err := path.NewAuthorizer(c.AlwaysAllowPaths); err != nil {
+		return fmt.Errorf("--authorization-always-allow-paths: %w", err)
 	}
 	return nil
 }
 
-func clientCA(o *apiserveroptions.DelegatingAuthenticationOptions, client kubernetes.Interface) (dynamiccertificates.CAContentProvider, error) {
-	if o.ClientCert.ClientCA != "" {
-		ca, err := o.ClientCert.GetClientCAContentProvider()
-		if err != nil {
-			return nil, fmt.Errorf("--client-ca-file: %w", err)
-		}
-		return ca, nil
-	}
-	if o.SkipInClusterLookup {
-		return nil, nil
-	}
-	return dynamiccertificates.NewDynamicCAFromConfigMapController("client-ca",
-		authenticationNamespace, authenticationConfigMap, "client-ca-file", client)
+// auth delegates authentication and authorization to the API server. Nothing of it needs the API server when it is made:
+// the CAs arrive with the first watch and follow every rotation, so that probes are answered from the start.
+type auth struct {
+	authenticator authenticator.Request
+	authorizer    authorizer.Authorizer
+	clientCA      dynamiccertificates.CAContentProvider             // of users and front proxies; nil without any
+	headers       *headerrequest.RequestHeaderAuthRequestController // nil if the cluster is not asked
 }
 
-func requestHeader(o *apiserveroptions.DelegatingAuthenticationOptions, client kubernetes.Interface) (*authenticatorfactory.RequestHeaderConfig, error) {
-	if o.RequestHeader.ClientCAFile != "" {
-		config, err := o.RequestHeader.ToAuthenticationRequestHeaderConfig()
-		if err != nil {
-			return nil, fmt.Errorf("--requestheader-client-ca-file: %w", err)
-		}
-		return config, nil
-	}
-	if o.SkipInClusterLookup {
-		return nil, nil
-	}
-	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController("request-header",
-		authenticationNamespace, authenticationConfigMap, "requestheader-client-ca-file", client)
+func newAuth(o *Options, c connection) (*auth, error) {
+	config, err := reviewConfig(c, "authentication", o.Authentication.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	// It runs with the CAs of the TLS server, which starts every provider that has to follow something.
-	headers := &apiserveroptions.DynamicRequestHeaderController{
-		ConfigMapCAController: ca,
-		RequestHeaderAuthRequestController: headerrequest.NewRequestHeaderAuthRequestController(
-			authenticationConfigMap, authenticationNamespace, client,
-			"requestheader-username-headers", "requestheader-uid-headers", "requestheader-group-headers",
-			"requestheader-extra-headers-prefix", "requestheader-allowed-names"),
+	client, err := c.typed(config)
+	if err != nil {
+		return nil, fmt.Errorf("--authentication-kubeconfig: %w", err)
 	}
+	a := &auth{}
+	backoff := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5} // the API server's
+	authentication := authenticatorfactory.DelegatingAuthenticatorConfig{
+		Anonymous:                &apiserver.AnonymousAuthConfig{Enabled: true},
+		TokenAccessReviewClient:  client.AuthenticationV1(),
+		TokenAccessReviewTimeout: reviewTimeout,
+		WebhookRetryBackoff:      backoff,
+		CacheTTL:                 o.Authentication.CacheTTL,
+	}
+	var cas []dynamiccertificates.CAContentProvider
+	if ca, err := newCA(o.Authentication, client, "client-ca-file", o.Authentication.ClientCAFile); err != nil {
+		return nil, err
+	} else if ca != nil {
+		authentication.ClientCertificateCAContentProvider = ca
+		cas = append(cas, ca)
+	}
+	if ca, err := newCA(o.Authentication, client, "requestheader-client-ca-file", o.Authentication.RequestHeader.CAFile); err != nil {
+		return nil, err
+	} else if ca != nil {
+		authentication.RequestHeaderConfig = a.requestHeaders(o.Authentication.RequestHeader, client, ca)
+		cas = append(cas, ca)
+	}
+	if len(cas) > 0 {
+		a.clientCA = dynamiccertificates.NewUnionCAContentProvider(cas...)
+	}
+	if a.authenticator, _, err = authentication.New(); err != nil {
+		return nil, fmt.Errorf("delegated authentication: %w", err)
+	}
+
+	if config, err = reviewConfig(c, "authorization", o.Authorization.Kubeconfig); err != nil {
+		return nil, err
+	}
+	config.Timeout = reviewTimeout
+	reviews, err := authorizationclient.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("--authorization-kubeconfig: %w", err)
+	}
+	delegated, err := authorizerfactory.DelegatingAuthorizerConfig{
+		SubjectAccessReviewClient: reviews,
+		AllowCacheTTL:             o.Authorization.AllowTTL,
+		DenyCacheTTL:              o.Authorization.DenyTTL,
+		WebhookRetryBackoff:       backoff,
+	}.New()
+	if err != nil {
+		return nil, fmt.Errorf("delegated authorization: %w", err)
+	}
+	open, err := path.NewAuthorizer(o.Authorization.AlwaysAllowPaths)
+	if err != nil {
+		return nil, err
+	}
+	a.authorizer, err = union.New(
+		// Cluster administrators by certificate see everything while the API server is away.
+		union.NamedAuthorizer{AuthorizerName: "groups", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
+		union.NamedAuthorizer{AuthorizerName: "paths", Authorizer: open},
+		union.NamedAuthorizer{AuthorizerName: "delegated", Authorizer: delegated},
+	)
+	return a, err
+}
+
+// reviewConfig returns the client configuration for what the flag --NAME-kubeconfig is about.
+func reviewConfig(c connection, name, kubeconfig string) (*rest.Config, error) {
+	config := c.named(name)
+	if kubeconfig != "" {
+		var err error
+		if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+			return nil, fmt.Errorf("--%s-kubeconfig: %w", name, err)
+		}
+	}
+	config.QPS, config.RateLimiter = -1, nil // a person or a scraper waits for a review; caches and time-outs bound them
+	return config, nil
+}
+
+// newCA returns CAs that follow the file, or the cluster's of the same name as the flag; nil if there are none.
+func newCA(c AuthenticationConfig, client kubernetes.Interface, flag, file string) (dynamiccertificates.CAContentProvider, error) {
+	if file != "" {
+		ca, err := dynamiccertificates.NewDynamicCAContentFromFile(flag, file)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", flag, err)
+		}
+		return ca, nil
+	}
+	if c.SkipLookup {
+		return nil, nil
+	}
+	ca, err := dynamiccertificates.NewDynamicCAFromConfigMapController(flag, authenticationNamespace, authenticationConfigMap, flag, client)
+	if err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %w", authenticationConfigMap, err)
+	}
+	return ca, nil
+}
+
+// requestHeaders says which headers of front proxies with a certificate of ca count: those of the flags beside the
+// flag with the CA, otherwise those of the cluster, as they are at the time.
+func (a *auth) requestHeaders(c RequestHeaderConfig, client kubernetes.Interface, ca dynamiccertificates.CAContentProvider) *authenticatorfactory.RequestHeaderConfig {
+	if c.CAFile != "" {
+		return &authenticatorfactory.RequestHeaderConfig{
+			CAContentProvider:   ca,
+			AllowedClientNames:  headerrequest.StaticStringSlice(c.AllowedNames),
+			UsernameHeaders:     headerrequest.StaticStringSlice(c.Username),
+			UIDHeaders:          headerrequest.StaticStringSlice(c.UID),
+			GroupHeaders:        headerrequest.StaticStringSlice(c.Group),
+			ExtraHeaderPrefixes: headerrequest.StaticStringSlice(c.ExtraPrefixes),
+		}
+	}
+	a.headers = headerrequest.NewRequestHeaderAuthRequestController(authenticationConfigMap, authenticationNamespace, client,
+		"requestheader-username-headers", "requestheader-uid-headers", "requestheader-group-headers",
+		"requestheader-extra-headers-prefix", "requestheader-allowed-names")
 	return &authenticatorfactory.RequestHeaderConfig{
-		CAContentProvider:   headers,
-		UsernameHeaders:     headerrequest.StringSliceProviderFunc(headers.UsernameHeaders),
-		UIDHeaders:          headerrequest.StringSliceProviderFunc(headers.UIDHeaders),
-		GroupHeaders:        headerrequest.StringSliceProviderFunc(headers.GroupHeaders),
-		ExtraHeaderPrefixes: headerrequest.StringSliceProviderFunc(headers.ExtraHeaderPrefixes),
-		AllowedClientNames:  headerrequest.StringSliceProviderFunc(headers.AllowedClientNames),
-	}, nil
+		CAContentProvider:   ca,
+		AllowedClientNames:  headerrequest.StringSliceProviderFunc(a.headers.AllowedClientNames),
+		UsernameHeaders:     headerrequest.StringSliceProviderFunc(a.headers.UsernameHeaders),
+		UIDHeaders:          headerrequest.StringSliceProviderFunc(a.headers.UIDHeaders),
+		GroupHeaders:        headerrequest.StringSliceProviderFunc(a.headers.GroupHeaders),
+		ExtraHeaderPrefixes: headerrequest.StringSliceProviderFunc(a.headers.ExtraHeaderPrefixes),
+	}
+}
+
+// run follows the cluster's headers of front proxies until ctx ends. The TLS server follows the CAs.
+func (a *auth) run(ctx context.Context) {
+	if a.headers != nil {
+		a.headers.Run(ctx, 1)
+	}
+}
+
+// protect passes on the requests of callers who are known and may see the path.
+func (a *auth) protect(next http.Handler) http.Handler {
+	next = genericapifilters.WithAuthorization(next, a.authorizer, scheme.Codecs)
+	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
+	return genericapifilters.WithRequestInfo(next, &apirequest.RequestInfoFactory{})
 }

@@ -83,7 +83,6 @@ the others stand by with warm caches.`,
 			return Run(ctx, o)
 		},
 	}
-	cmd.SetVersionTemplate("Quartermaster {{.Version}}\n")
 	cmd.SetContext(context.Background())
 	if err != nil {
 		cmd.DisableFlagParsing = true // so that err comes out, whatever the arguments

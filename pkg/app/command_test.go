@@ -91,6 +91,9 @@ func TestCommandLineIsChecked(t *testing.T) {
 			[]string{"--shutdown-timeout", "--insecure-port", "--leader-elect-renew-deadline", "--standby", "--kube-api-qps", "--tls-private-key-file"}},
 		"what would be no client is refused": {
 			[]string{"--kube-api-qps=7", "--kube-api-burst=0", "--kube-api-content-type=text/plain"}, []string{"--kube-api-burst", "--kube-api-content-type", "text/plain"}},
+		"what TLS and front proxies cannot be is reported at once": {
+			[]string{"--secure-port=-1", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=ROT13", "--tls-curve-preferences=7", "--requestheader-uid-headers= "},
+			[]string{"--secure-port", "--tls-min-version", "--tls-cipher-suites", "--tls-curve-preferences", "--requestheader-uid-headers"}},
 		"a lock type of the past is refused with what to use": {
 			[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
 		"a log format that does not exist is refused": {
@@ -126,7 +129,7 @@ func TestCompletionKnowsTheCommands(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	out, err := execute(t, "--version")
-	if err != nil || !strings.HasPrefix(out, "Quartermaster v") {
+	if err != nil || !strings.HasPrefix(out, "manager version v") {
 		t.Errorf("--version: %q, %v", out, err)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	apiserveroptions "k8s.io/apiserver/pkg/server/options"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
 	"k8s.io/component-base/featuregate"
@@ -34,10 +33,10 @@ type Options struct {
 	Client         ClientConfig
 	Election       election.Config
 	Informers      informers.Config
-	Secure         *apiserveroptions.SecureServingOptions
+	Secure         SecureConfig
 	Insecure       InsecureConfig
-	Authentication *apiserveroptions.DelegatingAuthenticationOptions
-	Authorization  *apiserveroptions.DelegatingAuthorizationOptions
+	Authentication AuthenticationConfig
+	Authorization  AuthorizationConfig
 	Metrics        *metrics.Options
 	ConfigReload   configreload.Config
 	Logs           *logsapi.LoggingConfiguration
@@ -94,24 +93,15 @@ func NewOptions(entries ...Entry) (*Options, error) {
 		}},
 		Election:       election.NewConfig(),
 		Informers:      informers.NewConfig(),
-		Secure:         apiserveroptions.NewSecureServingOptions(),
+		Secure:         SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
 		Insecure:       InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
-		Authentication: apiserveroptions.NewDelegatingAuthenticationOptions(),
-		Authorization:  apiserveroptions.NewDelegatingAuthorizationOptions(),
+		Authentication: newAuthenticationConfig(),
+		Authorization:  newAuthorizationConfig(),
 		Metrics:        metrics.NewOptions(),
 		ConfigReload:   configreload.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
 	}
-	o.Secure.BindPort = 10357
-	// Empty: a self-signed certificate is made in memory, so that a read-only root file system is enough.
-	o.Secure.ServerCert.CertDirectory = ""
-	o.Secure.ServerCert.PairName = "manager"
-	// The health paths stand in front of authorization, open even while the API server is away.
-	o.Authorization.AlwaysAllowPaths = nil
-	o.Authentication.RemoteKubeConfigFileOptional = true
-	o.Authorization.RemoteKubeConfigFileOptional = true
-
 	o.entries = append(registry(o), entries...)
 	if err := checkEntries(o.entries); err != nil {
 		return nil, err
@@ -249,16 +239,10 @@ func (o *Options) validate() error {
 	if o.Insecure.Port != 0 && o.Insecure.Port == o.Secure.BindPort && o.Insecure.BindAddress.Equal(o.Secure.BindAddress) {
 		add("insecure-port", "%d is the --secure-port too", o.Insecure.Port)
 	}
-	if (o.Secure.ServerCert.CertKey.CertFile == "") != (o.Secure.ServerCert.CertKey.KeyFile == "") {
-		add("tls-cert-file", "goes with --tls-private-key-file; only one of them is set")
-	}
-
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout has been judged above
 	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateScope())
-	errs = append(errs, o.Secure.Validate()...)
-	errs = append(errs, o.Authentication.Validate()...)
-	errs = append(errs, o.Authorization.Validate()...)
+	errs = append(errs, o.Secure.Validate(), o.Authentication.Validate(), o.Authorization.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
 		errs = append(errs, logErrs.ToAggregate())

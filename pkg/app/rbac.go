@@ -131,14 +131,14 @@ func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.
 		return
 	}
 	var reviews []rbacv1.PolicyRule
-	if o.Authentication.RemoteKubeConfigFile == "" {
+	if o.Authentication.Kubeconfig == "" {
 		reviews = append(reviews, rule("authentication.k8s.io", "tokenreviews", "", "create"))
-		if !o.Authentication.SkipInClusterLookup {
+		if !o.Authentication.SkipLookup {
 			grant("quartermaster-authentication-reader", authenticationNamespace,
 				rule("", "configmaps", authenticationConfigMap, "get", "list", "watch"))
 		}
 	}
-	if o.Authorization.RemoteKubeConfigFile == "" {
+	if o.Authorization.Kubeconfig == "" {
 		reviews = append(reviews, rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
 	}
 	grant("quartermaster-reviews", metav1.NamespaceAll, reviews...)

@@ -4,28 +4,29 @@
 package app
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	apiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
 	"k8s.io/apiserver/pkg/server/statusz"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/component-base/configz"
+	"k8s.io/component-base/logs"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -37,104 +38,130 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 )
 
-// health is the three health paths, which both servers serve. It is open to everyone and asks nobody else.
+// health is the three health paths, which both servers serve. They are open to everyone and ask nobody else.
 type health struct {
 	healthz, livez, readyz *healthz.Handler
 }
 
-func (h health) handler(path string) http.Handler {
-	for root, handler := range map[string]http.Handler{"/healthz": h.healthz, "/livez": h.livez, "/readyz": h.readyz} {
-		if path == root || strings.HasPrefix(path, root+"/") {
-			return handler
-		}
+func (h health) install(mux *http.ServeMux) {
+	for path, handler := range map[string]http.Handler{"/healthz": h.healthz, "/livez": h.livez, "/readyz": h.readyz} {
+		mux.Handle(path, handler)
+		mux.Handle(path+"/", handler)
 	}
-	return nil
 }
 
-// servers are the secure and the insecure HTTP server.
+// servers are the secure and the insecure HTTP server, and what follows certificates and CAs for them.
 type servers struct {
-	health   health
-	stopping chan struct{}
-	stopped  []<-chan struct{}
+	logger klog.Logger
+	health health
+	all    []*http.Server
+	wg     sync.WaitGroup
+	cancel context.CancelFunc
 }
 
 // startServers listens and serves: health checks on both servers, protected behind authentication and authorization
 // on the secure one, and metrics on the insecure one when asked for.
 func startServers(ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler) (*servers, error) {
-	s := &servers{health: h, stopping: make(chan struct{})}
-	if err := s.startInsecure(ctx, o.Insecure, metrics); err != nil {
-		return nil, err
+	ctx, cancel := context.WithCancel(ctx)
+	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
+	err := s.startInsecure(o.Insecure, metrics)
+	if err == nil {
+		err = s.startSecure(ctx, &o.Secure, auth, protected)
 	}
-	if err := s.startSecure(o, auth, protected); err != nil {
+	if err != nil {
 		s.stop()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics http.Handler) error {
+func (s *servers) startInsecure(cfg InsecureConfig, metrics http.Handler) error {
 	if cfg.Port == 0 {
 		return nil
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort(cfg.BindAddress.String(), strconv.Itoa(cfg.Port)))
-	if err != nil {
+	mux := http.NewServeMux()
+	s.health.install(mux)
+	if cfg.Metrics {
+		mux.Handle("/metrics", metrics)
+	}
+	if err := s.serve(cfg.BindAddress, cfg.Port, mux, nil); err != nil {
 		return fmt.Errorf("--insecure-port: %w", err)
 	}
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if h := s.health.handler(r.URL.Path); h != nil {
-			h.ServeHTTP(w, r)
-		} else if cfg.Metrics && r.URL.Path == "/metrics" {
-			metrics.ServeHTTP(w, r)
-		} else {
-			http.NotFound(w, r)
-		}
-	})
-	klog.FromContext(ctx).Info("Serving health checks insecurely", "address", listener.Addr().String(), "metrics", cfg.Metrics)
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 90 * time.Second, MaxHeaderBytes: 1 << 16}
-	stopped, _, err := apiserver.RunServer(server, listener, 5*time.Second, s.stopping)
-	s.stopped = append(s.stopped, stopped)
-	return err
+	return nil
 }
 
-func (s *servers) startSecure(o *Options, auth *auth, protected http.Handler) error {
-	if o.Secure.BindPort == 0 {
+func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler) error {
+	if cfg.BindPort == 0 {
 		return nil
 	}
-	if err := o.Secure.MaybeDefaultWithSelfSignedCerts("localhost", []string{"manager.kube-system.svc"}, []net.IP{net.IPv4(127, 0, 0, 1)}); err != nil {
-		return fmt.Errorf("self-signed certificate: %w", err)
-	}
-	var info *apiserver.SecureServingInfo
-	if err := o.Secure.ApplyTo(&info); err != nil {
-		return fmt.Errorf("--secure-port, --tls-*: %w", err)
-	}
-	if err := auth.acceptClientCertificates(info); err != nil {
+	config, err := cfg.serve(ctx, auth.clientCA)
+	if err != nil {
 		return err
 	}
-	protected = genericapifilters.WithAuthorization(protected, auth.authorizer, scheme.Codecs)
-	protected = genericapifilters.WithAuthentication(protected, auth.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if h := s.health.handler(r.URL.Path); h != nil {
-			h.ServeHTTP(w, r)
-		} else {
-			protected.ServeHTTP(w, r)
+	s.wg.Go(func() { auth.run(ctx) })
+	mux := http.NewServeMux()
+	s.health.install(mux)
+	mux.Handle("/", auth.protect(protected))
+	if err := s.serve(cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
+		return fmt.Errorf("--secure-port: %w", err)
+	}
+	return nil
+}
+
+// serve listens and returns; it serves until stop.
+func (s *servers) serve(address net.IP, port int, handler http.Handler, config *tls.Config) error {
+	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(port)))
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		Handler:           handler,
+		TLSConfig:         config,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       90 * time.Second,
+		MaxHeaderBytes:    1 << 16,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100}, // as the API server
+		ErrorLog:          log.New(serverLog{s.logger}, "", 0),
+	}
+	s.all = append(s.all, server)
+	s.logger.Info("Serving", "address", listener.Addr().String(), "secure", config != nil)
+	s.wg.Go(func() {
+		serve := server.Serve
+		if config != nil {
+			serve = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
+		}
+		if err := serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			s.logger.Error(err, "Server ended", "address", listener.Addr().String())
 		}
 	})
-	resolver := &apirequest.RequestInfoFactory{}
-	chain := filters.WithPanicRecovery(genericapifilters.WithRequestInfo(genericapifilters.WithCacheControl(handler), resolver), resolver)
-	stopped, _, err := info.Serve(chain, 5*time.Second, s.stopping)
-	if err != nil {
-		return fmt.Errorf("secure server: %w", err)
-	}
-	s.stopped = append(s.stopped, stopped)
 	return nil
 }
 
 // stop closes the listeners and waits for the requests in flight, 5 s at most.
 func (s *servers) stop() {
-	close(s.stopping)
-	for _, stopped := range s.stopped {
-		<-stopped
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	for _, server := range s.all {
+		s.wg.Go(func() {
+			if err := server.Shutdown(ctx); err != nil {
+				s.logger.Error(err, "Requests did not end in time")
+			}
+		})
 	}
+	s.cancel()
+	s.wg.Wait()
+}
+
+// serverLog logs what net/http says about connections. What every port scan and TCP probe leaves there says little.
+type serverLog struct{ logger klog.Logger }
+
+func (l serverLog) Write(text []byte) (int, error) {
+	level := 0
+	if bytes.Contains(text, []byte("TLS handshake error")) {
+		level = 5
+	}
+	l.logger.V(level).Info("HTTP server", "problem", strings.TrimSpace(string(text)))
+	return len(text), nil
 }
 
 // introspection is everything on the secure port that needs RBAC on its nonResourceURL.
@@ -144,6 +171,7 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	slis.SLIMetricsWithReset{}.Install(m)
 	configz.InstallHandler(m)
 	flagz.Install(m, "manager", flagz.NamedFlagSetsReader{FlagSets: o.flags})
+	routes.DebugFlags{}.Install(m, "v", routes.StringFlagPutHandler(logs.GlogSetter))
 	if o.Generic.Debugging.EnableProfiling {
 		routes.Profiling{}.Install(m)
 	}

@@ -4,10 +4,11 @@
 // Package healthz serves named health checks that can be added while the server runs.
 //
 // The wire format (one path per check, ?verbose, ?exclude=NAME) is that of kube-apiserver, whose library does the
-// work: probes, kubectl get --raw and dashboards that know it work here too.
+// work: probes, kubectl get --raw and dashboards that know it work here too. Anybody may ask, so no answer has a reason.
 package healthz
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/klog/v2"
 )
 
 // Check is one named check. It answers nil when healthy; it is called on every request, so it must be cheap and
@@ -65,8 +67,26 @@ func (h *Handler) Add(checks ...Check) error {
 // rebuild makes a new mux, since the library takes all checks of a path at once.
 func (h *Handler) rebuild(checks []Check) {
 	mux := http.NewServeMux()
-	healthz.InstallPathHandler(mux, h.path, checks...)
+	withheld := make([]Check, len(checks))
+	for i, check := range checks {
+		withheld[i] = NamedCheck(check.Name(), func(r *http.Request) error { return h.withhold(r, check) })
+	}
+	healthz.InstallPathHandler(mux, h.path, withheld...)
 	h.served.Store(mux)
+}
+
+// errWithheld is all that a check's own path says about a failure.
+var errWithheld = errors.New("reason withheld; --v=2 logs it, and the /debug pages of the secure port have it")
+
+// withhold answers check's error to the library only on the path of all checks, where the library logs it and keeps it
+// from the caller. On a check's own path it would not, and everyone may ask there.
+func (h *Handler) withhold(r *http.Request, check Check) error {
+	err := check.Check(r)
+	if err == nil || r.URL.Path == h.path {
+		return err
+	}
+	klog.FromContext(r.Context()).V(2).Info("Health check failed", "path", h.path, "check", check.Name(), "reason", err.Error())
+	return errWithheld
 }
 
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

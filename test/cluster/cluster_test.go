@@ -276,7 +276,7 @@ func TestManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"kube-system/" + replica.Pod + " ", "--kubeconfig=" + replica.Kubeconfig, "--bind-address=127.0.0.1", "--cert-dir=" + m.CertDir, " --v=4",
+		"kube-system/" + replica.Pod + " ", "--kubeconfig=" + replica.Kubeconfig, "--bind-address=127.0.0.1", " --v=4",
 		"--secure-port=" + strings.TrimPrefix(m.SecureURL, "https://127.0.0.1:"),
 		"--insecure-port=" + strings.TrimPrefix(m.InsecureURL, "http://127.0.0.1:"),
 	} {

@@ -28,7 +28,7 @@ import (
 
 // localFlags are those that have to differ between a Pod and a process on this machine: how it finds the API server,
 // and where it listens. cluster.StartManager gives them.
-var localFlags = []string{"--kubeconfig", "--bind-address", "--secure-port", "--insecure-port", "--cert-dir"}
+var localFlags = []string{"--kubeconfig", "--bind-address", "--secure-port", "--insecure-port"}
 
 // Overlay writes a kustomization of the default installation with the named components of deploy/components, and
 // returns its directory, which ends with the fleet.

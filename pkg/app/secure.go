@@ -1,0 +1,156 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	certutil "k8s.io/client-go/util/cert"
+	cliflag "k8s.io/component-base/cli/flag"
+)
+
+// SecureConfig is the HTTPS server. Its flags are those of the components of Kubernetes.
+type SecureConfig struct {
+	BindAddress      net.IP
+	BindPort         int
+	CertFile         string
+	KeyFile          string
+	SNICerts         []cliflag.NamedCertKey
+	MinVersion       string
+	CipherSuites     []string
+	CurvePreferences []int32
+	DisableHTTP2     bool
+}
+
+// AddFlags adds the flags to fs.
+func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
+	fs.IPVar(&c.BindAddress, "bind-address", c.BindAddress,
+		"The address of the HTTPS server; 0.0.0.0 and :: are all interfaces and both IP families.")
+	fs.IntVar(&c.BindPort, "secure-port", c.BindPort,
+		"Its port, with authentication and authorization for everything but health; 0 switches it off.")
+	fs.StringVar(&c.CertFile, "tls-cert-file", c.CertFile, ""+
+		"The serving certificate, followed by those of its CAs if any. It is read again when it changes. Default: a "+
+		"self-signed one, made in memory at each start.")
+	fs.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "The key of --tls-cert-file.")
+	fs.Var(cliflag.NewNamedCertKeyArray(&c.SNICerts), "tls-sni-cert-key", ""+
+		"CERT,KEY or CERT,KEY:DOMAIN,...: another certificate, for clients that ask for these domains (*.example.com is "+
+		"possible), or for those in the certificate. May be given several times.")
+	fs.StringVar(&c.MinVersion, "tls-min-version", c.MinVersion, ""+
+		"The lowest TLS version: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+". Default: VersionTLS12.")
+	fs.StringSliceVar(&c.CipherSuites, "tls-cipher-suites", c.CipherSuites, ""+
+		"The cipher suites of TLS 1.2 and lower. Default: those of Go. "+
+		"Secure: "+strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+". "+
+		"Insecure: "+strings.Join(cliflag.InsecureTLSCipherNames(), ", ")+".")
+	fs.Int32SliceVar(&c.CurvePreferences, "tls-curve-preferences", c.CurvePreferences, ""+
+		"The key exchanges, as numbers of Go's crypto/tls.CurveID, in any order. Default: those of Go.")
+	fs.BoolVar(&c.DisableHTTP2, "disable-http2-serving", c.DisableHTTP2, "Serve HTTP/1.1 only.")
+}
+
+// Validate reports all that is wrong, except with the contents of files.
+func (c *SecureConfig) Validate() error {
+	var errs []error
+	if c.BindPort < 0 || c.BindPort > 65535 {
+		errs = append(errs, fmt.Errorf("--secure-port: %d must be between 0 and 65535", c.BindPort))
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs = append(errs, errors.New("--tls-cert-file: goes with --tls-private-key-file; only one of them is set"))
+	}
+	_, err := c.tls()
+	return errors.Join(append(errs, err)...)
+}
+
+// tls is what is the same for every connection.
+func (c *SecureConfig) tls() (*tls.Config, error) {
+	var version, suites, curves error
+	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
+	if c.DisableHTTP2 {
+		config.NextProtos = []string{"http/1.1"}
+	}
+	if config.MinVersion, version = cliflag.TLSVersion(c.MinVersion); version != nil {
+		version = fmt.Errorf("--tls-min-version: %w", version)
+	}
+	if len(c.CipherSuites) > 0 {
+		if config.CipherSuites, suites = cliflag.TLSCipherSuites(c.CipherSuites); suites != nil {
+			suites = fmt.Errorf("--tls-cipher-suites: %w", suites)
+		}
+	}
+	if len(c.CurvePreferences) > 0 {
+		if config.CurvePreferences, curves = cliflag.TLSCurvePreferences(c.CurvePreferences); curves != nil {
+			curves = fmt.Errorf("--tls-curve-preferences: %w", curves)
+		}
+	}
+	return config, errors.Join(version, suites, curves)
+}
+
+// content is what the library's providers of certificates and CAs have in common.
+type content interface {
+	AddListener(dynamiccertificates.Listener)
+}
+
+// serve returns the configuration of a TLS server whose certificates, and the CAs that it names to clients, follow their
+// sources until ctx ends. clientCA may be nil.
+func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.CAContentProvider) (*tls.Config, error) {
+	config, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	cert, err := c.certificate()
+	if err != nil {
+		return nil, err
+	}
+	sources := []content{cert}
+	var sni []dynamiccertificates.SNICertKeyContentProvider
+	for _, named := range c.SNICerts {
+		other, err := dynamiccertificates.NewDynamicSNIContentFromFiles("sni-serving-cert", named.CertFile, named.KeyFile, named.Names...)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-sni-cert-key: %w", err)
+		}
+		sni, sources = append(sni, other), append(sources, other)
+	}
+	if clientCA != nil {
+		// The authenticator judges the certificate; to refuse it here would refuse tokens beside it too.
+		config.ClientAuth = tls.RequestClientCert
+		sources = append(sources, clientCA)
+	}
+	serving := dynamiccertificates.NewDynamicServingCertificateController(config, clientCA, cert, sni, nil)
+	for _, source := range sources {
+		source.AddListener(serving)
+		if runner, ok := source.(dynamiccertificates.ControllerRunner); ok {
+			go runner.Run(ctx, 1)
+		}
+	}
+	if err := serving.RunOnce(); err != nil {
+		return nil, fmt.Errorf("--tls-cert-file, --tls-sni-cert-key: %w", err)
+	}
+	go serving.Run(1, ctx.Done())
+	// A configuration of its own: the HTTP server changes the one that it gets, while serving reads config.
+	return &tls.Config{NextProtos: slices.Clone(config.NextProtos), GetConfigForClient: serving.GetConfigForClient}, nil
+}
+
+func (c *SecureConfig) certificate() (dynamiccertificates.CertKeyContentProvider, error) {
+	if c.CertFile != "" {
+		cert, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert-file, --tls-private-key-file: %w", err)
+		}
+		return cert, nil
+	}
+	ips := []net.IP{net.IPv4(127, 0, 0, 1)}
+	if !c.BindAddress.IsUnspecified() {
+		ips = append(ips, c.BindAddress)
+	}
+	cert, key, err := certutil.GenerateSelfSignedCertKey("localhost", ips, []string{"manager.kube-system.svc"})
+	if err != nil {
+		return nil, fmt.Errorf("self-signed certificate: %w", err)
+	}
+	return dynamiccertificates.NewStaticCertKeyContent("self-signed", cert, key)
+}

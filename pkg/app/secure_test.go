@@ -1,0 +1,169 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"crypto/tls"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	certutil "k8s.io/client-go/util/cert"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
+)
+
+// writeCert writes a certificate for host and its key into dir.
+func writeCert(t *testing.T, dir, host string) (cert, key string) {
+	t.Helper()
+	certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKey(host, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, host+".crt"), filepath.Join(dir, host+".key")
+	for path, content := range map[string][]byte{cert: certPEM, key: keyPEM} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	mainCert, mainKey := writeCert(t, dir, "main.example.com")
+	otherCert, otherKey := writeCert(t, dir, "other.example.com")
+	other := cliflag.NamedCertKey{CertFile: otherCert, KeyFile: otherKey}
+	wildcard := cliflag.NamedCertKey{CertFile: otherCert, KeyFile: otherKey, Names: []string{"*.example.net"}}
+
+	for name, tc := range map[string]struct {
+		config   SecureConfig
+		client   *tls.Config
+		host     string // of the certificate
+		protocol string
+		refused  bool
+	}{
+		"without a certificate one is made for loopback": {
+			config: SecureConfig{}, host: "localhost", protocol: "h2"},
+		"the given certificate is served": {
+			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey}, host: "main.example.com", protocol: "h2"},
+		"a client that asks for another name gets the certificate of that name": {
+			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey, SNICerts: []cliflag.NamedCertKey{other}},
+			client: &tls.Config{ServerName: "other.example.com"}, host: "other.example.com", protocol: "h2"},
+		"a domain that the flag names counts, not the one in the certificate": {
+			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey, SNICerts: []cliflag.NamedCertKey{wildcard}},
+			client: &tls.Config{ServerName: "a.example.net"}, host: "other.example.com", protocol: "h2"},
+		"HTTP/2 can be switched off": {
+			config: SecureConfig{DisableHTTP2: true}, host: "localhost", protocol: "http/1.1"},
+		"a TLS version below the lowest is refused": {
+			config: SecureConfig{MinVersion: "VersionTLS13"}, client: &tls.Config{MaxVersion: tls.VersionTLS12}, refused: true},
+		"TLS 1.1 is refused by default": {
+			config: SecureConfig{}, client: &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, refused: true},
+		"a cipher suite that is not in the list is refused": {
+			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}},
+			client: &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384}}, refused: true},
+		"a single cipher suite is enough": {
+			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"}},
+			client: &tls.Config{MaxVersion: tls.VersionTLS12}, host: "localhost", protocol: "h2"},
+		"a key exchange that is not in the list is refused": {
+			config: SecureConfig{CurvePreferences: []int32{int32(tls.CurveP256)}},
+			client: &tls.Config{CurvePreferences: []tls.CurveID{tls.CurveP384}}, refused: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, ctx := ktesting.NewTestContext(t)
+			port, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			address := port.Addr().(*net.TCPAddr)
+			if err := port.Close(); err != nil {
+				t.Fatal(err)
+			}
+			tc.config.BindAddress, tc.config.BindPort = address.IP, address.Port
+			everything := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &auth{}, everything, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.stop()
+
+			client := &tls.Config{}
+			if tc.client != nil {
+				client = tc.client
+			}
+			client.InsecureSkipVerify, client.NextProtos = true, []string{"h2", "http/1.1"}
+			conn, err := tls.Dial("tcp", address.String(), client)
+			if tc.refused {
+				if err == nil {
+					t.Fatalf("accepted: %+v", conn.ConnectionState())
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.Close() }()
+			state := conn.ConnectionState()
+			if err := state.PeerCertificates[0].VerifyHostname(tc.host); err != nil {
+				t.Error(err)
+			}
+			if state.NegotiatedProtocol != tc.protocol {
+				t.Errorf("speaks %q, want %q", state.NegotiatedProtocol, tc.protocol)
+			}
+		})
+	}
+}
+
+func TestCertificatesThatCannotBeServedAreErrors(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := writeCert(t, dir, "main.example.com")
+	_, otherKey := writeCert(t, dir, "other.example.com")
+	for name, tc := range map[string]struct {
+		config SecureConfig
+		flag   string
+	}{
+		"a file that is not there":            {SecureConfig{CertFile: "/nothing", KeyFile: key}, "--tls-cert-file"},
+		"a key of another certificate":        {SecureConfig{CertFile: cert, KeyFile: otherKey}, "--tls-private-key-file"},
+		"a key of another domain's":           {SecureConfig{BindAddress: net.IPv4zero, SNICerts: []cliflag.NamedCertKey{{CertFile: cert, KeyFile: otherKey}}}, "--tls-sni-cert-key"},
+		"a certificate without a private key": {SecureConfig{CertFile: cert, KeyFile: cert}, "--tls-private-key-file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := tc.config.serve(t.Context(), nil); err == nil || !strings.Contains(err.Error(), tc.flag) {
+				t.Errorf("got %v, want an error about %s", err, tc.flag)
+			}
+		})
+	}
+}
+
+// TestServersStop holds that the ports are free after stop, and that a port that is taken is an error with its flag.
+func TestServersStop(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &Options{Secure: SecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), BindPort: taken.Addr().(*net.TCPAddr).Port}}
+	if _, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
+		t.Errorf("a port that is taken: %v, want an error about --secure-port", err)
+	}
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.stop()
+	}
+}
+
+func testHealth() health {
+	return health{healthz.NewHandler("/healthz"), healthz.NewHandler("/livez"), healthz.NewHandler("/readyz")}
+}

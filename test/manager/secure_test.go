@@ -1,0 +1,217 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// ca is a certificate authority of a test.
+type ca struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newCA(t *testing.T, name string) ca {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: name}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca{cert, key}
+}
+
+func (c ca) pem() string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.cert.Raw}))
+}
+
+// client issues a client certificate.
+func (c ca) client(t *testing.T, subject pkix.Name) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(now.UnixNano()), Subject: subject, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, c.cert, key.Public(), c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// answers tells what is wrong if a manager's /debug/leader does not answer a client with the certificate with code.
+func answers(url string, cert tls.Certificate, header http.Header, code int) error {
+	config := &tls.Config{InsecureSkipVerify: true}
+	// Also when the manager does not ask for certificates of its CA.
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}
+	request, err := http.NewRequest(http.MethodGet, url+"/debug/leader", nil)
+	if err != nil {
+		return err
+	}
+	request.Header = header
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != code {
+		body, _ := io.ReadAll(response.Body)
+		return fmt.Errorf("answers %d, not %d: %.300s", response.StatusCode, code, body)
+	}
+	return nil
+}
+
+// changeAuthentication changes what kube-apiserver tells everyone about client certificates.
+func changeAuthentication(ctx context.Context, t *testing.T, change func(map[string]string)) {
+	t.Helper()
+	configMaps := shared.Admin.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		published, err := configMaps.Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(published.Data)
+		_, err = configMaps.Update(ctx, published, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestClientCertificatesFollowTheClustersCAs: a CA that the cluster begins to publish counts from then on, and no longer
+// than it is published; the same for front proxies, whose header counts only with their certificate.
+func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
+	ctx := fleet.Context(t)
+	m := shared.RunReplica(ctx, t)
+	admins := pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}
+	asAdmin := http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}}
+
+	config := shared.AdminConfig()
+	published, err := tls.X509KeyPair(config.CertData, config.KeyData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, published, nil, http.StatusOK) })
+
+	for name, tc := range map[string]struct {
+		key     string // of the ConfigMap
+		subject pkix.Name
+		header  http.Header
+	}{
+		"users":         {"client-ca-file", admins, nil},
+		"front proxies": {"requestheader-client-ca-file", pkix.Name{CommonName: "front-proxy-client"}, asAdmin},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ca := newCA(t, "new-"+tc.key)
+			cert := ca.client(t, tc.subject)
+			if err := answers(m.SecureURL, cert, tc.header, http.StatusUnauthorized); err != nil {
+				t.Fatalf("before: %v", err)
+			}
+			withdraw := func(data map[string]string) { data[tc.key] = strings.Replace(data[tc.key], ca.pem(), "", 1) }
+			t.Cleanup(func() { changeAuthentication(context.Background(), t, withdraw) })
+			changeAuthentication(ctx, t, func(data map[string]string) { data[tc.key] += ca.pem() })
+			fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, cert, tc.header, http.StatusOK) })
+			if tc.header != nil {
+				if err := answers(m.SecureURL, tls.Certificate{}, tc.header, http.StatusForbidden); err != nil {
+					t.Errorf("the headers without the certificate: %v", err)
+				}
+			}
+			changeAuthentication(ctx, t, withdraw)
+			fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, cert, tc.header, http.StatusUnauthorized) })
+		})
+	}
+	if m.ExitCode() != -1 {
+		t.Errorf("the manager ended with %d", m.ExitCode())
+	}
+}
+
+// TestLogLevelCanBeChanged: refused requests are logged from level 4 on.
+func TestLogLevelCanBeChanged(t *testing.T) {
+	ctx := fleet.Context(t)
+	m := shared.RunReplica(ctx, t, "--v=0")
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
+	everything, err := shared.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(token, level string) (int, string) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(ctx, http.MethodPut, m.SecureURL+"/debug/flags/v", strings.NewReader(level))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token != "" {
+			request.Header.Set("Authorization", "Bearer "+token)
+		}
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+		response, err := client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = response.Body.Close() }()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(body)
+	}
+	forbidden := func(path string) {
+		t.Helper()
+		if err := fleet.Answers(m.SecureURL+path, "", http.StatusForbidden); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if code, body := put("", "4"); code != http.StatusForbidden {
+		t.Errorf("without permission: %d %s", code, body)
+	}
+	forbidden("/debug/before")
+	if code, body := put(everything, "much"); code != http.StatusBadRequest {
+		t.Errorf("a level that is none: %d %s", code, body)
+	}
+	if code, body := put(everything, "4"); code != http.StatusOK {
+		t.Fatalf("%d %s", code, body)
+	}
+	forbidden("/debug/after")
+	for line := range m.Lines(ctx) {
+		if strings.Contains(line, "/debug/before") {
+			t.Errorf("logged at level 0: %s", line)
+		}
+		if strings.Contains(line, "/debug/after") {
+			return
+		}
+	}
+	t.Error("nothing is logged at level 4")
+}
