@@ -124,8 +124,8 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 		t.Helper()
 		says(ctx, t, m.InsecureURL+"/healthz/controller-"+name, "", code, parts...)
 	}
-	check("absent", http.StatusInternalServerError, "cannot list doodads.test.example.com: the server could not find the requested resource")
-	check("forbidden", http.StatusInternalServerError, "cannot list leases.coordination.k8s.io at the cluster scope: forbidden")
+	check("absent", http.StatusInternalServerError, "cannot list doodads.test.example.com: NotFound")
+	check("forbidden", http.StatusInternalServerError, "cannot list leases.coordination.k8s.io: Forbidden")
 	check("failing", http.StatusInternalServerError, "stopped unexpectedly")
 	check("poisoned", http.StatusInternalServerError, "cannot be mapped")
 	check("config-reload", http.StatusOK, "ok")
@@ -150,10 +150,10 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if shown["failing"].Restarts == 0 || shown["poisoned"].Panics == 0 || !strings.Contains(shown["forbidden"].Problem, "forbidden") || shown["config-reload"].Problem != "" {
+	if shown["failing"].Restarts == 0 || shown["poisoned"].Panics == 0 || !strings.Contains(shown["forbidden"].Problem, "Forbidden") || shown["config-reload"].Problem != "" {
 		t.Errorf("/debug/controllers/ shows %+v", shown)
 	}
-	if out, _, _ := runStatus(ctx, t, "--endpoint="+m.SecureURL, "--endpoint-insecure"); !strings.Contains(out, "cannot list leases.coordination.k8s.io at the cluster scope: forbidden") {
+	if out, _, _ := runStatus(ctx, t, "--endpoint="+m.SecureURL, "--endpoint-insecure"); !strings.Contains(out, "cannot list leases.coordination.k8s.io: Forbidden") {
 		t.Errorf("manager status does not show the problem:\n%s", out)
 	}
 	s.WaitUntilKnown(ctx, t, "web")
@@ -210,7 +210,7 @@ func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
 				t.Fatal(err)
 			}
 			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
-			patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/configmaps/greeted"), Hold: make(chan struct{})})
+			patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.Namespace+"/configmaps/greeted"), Hold: make(chan struct{})})
 			m := shared.Run(t, replica, cluster.ManagerOptions{Binary: withGreeter, Args: append([]string{"--controllers=-config-reload", "--shutdown-timeout=3s"}, args...)})
 			if err := patch.WaitHits(ctx, 1); err != nil {
 				t.Fatal(err)
