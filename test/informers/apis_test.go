@@ -154,7 +154,7 @@ func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
 		t.Error("no Leases")
 	}
 	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
-	c.waitForProblem(ctx, t, "concerned", "things.down.example.com", "discover down.example.com/v1")
+	c.waitForProblem(ctx, t, "concerned", "things.down.example.com", "ServiceUnavailable")
 	if c.HasSynced("concerned") {
 		t.Error("an API that is down was taken for one that has no such resource")
 	}

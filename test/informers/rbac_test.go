@@ -51,7 +51,7 @@ func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 	const (
 		check  = "/healthz/controller-config-reload"
 		other  = "/healthz/controller-greeter"
-		denied = "cannot watch secrets at the cluster scope: forbidden"
+		denied = "cannot watch secrets: Forbidden"
 	)
 	is := func(m *cluster.Manager, path string, code int, parts ...string) {
 		t.Helper()

@@ -278,7 +278,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 
 var foreground = metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}
 
-// dryShop is a namespace with one object of each resource that the dry run is tried on.
+// dryShop is a shop with one object of each resource that the dry run is tried on.
 type dryShop struct {
 	namespace string
 	configMap *corev1.ConfigMap
@@ -287,7 +287,7 @@ type dryShop struct {
 
 func newDryShop(ctx context.Context, t *testing.T) dryShop {
 	t.Helper()
-	s := dryShop{namespace: shared.NewNamespace(ctx, t, nil)}
+	s := dryShop{namespace: shared.NewShop(ctx, t).Namespace}
 	client := shared.Admin.CoreV1()
 	var err error
 	if s.configMap, err = client.ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{}); err != nil {

@@ -110,7 +110,7 @@ func (s Shop) WaitForReplicaSets(ctx context.Context, t testing.TB, name string,
 	t.Helper()
 	Eventually(ctx, t, func() error {
 		if got := s.ReplicaSets(ctx, t, name); got != n {
-			return fmt.Errorf("Deployment %s has %d ReplicaSets, not %d", name, got, n)
+			return fmt.Errorf("%d ReplicaSets of Deployment %s, want %d", got, name, n)
 		}
 		return nil
 	})
