@@ -10,10 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	goruntime "runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -31,11 +29,6 @@ import (
 
 // helpColumns is the width that --help is wrapped to, whatever the terminal: it reads well and is the same in a file.
 const helpColumns = 80
-
-// gcPercent is how much the heap may grow before garbage is collected, unless the environment variable GOGC says so. Go's
-// default, 100, lets garbage take as much room as the cache; the cache is small and changes seldom, so that to collect
-// more often costs little time.
-const gcPercent = 25
 
 // NewCommand returns the manager's command. It runs the controllers of the registry and, in a build of your own, the
 // given ones.
@@ -185,9 +178,7 @@ func (o *Options) apply() error {
 	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
 		goruntime.SetBlockProfileRate(1)
 	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	paceGC()
 	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
 	return nil
 }

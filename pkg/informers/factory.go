@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -197,6 +198,11 @@ func (f *Factory) Start(ctx context.Context) {
 	if f.mutations != nil {
 		f.wg.Go(func() { f.mutations.run(ctx) })
 	}
+	f.wg.Go(func() {
+		if f.WaitForSync(ctx) == nil {
+			debug.FreeOSMemory() // what it took to fill the caches is garbage now
+		}
+	})
 	klog.FromContext(ctx).Info("Informers started", "resources", len(f.resources))
 }
 
