@@ -29,7 +29,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// apiServer answers every request with an empty ConfigMap and remembers the methods and credentials.
+// apiServer responds to every request with an empty ConfigMap, and records methods and credentials.
 type apiServer struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -63,8 +63,8 @@ func (s *apiServer) take() []string {
 	return got
 }
 
-// TestNoControllerGetsAClientWithoutTheFence builds controllers the way Run does, and writes with all that they are
-// given while this replica does not lead.
+// TestNoControllerGetsAClientWithoutTheFence builds controllers as Run does. While this replica
+// does not lead, it tries to write with every client that they get.
 func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"by default":     func(*Options) {},
