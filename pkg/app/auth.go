@@ -145,7 +145,7 @@ type auth struct {
 	authorizer    authorizer.Authorizer
 	// clientCA has the CAs of users and of front proxies; nil if there are none.
 	clientCA dynamiccertificates.CAContentProvider
-	// headers follows the cluster's headers of front proxies; nil if it is not asked for them.
+	// headers follows the cluster's headers of front proxies; nil if the flags name them.
 	headers *headerrequest.RequestHeaderAuthRequestController
 }
 

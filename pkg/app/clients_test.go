@@ -183,7 +183,7 @@ func TestOneLimitForTheProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
-			o.Generic.UseServiceAccountTokens = tc.limited // whose clients must not lose the limit
+			o.Generic.UseServiceAccountTokens = tc.limited // their clients must have the limit too
 			connection, err := newConnection(o.Client)
 			if err != nil {
 				t.Fatal(err)

@@ -101,7 +101,7 @@ func (r *configReader) fields(name string, n *yaml.Node, each func(key, value *y
 	for field := range slices.Chunk(n.Content, 2) {
 		key := field[0]
 		if first, twice := lines[key.Value]; twice {
-			r.bad(key, "%s is there twice, first in line %d", key.Value, first)
+			r.bad(key, "%s is set twice, first in line %d", key.Value, first)
 			continue
 		}
 		lines[key.Value] = key.Line

@@ -54,10 +54,10 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			[]string{`:3: "metadata" is not known; the file has apiVersion, kind and flags`}},
 		"keys that are there twice": {
 			configHeader + "kind: ManagerConfiguration\nflags:\n  dry-run: true\n  v: 1\n  dry-run: false\n",
-			[]string{":3: kind is there twice, first in line 2", ":7: dry-run is there twice, first in line 5"}},
+			[]string{":3: kind is set twice, first in line 2", ":7: dry-run is set twice, first in line 5"}},
 		"a key of a map that is there twice": {
 			configHeader + "flags:\n  feature-gates:\n    AllBeta: true\n    AllBeta: false\n",
-			[]string{":6: AllBeta is there twice, first in line 5"}},
+			[]string{":6: AllBeta is set twice, first in line 5"}},
 		"values that their flags do not take": {
 			configHeader + "flags:\n  dry-run: yes\n  shutdown-timeout: 15\n  secure-port: many\n  tls-curve-preferences: [23, x]\n  feature-gates: {NoSuchGate: true}\n  tls-sni-cert-key:\n  - a\n",
 			[]string{
@@ -232,8 +232,8 @@ func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
 
 func (c *extraConfig) Validate() error { return nil }
 
-// TestEveryFlagSurvivesTheFile reads back what --print-effective-config prints and what /configz
-// shows.
+// TestEveryFlagSurvivesTheFile checks that flags keep their values when the output of
+// --print-effective-config, or what /configz shows, is read as the file.
 func TestEveryFlagSurvivesTheFile(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
