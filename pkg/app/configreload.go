@@ -74,7 +74,8 @@ func (o *Options) validateScope() error {
 		return nil // Validate reports an unknown controller
 	}
 	if slices.Contains(configreload.Resources(o.ConfigReload), informers.Namespaces) {
-		return errors.New("--config-reload-namespace-selector: needs the labels of Namespaces, which are not read with --namespaces; list the namespaces there")
+		return errors.New(
+			"--config-reload-namespace-selector: needs the labels of Namespaces, which are not read with --namespaces; list the namespaces there")
 	}
 	return nil
 }
