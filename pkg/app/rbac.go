@@ -96,8 +96,7 @@ func (o *Options) rbac() (objects []any, err error) {
 		recorded = append(slices.Clone(scope), home) // for Events about the Lease
 	}
 	grant("quartermaster-events", manager, recorded, rule("", "events", "", "create", "patch"))
-	// Without --namespaces the role is always there, so that --dry-run can be added later.
-	if o.Generic.DryRun || len(o.Informers.Namespaces) == 0 {
+	if o.Generic.DryRun {
 		grant("quartermaster-dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
 	}
 	o.secureRBAC(func(name, namespace string, rules ...rbacv1.PolicyRule) {
