@@ -21,8 +21,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// printRBAC runs manager rbac and returns a line for each rule, "ROLE in NAMESPACE: VERBS RESOURCES/NAMES", and for each
-// binding, "ROLE in NAMESPACE: ACCOUNT in NAMESPACE". A ClusterRole is in no namespace.
+// printRBAC runs manager rbac. It returns a line for each rule, "ROLE in NAMESPACE: VERBS
+// RESOURCES/NAMES", and for each binding, "ROLE in NAMESPACE: ACCOUNT in NAMESPACE". A ClusterRole
+// is in no namespace.
 func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 	t.Helper()
 	out, err := execute(t, append([]string{"rbac"}, args...)...)
@@ -92,7 +93,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	events := []string{"quartermaster-events: create,patch events"}
 	for name, tc := range map[string]struct {
 		args            []string
-		rules, bindings []string // nil: not judged
+		rules, bindings []string // nil: not checked
 	}{
 		"without a flag, in the whole cluster": {
 			rules: slices.Concat(host("kube-system"), events, secure, controller("")),
@@ -157,7 +158,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// One kind of workload: which rules a controller has is tested with it.
+			// One kind of workload is enough: the controller's own tests check its rules.
 			rules, bindings := printRBAC(t, append([]string{"--config-reload-ignored-kinds=statefulsets,daemonsets,cronjobs,jobs"}, tc.args...)...)
 			for _, both := range [][2][]string{{tc.rules, rules}, {tc.bindings, bindings}} {
 				slices.Sort(both[0])

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// slowHandler records what it sees and works as long as block is open.
+// slowHandler records what it is called with. If block is set, each call waits for it.
 type slowHandler struct {
 	block chan struct{}
 
