@@ -95,7 +95,7 @@ func (o *Options) rbac() (objects []any, err error) {
 		recorded = append(slices.Clone(scope), home) // those of the Lease
 	}
 	grant("quartermaster-events", manager, recorded, rule("", "events", "", "create", "patch"))
-	if o.Generic.DryRun || len(o.Informers.Namespaces) == 0 { // for an installation in the cluster, whenever somebody adds the flag
+	if o.Generic.DryRun {
 		grant("quartermaster-dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
 	}
 	o.secureRBAC(func(name, namespace string, rules ...rbacv1.PolicyRule) {

@@ -89,7 +89,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		"quartermaster-reviews: create tokenreviews",
 		"quartermaster-reviews: create subjectaccessreviews",
 	}
-	events := []string{"quartermaster-events: create,patch events", "quartermaster-dry-run: get apiservices"}
+	events := []string{"quartermaster-events: create,patch events"}
 	for name, tc := range map[string]struct {
 		args            []string
 		rules, bindings []string // nil: not judged
@@ -100,7 +100,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				"quartermaster-host in kube-system: quartermaster in kube-system",
 				"quartermaster-fence in kube-system: quartermaster in kube-system",
 				"quartermaster-events: quartermaster in kube-system",
-				"quartermaster-dry-run: quartermaster in kube-system",
 				"quartermaster-authentication-reader in kube-system: quartermaster in kube-system",
 				"quartermaster-reviews: quartermaster in kube-system",
 				"quartermaster-cache-config-reload: quartermaster in kube-system",
@@ -129,7 +128,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				[]string{"quartermaster-tokens in accounts: create serviceaccounts/token,config-reload"}),
 			bindings: []string{
 				"quartermaster-events: quartermaster in kube-system",
-				"quartermaster-dry-run: quartermaster in kube-system",
 				"quartermaster-cache-config-reload: quartermaster in kube-system",
 				"quartermaster-controller-config-reload: config-reload in accounts",
 				"quartermaster-tokens in accounts: quartermaster in kube-system",

@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -15,7 +16,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -156,8 +156,8 @@ func (d *mutationDetector) checksum(obj runtime.Object) uint64 {
 		}
 	case marshaler:
 		hashEncoded(&h, o)
-	case *unstructured.Unstructured:
-		if b, err := o.MarshalJSON(); err == nil {
+	default: // a custom resource, typed or not
+		if b, err := json.Marshal(o); err == nil {
 			_, _ = h.Write(b)
 		}
 	}

@@ -72,6 +72,7 @@ func BenchmarkUpdates(b *testing.B) {
 	runs := 0 // each factory has a name of its own
 	for name, start := range map[string]func(*testing.B, *rest.Config) cache.SharedIndexInformer{
 		"ours": func(b *testing.B, config *rest.Config) cache.SharedIndexInformer {
+			b.Helper()
 			runs++
 			f, err := New(fmt.Sprint(b.Name(), runs), NewConfig(), clientsOf(b, config), []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
 			if err != nil {
@@ -83,6 +84,7 @@ func BenchmarkUpdates(b *testing.B) {
 			return informer
 		},
 		"client-go": func(b *testing.B, config *rest.Config) cache.SharedIndexInformer {
+			b.Helper()
 			config = rest.CopyConfig(config)
 			config.ContentType = protobuf
 			shared := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(config), 0)
@@ -125,6 +127,7 @@ func BenchmarkUpdates(b *testing.B) {
 }
 
 func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
 		b.Fatal(err)

@@ -50,11 +50,13 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	var everything []rbacv1.PolicyRule // but of the group of APIServices, for which deploy/ has to do
+	everything := []rbacv1.PolicyRule{
+		{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
+		{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}}, // as manager rbac --dry-run has it
+	}
 	for _, group := range []string{"", "apps", "policy", gadgets.Group, "aggregated.example.com"} {
 		everything = append(everything, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	}
-	everything = append(everything, rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}})
 	shop := newDryShop(ctx, t)
 	h := host(ctx, t, app.Entry{Rules: func() []rbacv1.PolicyRule { return everything }}, true)
 	before := shop.versions(ctx, t)
