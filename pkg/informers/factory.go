@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -29,7 +28,7 @@ import (
 type Factory struct {
 	clock     clock.WithTicker
 	resources []*resource
-	metadata  metadata.Interface
+	clients   Clients
 	panicked  func(controller string)
 	mutations *mutationDetector // nil if switched off
 	name      *cache.InformerName
@@ -60,7 +59,7 @@ func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.Kub
 	if err != nil {
 		return nil, err
 	}
-	f := &Factory{clock: c, metadata: clients.metadata, minResync: cfg.MinResyncPeriod, panicked: panicked}
+	f := &Factory{clock: c, clients: clients, minResync: cfg.MinResyncPeriod, panicked: panicked}
 	if cfg.CacheMutationDetection {
 		f.mutations = newMutationDetector(c)
 	}
@@ -107,7 +106,7 @@ func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) 
 
 func (f *Factory) add(p *plan, scopes []*scope) error {
 	name := resourceName(p.resource)
-	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.panicked)}
+	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
 	lw := &reducingListWatch{
 		reducer: reducer{plan: p, panics: r.panics, cached: r.cached},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
@@ -169,7 +168,7 @@ func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResour
 	if r.plan.fieldSelector != "" {
 		selector += "," + r.plan.fieldSelector
 	}
-	list, err := f.metadata.Resource(gvr).Namespace(name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+	list, err := metadataOf(r.plan.resource, f.clients, name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s: %w", resourceName(gvr), name, err)
 	}
@@ -253,7 +252,7 @@ func (f *Factory) Problem(controller string) error {
 	}
 	var errs []error
 	for _, r := range f.of([]string{controller}) {
-		errs = append(errs, r.problem(), r.panics.problem(controller))
+		errs = append(errs, r.problem(), r.panics.problem(controller, r.inCache))
 	}
 	return errors.Join(errs...)
 }

@@ -32,7 +32,7 @@ func FuzzReduce(f *testing.F) {
 	}
 	need := Need{For: "reload", Resource: Secrets, Annotations: []string{"match", "other"}, Digest: digestSHA1,
 		Fields: Labels | OwnerReferences | CreationTimestamp, When: func(m metav1.Object) bool { return len(m.GetAnnotations()) > 0 }}
-	reduced := &reducer{plan: mustPlan(f, need), panics: newPanics("secrets", func(string) { f.Error("a panic was contained") })}
+	reduced := &reducer{plan: mustPlan(f, need), panics: newPanics("secrets", clock.RealClock{}, func(string) { f.Error("a panic was contained") })}
 	whole := &reducer{plan: mustPlan(f, Need{For: "a", Resource: Deployments, Form: Typed}), panics: reduced.panics}
 	detector := newMutationDetector(clock.RealClock{})
 	f.Fuzz(func(t *testing.T, data []byte) {

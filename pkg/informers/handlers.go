@@ -26,6 +26,16 @@ func (i *controllerInformer) SetTransform(cache.TransformFunc) error {
 	return errors.New("a shared informer's transform follows from the declared needs")
 }
 
+// SetWatchErrorHandler refuses: the host reports the failures of the shared watch.
+func (i *controllerInformer) SetWatchErrorHandler(cache.WatchErrorHandler) error {
+	return errors.New("a shared informer's watch errors are reported by the host")
+}
+
+// SetWatchErrorHandlerWithContext refuses as SetWatchErrorHandler does.
+func (i *controllerInformer) SetWatchErrorHandlerWithContext(cache.WatchErrorHandlerWithContext) error {
+	return i.SetWatchErrorHandler(nil)
+}
+
 // AddIndexers is client-go's, with two differences: several controllers may add the index by
 // namespace, and an object on which an index function panics is left out of that index.
 func (i *controllerInformer) AddIndexers(indexers cache.Indexers) error {
@@ -37,8 +47,13 @@ func (i *controllerInformer) AddIndexers(indexers cache.Indexers) error {
 	}
 	for name, index := range indexers {
 		indexers[name] = func(obj any) (values []string, err error) {
-			i.contained("index "+name, obj, func() { values, err = index(obj) })
-			return values, err
+			// client-go panics on an error, in the goroutine that fills the cache.
+			i.contained("index "+name, obj, func() {
+				if values, err = index(obj); err != nil {
+					panic(err)
+				}
+			})
+			return values, nil
 		}
 	}
 	return i.SharedIndexInformer.AddIndexers(indexers)

@@ -99,6 +99,7 @@ func (l *reducingListWatch) listScope(ctx context.Context, s *scope, opts metav1
 		return l.page(ctx, s, opts)
 	})
 	pages.PageSize = pageSize
+	pages.FullListIfExpired = false // the reflector lists again, in pages
 	all, _, err := pages.List(ctx, opts)
 	if err != nil {
 		return err
@@ -165,7 +166,13 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 	if isEmpty(w) {
 		return w, nil
 	}
+	appeared := l.state.isAbsent() && !streaming
 	l.state.watching(ctx, streaming)
+	if appeared {
+		// A watch from no version sends what exists in no order, so it could not be resumed.
+		w.Stop()
+		return nil, &apierrors.StatusError{ErrStatus: errAppeared}
+	}
 	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{})}
 	if streaming {
 		out.patience = l.clock.NewTimer(streamPatience)
@@ -263,6 +270,9 @@ func (w *reducingWatch) run() {
 			if !ok {
 				return
 			}
+			if w.patience != nil && e.Type == watch.Error && apierrors.IsTooManyRequests(apierrors.FromObject(e.Object)) {
+				e.Object = &errStalled // for a 429 the reflector would sleep for up to a minute, Shutdown or not
+			}
 			event = w.l.convert(e)
 			if isEndOfList(event) {
 				w.stopWaiting()
@@ -280,9 +290,9 @@ func (w *reducingWatch) run() {
 // relistTimer returns the channel of a timer that runs while a function of a controller panics on
 // some object, otherwise nil.
 func (w *reducingWatch) relistTimer() <-chan time.Time {
-	delay := w.l.panics.relistIn()
+	delay, needed := w.l.panics.relistIn()
 	switch {
-	case delay == 0:
+	case !needed:
 		w.stopRelist()
 		return nil
 	case w.relist == nil:
@@ -304,6 +314,9 @@ func (w *reducingWatch) stopWaiting() {
 		w.patience = nil
 	}
 }
+
+// errAppeared makes the reflector list a resource that did not exist before.
+var errAppeared = apierrors.NewResourceExpired("the resource exists now").ErrStatus
 
 // errRelist makes the reflector list again.
 var errRelist = apierrors.NewResourceExpired("a function of a controller panicked; listing again to try it once more").ErrStatus

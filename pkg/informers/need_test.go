@@ -18,6 +18,7 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 )
 
@@ -149,7 +150,7 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			p := mustPlan(t, Need{For: "a", Resource: tc.resource, Annotations: []string{"auto"}, Digest: replicas})
-			got, err := (&reducer{plan: p, panics: newPanics("", nil)}).reduce(tc.in)
+			got, err := (&reducer{plan: p, panics: newPanics("", clock.RealClock{}, nil)}).reduce(tc.in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +164,7 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 
 func TestAWholeTypedObjectLosesManagedFieldsAndLastApplied(t *testing.T) {
 	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed})
-	got, err := (&reducer{plan: p, panics: newPanics("", nil)}).reduce(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{}},
+	got, err := (&reducer{plan: p, panics: newPanics("", clock.RealClock{}, nil)}).reduce(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{}},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}}})
 	if err != nil {
 		t.Fatal(err)

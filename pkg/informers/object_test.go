@@ -20,6 +20,7 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 // digestSHA1 and digestHMAC have the sizes of what config-reload and replication declare.
@@ -83,7 +84,7 @@ func secret(i, size int) *corev1.Secret {
 
 func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 	tb.Helper()
-	r, err := (&reducer{plan: p, panics: newPanics("", nil)}).reduce(obj)
+	r, err := (&reducer{plan: p, panics: newPanics("", clock.RealClock{}, nil)}).reduce(obj)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -246,7 +247,7 @@ func BenchmarkTransformSecret(b *testing.B) {
 		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
 	for _, size := range []int{0, 1024, 4096} {
 		b.Run(fmt.Sprintf("%d bytes", size), func(b *testing.B) {
-			r := &reducer{plan: p, panics: newPanics("", nil)}
+			r := &reducer{plan: p, panics: newPanics("", clock.RealClock{}, nil)}
 			s := secret(1, size)
 			b.ReportAllocs()
 			for b.Loop() {

@@ -225,9 +225,10 @@ func TestAnOptionalResourceMayComeAndGo(t *testing.T) {
 				}
 
 				c.failWith(nil)
-				pass(absentRetry + time.Second)
+				pass(absentRetry + 10*time.Second)
 				wantNames(t, f, "shop/a")
 				c.put(named("b", "1"))
+				synctest.Wait()
 				wantNames(t, f, "shop/a", "shop/b")
 				if s := secretsStatus(f); s.Absent {
 					t.Error("still absent")

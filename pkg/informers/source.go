@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
@@ -71,11 +72,8 @@ type source struct {
 // namespaces if namespace is empty. It is an error if the scheme does not fit the plan's form.
 func newSource(p *plan, c Clients, namespace string) (source, error) {
 	content := p.whole || len(p.digests) > 0
-	switch {
-	case !content && p.resource.Version == "":
-		return sourceOf(newAnyVersion(p.resource.GroupResource(), c, namespace)), nil
-	case !content:
-		return sourceOf(c.metadata.Resource(p.resource).Namespace(namespace)), nil
+	if !content {
+		return sourceOf(metadataOf(p.resource, c, namespace)), nil
 	}
 	known := c.scheme.IsVersionRegistered(p.resource.GroupVersion())
 	switch {
@@ -89,6 +87,14 @@ func newSource(p *plan, c Clients, namespace string) (source, error) {
 		return newTypedSource(p, c, namespace)
 	}
 	return sourceOf(c.dynamic.Resource(p.resource).Namespace(namespace)), nil
+}
+
+// metadataOf reads the metadata of a resource, in any version if it names none.
+func metadataOf(resource schema.GroupVersionResource, c Clients, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
+	if resource.Version == "" {
+		return newAnyVersion(resource.GroupResource(), c, namespace)
+	}
+	return c.metadata.Resource(resource).Namespace(namespace)
 }
 
 // newTypedSource returns a source of any resource whose types are in the scheme.

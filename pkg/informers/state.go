@@ -134,6 +134,9 @@ func (s *state) observed(event watch.Event) {
 		s.streamed++
 		s.complete(s.resourceVersion, s.incoming)
 		delete(s.failing, "list") // the stream has replaced it
+		if len(s.failing) == 0 {
+			s.logged = ""
+		}
 	}
 }
 
