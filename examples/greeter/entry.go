@@ -11,7 +11,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Entry is what the registry knows of the controller.
+// Entry returns the controller's entry for the registry.
 func Entry() app.Entry {
 	return app.Entry{
 		Name:    Name,

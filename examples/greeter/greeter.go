@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package greeter is an example of a controller: it greets ConfigMaps that ask for it, by an Event.
+// Package greeter is an example of a controller. It greets ConfigMaps that ask for it with an
+// Event.
 package greeter
 
 import (
@@ -19,13 +20,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-// Name of the controller; Annotation on a ConfigMap asks it to greet who is named in its value.
+// Name is the name of the controller. Annotation is the key of the annotation with which a
+// ConfigMap asks for a greeting; its value says whom to greet.
 const (
 	Name       = "greeter"
 	Annotation = "example.com/greet"
 )
 
-// Controller greets. Its Run and Status are those of the shared loop.
+// Controller greets ConfigMaps. Its Status is that of the shared loop.
 type Controller struct {
 	*controllers.Loop[cache.ObjectName]
 	configMaps cache.SharedIndexInformer
@@ -33,8 +35,10 @@ type Controller struct {
 	events     record.EventRecorder
 }
 
-// New names what the controller uses.
-func New(configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, metrics *controllers.Metrics) *Controller {
+// New returns a controller that does nothing until Run.
+func New(
+	configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, metrics *controllers.Metrics,
+) *Controller {
 	c := &Controller{configMaps: configMaps, client: client, events: events}
 	c.Loop = controllers.NewLoop(controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics})
 	return c
@@ -50,22 +54,25 @@ func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.
 	if err != nil || !exists {
 		return 0, err
 	}
-	// The cache holds of a ConfigMap what the entry declared; this is the way to it that every form has.
+	// The cache holds what the entry declared. In every form, that is a metav1.Object.
 	object := cached.(metav1.Object)
 	whom, asked := object.GetAnnotations()[Annotation]
 	if !asked {
 		return 0, nil
 	}
 	if whom == "" {
-		panic("a greeting for nobody") // caught, counted and retried by the loop; the other controllers do not notice
+		// The loop recovers, counts it and tries again. The other controllers do not notice.
+		panic("a greeting for nobody")
 	}
 
-	// One write, then the Event that tells of it. The server says whether somebody was faster.
+	// Write once, then record the Event. The resourceVersion makes the write fail if the object has
+	// changed.
 	patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":%q,"annotations":{%q:null}}}`, object.GetResourceVersion(), Annotation)
-	configMap, err := c.client.CoreV1().ConfigMaps(key.Namespace).Patch(ctx, key.Name, "application/merge-patch+json", patch, metav1.PatchOptions{FieldManager: Name})
+	configMap, err := c.client.CoreV1().ConfigMaps(key.Namespace).Patch(
+		ctx, key.Name, "application/merge-patch+json", patch, metav1.PatchOptions{FieldManager: Name})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return 0, nil // it changed meanwhile; that change brings the key back
+		return 0, nil // it has changed, and the event of that change adds the key again
 	case err != nil:
 		return 0, fmt.Errorf("greet %s: %w", key, err)
 	}

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command manager is a build of the manager with a controller of one's own in it.
+// Command manager is a build of the manager with a controller of your own.
 package main
 
 import (

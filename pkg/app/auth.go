@@ -32,7 +32,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Where kube-apiserver publishes the CAs of client certificates and of front proxies.
+// In this ConfigMap, kube-apiserver publishes the CAs of client certificates and of front proxies.
 const (
 	authenticationNamespace = "kube-system"
 	authenticationConfigMap = "extension-apiserver-authentication"
@@ -41,7 +41,7 @@ const (
 // reviewTimeout is how long one TokenReview or SubjectAccessReview may take.
 const reviewTimeout = 10 * time.Second
 
-// AuthenticationConfig says how callers of the secure port are recognized.
+// AuthenticationConfig configures how the secure port recognizes its callers.
 type AuthenticationConfig struct {
 	Kubeconfig    string
 	SkipLookup    bool
@@ -50,14 +50,14 @@ type AuthenticationConfig struct {
 	RequestHeader RequestHeaderConfig
 }
 
-// RequestHeaderConfig says which front proxies are believed, and in which headers they name the user. Without a CAFile,
-// the cluster says both.
+// RequestHeaderConfig names the front proxies that are trusted, and the headers in which they name
+// the user. Without a CAFile, both come from the cluster.
 type RequestHeaderConfig struct {
 	CAFile                                            string
 	AllowedNames, Username, UID, Group, ExtraPrefixes []string
 }
 
-// AuthorizationConfig says how it is decided what they may see.
+// AuthorizationConfig configures how the secure port decides what its callers may see.
 type AuthorizationConfig struct {
 	Kubeconfig       string
 	AlwaysAllowPaths []string
@@ -112,7 +112,7 @@ func (c *AuthorizationConfig) AddFlags(fs *pflag.FlagSet) {
 		"How long one counts that does not.")
 }
 
-// Validate reports all that is wrong, except with the contents of files.
+// Validate returns every mistake, each with its flag. It reads no files.
 func (c *AuthenticationConfig) Validate() error {
 	var errs []error
 	h := c.RequestHeader
@@ -129,7 +129,7 @@ func (c *AuthenticationConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Validate reports all that is wrong, except with the contents of files.
+// Validate returns every mistake, each with its flag. It reads no files.
 func (c *AuthorizationConfig) Validate() error {
 	if _, err := path.NewAuthorizer(c.AlwaysAllowPaths); err != nil {
 		return fmt.Errorf("--authorization-always-allow-paths: %w", err)
@@ -137,13 +137,16 @@ func (c *AuthorizationConfig) Validate() error {
 	return nil
 }
 
-// auth delegates authentication and authorization to the API server. Nothing of it needs the API server when it is made:
-// the CAs arrive with the first watch and follow every rotation, so that probes are answered from the start.
+// auth delegates authentication and authorization to the API server. It can be built while the API
+// server is away, so that probes are answered from the start: the CAs arrive with the first watch
+// and follow every rotation.
 type auth struct {
 	authenticator authenticator.Request
 	authorizer    authorizer.Authorizer
-	clientCA      dynamiccertificates.CAContentProvider             // of users and front proxies; nil without any
-	headers       *headerrequest.RequestHeaderAuthRequestController // nil if the cluster is not asked
+	// clientCA has the CAs of users and of front proxies; nil if there are none.
+	clientCA dynamiccertificates.CAContentProvider
+	// headers follows the cluster's headers of front proxies; nil if the flags name them.
+	headers *headerrequest.RequestHeaderAuthRequestController
 }
 
 func newAuth(o *Options, c connection) (*auth, error) {
@@ -156,7 +159,8 @@ func newAuth(o *Options, c connection) (*auth, error) {
 		return nil, fmt.Errorf("--authentication-kubeconfig: %w", err)
 	}
 	a := &auth{}
-	backoff := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5} // the API server's
+	// kube-apiserver's values.
+	backoff := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
 	authentication := authenticatorfactory.DelegatingAuthenticatorConfig{
 		Anonymous:                &apiserver.AnonymousAuthConfig{Enabled: true},
 		TokenAccessReviewClient:  client.AuthenticationV1(),
@@ -206,7 +210,8 @@ func newAuth(o *Options, c connection) (*auth, error) {
 		return nil, err
 	}
 	a.authorizer, err = union.New(
-		// Cluster administrators by certificate see everything while the API server is away.
+		// Cluster administrators with a client certificate see everything even while the API server
+		// is away.
 		union.NamedAuthorizer{AuthorizerName: "groups", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
 		union.NamedAuthorizer{AuthorizerName: "paths", Authorizer: open},
 		union.NamedAuthorizer{AuthorizerName: "delegated", Authorizer: delegated},
@@ -214,7 +219,8 @@ func newAuth(o *Options, c connection) (*auth, error) {
 	return a, err
 }
 
-// reviewConfig returns the client configuration for what the flag --NAME-kubeconfig is about.
+// reviewConfig returns the client configuration from the flag --NAME-kubeconfig or, if that is
+// empty, from c.
 func reviewConfig(c connection, name, kubeconfig string) (*rest.Config, error) {
 	config := c.named(name)
 	if kubeconfig != "" {
@@ -223,11 +229,15 @@ func reviewConfig(c connection, name, kubeconfig string) (*rest.Config, error) {
 			return nil, fmt.Errorf("--%s-kubeconfig: %w", name, err)
 		}
 	}
-	config.QPS, config.RateLimiter = -1, nil // a person or a scraper waits for a review; caches and time-outs bound them
+	// A person or a scraper waits for each review. Caches and timeouts bound the number of
+	// requests.
+	config.QPS, config.RateLimiter = -1, nil
 	return config, nil
 }
 
-// newCA returns CAs that follow the file, or the cluster's of the same name as the flag; nil if there are none.
+// newCA returns the CAs in file or, if that is empty, those that the cluster publishes under the
+// flag's name. They follow every change. With --authentication-skip-lookup and no file it returns
+// nil.
 func newCA(c AuthenticationConfig, client kubernetes.Interface, flag, file string) (dynamiccertificates.CAContentProvider, error) {
 	if file != "" {
 		ca, err := dynamiccertificates.NewDynamicCAContentFromFile(flag, file)
@@ -246,9 +256,12 @@ func newCA(c AuthenticationConfig, client kubernetes.Interface, flag, file strin
 	return ca, nil
 }
 
-// requestHeaders says which headers of front proxies with a certificate of ca count: those of the flags beside the
-// flag with the CA, otherwise those of the cluster, as they are at the time.
-func (a *auth) requestHeaders(c RequestHeaderConfig, client kubernetes.Interface, ca dynamiccertificates.CAContentProvider) *authenticatorfactory.RequestHeaderConfig {
+// requestHeaders returns the headers in which front proxies with a certificate of ca name the user.
+// If --requestheader-client-ca-file is set, the other flags name them; otherwise the cluster does,
+// and the headers follow its changes.
+func (a *auth) requestHeaders(
+	c RequestHeaderConfig, client kubernetes.Interface, ca dynamiccertificates.CAContentProvider,
+) *authenticatorfactory.RequestHeaderConfig {
 	if c.CAFile != "" {
 		return &authenticatorfactory.RequestHeaderConfig{
 			CAContentProvider:   ca,
@@ -272,14 +285,15 @@ func (a *auth) requestHeaders(c RequestHeaderConfig, client kubernetes.Interface
 	}
 }
 
-// run follows the cluster's headers of front proxies until ctx ends. The TLS server follows the CAs.
+// run keeps the cluster's headers of front proxies up to date until ctx ends. The TLS server does
+// so with the CAs.
 func (a *auth) run(ctx context.Context) {
 	if a.headers != nil {
 		a.headers.Run(ctx, 1)
 	}
 }
 
-// protect passes on the requests of callers who are known and may see the path.
+// protect passes a request to next if its caller is allowed to see the path.
 func (a *auth) protect(next http.Handler) http.Handler {
 	next = genericapifilters.WithAuthorization(next, a.authorizer, scheme.Codecs)
 	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)

@@ -24,10 +24,12 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// connection is how this process reaches the API server. Its clients do what every replica does: read, elect, report.
+// connection is how this process reaches the API server. Its clients do what every replica does:
+// read, elect, record Events.
 type connection struct {
 	base *rest.Config
-	// contentType is --kube-api-content-type, for clients of built-in types only; others speak JSON.
+	// contentType is --kube-api-content-type. It applies to clients of built-in types only; others
+	// speak JSON.
 	contentType string
 }
 
@@ -39,18 +41,19 @@ func newConnection(o ClientConfig) (connection, error) {
 	base.ContentType = runtime.ContentTypeJSON
 	base.QPS = -1
 	if o.QPS > 0 {
-		// One limiter, which the copies of base share: the limit is that of the process.
+		// The copies of base share this limiter, so that the limit is per process.
 		base.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(o.QPS, int(o.Burst))
 	}
 	return connection{base, o.ContentType}, nil
 }
 
-// named returns the configuration under a user agent of its own, as the audit log and the API server's metrics show it.
+// named returns the configuration with a user agent of its own, which the audit log and the API
+// server's metrics show.
 func (c connection) named(name string) *rest.Config {
 	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
 }
 
-// builtIn returns config for a client that knows built-in types only.
+// builtIn returns a copy of config for a client of built-in types only.
 func (c connection) builtIn(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.ContentType = c.contentType
@@ -63,13 +66,15 @@ func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(c.builtIn(config))
 }
 
-// clients are those that write for controllers, and no others do. They always pass the fence.
+// clients makes the clients that write for controllers. No other clients do so. Every write passes
+// the fence.
 type clients struct {
 	connection
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
 
-	// tokens requests tokens of the controllers' own ServiceAccounts; nil without --use-service-account-credentials.
+	// tokens requests tokens of the controllers' own ServiceAccounts; nil without
+	// --use-service-account-credentials.
 	tokens    kubernetes.Interface
 	namespace string
 }
@@ -105,10 +110,12 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 	return config, nil
 }
 
-// controller returns the configuration of a controller: each write passes the fence, and is dry with --dry-run.
+// controller returns the configuration of a controller's clients: each write passes the fence and,
+// with --dry-run, is a dry run.
 func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
-	// First, so innermost: it judges when the request really leaves, not before a token was waited for.
+	// The wrapper that is added first is the innermost: the fence is checked when the request is
+	// sent, after a wait for a token.
 	config.Wrap(c.fence)
 	if c.tokens != nil {
 		asServiceAccount(config, c.tokens, c.namespace, name)
@@ -119,8 +126,8 @@ func (c *clients) controller(name string) *rest.Config {
 	return config
 }
 
-// asServiceAccount replaces the credentials in config by tokens of a ServiceAccount, requested when needed and
-// renewed before they end.
+// asServiceAccount replaces the credentials in config with tokens of a ServiceAccount. A token is
+// requested when it is needed and renewed before it expires.
 func asServiceAccount(config *rest.Config, tokens kubernetes.Interface, namespace, name string) {
 	source := transport.NewCachedTokenSource(tokenSource{tokens: tokens, namespace: namespace, name: name})
 	anonymous := rest.AnonymousClientConfig(config)
@@ -134,7 +141,7 @@ type tokenSource struct {
 	namespace, name string
 }
 
-// Token implements oauth2.TokenSource, which knows no context.
+// Token implements oauth2.TokenSource, which takes no context. It requests a token for one hour.
 func (s tokenSource) Token() (*oauth2.Token, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -146,8 +153,9 @@ func (s tokenSource) Token() (*oauth2.Token, error) {
 	return &oauth2.Token{AccessToken: got.Status.Token, TokenType: "Bearer", Expiry: got.Status.ExpirationTimestamp.Time}, nil
 }
 
-// waitForAPIServer returns when the API server says that it is ready, or with ctx's error when ctx ends first. One that
-// answers but is not ready refuses requests that it will allow, since it has not read the roles yet.
+// waitForAPIServer returns nil when the API server reports that it is ready. It returns an error if
+// ctx ends first or no client can be built. An API server that is not ready may still lack the
+// roles, and then refuses requests that it will allow later.
 func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	config.Timeout = 5 * time.Second

@@ -29,7 +29,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// apiServer answers every request with an empty ConfigMap and remembers the methods and credentials.
+// apiServer responds to every request with an empty ConfigMap, and records methods and credentials.
 type apiServer struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -63,8 +63,8 @@ func (s *apiServer) take() []string {
 	return got
 }
 
-// TestNoControllerGetsAClientWithoutTheFence builds controllers the way Run does, and writes with all that they are
-// given while this replica does not lead.
+// TestNoControllerGetsAClientWithoutTheFence builds controllers as Run does. While this replica
+// does not lead, it tries to write with every client that they get.
 func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"by default":     func(*Options) {},
@@ -183,7 +183,7 @@ func TestOneLimitForTheProcess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
-			o.Generic.UseServiceAccountTokens = tc.limited // whose clients must not lose the limit
+			o.Generic.UseServiceAccountTokens = tc.limited // their clients must have the limit too
 			connection, err := newConnection(o.Client)
 			if err != nil {
 				t.Fatal(err)

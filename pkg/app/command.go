@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app puts the manager together: flags, the registry of controllers, the servers, and Run, the whole life of
-// the process. It is the only package that knows every component.
+// Package app assembles the manager: its flags, the registry of controllers, the servers, and Run,
+// which is the whole life of the process. It is the only package that knows every component.
 package app
 
 import (
@@ -10,10 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	goruntime "runtime"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -29,16 +27,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/app/status"
 )
 
-// helpColumns is the width that --help is wrapped to, whatever the terminal: it reads well and is the same in a file.
+// helpColumns is the width of --help. It does not follow the terminal, so that the generated pages
+// are the same everywhere.
 const helpColumns = 80
 
-// gcPercent is how much the heap may grow before garbage is collected, unless the environment variable GOGC says so. Go's
-// default, 100, lets garbage take as much room as the cache; the cache is small and changes seldom, so that to collect
-// more often costs little time.
-const gcPercent = 25
-
-// NewCommand returns the manager's command. It runs the controllers of the registry and, in a build of your own, the
-// given ones.
+// NewCommand returns the manager's command. It runs the controllers of the registry and, in a build
+// of your own, the given ones. If an entry is wrong, executing the command returns the error.
 func NewCommand(entries ...Entry) *cobra.Command {
 	o, err := NewOptions(entries...)
 	cmd := &cobra.Command{
@@ -50,7 +44,8 @@ the others stand by with warm caches.`,
 		Version:       version.Get().GitVersion,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		// Before logging is set up, so that problems of the command line stay readable, all of them at once.
+		// Args is called before logging is set up: it reports all mistakes in the command line at
+		// once, as plain text.
 		Args: func(_ *cobra.Command, args []string) error {
 			if err != nil {
 				return err
@@ -68,8 +63,8 @@ the others stand by with warm caches.`,
 			if o.File.Print {
 				return o.printConfig(cmd.OutOrStdout())
 			}
-			// The first signal ends ctx; after it the signals have their default effect again, so a second one ends
-			// the process at once.
+			// The first signal ends ctx and restores the signals' default effect, so a second one
+			// ends the process at once.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			context.AfterFunc(ctx, func() {
@@ -85,7 +80,7 @@ the others stand by with warm caches.`,
 	}
 	cmd.SetContext(context.Background())
 	if err != nil {
-		cmd.DisableFlagParsing = true // so that err comes out, whatever the arguments
+		cmd.DisableFlagParsing = true // so that err is returned for any arguments
 		return cmd
 	}
 	cmd.Flags().BoolP("version", "", false, "Print the version and exit.")
@@ -97,14 +92,14 @@ the others stand by with warm caches.`,
 	}
 	cmd.AddCommand(status.NewCommand(), newControllersCommand(o), newRBACCommand(o))
 	for _, c := range cmd.Commands() {
-		// Without it, that of the manager would set up logging, and their errors would be log lines.
+		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}
 	}
 	setHelp(cmd, o.flags)
 	return cmd
 }
 
-// subcommand returns a command for people that takes all flags of the manager and prints what follows from them.
+// subcommand returns a command that takes all flags of the manager, checks them and calls print.
 func (o *Options) subcommand(name, short, long string, print func(io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               name,
@@ -128,8 +123,8 @@ func (o *Options) subcommand(name, short, long string, print func(io.Writer) err
 	return cmd
 }
 
-// setHelp prints the flags of root in groups and lists its commands. Of these it prints the flags that root has not;
-// cobra's own commands have cobra's help.
+// setHelp makes root print its flags in groups and list its commands. Each of these prints only the
+// flags that root does not have; cobra's own commands keep cobra's help.
 func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	help, usage := root.HelpFunc(), root.UsageFunc()
 	print := func(w io.Writer) {
@@ -172,22 +167,21 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	})
 }
 
-// apply puts the settings into effect that are the whole process's, by the nature of the libraries they belong to.
+// apply puts those settings into effect that the libraries keep once per process.
 func (o *Options) apply() error {
 	if err := logsapi.ValidateAndApply(o.Logs, o.FeatureGate); err != nil {
 		return err
 	}
 	clientfeatures.ReplaceFeatureGates(clientGoFeatures{o.FeatureGate})
-	// Without any setting, Apply would log an error about a manifest that nobody asked for.
-	if m := o.Metrics; m.ShowHiddenMetricsForVersion != "" || len(m.DisabledMetrics) > 0 || len(m.AllowListMapping) > 0 || m.AllowListMappingManifest != "" {
+	// If nothing is set, Apply would log an error about a manifest that nobody asked for.
+	if m := o.Metrics; m.ShowHiddenMetricsForVersion != "" || len(m.DisabledMetrics) > 0 || len(m.AllowListMapping) > 0 ||
+		m.AllowListMappingManifest != "" {
 		m.Apply()
 	}
 	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
 		goruntime.SetBlockProfileRate(1)
 	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	paceGC()
 	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
 	return nil
 }

@@ -17,7 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// execute runs the command line and returns what it printed and the error; it must not get as far as Run.
+// execute runs the command line. It returns what the command printed and its error. The command
+// must not get as far as Run.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer

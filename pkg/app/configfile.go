@@ -22,7 +22,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
-// Groups of flags that are about the command line and cannot stand in the configuration file.
+// These groups of flags concern the command line only and cannot be in the configuration file.
 const (
 	configurationFlags = "configuration"
 	globalFlags        = "global"
@@ -32,16 +32,16 @@ const configurationKind = "ManagerConfiguration"
 
 var groupVersion = schema.GroupVersion{Group: "quartermaster.dev", Version: "v1alpha1"}
 
-// ConfigFile is what --config names.
+// ConfigFile is the file that --config names.
 type ConfigFile struct {
 	Path string
 	// Print is --print-effective-config.
 	Print bool
 
-	lines map[string]int // where the file sets a flag, by the flag's name
+	lines map[string]int // the line in which the file sets a flag, by the flag's name
 }
 
-// settings are the flags that can stand in the configuration file, by name.
+// settings returns the flags that can be in the configuration file, by name.
 func (o *Options) settings() map[string]*pflag.Flag {
 	all := map[string]*pflag.Flag{}
 	for group, flags := range o.flags.FlagSets {
@@ -52,8 +52,8 @@ func (o *Options) settings() map[string]*pflag.Flag {
 	return all
 }
 
-// readConfigFile sets the flags that --config has and the command line has not. The error lists
-// everything that is wrong with the file.
+// readConfigFile sets the flags that are in the file of --config and not on the command line. The
+// error lists every mistake in the file.
 func (o *Options) readConfigFile() error {
 	if o.File.Path == "" {
 		return nil
@@ -80,7 +80,7 @@ func (o *Options) readConfigFile() error {
 	return errors.Join(r.errs...)
 }
 
-// configReader collects what is wrong with a configuration file.
+// configReader collects the mistakes in a configuration file.
 type configReader struct {
 	file  ConfigFile
 	flags map[string]*pflag.Flag
@@ -91,7 +91,7 @@ func (r *configReader) bad(n *yaml.Node, format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf("%s:%d: %s", r.file.Path, n.Line, fmt.Sprintf(format, args...)))
 }
 
-// fields calls each with the keys and values of a map.
+// fields calls each with every key of a map and its value. A repeated key is a mistake.
 func (r *configReader) fields(name string, n *yaml.Node, each func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		r.bad(n, "%s must be a map", name)
@@ -101,7 +101,7 @@ func (r *configReader) fields(name string, n *yaml.Node, each func(key, value *y
 	for field := range slices.Chunk(n.Content, 2) {
 		key := field[0]
 		if first, twice := lines[key.Value]; twice {
-			r.bad(key, "%s is there twice, first in line %d", key.Value, first)
+			r.bad(key, "%s is set twice, first in line %d", key.Value, first)
 			continue
 		}
 		lines[key.Value] = key.Line
@@ -146,7 +146,7 @@ func (r *configReader) flag(key, value *yaml.Node) {
 	}
 	kind, _ := getItems(f.Value)
 	if value.Kind != kind {
-		kind = yaml.ScalarNode // its text, as on the command line
+		kind = yaml.ScalarNode // a text, as on the command line
 	}
 	switch kind {
 	case yaml.SequenceNode:
@@ -166,8 +166,8 @@ func (r *configReader) flag(key, value *yaml.Node) {
 	}
 }
 
-// getItems returns the kind of a flag's value in the file, and what it has: the items of a list,
-// KEY=VALUE for each key of a map, or a single text.
+// getItems returns how the file represents a flag's value, and what the value consists of: the
+// items of a list, KEY=VALUE for each key of a map, or a single text.
 func getItems(v pflag.Value) (kind yaml.Kind, items []string) {
 	text := strings.TrimSuffix(strings.TrimPrefix(v.String(), "["), "]")
 	if slice, ok := v.(pflag.SliceValue); ok {
@@ -177,13 +177,13 @@ func getItems(v pflag.Value) (kind yaml.Kind, items []string) {
 	case t == "namedCertKey": // --tls-sni-cert-key
 		return yaml.SequenceNode, strings.FieldsFunc(text, func(r rune) bool { return r == ';' })
 	case t == "mapStringBool", strings.HasPrefix(t, "stringTo"):
-		items, _ = csv.NewReader(strings.NewReader(text)).Read() // the only error is that there are none
+		items, _ = csv.NewReader(strings.NewReader(text)).Read() // fails only if there are none
 		return yaml.MappingNode, items
 	}
 	return yaml.ScalarNode, []string{v.String()}
 }
 
-// setItems is the reverse of getItems. An empty map changes nothing.
+// setItems sets v to items; it is the reverse of getItems. An empty map changes nothing.
 func setItems(v pflag.Value, kind yaml.Kind, items []string) error {
 	if slice, ok := v.(pflag.SliceValue); ok && kind == yaml.SequenceNode {
 		return slice.Replace(items)
@@ -191,7 +191,8 @@ func setItems(v pflag.Value, kind yaml.Kind, items []string) error {
 	if kind == yaml.MappingNode && len(items) > 0 {
 		var text strings.Builder
 		w := csv.NewWriter(&text)
-		_ = w.Write(append(items, items[0])) // twice: pflag does not read a text with a single "=" as CSV
+		// The first item twice, since pflag does not read a text with a single "=" as CSV.
+		_ = w.Write(append(items, items[0]))
 		w.Flush()
 		items = []string{strings.TrimSuffix(text.String(), "\n")}
 	}
@@ -202,7 +203,7 @@ func setItems(v pflag.Value, kind yaml.Kind, items []string) error {
 	return errors.Join(errs...)
 }
 
-// effectiveConfig is what the flags and --config result in, as the file has it.
+// effectiveConfig returns what the flags and --config result in, in the form of the file.
 func (o *Options) effectiveConfig() *unstructured.Unstructured {
 	flags := map[string]any{}
 	for name, f := range o.settings() {
@@ -222,7 +223,7 @@ func (o *Options) printConfig(w io.Writer) error {
 	return err
 }
 
-// fileValue returns the value of a flag as the file has it.
+// fileValue returns the value of a flag in the form of the file.
 func fileValue(v pflag.Value) any {
 	kind, items := getItems(v)
 	switch kind {
@@ -243,7 +244,8 @@ func fileValue(v pflag.Value) any {
 	return scalar(v, items[0])
 }
 
-// scalar returns numbers and booleans as such, so that they need no quotes. Strings stay strings.
+// scalar returns a number or a boolean as such, so that the file needs no quotes. The value of a
+// string flag stays a string.
 func scalar(v pflag.Value, text string) any {
 	var value any
 	if !strings.HasPrefix(v.Type(), "string") && json.Unmarshal([]byte(text), &value) == nil {
@@ -257,7 +259,8 @@ func scalar(v pflag.Value, text string) any {
 
 var flagOfError = regexp.MustCompile(`(?m)^--([a-z0-9-]+)`)
 
-// locate puts file and line before each line of err that begins with a flag which the file sets.
+// locate puts file and line before each line of err that begins with a flag, if the file sets that
+// flag.
 func (f ConfigFile) locate(err error) error {
 	if err == nil || len(f.lines) == 0 {
 		return err

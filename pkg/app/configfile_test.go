@@ -18,7 +18,7 @@ import (
 
 const configHeader = "apiVersion: quartermaster.dev/v1alpha1\nkind: ManagerConfiguration\n"
 
-// writeConfig writes a configuration file with the flags, the first of them in line 4.
+// writeConfig writes a configuration file with the flags, of which the first is in line 4.
 func writeConfig(t *testing.T, flags ...string) string {
 	t.Helper()
 	return writeFile(t, configHeader+"flags:\n  "+strings.Join(flags, "\n  ")+"\n")
@@ -54,10 +54,10 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			[]string{`:3: "metadata" is not known; the file has apiVersion, kind and flags`}},
 		"keys that are there twice": {
 			configHeader + "kind: ManagerConfiguration\nflags:\n  dry-run: true\n  v: 1\n  dry-run: false\n",
-			[]string{":3: kind is there twice, first in line 2", ":7: dry-run is there twice, first in line 5"}},
+			[]string{":3: kind is set twice, first in line 2", ":7: dry-run is set twice, first in line 5"}},
 		"a key of a map that is there twice": {
 			configHeader + "flags:\n  feature-gates:\n    AllBeta: true\n    AllBeta: false\n",
-			[]string{":6: AllBeta is there twice, first in line 5"}},
+			[]string{":6: AllBeta is set twice, first in line 5"}},
 		"values that their flags do not take": {
 			configHeader + "flags:\n  dry-run: yes\n  shutdown-timeout: 15\n  secure-port: many\n  tls-curve-preferences: [23, x]\n  feature-gates: {NoSuchGate: true}\n  tls-sni-cert-key:\n  - a\n",
 			[]string{
@@ -191,7 +191,7 @@ func TestCommandLineWinsOverFileAndFileOverDefault(t *testing.T) {
 	}
 }
 
-// unusual gives every flag of the configuration another value than its default.
+// unusual sets every flag of the configuration to a value that is not its default.
 var unusual = []string{
 	`--compat=reloader,"a, ""b"": {c}","",true,1.50,null,~,#x, d`, "--controller-start-interval=1s", "--controller-stuck-after=1h", "--controllers=*,-config-reload",
 	"--dry-run", "--service-accounts-namespace=other", "--shutdown-timeout=7s", "--use-service-account-credentials",
@@ -217,7 +217,7 @@ var unusual = []string{
 	"--extra-limits=a=1", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
 }
 
-// extraConfig is that of a controller of somebody's own.
+// extraConfig is the configuration of a controller that is not in the registry.
 type extraConfig struct {
 	limits map[string]int
 	texts  []string
@@ -232,7 +232,8 @@ func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
 
 func (c *extraConfig) Validate() error { return nil }
 
-// TestEveryFlagSurvivesTheFile: what is printed, and what /configz shows, is read back as it was.
+// TestEveryFlagSurvivesTheFile checks that flags keep their values when the output of
+// --print-effective-config, or what /configz shows, is read as the file.
 func TestEveryFlagSurvivesTheFile(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()

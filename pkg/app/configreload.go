@@ -16,7 +16,7 @@ import (
 )
 
 func configReload(o *Options) Entry {
-	// The host's flags that concern this controller are known after parsing.
+	// config is called only after the flags have been parsed, some of which belong to the host.
 	config := func() configreload.Config {
 		cfg := o.ConfigReload
 		cfg.Compat = o.compat("reloader")
@@ -65,19 +65,23 @@ func configReload(o *Options) Entry {
 	}
 }
 
-// validateScope refuses a selector of namespaces, which are objects of the cluster, if nothing of it may be read.
+// validateScope returns an error if a namespace selector is used with --namespaces: Namespaces are
+// objects of the cluster, and with --namespaces the manager reads none of these.
 func (o *Options) validateScope() error {
 	enabled, err := o.enabled()
-	if err != nil || len(o.Informers.Namespaces) == 0 || !slices.ContainsFunc(enabled, func(e Entry) bool { return e.Name == configreload.Name }) {
-		return nil // an unknown controller is reported elsewhere
+	if err != nil || len(o.Informers.Namespaces) == 0 ||
+		!slices.ContainsFunc(enabled, func(e Entry) bool { return e.Name == configreload.Name }) {
+		return nil // Validate reports an unknown controller
 	}
 	if slices.Contains(configreload.Resources(o.ConfigReload), informers.Namespaces) {
-		return errors.New("--config-reload-namespace-selector: reads the labels of Namespaces, which --namespaces excludes; name the namespaces there")
+		return errors.New(
+			"--config-reload-namespace-selector: needs the labels of Namespaces, which are not read with --namespaces; list the namespaces there")
 	}
 	return nil
 }
 
-// configReloadNeeds asks for a digest of each source and the references of each workload.
+// configReloadNeeds returns the needs of config-reload: a digest of each source and the references
+// of each workload.
 func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 	digest, err := configreload.SourceDigest(cfg)
 	if err != nil {

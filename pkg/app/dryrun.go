@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// DryRunError is returned instead of a response to a request of a controller that --dry-run does not
-// let pass, because it could not be made a dry run. Test for it with errors.As.
+// DryRunError is the error of a controller's request that was not sent, because --dry-run is set
+// and the request cannot be a dry run. Test for it with errors.As.
 type DryRunError struct {
 	Method, Path string
 	Reason       string
@@ -37,14 +37,15 @@ func (e *DryRunError) Error() string {
 	return fmt.Sprintf("%s %s was not sent, --dry-run forbids it: %s", e.Method, e.Path, e.Reason)
 }
 
-// dryRun makes the requests of controllers dry runs. The API server takes the option from the query,
-// but from the body of a DELETE that has one, which those of client-go do. Some subresources ignore it,
-// and what is behind a connection or an aggregated API may not know it: such requests are refused.
+// dryRun turns the requests of controllers into dry runs. The API server reads the option dryRun
+// from the query, except for a DELETE with a body, where it reads it from the body; client-go
+// always sends one. Requests that may have an effect nevertheless are refused: some subresources
+// ignore the option, and a proxied connection or an aggregated API may not know it.
 type dryRun struct {
-	prefix      string // of every path, when the API server is reached through another server
+	prefix      string // of every path, if the API server is behind another server
 	paths       request.RequestInfoFactory
 	builtIn     *runtime.Scheme
-	options     runtime.NegotiatedSerializer // of DeleteOptions in any content type and version
+	options     runtime.NegotiatedSerializer // decodes DeleteOptions of any content type and version
 	apiServices rest.Interface
 }
 
@@ -70,7 +71,7 @@ func newDryRun(c connection) (*dryRun, error) {
 	}, nil
 }
 
-// wrap returns a transport that sends dry runs.
+// wrap returns a transport that sends requests to next as dry runs.
 func (d *dryRun) wrap(next http.RoundTripper) http.RoundTripper {
 	return dryRunTransport{d, next}
 }
@@ -88,14 +89,15 @@ func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if reason != "" {
 		if r.Body != nil {
-			_ = r.Body.Close() // a RoundTripper must; there is nothing to do about an error
+			_ = r.Body.Close() // a RoundTripper must close it, and cannot report an error
 		}
 		return nil, &DryRunError{r.Method, r.URL.Path, reason}
 	}
 	return t.next.RoundTrip(r)
 }
 
-// WrappedRoundTripper lets client-go see through to the transport, to cancel requests and to log.
+// WrappedRoundTripper returns the transport behind this one. client-go uses it to cancel requests
+// and to log.
 func (t dryRunTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 func reads(r *http.Request) bool {
@@ -106,7 +108,7 @@ func reads(r *http.Request) bool {
 	return false
 }
 
-// refuses returns why the request must not be sent, and "" if it may.
+// refuses returns why the request must not be sent, or "" if it may.
 func (d *dryRun) refuses(r *http.Request) string {
 	path := url.URL{Path: strings.TrimPrefix(r.URL.Path, d.prefix), RawQuery: r.URL.RawQuery}
 	info, err := d.paths.NewRequestInfo(&http.Request{Method: r.Method, URL: &path})
@@ -123,7 +125,7 @@ func (d *dryRun) refuses(r *http.Request) string {
 	switch info.Subresource {
 	case "", "status", "scale":
 	case "attach", "exec", "portforward", "proxy":
-		return "what it connects to knows of no dry run" // whatever the method: exec is a GET by websocket
+		return "what it connects to does not know dry runs" // for any method: exec by websocket is a GET
 	case "binding", "eviction":
 		if !builtIn {
 			return "it is not a subresource of custom resources"
@@ -132,8 +134,9 @@ func (d *dryRun) refuses(r *http.Request) string {
 		if !builtIn {
 			return "it is not a subresource of custom resources"
 		}
-		if r.Method == http.MethodPost { // such as the token of a ServiceAccount, which would be valid
-			return "the API server is not known to take the creation of this subresource for a dry run"
+		// For instance, the token of a ServiceAccount would be valid.
+		if r.Method == http.MethodPost {
+			return "the API server might create this subresource despite dryRun"
 		}
 	}
 	if reads(r) || builtIn {
@@ -142,9 +145,9 @@ func (d *dryRun) refuses(r *http.Request) string {
 	return d.refusesGroup(r.Context(), schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion})
 }
 
-// refusesGroup returns "" for custom resources, and a reason for what an aggregated API server serves,
-// which may ignore the option, like that of KubeVirt when it restarts a machine. The APIService tells
-// them apart.
+// refusesGroup returns "" if gv is a group of custom resources, and a reason if an aggregated API
+// server serves it. That server may ignore the option, as KubeVirt's does when it restarts a
+// machine. The APIService says who serves the group.
 func (d *dryRun) refusesGroup(ctx context.Context, gv schema.GroupVersion) string {
 	name := gv.Version + "." + gv.Group
 	raw, err := d.apiServices.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices", name).Do(ctx).Raw()
@@ -163,7 +166,7 @@ func (d *dryRun) refusesGroup(ctx context.Context, gv schema.GroupVersion) strin
 	return ""
 }
 
-// made returns the request as a dry run. If that is not possible it returns r and the reason.
+// made returns the request as a dry run. If that is not possible, it returns r and the reason.
 func (d *dryRun) made(r *http.Request) (*http.Request, string) {
 	dry := r.Clone(r.Context())
 	query := dry.URL.Query()
@@ -198,7 +201,7 @@ func (d *dryRun) made(r *http.Request) (*http.Request, string) {
 	return dry, ""
 }
 
-// deleteOptions decodes the body of a DELETE as the API server would, and returns it with the option
+// deleteOptions decodes the body of a DELETE as the API server would. It returns it with the option
 // dryRun, in JSON, which every API server understands.
 func (d *dryRun) deleteOptions(body []byte, contentType string) ([]byte, error) {
 	codec, err := negotiation.NegotiateInputSerializerForMediaType(contentType, false, d.options)

@@ -26,8 +26,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// newTestDryRun returns a dry run whose API server has APIServices of a custom resource and of an
-// aggregated API. It is reached below a prefix.
+// newTestDryRun returns a dry run for an API server that is reached below a prefix. It has the
+// APIServices of a custom resource and of an aggregated API.
 func newTestDryRun(t *testing.T) *dryRun {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -78,7 +78,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 		"an aggregated API is refused":                                {"POST /apis/aggregated.example.com/v1/things", "", "aggregated"},
 		"a group whose APIService cannot be read is refused":          {"POST /apis/other.example.com/v1/things", "", "APIService v1.other.example.com"},
 		"a read of a subresource that can only be aggregated is, too": {"GET /apis/aggregated.example.com/v1/things/a/console", "", "not a subresource of custom resources"},
-		"the token of a ServiceAccount is refused":                    {"POST /api/v1/namespaces/a/serviceaccounts/b/token", "", "not known to take"},
+		"the token of a ServiceAccount is refused":                    {"POST /api/v1/namespaces/a/serviceaccounts/b/token", "", "despite dryRun"},
 		"a command in a container is refused":                         {"POST /api/v1/namespaces/a/pods/b/exec?command=rm", "", "connects"},
 		"a command by websocket, which is a GET, is refused":          {"GET /api/v1/namespaces/a/pods/b/exec?command=rm", "", "connects"},
 		"to attach to a container is refused":                         {"GET /api/v1/namespaces/a/pods/b/attach", "", "connects"},

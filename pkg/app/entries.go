@@ -19,10 +19,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// checkEntries returns every mistake in the declarations of controllers that shows before the flags are parsed.
+// checkEntries returns every mistake in the entries that can be found before the flags are parsed.
 func checkEntries(entries []Entry) error {
 	var errs []error
-	taken := map[string]string{} // names and aliases, by whom
+	taken := map[string]string{} // names and aliases, and who has them
 	for i, e := range entries {
 		who := "controller " + e.Name
 		if e.Name == "" {
@@ -51,14 +51,14 @@ func checkEntries(entries []Entry) error {
 	return errors.Join(errs...)
 }
 
-// flagGroup is where --help shows the flags of the controller.
+// flagGroup returns the group of the controller's flags in --help.
 func (e Entry) flagGroup() string { return e.Name + " controller" }
 
-// addFlags adds the flags of a controller to the sets. A flag that is there already, of the host or of another controller,
-// is an error: pflag would leave one of the two out, or panic.
+// addFlags adds the controller's flags to sets. It returns an error if the host or another
+// controller has a flag of the same name: pflag would drop one of the two, or panic.
 func (e Entry) addFlags(sets *cliflag.NamedFlagSets) (err error) {
 	defer func() {
-		if r := recover(); r != nil { // a flag that is defined twice in AddFlags, for one
+		if r := recover(); r != nil { // for instance, AddFlags defines a flag twice
 			err = fmt.Errorf("controller %s: AddFlags: %v", e.Name, r)
 		}
 	}()
@@ -85,8 +85,8 @@ func (e Entry) addFlags(sets *cliflag.NamedFlagSets) (err error) {
 	return errors.Join(errs...)
 }
 
-// declareNeeds asks the entries, after the flags were parsed, what the cache must keep for them. The error is about all of
-// them.
+// declareNeeds calls Needs of every entry and stores the results with For filled in. It is called
+// after the flags have been parsed. The error lists the mistakes of all entries.
 func declareNeeds(entries []Entry) error {
 	var errs []error
 	for i := range entries {
@@ -107,11 +107,12 @@ func declareNeeds(entries []Entry) error {
 	return errors.Join(errs...)
 }
 
-// undeclared is what Host.Informer panics with, since it returns no error.
+// undeclared is what Host.Informer panics with, since it cannot return an error.
 type undeclared struct{ error }
 
-// informer returns the informer of a resource that the entry itself declares. One that only another entry declares lacks
-// what this one wants of the objects, and is gone when the other is switched off.
+// informer returns the informer of a resource that the entry itself declares. An informer that only
+// another entry declares may lack what this one needs of the objects, and is missing when the other
+// is switched off.
 func (e Entry) informer(cache *informers.Factory, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
 	informer, ok := cache.Informer(e.Name, resource)
 	if !ok {
@@ -120,7 +121,8 @@ func (e Entry) informer(cache *informers.Factory, resource schema.GroupVersionRe
 	return informer
 }
 
-// build calls New. A panic of it is an error, so that one start tells of the mistakes in all entries.
+// build calls New. It returns a panic as an error, so that one start reports the mistakes of all
+// entries.
 func (e Entry) build(h Host) (c controllers.Controller, err error) {
 	defer func() {
 		switch r := recover().(type) {

@@ -21,7 +21,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// withFunctions gives an entry the functions that it lacks, which do nothing.
+// withFunctions returns the entry with functions that do nothing in place of those that are
+// missing.
 func withFunctions(e Entry) Entry {
 	if e.Needs == nil {
 		e.Needs = func() ([]informers.Need, error) { return nil, nil }
@@ -41,7 +42,7 @@ type flagsConfig struct{ add func(*pflag.FlagSet) }
 func (c *flagsConfig) AddFlags(fs *pflag.FlagSet) { c.add(fs) }
 func (*flagsConfig) Validate() error              { return nil }
 
-// lines compares the errors that are joined in err.
+// lines compares the errors joined in err with want.
 func lines(t *testing.T, err error, want ...string) {
 	t.Helper()
 	if err == nil {

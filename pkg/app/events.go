@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// eventsFlushTimeout bounds how long the end of the process waits for Events that are still to be sent.
-// With --shutdown-timeout it has to fit into terminationGracePeriodSeconds.
+// eventsFlushTimeout is how long the process waits at its end for Events that are not sent yet.
+// terminationGracePeriodSeconds must be longer than this and --shutdown-timeout together.
 const eventsFlushTimeout = 3 * time.Second
 
-// events sends Events through a client of its own: they do not wait for the fence, and are sent with
+// events sends Events through a client of its own. They do not pass the fence, and are sent under
 // --dry-run too.
 type events struct {
 	broadcaster record.EventBroadcaster
@@ -44,13 +44,14 @@ func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme
 	return e
 }
 
-// recorder records Events in the name of a component.
+// recorder returns a recorder of Events with the given source component.
 func (e *events) recorder(component string) record.EventRecorder {
 	return e.broadcaster.NewRecorder(e.scheme, corev1.EventSource{Component: component})
 }
 
-// stop returns when every Event that was recorded before has been sent, or at the latest after
-// eventsFlushTimeout. The broadcaster's Shutdown alone drops what it has not sent yet.
+// stop returns when every Event that was recorded before has been sent, but after
+// eventsFlushTimeout at the latest. The broadcaster's Shutdown alone would drop those that it has
+// not sent.
 func (e *events) stop() {
 	defer e.broadcaster.Shutdown()
 	e.recorder("").Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
@@ -62,8 +63,8 @@ func (e *events) stop() {
 	}
 }
 
-// lastEvent is the reason of an Event that is not sent. The broadcaster hands Events to the sink one by
-// one, in order: all that were recorded before have been sent when it arrives.
+// lastEvent is the reason of an Event that is not sent. The broadcaster hands Events to the sink
+// one by one, in order: when this one arrives, all that were recorded before it have been sent.
 const lastEvent = "quartermaster.dev/last-event"
 
 type eventSink struct {

@@ -11,7 +11,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// newFeatureGate returns a gate with the features of client-go and of logging; the manager has none of its own yet.
+// newFeatureGate returns a gate with the features of client-go and of logging. The manager has none
+// of its own yet.
 func newFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
 	gate := featuregate.NewFeatureGate()
 	if err := logsapi.AddFeatureGates(gate); err != nil {
@@ -23,7 +24,7 @@ func newFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
 	return gate, nil
 }
 
-// clientGoFeatures lets client-go, which may not import component-base, read and fill our gate.
+// clientGoFeatures adapts the gate for client-go, which may not import component-base.
 type clientGoFeatures struct {
 	gate featuregate.MutableVersionedFeatureGate
 }

@@ -34,8 +34,11 @@ type hosted struct {
 	runs   runs
 }
 
-// newHosted takes a controller in. Its check, its metric and its status tell of the same problems.
-func newHosted(name string, c controllers.Controller, cache *informers.Factory, loops *controllers.Metrics, stuckAfter time.Duration) *hosted {
+// newHosted returns c as a hosted controller. Its health check, its metric and its status report
+// the same problems.
+func newHosted(
+	name string, c controllers.Controller, cache *informers.Factory, loops *controllers.Metrics, stuckAfter time.Duration,
+) *hosted {
 	h := &hosted{Controller: c, name: name, cache: cache, loops: loops}
 	h.health = healthz.Controller(name, h, stuckAfter)
 	loops.Hosted(name, func() error { return h.health.Check(nil) })
@@ -56,7 +59,8 @@ func (h *hosted) LongestRunning(now time.Time) (string, time.Duration) {
 	return h.Controller.Status().LongestRunning(now)
 }
 
-// Status is the controller's, with what the host knows of it.
+// Status returns the controller's status, with the restarts and the problem that only the host
+// knows.
 func (h *hosted) Status() controllers.Status {
 	s := h.Controller.Status()
 	h.runs.report(&s)
@@ -69,8 +73,12 @@ func (h *hosted) Status() controllers.Status {
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
 
-// newControllers builds the enabled controllers. The error is about all that could not be built.
-func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (hostedControllers, error) {
+// newControllers builds the enabled controllers. The error names every controller that cannot be
+// built.
+func newControllers(
+	o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory,
+	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry,
+) (hostedControllers, error) {
 	var all hostedControllers
 	var errs []error
 	for _, entry := range enabled {
@@ -101,8 +109,8 @@ func newControllers(o *Options, c *clients, scheme *runtime.Scheme, e *events, c
 	return all, errors.Join(errs...)
 }
 
-// run runs all controllers until ctx ends and each of them has drained. They start interval apart. An error, which
-// wraps election.ErrUnfinished, is about controllers whose work may go on.
+// run starts all controllers, interval apart, and returns when ctx has ended and each of them has
+// drained. The error wraps election.ErrUnfinished and names the controllers whose work may go on.
 func (cs hostedControllers) run(ctx context.Context, interval time.Duration) error {
 	errs := make([]error, len(cs))
 	var wg sync.WaitGroup
@@ -116,12 +124,13 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 			}
 		})
 	}
-	<-ctx.Done() // with no controller enabled, too: to end would be to be restarted again and again
+	<-ctx.Done() // also without any controller: a process that exits is restarted for ever
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// ServeHTTP serves /debug/controllers/: all of them, or the one whose name follows.
+// ServeHTTP serves the status of all controllers at /debug/controllers/, and that of one at
+// /debug/controllers/NAME.
 func (cs hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/debug/controllers/")
 	all := map[string]controllers.Status{}

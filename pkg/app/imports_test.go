@@ -16,8 +16,9 @@ import (
 
 const module = "github.com/quartermaster-dev/quartermaster/"
 
-// TestImportsPointOneWay holds the rule of ARCHITECTURE.md: cmd -> app -> {controllers/*, election, informers,
-// healthz}, controllers/* -> controllers, app/status -> {controllers, election}, and nothing else of ours.
+// TestImportsPointOneWay checks the rule of ARCHITECTURE.md: cmd -> app -> {controllers/*,
+// election, informers, healthz}, controllers/* -> controllers, app/status -> {controllers,
+// election}, and no other import between our packages.
 func TestImportsPointOneWay(t *testing.T) {
 	allowed := func(from, to string) bool {
 		switch {

@@ -19,7 +19,8 @@ import (
 
 var deployDir = filepath.Join("..", "..", "deploy")
 
-// TestManifestsParse holds the Deployment of deploy/ against the flags that the manager really has.
+// TestManifestsParse parses the arguments of the Deployment in deploy/ with the flags that the
+// manager really has.
 func TestManifestsParse(t *testing.T) {
 	file, err := os.ReadFile(filepath.Join(deployDir, "base", "deployment.yaml"))
 	if err != nil {
@@ -53,10 +54,11 @@ func TestManifestsParse(t *testing.T) {
 	}
 }
 
-// argument is an item of args, or what a JSON patch adds to them.
+// argument matches an item of args, or what a JSON patch adds to them.
 var argument = regexp.MustCompile(`(?m)^\s*(?:- |value: )['"]?(--[^\s'"]+)['"]?$`)
 
-// TestManifestsUseFlagsThatExist finds flags wherever they stand, also in patches of components and examples.
+// TestManifestsUseFlagsThatExist checks the flags in all manifests, also those in patches of
+// components and examples.
 func TestManifestsUseFlagsThatExist(t *testing.T) {
 	found := 0
 	err := filepath.WalkDir(deployDir, func(path string, _ fs.DirEntry, err error) error {
@@ -73,7 +75,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// The kubelet puts in what stands in the environment.
+			// The kubelet replaces variables of the environment.
 			if err := o.parseArgs([]string{strings.ReplaceAll(match[1], "$(POD_NAMESPACE)", "team-a")}); err != nil {
 				t.Errorf("%s: %v", path, err)
 			} else if err := o.Validate(); err != nil {
@@ -90,7 +92,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 	}
 }
 
-// parseArgs parses arguments that stand in a manifest.
+// parseArgs parses the arguments in a manifest.
 func (o *Options) parseArgs(args []string) error {
 	flags := pflag.NewFlagSet("manager", pflag.ContinueOnError)
 	for _, fs := range o.flags.FlagSets {

@@ -23,10 +23,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// originals are the operators whose annotations --compat switches on.
+// originals are the operators whose annotations --compat can switch on.
 var originals = []string{"reloader", "reflector", "replicator", "ttl-controller", "janitor"}
 
-// Options is the whole configuration of the manager: one Config per component, written by the flags.
+// Options is the whole configuration of the manager, one Config per component. The flags write to
+// it.
 type Options struct {
 	File           ConfigFile
 	Generic        GenericConfig
@@ -46,7 +47,7 @@ type Options struct {
 	flags   cliflag.NamedFlagSets
 }
 
-// GenericConfig is what concerns all controllers alike.
+// GenericConfig is the configuration that concerns all controllers alike.
 type GenericConfig struct {
 	Controllers              []string
 	Compat                   []string
@@ -65,14 +66,15 @@ type ClientConfig struct {
 	Master string
 }
 
-// InsecureConfig is the plain HTTP server for health checks.
+// InsecureConfig configures the plain HTTP server for health checks.
 type InsecureConfig struct {
 	BindAddress net.IP
 	Port        int
 	Metrics     bool
 }
 
-// NewOptions returns the defaults. The gate holds the features of the libraries that the manager consists of.
+// NewOptions returns the defaults for a manager with the controllers of the registry and the given
+// ones. The error lists the mistakes in all entries.
 func NewOptions(entries ...Entry) (*Options, error) {
 	gate, err := newFeatureGate()
 	if err != nil {
@@ -110,9 +112,8 @@ func NewOptions(entries ...Entry) (*Options, error) {
 	return o, err
 }
 
-// flagSets binds every flag, in groups in the order of --help.
+// flagSets binds every flag, in groups, in the order of --help.
 func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
-
 	fs := sets.FlagSet(configurationFlags)
 	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
 		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with values of flags. "+
@@ -177,7 +178,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	for _, e := range o.entries {
 		if e.Config != nil {
-			sets.FlagSet(e.flagGroup()) // here in --help; filled when all flags of the host are known
+			sets.FlagSet(e.flagGroup()) // its place in --help; filled below
 		}
 	}
 
@@ -194,7 +195,8 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	return sets, errors.Join(errs...)
 }
 
-// Validate answers all that is wrong with the configuration, each problem naming its flag, and where the file sets it.
+// Validate returns every mistake in the configuration. Each names its flag and, if the
+// configuration file sets the flag, the file and the line.
 func (o *Options) Validate() error { return o.File.locate(o.validate()) }
 
 func (o *Options) validate() error {
@@ -240,7 +242,7 @@ func (o *Options) validate() error {
 		add("insecure-port", "%d is the --secure-port too", o.Insecure.Port)
 	}
 	elector := o.election()
-	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout has been judged above
+	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
 	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateScope())
 	errs = append(errs, o.Secure.Validate(), o.Authentication.Validate(), o.Authorization.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
@@ -255,12 +257,12 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// election is the configuration of the elector, which drains for as long as the whole process may.
+// election returns the configuration of the elector. Controllers may drain for --shutdown-timeout.
 func (o *Options) election() election.Config {
 	cfg := o.Election
 	cfg.DrainTimeout = o.Generic.ShutdownTimeout
 	return cfg
 }
 
-// compat tells whether --compat names original.
+// compat reports whether --compat names original.
 func (o *Options) compat(original string) bool { return slices.Contains(o.Generic.Compat, original) }

@@ -18,7 +18,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 )
 
-// serviceAccount is the manager's own, in the namespace of the Lease. In deploy/ it is the name of the Deployment too.
+// serviceAccount is the manager's ServiceAccount, in the namespace of the Lease. The Deployment in
+// deploy/ has the same name.
 const serviceAccount = "quartermaster"
 
 func newRBACCommand(o *Options) *cobra.Command {
@@ -58,8 +59,8 @@ secure port needs a ClusterRole even then; --secure-port=0 switches it off.`,
 		})
 }
 
-// rbac returns what the process needs under its configuration, and nothing more: roles with their bindings, and the
-// ServiceAccounts of controllers that have their own.
+// rbac returns what the process needs with this configuration, and nothing more: roles with their
+// bindings, and the ServiceAccounts of controllers that have their own.
 func (o *Options) rbac() (objects []any, err error) {
 	enabled, err := o.enabled()
 	if err != nil {
@@ -82,8 +83,8 @@ func (o *Options) rbac() (objects []any, err error) {
 		lease := o.Election.ResourceName
 		grant("quartermaster-host", manager, []string{home},
 			rule("coordination.k8s.io", "leases", lease, "get", "watch", "update"),
-			rule("coordination.k8s.io", "leases", "", "create"), // a request that creates does not tell the name
-			// A leader record in one of these means that a fleet of another lock type still runs.
+			rule("coordination.k8s.io", "leases", "", "create"), // RBAC cannot limit create to a name
+			// A leader record in one of these means that replicas with another lock type still run.
 			rule("", "configmaps", lease, "get"),
 			rule("", "endpoints", lease, "get"))
 		if !o.Generic.UseServiceAccountTokens {
@@ -92,10 +93,10 @@ func (o *Options) rbac() (objects []any, err error) {
 	}
 	recorded := scope
 	if len(o.Informers.Namespaces) > 0 && !slices.Contains(scope, home) {
-		recorded = append(slices.Clone(scope), home) // those of the Lease
+		recorded = append(slices.Clone(scope), home) // for Events about the Lease
 	}
 	grant("quartermaster-events", manager, recorded, rule("", "events", "", "create", "patch"))
-	if o.Generic.DryRun || len(o.Informers.Namespaces) == 0 { // for an installation in the cluster, whenever somebody adds the flag
+	if o.Generic.DryRun {
 		grant("quartermaster-dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
 	}
 	o.secureRBAC(func(name, namespace string, rules ...rbacv1.PolicyRule) {
@@ -125,7 +126,8 @@ func (o *Options) rbac() (objects []any, err error) {
 	return objects, nil
 }
 
-// secureRBAC grants what the secure port needs to learn who calls it, unless another kubeconfig is given for that.
+// secureRBAC grants what the secure port needs to authenticate and authorize its callers. What
+// another kubeconfig is used for is left out.
 func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.PolicyRule)) {
 	if o.Secure.BindPort == 0 {
 		return
@@ -152,7 +154,7 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 	return r
 }
 
-// role returns a ClusterRole if there is no namespace.
+// role returns a ClusterRole if namespace is empty, otherwise a Role.
 func role(name, namespace string, rules []rbacv1.PolicyRule) any {
 	meta := metav1.ObjectMeta{Name: name, Namespace: namespace}
 	if namespace == metav1.NamespaceAll {
@@ -161,7 +163,7 @@ func role(name, namespace string, rules []rbacv1.PolicyRule) any {
 	return rbacv1.Role{TypeMeta: rbacType("Role"), ObjectMeta: meta, Rules: rules}
 }
 
-// binding binds the role of that name.
+// binding binds the role of the same name to account.
 func binding(name, namespace string, account metav1.ObjectMeta) any {
 	meta := metav1.ObjectMeta{Name: name, Namespace: namespace}
 	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: account.Namespace}}
@@ -186,8 +188,9 @@ func controllerAccount(meta metav1.ObjectMeta) any {
 	}
 }
 
-// roles divides the entry's rules. To list and to watch what is in Needs is up to the cache, which reads as the manager;
-// the rest is what the controller does itself.
+// roles splits the entry's rules. The cache, which reads as the manager, lists and watches what is
+// in Needs. Everything else is what the controller itself does. It is an error if the rules do not
+// let the cache list and watch a resource in Needs.
 func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 	needs, err := e.Needs()
 	if err != nil {
@@ -232,7 +235,7 @@ func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 	return cache, own, nil
 }
 
-// appendRule leaves out a rule that would grant nothing.
+// appendRule appends the rule, unless it grants nothing.
 func appendRule(rules []rbacv1.PolicyRule, groups, resources, verbs []string) []rbacv1.PolicyRule {
 	if len(resources) == 0 || len(verbs) == 0 {
 		return rules

@@ -28,68 +28,76 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Entry is one controller of the registry. Its name, help text, flags, defaults, needs of the cache and RBAC rules all
-// derive from here.
+// Entry describes one controller. Its flags, help text, cache needs and RBAC rules all come from
+// here. Name, Needs, Rules and New are required.
 type Entry struct {
-	// Name is what --controllers, metrics, logs and health checks call it.
+	// Name identifies the controller in --controllers, metrics, logs and health checks. It must be
+	// a DNS label that no other entry has as its name or alias.
 	Name string
-	// Aliases are other names that --controllers understands.
+	// Aliases are other names that --controllers accepts.
 	Aliases []string
-	// Summary says in half a line what it does.
+	// Summary says in half a line what the controller does.
 	Summary string
-	// OffByDefault excludes it from '*' in --controllers.
+	// OffByDefault excludes the controller from '*' in --controllers.
 	OffByDefault bool
-	// Config binds and checks its flags; nil when it has none.
+	// Config binds and checks the controller's flags; nil if it has none.
 	Config Config
-	// AddToScheme adds the types of its custom resources to the scheme of the host; nil when it has none of its own.
+	// AddToScheme adds the types of the controller's custom resources to the scheme of the host;
+	// nil if it has none.
 	AddToScheme func(*runtime.Scheme) error
-	// Needs declares what the shared cache has to keep for it. It is asked after the flags were parsed.
+	// Needs returns what the shared cache must keep for the controller. It is called after the
+	// flags have been parsed.
 	Needs func() ([]informers.Need, error)
-	// Rules are the permissions it needs, no more.
+	// Rules returns the permissions that the controller needs, and no more. It is called after the
+	// flags have been parsed.
 	Rules func() []rbacv1.PolicyRule
-	// New builds it, on every replica, standby included, so that a mistake is found before it hurts.
+	// New builds the controller. Every replica calls it at its start, standbys included, so that a
+	// mistake does not wait for a failover to show.
 	New func(Host) (controllers.Controller, error)
 
-	needs []informers.Need // what Needs has returned, For filled in; see declareNeeds
+	needs []informers.Need // the result of Needs with For filled in; see declareNeeds
 }
 
-// Config is the part of a controller's Config that the host uses.
+// Config is what the host uses of a controller's configuration. AddFlags binds its flags. Validate
+// returns every mistake in it, each with the name of its flag.
 type Config interface {
 	AddFlags(*pflag.FlagSet)
 	Validate() error
 }
 
-// Host is what the manager gives a controller to be built from.
+// Host is what the manager passes to Entry.New.
 type Host struct {
-	// Informer returns the shared informer of a resource that the entry itself declares in Needs. It panics for another
-	// one, which ends the start with an error that names the controller.
+	// Informer returns the shared informer of a resource that the entry declares in Needs. For any
+	// other resource it panics, and the manager's start fails with an error that names the
+	// controller.
 	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
-	// LiveVersion asks the API server for the resourceVersion of an object of such a resource, for a controller that has
-	// reason to think that the cache is behind; see informers.Factory.LiveVersion.
+	// LiveVersion returns the resourceVersion that an object of such a resource has in the API
+	// server now. A controller calls it when it suspects that the cache is behind; see
+	// informers.Factory.LiveVersion.
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
-	// Client reads at any time and writes only while this replica leads. RESTConfig makes other clients like it; they
-	// speak JSON, which custom resources need.
+	// Client reads at any time, and writes only while this replica leads. RESTConfig makes other
+	// clients with the same limits. They speak JSON, which custom resources need.
 	Client     kubernetes.Interface
 	RESTConfig *rest.Config
-	// Scheme holds the built-in types and those that the enabled entries added. It is this process's own: what a library
-	// registers with client-go's scheme.Scheme is not in it.
+	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
+	// registers with client-go's scheme.Scheme are not in it.
 	Scheme *runtime.Scheme
-	// Events records Events under the controller's name.
+	// Events records Events with the source component quartermaster-NAME.
 	Events record.EventRecorder
 	Clock  clock.WithTicker
-	// Loops are the metrics of the queue loop, Metrics is where a controller registers its own.
+	// Loops holds the metrics of the queue loop. A controller registers its own with Metrics.
 	Loops   *controllers.Metrics
 	Metrics metrics.KubeRegistry
 }
 
-// registry lists the controllers, in the order in which they start.
+// registry returns the controllers in the order in which they start.
 func registry(o *Options) []Entry {
 	return []Entry{
 		configReload(o),
 	}
 }
 
-// newScheme returns a scheme of the built-in types and those of entries.
+// newScheme returns a scheme with the built-in types and those that entries add.
 func newScheme(entries []Entry) (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	if err := clientscheme.AddToScheme(scheme); err != nil {
@@ -106,7 +114,7 @@ func newScheme(entries []Entry) (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// known lists the names of all controllers in the order of the registry.
+// known returns the names of all controllers, in the order of the registry.
 func (o *Options) known() []string {
 	names := make([]string, 0, len(o.entries))
 	for _, e := range o.entries {
@@ -115,8 +123,9 @@ func (o *Options) known() []string {
 	return names
 }
 
-// enabled returns the entries that --controllers selects, in the order of the registry. As in kube-controller-manager,
-// the first item that names a controller decides, and '*' stands for all that are on by default.
+// enabled returns the entries that --controllers selects, in the order of the registry. As in
+// kube-controller-manager, the first item that names a controller decides, and '*' stands for all
+// that are on by default. An item that names no controller is an error.
 func (o *Options) enabled() ([]Entry, error) {
 	var unknown []string
 	for _, item := range o.Generic.Controllers {

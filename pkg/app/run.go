@@ -24,18 +24,22 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// watchdogTolerance is how far past its lease a leader may be before /livez fails. kube-controller-manager's value.
+// watchdogTolerance is how long a leader may outlast its lease before /livez fails. It is
+// kube-controller-manager's value.
 const watchdogTolerance = 20 * time.Second
 
-// Run is the life of the manager, top to bottom: build everything, listen, start the informers, elect, lead. Stopping
-// is the reverse, by the deferred calls. It returns nil when ctx ended and the controllers drained in time.
+// Run is the life of the manager, from top to bottom: it builds everything, listens, starts the
+// informers, waits to be elected and leads. The deferred calls stop everything in reverse order.
+// Run returns nil if ctx ended and the controllers drained in time. If they did not, the error
+// wraps election.ErrUnfinished.
 func Run(ctx context.Context, o *Options) error {
 	logger := klog.FromContext(ctx)
 	logger.Info("Starting", "version", version.Get().GitVersion)
-	// What outlives the end of ctx: servers answer probes and informers feed reconciles while those drain.
+	// rest goes on when ctx ends: while reconciles drain, servers answer probes and informers
+	// deliver events.
 	rest := context.WithoutCancel(ctx)
 
-	// Build: everything that can be wrong is found here, on every replica.
+	// Build. A mistake in the configuration fails here, on every replica.
 	enabled, err := o.enabled()
 	if err != nil {
 		return err
@@ -79,13 +83,13 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 
-	// Listen: probes are answered from here on.
+	// Listen. From here on, probes are answered.
 	watchdog := healthz.LeaderWatchdog(watchdogTolerance, lock)
 	synced := cache.CheckSync
 	if o.Informers.Standby == informers.StandbyCold {
 		synced = func(r *http.Request) error {
 			if !lock.IsLeading() {
-				return nil // a cold standby is as ready as it will be
+				return nil // a cold standby has no cache to wait for
 			}
 			return cache.CheckSync(r)
 		}
@@ -116,9 +120,9 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	defer servers.stop()
 
-	// Informers, on every replica.
+	// Start the informers, unless standbys are cold.
 	if err := waitForAPIServer(ctx, connection.named("startup")); ctx.Err() != nil {
-		return nil // told to stop before the API server was there
+		return nil // stopped before the API server was ready
 	} else if err != nil {
 		return err
 	}
@@ -130,7 +134,7 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	defer cache.Shutdown()
 
-	// Lead, when elected. What has not ended when the election has, is cut off.
+	// Lead, when elected. Work that has not ended when the election ends is cut off.
 	work, cutOff := context.WithCancelCause(rest)
 	lead := func(ctx context.Context) error {
 		cache.Start(rest)
@@ -141,9 +145,9 @@ func Run(ctx context.Context, o *Options) error {
 	return err
 }
 
-// newLock names the Lease and this replica.
+// newLock returns the lock of this replica on the Lease.
 func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry) (*election.Lock, error) {
-	// In a Pod the host name is the Pod's, unless hostNetwork or hostname says otherwise.
+	// In a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set.
 	pod := os.Getenv("POD_NAME")
 	if pod == "" {
 		var err error
@@ -164,8 +168,8 @@ func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry)
 		e.recorder("quartermaster"), election.NewBootClock(), electionMetrics)
 }
 
-// checkFences refuses to start beside a leader of another lock type, and has the elector find out whether the API server
-// has a fence too.
+// checkFences returns an error if a leader of another lock type is running. It also makes the lock
+// find out whether the API server has a fence.
 func checkFences(ctx context.Context, o *Options, c connection, lock *election.Lock) error {
 	client, err := c.typed(c.named("startup"))
 	if err != nil {
@@ -176,7 +180,7 @@ func checkFences(ctx context.Context, o *Options, c connection, lock *election.L
 		return err
 	}
 	if o.Generic.UseServiceAccountTokens {
-		// Such tokens are not bound to our Pod, and the API server refuses to bind them.
+		// These tokens are not bound to our Pod, and the API server refuses to bind them.
 		lock.SetServerFence(ctx, election.ServerFenceCannotJudge)
 	} else {
 		lock.ProbeServerFence(core.ConfigMaps(namespace))
@@ -184,8 +188,11 @@ func checkFences(ctx context.Context, o *Options, c connection, lock *election.L
 	return nil
 }
 
-// newCache builds the informers that the enabled controllers need.
-func newCache(o *Options, c connection, scheme *runtime.Scheme, registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry) (*informers.Factory, error) {
+// newCache returns the informers that the enabled controllers need, not started yet.
+func newCache(
+	o *Options, c connection, scheme *runtime.Scheme,
+	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry,
+) (*informers.Factory, error) {
 	readers, err := informers.NewClients(c.builtIn(c.named("informers")), scheme)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// SecureConfig is the HTTPS server. Its flags are those of the components of Kubernetes.
+// SecureConfig configures the HTTPS server. Its flags are those of the Kubernetes components.
 type SecureConfig struct {
 	BindAddress      net.IP
 	BindPort         int
@@ -55,7 +55,7 @@ func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.DisableHTTP2, "disable-http2-serving", c.DisableHTTP2, "Serve HTTP/1.1 only.")
 }
 
-// Validate reports all that is wrong, except with the contents of files.
+// Validate returns every mistake, each with its flag. It reads no files.
 func (c *SecureConfig) Validate() error {
 	var errs []error
 	if c.BindPort < 0 || c.BindPort > 65535 {
@@ -68,7 +68,7 @@ func (c *SecureConfig) Validate() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// tls is what is the same for every connection.
+// tls returns the part of the configuration that is the same for every connection.
 func (c *SecureConfig) tls() (*tls.Config, error) {
 	var version, suites, curves error
 	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
@@ -96,8 +96,9 @@ type content interface {
 	AddListener(dynamiccertificates.Listener)
 }
 
-// serve returns the configuration of a TLS server whose certificates, and the CAs that it names to clients, follow their
-// sources until ctx ends. clientCA may be nil.
+// serve returns the configuration of a TLS server. Its certificates, and the CAs that it names to
+// clients, follow their sources until ctx ends. clientCA may be nil. It is an error if a
+// certificate cannot be read.
 func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.CAContentProvider) (*tls.Config, error) {
 	config, err := c.tls()
 	if err != nil {
@@ -117,7 +118,8 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 		sni, sources = append(sni, other), append(sources, other)
 	}
 	if clientCA != nil {
-		// The authenticator judges the certificate; to refuse it here would refuse tokens beside it too.
+		// The authenticator judges the certificate. If TLS refused it, a valid token in the same
+		// request would be refused too.
 		config.ClientAuth = tls.RequestClientCert
 		sources = append(sources, clientCA)
 	}
@@ -132,7 +134,8 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 		return nil, fmt.Errorf("--tls-cert-file, --tls-sni-cert-key: %w", err)
 	}
 	go serving.Run(1, ctx.Done())
-	// A configuration of its own: the HTTP server changes the one that it gets, while serving reads config.
+	// The HTTP server changes the configuration that it gets, while serving reads config. So they
+	// must not share one.
 	return &tls.Config{NextProtos: slices.Clone(config.NextProtos), GetConfigForClient: serving.GetConfigForClient}, nil
 }
 

@@ -141,7 +141,8 @@ func TestCertificatesThatCannotBeServedAreErrors(t *testing.T) {
 	}
 }
 
-// TestServersStop holds that the ports are free after stop, and that a port that is taken is an error with its flag.
+// TestServersStop checks that stop frees the ports, and that the error about a port in use names
+// the flag.
 func TestServersStop(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

@@ -38,7 +38,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 )
 
-// health is the three health paths, which both servers serve. They are open to everyone and ask nobody else.
+// health holds the handlers of the three health paths. Both servers serve them to everyone, without
+// asking another system.
 type health struct {
 	healthz, livez, readyz *healthz.Handler
 }
@@ -50,7 +51,8 @@ func (h health) install(mux *http.ServeMux) {
 	}
 }
 
-// servers are the secure and the insecure HTTP server, and what follows certificates and CAs for them.
+// servers are the secure and the insecure HTTP server, and the goroutines that keep certificates
+// and CAs up to date.
 type servers struct {
 	logger klog.Logger
 	health health
@@ -59,8 +61,9 @@ type servers struct {
 	cancel context.CancelFunc
 }
 
-// startServers listens and serves: health checks on both servers, protected behind authentication and authorization
-// on the secure one, and metrics on the insecure one when asked for.
+// startServers starts both servers. Both serve health checks. The secure one serves protected
+// behind authentication and authorization, the insecure one serves metrics if a flag says so. It
+// returns an error with the flag's name if a port or a certificate cannot be used.
 func startServers(ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler) (*servers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
@@ -108,7 +111,7 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	return nil
 }
 
-// serve listens and returns; it serves until stop.
+// serve starts to listen and returns. It serves until stop is called.
 func (s *servers) serve(address net.IP, port int, handler http.Handler, config *tls.Config) error {
 	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(port)))
 	if err != nil {
@@ -120,7 +123,7 @@ func (s *servers) serve(address net.IP, port int, handler http.Handler, config *
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    1 << 16,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100}, // as the API server
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100}, // as kube-apiserver
 		ErrorLog:          log.New(serverLog{s.logger}, "", 0),
 	}
 	s.all = append(s.all, server)
@@ -131,13 +134,13 @@ func (s *servers) serve(address net.IP, port int, handler http.Handler, config *
 			serve = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
 		}
 		if err := serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			s.logger.Error(err, "Server ended", "address", listener.Addr().String())
+			s.logger.Error(err, "Server stopped unexpectedly", "address", listener.Addr().String())
 		}
 	})
 	return nil
 }
 
-// stop closes the listeners and waits for the requests in flight, 5 s at most.
+// stop closes the listeners and waits at most 5 seconds for the requests in flight.
 func (s *servers) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -152,7 +155,8 @@ func (s *servers) stop() {
 	s.wg.Wait()
 }
 
-// serverLog logs what net/http says about connections. What every port scan and TCP probe leaves there says little.
+// serverLog logs the messages of net/http. Failed TLS handshakes are logged at level 5 only, since
+// every port scan and TCP probe causes one.
 type serverLog struct{ logger klog.Logger }
 
 func (l serverLog) Write(text []byte) (int, error) {
@@ -164,7 +168,7 @@ func (l serverLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// introspection is everything on the secure port that needs RBAC on its nonResourceURL.
+// introspection returns a handler of everything that needs RBAC permission for its nonResourceURL.
 func introspection(o *Options, metrics http.Handler, handlers map[string]http.Handler) http.Handler {
 	m := mux.NewPathRecorderMux("manager")
 	m.Handle("/metrics", metrics)
@@ -193,7 +197,7 @@ func metricsHandler(own metrics.KubeRegistry) http.Handler {
 	})
 }
 
-// writeJSON answers a debug request; an error can only be a client that went away.
+// writeJSON writes the response to a debug request.
 func writeJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)

@@ -16,16 +16,18 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-// A controller whose Run returned on its own is started again after restartDelay, twice as long each time. When it has
-// then run for healthyRun, that is forgotten.
+// A controller whose Run returns on its own is started again after restartDelay. Each further
+// restart waits twice as long, up to restartDelayMax. After a run of healthyRun, the wait starts
+// from restartDelay again.
 const (
 	restartDelay    = time.Second
 	restartDelayMax = time.Minute
 	healthyRun      = 5 * time.Minute
 )
 
-// supervise runs one controller until ctx ends. One that returns before, or panics outside of a reconcile, is started
-// again: it must not take the others down.
+// supervise runs one controller until ctx ends. If Run returns earlier, or panics outside of a
+// reconcile, supervise starts it again: one controller must not stop the others. It returns the
+// error of the Run during which ctx ended.
 func (h *hosted) supervise(ctx context.Context) error {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), h.name)
 	ctx = klog.NewContext(ctx, logger)
@@ -36,7 +38,7 @@ func (h *hosted) supervise(ctx context.Context) error {
 			return err
 		}
 		if err == nil {
-			err = errors.New("Run returned though its context had not ended")
+			err = errors.New("Run returned before its context ended")
 		}
 		h.loops.Restarted(h.name)
 		delay := h.runs.ended(err)
@@ -61,12 +63,12 @@ func (h *hosted) runRecovered(ctx context.Context) (stack []byte, err error) {
 	return nil, h.Run(ctx)
 }
 
-// runs is what became of the runs of one controller.
+// runs records how the runs of one controller ended.
 type runs struct {
 	mu       sync.Mutex
 	restarts uint64
-	inARow   int       // runs that ended unexpectedly, without a long healthy one in between
-	since    time.Time // when the last run began, or ended
+	inARow   int       // unexpected ends since the last run of healthyRun
+	since    time.Time // when the last run began or, later, ended
 	lastErr  *controllers.LastError
 }
 
@@ -76,7 +78,7 @@ func (r *runs) began() {
 	r.since = time.Now()
 }
 
-// ended notes an unexpected end and returns how long to wait before the next run.
+// ended records an unexpected end and returns how long to wait before the next run.
 func (r *runs) ended(err error) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +97,8 @@ func (r *runs) ended(err error) time.Duration {
 	return delay
 }
 
-// problem tells of runs that ended unexpectedly, until one has lasted. The log has their errors.
+// problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has
+// the causes.
 func (r *runs) problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,7 +108,7 @@ func (r *runs) problem() error {
 	return fmt.Errorf("stopped unexpectedly, %d times in a row; it is restarted with back-off", r.inARow)
 }
 
-// report adds the restarts to the status of the controller.
+// report adds the restarts to s and, if it is the most recent, the error of the last one.
 func (r *runs) report(s *controllers.Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,7 +118,7 @@ func (r *runs) report(s *controllers.Status) {
 	}
 }
 
-// sleep waits for d and answers true, or false when ctx ended first.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -21,7 +21,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// scripted is a controller whose nth run does what the nth function does, and whose last one is repeated.
+// scripted is a controller whose nth run calls the nth function. Further runs call the last one.
 type scripted struct {
 	runs  []func(context.Context) error
 	begun time.Time
@@ -50,7 +50,7 @@ func failsAfter(d time.Duration) func(context.Context) error {
 	}
 }
 
-// host takes a controller in, with an empty cache.
+// host returns a hosted controller with an empty cache.
 func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted, metrics.KubeRegistry) {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
@@ -58,7 +58,7 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted
 	return newHosted("x", c, &informers.Factory{}, controllers.NewMetrics(registry), time.Minute), c, registry
 }
 
-// series compares a metric of the controller.
+// series compares a metric of the controller with want.
 func series(t *testing.T, registry metrics.KubeRegistry, name string, want float64) {
 	t.Helper()
 	families, err := registry.Gather()

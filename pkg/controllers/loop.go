@@ -20,27 +20,26 @@ import (
 )
 
 const (
-	// A failing key is tried again after 1 s, 2 s, 4 s ... 5 min, without end:
-	// giving up would leave an object wrong until something else touches it.
+	// A failing key is tried again after 1 s, 2 s, 4 s and so on up to 5 min, without end: giving
+	// up would leave an object wrong until something else changes it.
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
 )
 
 // Options describe a [Loop]. Name, Reconcile and Metrics are required.
 type Options[K comparable] struct {
-	// Name of the controller: of its queue, its metrics and its pprof label.
+	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
 	Name string
-	// Workers is the number of keys reconciled at once; default 1. One key is
-	// never with two workers.
+	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
+	// at once.
 	Workers int
-	// Reconcile brings the object of one key to its desired state. It is called
-	// again after the duration if that is > 0; otherwise at the next event. After
-	// an error it is called again with exponential back-off, at the latest after
-	// the duration if that is > 0, and not before the time that the API server
-	// asked for.
+	// Reconcile brings the object of one key to its desired state. If it returns a duration > 0, it
+	// is called again after that time, otherwise at the next event. After an error it is called
+	// again with exponential back-off: at the latest after the duration if that is > 0, and not
+	// before the time that the API server asked for.
 	Reconcile func(ctx context.Context, key K) (after time.Duration, err error)
 	Metrics   *Metrics
-	// Clock drives delays, back-off and the status; default the real one.
+	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker
 }
 
@@ -59,7 +58,7 @@ type Loop[K comparable] struct {
 	lastErr  *LastError
 }
 
-// NewLoop returns a loop that does nothing until Run.
+// NewLoop returns a loop that does nothing until Run. It panics without Metrics.
 func NewLoop[K comparable](opts Options[K]) *Loop[K] {
 	opts.Workers = max(opts.Workers, 1)
 	if opts.Clock == nil {
@@ -73,17 +72,17 @@ func NewLoop[K comparable](opts Options[K]) *Loop[K] {
 	return l
 }
 
-// Run registers the watches, waits until their informers have synced and every
-// object in them was mapped to keys, and reconciles until ctx ends.
+// Run registers the watches, waits until their informers have synced and every object in them has
+// been mapped to keys, and reconciles until ctx ends.
 //
-// Then it takes no more keys and lets the reconciles in flight finish. Their
-// context does not end with ctx, only with that of [WithWork]. Run returns when
-// all workers have returned and the handlers are removed, however long that
-// takes: how long to wait is for the host to decide, which holds the lease. The
-// error is about a handler that could not be added or removed.
+// Then it takes no more keys and lets the reconciles in flight finish. Their context does not end
+// with ctx, only with that of [WithWork]. Run returns when all workers have returned and the
+// handlers have been removed, however long that takes: the host, which holds the lease, decides how
+// long to wait. It returns an error if a handler could not be added or removed, or if the loop is
+// already running.
 func (l *Loop[K]) Run(ctx context.Context, watches ...Watch[K]) (err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.Name))
-	// Goroutines inherit the label: workers, handlers and the queue's own.
+	// All goroutines inherit the label: those of the workers, the handlers and the queue.
 	pprof.Do(ctx, pprof.Labels("controller", l.opts.Name), func(ctx context.Context) {
 		err = l.run(ctx, watches)
 	})
@@ -120,7 +119,7 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 		synced = append(synced, w.informer.HasSyncedChecker(), registration.HasSyncedChecker())
 	}
 	if !cache.WaitFor(klog.NewContext(ctx, logger.V(2)), l.opts.Name, synced...) {
-		return nil // ctx ended first, and nothing has been started
+		return nil // ctx ended first, and no worker was started
 	}
 
 	work, cancel := workContext(ctx)
@@ -145,7 +144,7 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	return nil
 }
 
-// start makes the queue of one run.
+// start creates the queue of one run. It returns an error if the loop is already running.
 func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,14 +152,14 @@ func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
 		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
 	l.phase = Syncing
-	l.unmapped = 0 // the events of another run, which this one gets again
+	l.unmapped = 0 // those of an earlier run; this one gets their events again
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
 		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
 	})
 	return l.queue, nil
 }
 
-// next takes one key and reconciles it; false ends the worker.
+// next takes one key and reconciles it. It returns false when the queue has shut down.
 func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
 	key, shutdown := q.Get()
 	if shutdown {
@@ -191,9 +190,9 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 	return true
 }
 
-// reconcile calls Reconcile and accounts for its outcome.
+// reconcile calls Reconcile and records its outcome.
 func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) {
-	// The text of a key matters only to people, so the loop asks no more of it.
+	// Only people read the text of a key, so the loop requires no method for it.
 	logger := klog.FromContext(work).WithValues("key", fmt.Sprint(key))
 	work = klog.NewContext(work, logger)
 	started := l.opts.Clock.Now()
@@ -213,10 +212,10 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 		result = resultPanic
 		logger.Error(err, "Reconcile panicked", "stack", string(stack))
 	case IsNotLeading(err):
-		// The fence has closed: this replica is on its way out, and its
-		// successor does the work. Not worth a line per key.
+		// The fence has closed: this replica is stopping, and its successor does the work. That is
+		// not worth a line per key.
 		result = resultNotLeading
-		logger.V(2).Info("Reconcile refused, not leading any more", "reason", err.Error())
+		logger.V(2).Info("Reconcile refused, no longer leading", "reason", err.Error())
 	case err != nil:
 		result = resultError
 		logger.Error(err, "Reconcile failed")
@@ -244,10 +243,10 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	return after, err
 }
 
-// IsNotLeading recognises the refusal of a write because this replica does not
-// lead any more: an error in err's tree with a method NotLeading() bool that
-// returns true. The loop counts it apart from failures and does not log it as
-// one; a controller need not tell of it either.
+// IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
+// whether an error in err's tree has a method NotLeading() bool that returns true. The loop's
+// metric counts it apart from errors, and the log does not show it as one. A controller need not
+// report it either.
 func IsNotLeading(err error) bool {
 	var refused interface{ NotLeading() bool }
 	return errors.As(err, &refused) && refused.NotLeading()
@@ -259,7 +258,7 @@ func (l *Loop[K]) setPhase(p Phase) {
 	l.phase = p
 }
 
-// Status returns a snapshot, the keys in flight by name.
+// Status returns a snapshot, with the keys in flight sorted by name.
 func (l *Loop[K]) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -29,8 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// harness runs one loop over the ConfigMaps of a fake clientset, in a bubble of
-// fake time.
+// harness runs one loop over the ConfigMaps of a fake clientset, in a bubble of fake time.
 type harness struct {
 	client   kubernetes.Interface
 	informer *countingInformer
@@ -101,10 +100,10 @@ func (h *harness) runWith(t *testing.T, watches ...Watch[cache.ObjectName]) {
 	synctest.Wait()
 }
 
-// pass lets the bubble's time pass.
+// pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// countingInformer knows how many handlers are registered on it.
+// countingInformer counts the handlers that are registered on it.
 type countingInformer struct {
 	cache.SharedIndexInformer
 	handlers atomic.Int32
@@ -122,10 +121,10 @@ func (i *countingInformer) RemoveEventHandler(r cache.ResourceEventHandlerRegist
 
 func TestDrain(t *testing.T) {
 	cases := map[string]struct {
-		takes    time.Duration // how long the reconcile in flight goes on
-		hears    bool          // whether it ends when its context does
-		cutAfter time.Duration // when the host cuts it off, counted from the end of Run's context; 0: never
-		wantEnds time.Duration // when Run returns, counted likewise
+		takes    time.Duration // how long the reconcile in flight takes
+		hears    bool          // whether it ends when its context ends
+		cutAfter time.Duration // from the end of Run's context until the host cuts it off; 0: never
+		wantEnds time.Duration // from the end of Run's context until Run returns
 		wantCut  bool
 	}{
 		"a reconcile in flight finishes before Run returns": {
@@ -204,7 +203,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// refusal is an error as the write fence returns it.
+// refusal is an error like that of the write fence.
 type refusal struct{}
 
 func (refusal) Error() string    { return "not leading" }

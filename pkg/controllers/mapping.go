@@ -13,9 +13,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// mapper maps the events of one watch to keys. When the mapping panics, the event
-// is kept and mapped again with back-off; events of that object that come
-// meanwhile join it. So none is lost, and other objects do not wait.
+// mapper maps the events of one watch to keys. If the mapping panics or fails, the event is kept
+// and mapped again with back-off. Later events of that object are merged with it. So no event is
+// lost, and other objects do not wait.
 type mapper[K comparable] struct {
 	loop    *Loop[K]
 	watch   Watch[K]
@@ -23,12 +23,12 @@ type mapper[K comparable] struct {
 	retries *mappingRetries[K]
 	logger  klog.Logger
 
-	mu     sync.Mutex // the mapping is called by one goroutine at a time
+	mu     sync.Mutex // held while the mapping is called
 	failed map[cache.ObjectName]change
 }
 
-// mappingRetries are the objects whose events must be mapped again, of all watches
-// of one run.
+// mappingRetries is the queue of objects whose events must be mapped again, for all watches of one
+// run.
 type mappingRetries[K comparable] struct {
 	workqueue.TypedDelayingInterface[failedMapping[K]]
 	limiter workqueue.TypedRateLimiter[failedMapping[K]]
@@ -41,7 +41,8 @@ type failedMapping[K comparable] struct {
 
 func (l *Loop[K]) newMappingRetries(logger *klog.Logger) *mappingRetries[K] {
 	return &mappingRetries[K]{
-		// Without a name, so that it has no metrics: those of the controller's queue are about keys.
+		// The queue has no name, so that it has no metrics: those of the controller's queue are
+		// about keys.
 		TypedDelayingInterface: workqueue.NewTypedDelayingQueueWithConfig(
 			workqueue.TypedDelayingQueueConfig[failedMapping[K]]{Logger: logger, Clock: l.opts.Clock}),
 		limiter: workqueue.NewTypedItemExponentialFailureRateLimiter[failedMapping[K]](minBackoff, maxBackoff),
@@ -60,8 +61,7 @@ func (r *mappingRetries[K]) run() {
 	}
 }
 
-// handle maps an event, together with those of the object that could not be mapped
-// before.
+// handle maps an event, merged with earlier events of that object that could not be mapped.
 func (m *mapper[K]) handle(c change) {
 	// A notification may still be under way when the handler is removed.
 	if m.queue.ShuttingDown() {
@@ -85,7 +85,7 @@ func (m *mapper[K]) again(object cache.ObjectName) {
 	}
 }
 
-// try calls the mapping. The caller holds the lock.
+// try calls the mapping. The caller holds mu.
 func (m *mapper[K]) try(c change) {
 	var keys []K
 	stack, err := contain(func() (err error) {
@@ -104,8 +104,8 @@ func (m *mapper[K]) try(c change) {
 	}
 }
 
-// keep remembers an event that could not be mapped. It logs the first failure of
-// an object; the retries show in the metric, the status and the health check.
+// keep stores an event that could not be mapped, and tries again later. It logs the first failure
+// of an object. Later ones show in the metric, the status and the health check.
 func (m *mapper[K]) keep(c change, stack []byte, err error) {
 	object := c.object()
 	_, known := m.failed[object]
@@ -130,8 +130,8 @@ func (m *mapper[K]) forget(object cache.ObjectName) {
 	m.loop.unmapped--
 }
 
-// mappingFailed accounts for a failure of the mapping, which may be known to fail
-// for that object.
+// mappingFailed records a failure of the mapping. known says that it has failed for that object
+// before.
 func (l *Loop[K]) mappingFailed(object cache.ObjectName, known, panicked bool, err error) {
 	if panicked {
 		l.opts.Metrics.Panicked(l.opts.Name)
@@ -149,7 +149,7 @@ func (l *Loop[K]) mappingFailed(object cache.ObjectName, known, panicked bool, e
 	l.lastErr = &LastError{Key: object.String(), Text: "event mapping: " + err.Error(), Time: l.opts.Clock.Now()}
 }
 
-// object names what has changed; what has no name counts as one object.
+// object returns the name of the changed object. All that have no name count as one object.
 func (c change) object() cache.ObjectName {
 	obj := c.new
 	if obj == nil {
@@ -162,15 +162,15 @@ func (c change) object() cache.ObjectName {
 	return name
 }
 
-// then returns c and a later change of the same object as one.
+// then returns c merged with a later change of the same object.
 func (c change) then(later change) change {
 	if c.old == nil && later.new == nil {
-		return later // it came and went
+		return later // an addition and a deletion
 	}
 	return change{old: c.old, new: later.new, initial: c.initial}
 }
 
-// contain calls f. It returns a panic of f as an error, with the stack.
+// contain calls f. If f panics, it returns the panic as an error, with the stack.
 func contain(f func() error) (stack []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -21,10 +21,10 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// mappings records what a mapping that fails for objects called "bad" is called with.
+// mappings records the calls of a mapping that fails for objects called "bad".
 type mappings struct {
 	mu     sync.Mutex
-	broken func() // what it does for them; nil: nothing
+	broken func() // called for these; may be nil
 	bad    []string
 }
 
@@ -58,7 +58,7 @@ func version(cm *corev1.ConfigMap) string {
 	return cm.Data["version"]
 }
 
-// mapped runs a loop that watches through m, and records what it reconciles.
+// mapped runs a loop that watches through m and records what it reconciles.
 type mapped struct {
 	*harness
 	*mappings

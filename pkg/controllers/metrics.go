@@ -10,7 +10,7 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// The results a reconcile can have, as they stand in the metric's label.
+// The results of a reconcile, as they are in the metric's label.
 const (
 	resultSuccess    = "success"
 	resultRequeue    = "requeue"
@@ -21,9 +21,9 @@ const (
 
 var results = []string{resultSuccess, resultRequeue, resultError, resultNotLeading, resultPanic}
 
-// Metrics are the loop's own and the host's, of all controllers of a process. Depth, latency
-// and retries of the queues come from client-go's workqueue provider, under
-// the queue's name, which is the controller's.
+// Metrics holds the metrics of all controllers of a process: those of the loop and those of the
+// host. Depth, latency and retries of the queues come from client-go's workqueue provider, under
+// the controller's name.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec
@@ -33,8 +33,7 @@ type Metrics struct {
 	problem    *gaugeByController
 }
 
-// NewMetrics registers the metrics on reg; a second registration on one
-// registry panics.
+// NewMetrics registers the metrics with reg. It panics if they are registered already.
 func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	m := &Metrics{
 		reconciles: metrics.NewCounterVec(&metrics.CounterOpts{
@@ -69,8 +68,8 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	return m
 }
 
-// add initialises a controller's series to zero, so that rates and alerts work
-// from the first scrape.
+// add initialises a controller's series to zero, so that rates and alerts work from the first
+// scrape.
 func (m *Metrics) add(name string, longest func() time.Duration) {
 	for _, result := range results {
 		m.reconciles.WithLabelValues(name, result).Add(0)
@@ -85,8 +84,9 @@ func (m *Metrics) observe(name, result string, took time.Duration) {
 	m.duration.WithLabelValues(name).Observe(took.Seconds())
 }
 
-// Hosted makes the series of a controller that the host runs: its restarts, and
-// whether its health check fails, which problem tells.
+// Hosted creates the series that the host has for a controller: its restarts and panics, and
+// whether its health check fails. It calls problem at each scrape; an error means that the check
+// fails.
 func (m *Metrics) Hosted(controller string, problem func() error) {
 	m.restarts.WithLabelValues(controller).Add(0)
 	m.panics.WithLabelValues(controller).Add(0)
@@ -104,8 +104,8 @@ func (m *Metrics) Restarted(controller string) { m.restarts.WithLabelValues(cont
 // Panicked counts a panic that was recovered in any function of a controller.
 func (m *Metrics) Panicked(controller string) { m.panics.WithLabelValues(controller).Inc() }
 
-// gaugeByController asks for its values at the scrape: a gauge that workers set
-// would stand still exactly when a reconcile hangs.
+// gaugeByController computes its values at the scrape. A gauge that workers set would stand still
+// exactly when a reconcile hangs.
 type gaugeByController struct {
 	metrics.BaseStableCollector
 	desc *metrics.Desc

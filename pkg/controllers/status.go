@@ -7,48 +7,48 @@ import (
 	"time"
 )
 
-// Status says what a loop is doing. It is served as JSON for people; the fields
-// may change between releases.
+// Status says what a loop is doing. It is served as JSON for people. The fields may change between
+// releases.
 type Status struct {
 	Name string `json:"name"`
 	// Phase is one of Stopped, Syncing, Running, Draining.
 	Phase   Phase `json:"phase"`
 	Workers int   `json:"workers"`
-	// QueueDepth counts the keys that wait for a worker now. Keys that wait
-	// for a delay or a back-off to pass are not in it.
+	// QueueDepth counts the keys that wait for a worker now, but not those whose delay or back-off
+	// has yet to pass.
 	QueueDepth int        `json:"queueDepth"`
 	InFlight   []InFlight `json:"inFlight"`
 
 	Reconciles uint64 `json:"reconciles"`
 	Errors     uint64 `json:"errors"`
 	Panics     uint64 `json:"panics"`
-	// Unmapped counts the objects with an event that could not be mapped to keys.
-	// It is tried again.
+	// Unmapped counts the objects with an event that cannot be mapped to keys. The mapping is tried
+	// again with back-off.
 	Unmapped int `json:"unmapped,omitempty"`
 
 	LastError *LastError `json:"lastError,omitempty"`
 
-	// Restarts counts how often Run has ended unexpectedly, and Problem is why the
-	// controller's health check fails. The host sets both.
+	// Restarts counts how often Run has ended unexpectedly. Problem is why the controller's health
+	// check fails, or "" if it passes. The host sets both.
 	Restarts uint64 `json:"restarts"`
 	Problem  string `json:"problem,omitempty"`
 }
 
-// Phase is the part of its life that a loop is in.
+// Phase is a stage in the life of a loop.
 type Phase string
 
 const (
-	// Stopped is a loop before Run and after it.
+	// Stopped is the phase before and after Run.
 	Stopped Phase = "Stopped"
-	// Syncing waits for the informers.
+	// Syncing is the phase in which Run waits for the informers.
 	Syncing Phase = "Syncing"
-	// Running reconciles.
+	// Running is the phase in which Run reconciles.
 	Running Phase = "Running"
-	// Draining finishes what is in flight and takes no more.
+	// Draining is the phase in which Run finishes what is in flight and takes no more keys.
 	Draining Phase = "Draining"
 )
 
-// InFlight is a key that a worker holds now.
+// InFlight is a key that a worker is reconciling.
 type InFlight struct {
 	Key   string    `json:"key"`
 	Since time.Time `json:"since"`
@@ -61,8 +61,8 @@ type LastError struct {
 	Time time.Time `json:"time"`
 }
 
-// LongestRunning returns the key that has been in flight for longest, and for
-// how long; an empty key and zero if none is.
+// LongestRunning returns the key that has been in flight for longest, and for how long. It returns
+// "" and 0 if none is.
 func (s Status) LongestRunning(now time.Time) (key string, running time.Duration) {
 	for _, in := range s.InFlight {
 		if d := now.Sub(in.Since); key == "" || d > running {

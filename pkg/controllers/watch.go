@@ -15,23 +15,23 @@ type Watch[K comparable] struct {
 	keys     func(change) ([]K, error)
 }
 
-// change is an informer's notification before its types are known. An old
-// object that was missed is a cache.DeletedFinalStateUnknown.
+// change is an informer's notification before its types are known. If the watch missed the deletion
+// of an object, old is a cache.DeletedFinalStateUnknown.
 type change struct {
 	old, new any
 	initial  bool
 }
 
-// Event is a change of one object. Old is the zero T for an addition, New for a
-// deletion; a deletion that the watch missed arrives as one with the last state
-// known. After a relist, or at a resync, an update may have Old equal to New.
+// Event is a change of one object. Old is the zero T for an addition, New for a deletion. If the
+// watch missed the deletion, Old is the last state known. After a relist, or at a resync, an update
+// may have Old equal to New.
 type Event[T any] struct {
 	Old, New T
-	// Initial marks an addition that was in the cache when the watch began.
+	// Initial is set for an addition that was in the cache when the watch began.
 	Initial bool
 }
 
-// WatchSelf maps an object to its own name.
+// WatchSelf returns a watch that maps each object to its own name.
 func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 	return Watch[cache.ObjectName]{
 		informer: informer,
@@ -49,11 +49,11 @@ func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 	}
 }
 
-// WatchMapped maps events of objects of type T to keys. The mapping is called once
-// at a time per watch, in the order of an object's events. It must not block, and
-// must not change the objects: they are the cache's. An event on which it panics is
-// mapped again with back-off, as one with later events of that object: Old of the
-// first and New of the last.
+// WatchMapped returns a watch that maps events of objects of type T to keys. It calls keys for one
+// event at a time, in the order of an object's events. keys must not block and must not change the
+// objects, which belong to the cache. If keys panics, it is called again with back-off. Later
+// events of that object are then merged with this one: Old is that of the first and New that of the
+// last.
 func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
 	return Watch[K]{
 		informer: informer,

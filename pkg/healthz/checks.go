@@ -10,14 +10,16 @@ import (
 	"time"
 )
 
-// Elector is what the leader watchdog asks.
+// Elector is what LeaderWatchdog checks.
 type Elector interface {
-	// Healthy answers an error when this process still leads although its lease expired more than tolerance ago.
+	// Healthy returns an error if this process still leads although its lease expired more than
+	// tolerance ago.
 	Healthy(tolerance time.Duration) error
 }
 
-// LeaderWatchdog is the check "leader-election". It fails when an elector leads more than tolerance past its lease:
-// the process should have ended by then, so a failing /livez has the kubelet restart it. A standby passes.
+// LeaderWatchdog returns the check "leader-election". It fails when an elector leads more than
+// tolerance past its lease: the process should have ended by then, and a failing /livez makes the
+// kubelet restart it. A standby passes.
 func LeaderWatchdog(tolerance time.Duration, electors ...Elector) Check {
 	return NamedCheck("leader-election", func(*http.Request) error {
 		var errs []error
@@ -28,18 +30,19 @@ func LeaderWatchdog(tolerance time.Duration, electors ...Elector) Check {
 	})
 }
 
-// Worker is what a controller's check asks.
+// Worker is what Controller checks.
 type Worker interface {
-	// LongestRunning returns the key of the reconcile that has been in flight for longest, and for how long; zero if
-	// none is.
+	// LongestRunning returns the key of the reconcile that has been in flight for longest, and for
+	// how long; "" and 0 if none is.
 	LongestRunning(now time.Time) (key string, running time.Duration)
-	// Problem tells what else keeps the controller from its work, for instance a permission that its cache lacks.
+	// Problem returns what else keeps the controller from its work, for instance a permission that
+	// its cache lacks, or nil.
 	Problem() error
 }
 
-// Controller is the check "controller-NAME". It fails while a reconcile of the controller has been running for longer
-// than limit, since a stuck reconcile holds its worker and its key for ever and nothing else would show it; and while
-// the controller has a problem.
+// Controller returns the check "controller-NAME". It fails while a reconcile has been running for
+// longer than limit, since a stuck reconcile holds its worker and its key for ever and nothing else
+// would show it. It also fails while worker has a problem.
 func Controller(name string, worker Worker, limit time.Duration) Check {
 	return NamedCheck("controller-"+name, func(*http.Request) error {
 		if key, age := worker.LongestRunning(time.Now()); age > limit {

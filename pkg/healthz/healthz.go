@@ -3,8 +3,9 @@
 
 // Package healthz serves named health checks that can be added while the server runs.
 //
-// The wire format (one path per check, ?verbose, ?exclude=NAME) is that of kube-apiserver, whose library does the
-// work: probes, kubectl get --raw and dashboards that know it work here too. Anybody may ask, so no answer has a reason.
+// The wire format (one path per check, ?verbose, ?exclude=NAME) is that of kube-apiserver, whose
+// library does the work. So probes, kubectl get --raw and dashboards that know it work here too.
+// Everyone may read these paths, so no response has a reason.
 package healthz
 
 import (
@@ -19,36 +20,38 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Check is one named check. It answers nil when healthy; it is called on every request, so it must be cheap and
-// must not wait for another system.
+// Check is one named check. It returns nil when healthy. It is called for every request, so it must
+// be cheap and must not wait for another system.
 type Check = healthz.HealthChecker
 
-// NamedCheck makes a Check of a function.
+// NamedCheck returns a Check with the given name that calls check.
 func NamedCheck(name string, check func(*http.Request) error) Check {
 	return healthz.NamedCheck(name, check)
 }
 
-// Handler serves one health path and a sub-path for each check. The zero value is not usable; see NewHandler.
+// Handler serves one health path and a sub-path for each check. It must be created with NewHandler.
 type Handler struct {
 	path string
 
-	mu     sync.Mutex // guards checks; readers go through served
+	mu     sync.Mutex // guards checks; requests read served
 	checks []Check
 	served atomic.Pointer[http.ServeMux]
 }
 
-// NewHandler returns a handler for path ("/livez") that serves the ping check and the given ones.
+// NewHandler returns a handler for path, such as "/livez", with the ping check and the given ones.
+// It panics if two checks have the same name.
 func NewHandler(path string, checks ...Check) *Handler {
 	h := &Handler{path: path, checks: []Check{healthz.PingHealthz}}
 	h.rebuild(h.checks)
-	// The names are the caller's constants: two alike are a mistake of the program, found at its first start.
+	// The names are constants of the program, so that a duplicate shows at its first start.
 	if err := h.Add(checks...); err != nil {
 		panic(err)
 	}
 	return h
 }
 
-// Add adds checks, also while the handler serves. A name that is taken already is an error and adds nothing.
+// Add adds checks; the handler may already be serving. If a name is taken, it returns an error and
+// adds none of them.
 func (h *Handler) Add(checks ...Check) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,7 +67,7 @@ func (h *Handler) Add(checks ...Check) error {
 	return nil
 }
 
-// rebuild makes a new mux, since the library takes all checks of a path at once.
+// rebuild creates a new mux, since the library takes all checks of a path at once.
 func (h *Handler) rebuild(checks []Check) {
 	mux := http.NewServeMux()
 	withheld := make([]Check, len(checks))
@@ -75,11 +78,12 @@ func (h *Handler) rebuild(checks []Check) {
 	h.served.Store(mux)
 }
 
-// errWithheld is all that a check's own path says about a failure.
-var errWithheld = errors.New("reason withheld; --v=2 logs it, and the /debug pages of the secure port have it")
+// errWithheld is the only reason that a check's own path shows.
+var errWithheld = errors.New("reason withheld; --v=2 logs it, and the /debug pages of the secure port show it")
 
-// withhold answers check's error to the library only on the path of all checks, where the library logs it and keeps it
-// from the caller. On a check's own path it would not, and everyone may ask there.
+// withhold calls check. It returns the check's error only on the path of all checks, where the
+// library logs it and does not send it. On a check's own path the library would send it, and
+// everyone may read that path.
 func (h *Handler) withhold(r *http.Request, check Check) error {
 	err := check.Check(r)
 	if err == nil || r.URL.Path == h.path {
@@ -89,6 +93,7 @@ func (h *Handler) withhold(r *http.Request, check Check) error {
 	return errWithheld
 }
 
+// ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.served.Load().ServeHTTP(w, r)
 }

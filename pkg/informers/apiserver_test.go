@@ -27,8 +27,8 @@ import (
 
 const protobuf = runtime.ContentTypeProtobuf
 
-// apiServer serves a cluster's Secrets over HTTP in the encodings of a real API server: at
-// /api/v1/secrets, and their metadata as widgets.example.com in the versions of widgets.
+// apiServer serves a cluster's Secrets over HTTP in the encodings of a real API server. It serves
+// them at /api/v1/secrets, and their metadata as widgets.example.com in the versions of widgets.
 type apiServer struct {
 	secrets *cluster
 
@@ -138,7 +138,7 @@ func encode(obj runtime.Object) []byte {
 	return b.Bytes()
 }
 
-// convert sets kinds, as the server does, and cuts objects to their metadata.
+// convert sets kinds as the server does, and reduces objects to their metadata if asked.
 func convert(obj runtime.Object, onlyMetadata bool) runtime.Object {
 	switch o := obj.(type) {
 	case *corev1.SecretList:

@@ -39,7 +39,7 @@ func newFactory(t testing.TB, clients Clients, needs ...Need) (*Factory, metrics
 	return f, reg
 }
 
-// eventually waits for something that other goroutines and the network bring about.
+// eventually waits until a condition holds that depends on other goroutines and the network.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(2 * time.Minute)

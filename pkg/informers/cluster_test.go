@@ -25,8 +25,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// cluster is one resource of an API server, Secrets, with the semantics of list, watch and streamed list
-// that reflectors rely on.
+// cluster is an API server with one resource, Secrets. Its lists, watches and streamed lists have
+// the semantics that reflectors rely on.
 type cluster struct {
 	mu        sync.Mutex
 	version   int
@@ -56,7 +56,7 @@ func (c *cluster) source() source {
 	}
 }
 
-// record makes a new version and appends what happened.
+// record makes a new version and appends the event.
 func (c *cluster) record(kind watch.EventType, s *corev1.Secret) {
 	c.version++
 	s.ResourceVersion = strconv.Itoa(c.version)
@@ -92,7 +92,7 @@ func (c *cluster) bookmark() {
 	c.record(watch.Bookmark, &corev1.Secret{})
 }
 
-// breakWatches ends all watches; with compact, they cannot be resumed either.
+// breakWatches ends all watches. With compact, they cannot be resumed either.
 func (c *cluster) breakWatches(compact bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,7 +154,7 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	defer c.mu.Unlock()
 	switch err := c.request("watch", o); {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		// As client-go's REST client does, after ten attempts at intervals of a second.
+		// client-go's REST client does this after ten attempts at intervals of a second.
 		c.mu.Unlock()
 		select {
 		case <-time.After(10 * time.Second):
@@ -239,7 +239,7 @@ func (c *cluster) since(from int) ([]watch.Event, int, chan struct{}) {
 	return events, c.version, c.changed
 }
 
-// newTestFactory builds a factory whose only source is the cluster, with mutation detection as in all
+// newTestFactory builds a factory whose only source is the cluster. It detects mutations, as in all
 // tests.
 func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
 	t.Helper()

@@ -14,24 +14,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Values of --standby.
+// Values of Config.Standby and of --standby.
 const (
 	StandbyWarm = "warm"
 	StandbyCold = "cold"
 )
 
-// Config is what an operator can set.
+// Config holds the values of the flags.
 type Config struct {
-	// Standby is StandbyWarm (default: informers run on every replica) or StandbyCold (they start when
-	// this replica starts leading).
+	// Standby is StandbyWarm (the default), so that informers run on every replica, or StandbyCold,
+	// so that they start when this replica starts leading.
 	Standby string
-	// MinResyncPeriod is the least time between two resyncs of an informer, at which each cached object
-	// reaches the handlers again as an update with equal old and new (default 12 h). The period of each
-	// informer is random between this and twice this. 0 means no resyncs.
+	// MinResyncPeriod is the least time between two resyncs of an informer (default 12 h). At a
+	// resync, each cached object reaches the handlers again as an update with equal old and new.
+	// The period of each informer is random between this and twice this. 0 means no resyncs.
 	MinResyncPeriod time.Duration
-	// Namespaces restricts all informers to these; empty means all namespaces.
+	// Namespaces restricts all informers to the named ones; empty means all namespaces.
 	Namespaces []string
-	// CacheMutationDetection compares cached objects with what they were when they were cached.
+	// CacheMutationDetection makes the process look for cached objects that have been changed
+	// (default false).
 	CacheMutationDetection bool
 }
 
@@ -40,7 +41,7 @@ func NewConfig() Config {
 	return Config{Standby: StandbyWarm, MinResyncPeriod: 12 * time.Hour}
 }
 
-// AddFlags binds the flags; their defaults are the values that c has.
+// AddFlags adds the flags to fs. Their defaults are the values of c.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Standby, "standby", c.Standby,
 		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
@@ -55,7 +56,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"Costs a checksum per cached object, all of them computed again every 10 seconds.")
 }
 
-// Validate reports what is wrong with c.
+// Validate returns every mistake in c, each with its flag.
 func (c *Config) Validate() error {
 	var errs []error
 	if c.Standby != StandbyWarm && c.Standby != StandbyCold {
@@ -65,7 +66,7 @@ func (c *Config) Validate() error {
 		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 			errs = append(errs, fmt.Errorf("--namespaces: %q: %s", namespace, strings.Join(problems, "; ")))
 		} else if slices.Contains(c.Namespaces[:i], namespace) {
-			errs = append(errs, fmt.Errorf("--namespaces: %q is there twice", namespace))
+			errs = append(errs, fmt.Errorf("--namespaces: %q is named twice", namespace))
 		}
 	}
 	if c.MinResyncPeriod < 0 {

@@ -24,7 +24,7 @@ func TestNamespacesAreNamesThatAreNamedOnce(t *testing.T) {
 		"one that is empty, which would be all":        {[]string{"--namespaces=a,"}, nil, `--namespaces: "": `},
 		"a variable that the environment has not":      {[]string{"--namespaces=$(POD_NAMESPACE)"}, nil, `--namespaces: "$(POD_NAMESPACE)": `},
 		"one that is too long":                         {[]string{"--namespaces=" + strings.Repeat("a", 64)}, nil, "must be no more than 63"},
-		"one twice, whose objects would be seen twice": {[]string{"--namespaces=a,b,a"}, nil, `--namespaces: "a" is there twice`},
+		"one twice, whose objects would be seen twice": {[]string{"--namespaces=a,b,a"}, nil, `--namespaces: "a" is named twice`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := NewConfig()

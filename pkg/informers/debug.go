@@ -23,7 +23,8 @@ type Status struct {
 	Resources      []ResourceStatus `json:"resources"`
 }
 
-// ResourceStatus is the state of one informer. Ages are nil if there was none yet.
+// ResourceStatus is the state of one informer. An age is nil as long as there is nothing to count
+// from.
 type ResourceStatus struct {
 	Group            string           `json:"group"`
 	Version          string           `json:"version"`
@@ -59,7 +60,8 @@ type FailureStatus struct {
 	Last  metav1.Time `json:"last"`
 }
 
-// Status returns the present state of all informers. With sizes it walks all cached objects.
+// Status returns the present state of all informers. With sizes, it walks all cached objects to
+// compute ApproximateBytes.
 func (f *Factory) Status(sizes bool) Status {
 	s := Status{Started: f.started(), Resources: make([]ResourceStatus, 0, len(f.resources))}
 	if f.mutations != nil {
@@ -126,8 +128,8 @@ func latest(times ...time.Time) time.Time {
 	return last
 }
 
-// sizeOf estimates the bytes of heap that a cached object holds. API types know the size of their
-// encoding; decoded they take about three times as much, most of it pointers and headers.
+// sizeOf estimates how many bytes of heap a cached object holds. API types know the size of their
+// encoding. Decoded, they take about three times as much, mostly for pointers and headers.
 func sizeOf(obj any) int {
 	switch o := obj.(type) {
 	case *Object:
@@ -140,7 +142,7 @@ func sizeOf(obj any) int {
 	return 0
 }
 
-// sizeOfValue estimates the same of a decoded JSON value.
+// sizeOfValue estimates the same for a decoded JSON value.
 func sizeOfValue(value any) int {
 	const word = 8
 	n := 2 * word // the interface
@@ -163,8 +165,8 @@ func sizeOfValue(value any) int {
 	return n
 }
 
-// ServeHTTP serves /debug/informers: readable text, or JSON if the request accepts it or says
-// ?format=json.
+// ServeHTTP serves /debug/informers as text, or as JSON if the Accept header or ?format=json asks
+// for it.
 func (f *Factory) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	status := f.Status(true)
 	asJSON := strings.Contains(req.Header.Get("Accept"), "application/json")

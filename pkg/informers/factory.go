@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -40,18 +41,18 @@ type Factory struct {
 	wg      sync.WaitGroup
 }
 
-// resource is one watch and what hangs on it.
+// resource is one informer and what belongs to it.
 type resource struct {
 	plan     *plan
 	state    *state
 	panics   *panics
 	informer cache.SharedIndexInformer
-	indexing sync.Mutex // of those who add indexers
+	indexing sync.Mutex // held while indexers are added
 }
 
-// New builds one informer for each resource that needs name, and starts none. name tells this factory's
-// informers apart in client-go's informer metrics (label "name"); it must be unique in the process until
-// Shutdown. panicked is called for each panic of a function of the named controller. New fails if the needs
+// New builds one informer for each resource in needs, and starts none. name is the label "name" of
+// client-go's informer metrics and must be unique in the process until Shutdown. panicked is called
+// for each panic in a function of the named controller. New returns an error if the needs
 // contradict each other or cannot be met.
 func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTicker,
 	panicked func(controller string)) (_ *Factory, err error) {
@@ -111,12 +112,12 @@ func (f *Factory) add(p *plan, scopes []*scope) error {
 		reducer: reducer{plan: p, panics: r.panics, cached: r.cached},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
 	}
-	// Without an example the reflector takes objects of any type.
+	// Without an example object, the reflector takes objects of any type.
 	r.informer = cache.NewSharedIndexInformerWithOptions(lw, nil, cache.SharedIndexInformerOptions{
-		Indexers:          cache.Indexers{}, // so that some can be added
+		Indexers:          cache.Indexers{}, // not nil, so that more can be added
 		ObjectDescription: name,
 		Identifier:        f.name.WithResource(p.resource),
-		ResyncPeriod:      wait.Jitter(f.minResync, 1), // not all at once
+		ResyncPeriod:      wait.Jitter(f.minResync, 1), // so that they do not resync all at once
 	})
 	if f.mutations != nil {
 		lw.reduced = f.mutations.watch(name, r.informer.GetStore())
@@ -125,7 +126,7 @@ func (f *Factory) add(p *plan, scopes []*scope) error {
 	return r.informer.SetWatchErrorHandlerWithContext(r.state.watchError)
 }
 
-// cached returns the object of that name, nil if the cache has none in reduced form.
+// cached returns the cached object with the name of obj, or nil if there is none in reduced form.
 func (r *resource) cached(obj metav1.Object) *Object {
 	stored, _, _ := r.informer.GetStore().GetByKey(cache.MetaObjectToName(obj).String()) // never fails
 	o, _ := stored.(*Object)
@@ -137,8 +138,8 @@ func (r *resource) inCache(key string) bool {
 	return ok
 }
 
-// Informer returns the one informer of the resource, whatever version was asked for, for the named controller;
-// false if the controller has no need of it.
+// Informer returns the informer of the resource for the named controller. The version of gvr does
+// not matter. It returns false if the controller does not need the resource.
 func (f *Factory) Informer(controller string, gvr schema.GroupVersionResource) (cache.SharedIndexInformer, bool) {
 	r := f.resource(gvr)
 	if r == nil || !slices.Contains(r.plan.controllers(), controller) {
@@ -156,9 +157,9 @@ func (f *Factory) resource(gvr schema.GroupVersionResource) *resource {
 	return nil
 }
 
-// LiveVersion asks the API server for the resourceVersion that an object has now; empty if it does not exist, or if the
-// cache leaves it out. It is an error if no need names the resource. Only metadata is read, with what the cache may do:
-// a list of one.
+// LiveVersion returns the resourceVersion that an object has in the API server now, or "" if it
+// does not exist or the cache leaves it out. It lists the metadata of this one object, with the
+// cache's permissions. It is an error if the request fails or no need names the resource.
 func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	r := f.resource(gvr)
 	if r == nil {
@@ -180,8 +181,8 @@ func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResour
 	return "", nil
 }
 
-// Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, which
-// also carries the logger. Calling it again does nothing.
+// Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
+// log to ctx's logger. A second call does nothing, nor does one after Shutdown.
 func (f *Factory) Start(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,6 +198,11 @@ func (f *Factory) Start(ctx context.Context) {
 	if f.mutations != nil {
 		f.wg.Go(func() { f.mutations.run(ctx) })
 	}
+	f.wg.Go(func() {
+		if f.WaitForSync(ctx) == nil {
+			debug.FreeOSMemory() // what it took to fill the caches is garbage now
+		}
+	})
 	klog.FromContext(ctx).Info("Informers started", "resources", len(f.resources))
 }
 
@@ -213,8 +219,8 @@ func (f *Factory) Shutdown() {
 	f.name.Release()
 }
 
-// WaitForSync waits until the informers of the named controllers, without names all, have synced. It
-// returns the problems that are left when ctx ends first.
+// WaitForSync waits until the informers of the named controllers have synced; without names, until
+// all have. If ctx ends first, it returns ctx's cause and the problems that are left.
 func (f *Factory) WaitForSync(ctx context.Context, controllers ...string) error {
 	for _, r := range f.of(controllers) {
 		select {
@@ -226,7 +232,8 @@ func (f *Factory) WaitForSync(ctx context.Context, controllers ...string) error 
 	return nil
 }
 
-// HasSynced reports whether the informers of the named controllers, without names all, have synced.
+// HasSynced reports whether the informers of the named controllers have synced; without names,
+// whether all have.
 func (f *Factory) HasSynced(controllers ...string) bool {
 	for _, r := range f.of(controllers) {
 		if !r.informer.HasSynced() {
@@ -236,9 +243,10 @@ func (f *Factory) HasSynced(controllers ...string) bool {
 	return true
 }
 
-// Problem returns what keeps the cache of a controller from being complete and current: an informer that
-// has not synced, a verb that RBAC does not allow, requests that have failed for more than a minute, a
-// function of the controller that panics. Otherwise it returns nil, and before Start, as on a cold standby.
+// Problem returns what keeps the cache of a controller from being complete and current: an informer
+// that has not synced, a verb that RBAC does not allow, requests that have failed for more than a
+// minute, a function of the controller that panics. It returns nil if nothing does, and before
+// Start, as on a cold standby.
 func (f *Factory) Problem(controller string) error {
 	if !f.started() {
 		return nil
@@ -250,9 +258,9 @@ func (f *Factory) Problem(controller string) error {
 	return errors.Join(errs...)
 }
 
-// CheckSync is the health check informers-sync: it fails until every informer has synced once that can. One
-// whose list the server refuses does not count: to wait mends nothing, and a new version must be able to roll
-// out beside a controller whose CRD or permission is missing. Problem tells of it.
+// CheckSync is the health check informers-sync. It fails until every informer has synced once,
+// except those whose list the server refuses: waiting does not help these, and a new version must
+// be able to roll out although one controller lacks its CRD or a permission. Problem reports them.
 func (f *Factory) CheckSync(*http.Request) error {
 	if !f.started() {
 		return errNotStarted
@@ -266,9 +274,9 @@ func (f *Factory) CheckSync(*http.Request) error {
 	return errors.Join(errs...)
 }
 
-// CheckMutation is the health check cache-mutation: it fails for good when an object in a cache has been
-// changed, since nothing that the process decides can be trusted then. Without
-// --cache-mutation-detection it never fails.
+// CheckMutation is the health check cache-mutation. It fails for good once a cached object has been
+// changed, since no decision of the process can be trusted then. Without --cache-mutation-detection
+// it never fails.
 func (f *Factory) CheckMutation(*http.Request) error {
 	if f.mutations == nil {
 		return nil
@@ -284,7 +292,7 @@ func (f *Factory) started() bool {
 	return f.stop != nil
 }
 
-// of returns the resources that the controllers need, all of them without names.
+// of returns the resources that the named controllers need; without names, all.
 func (f *Factory) of(controllers []string) []*resource {
 	if len(controllers) == 0 {
 		return f.resources

@@ -36,7 +36,7 @@ func named(name, value string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string][]byte{"value": []byte(value)}}
 }
 
-// names lists the keys in the cache.
+// names returns the keys in the cache.
 func names(t *testing.T, f *Factory) []string {
 	t.Helper()
 	informer, ok := f.Informer(f.resources[0].plan.needs[0].For, Secrets)
@@ -66,13 +66,13 @@ func startSynced(t *testing.T, f *Factory) {
 	}
 }
 
-// pass lets time go by in a synctest bubble, until everybody waits again.
+// pass waits in a synctest bubble until d has passed and all goroutines are blocked again.
 func pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-// verbs cuts the recorded requests to their verbs.
+// verbs returns the verbs of the recorded requests.
 func verbs(c *cluster) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// FuzzReduce decodes whatever may come over the wire, in protobuf and in JSON, and puts it through everything that
-// happens to an object between the decoder and the cache.
+// FuzzReduce decodes any bytes that may arrive over the wire, as protobuf and as JSON, and passes
+// the object through every step between the decoder and the cache.
 func FuzzReduce(f *testing.F) {
 	jsonInfo, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
 	for _, s := range hostileSecrets() {
@@ -78,7 +78,7 @@ func nameOf(obj runtime.Object) string {
 	return m.GetName()
 }
 
-// hostileSecrets are what a tenant may write.
+// hostileSecrets are Secrets that a tenant may write.
 func hostileSecrets() []*corev1.Secret {
 	texts := []string{"", "x", strings.Repeat("x", 256<<10), "\xff\xfe", "\x00"}
 	var all []*corev1.Secret

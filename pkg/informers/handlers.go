@@ -13,21 +13,21 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// controllerInformer is the shared informer as one controller gets it: its functions are contained, and it
-// cannot change what others see.
+// controllerInformer is the shared informer as one controller gets it. Panics in the controller's
+// functions are contained, and it cannot change what other controllers see.
 type controllerInformer struct {
 	cache.SharedIndexInformer
 	resource   *resource
 	controller string
 }
 
-// SetTransform refuses: the needs decide what is cached.
+// SetTransform always returns an error, since the needs decide what is cached.
 func (i *controllerInformer) SetTransform(cache.TransformFunc) error {
 	return errors.New("a shared informer's transform follows from the declared needs")
 }
 
-// AddIndexers is client-go's, except that several controllers may add the index by namespace, and that an
-// object for which an index function panics is not in that index.
+// AddIndexers is client-go's, with two differences: several controllers may add the index by
+// namespace, and an object on which an index function panics is left out of that index.
 func (i *controllerInformer) AddIndexers(indexers cache.Indexers) error {
 	i.resource.indexing.Lock()
 	defer i.resource.indexing.Unlock()
@@ -53,8 +53,8 @@ func (i *controllerInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEve
 	return i.AddEventHandlerWithOptions(h, cache.HandlerOptions{ResyncPeriod: &period})
 }
 
-// AddEventHandlerWithOptions is client-go's. An event on which the handler panics is lost; a loop's watch
-// tries it again.
+// AddEventHandlerWithOptions is client-go's, except that it contains panics. An event on which h
+// panics is lost; the watch of a controllers.Loop tries it again.
 func (i *controllerInformer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, opts cache.HandlerOptions) (
 	cache.ResourceEventHandlerRegistration, error) {
 	return i.SharedIndexInformer.AddEventHandlerWithOptions(cache.ResourceEventHandlerDetailedFuncs{
@@ -67,7 +67,7 @@ func (i *controllerInformer) AddEventHandlerWithOptions(h cache.ResourceEventHan
 }
 
 func (i *controllerInformer) contained(function string, obj any, call func()) {
-	var m metav1.Object = &metav1.ObjectMeta{} // of what is no object
+	var m metav1.Object = &metav1.ObjectMeta{} // for what is not an object
 	if tombstone, missed := obj.(cache.DeletedFinalStateUnknown); missed {
 		obj = tombstone.Obj
 	}

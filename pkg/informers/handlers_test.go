@@ -4,6 +4,8 @@
 package informers
 
 import (
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,19 +14,27 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// slowHandler records what it sees and works as long as block is open.
+// slowHandler records what it is called with. If block is set, each call waits for it.
 type slowHandler struct {
-	name  string
 	block chan struct{}
-	seen  []string
+
+	mu   sync.Mutex
+	seen []string
 }
 
-func (h *slowHandler) Name() string { return h.name }
+// all returns what it has seen.
+func (h *slowHandler) all() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.seen)
+}
 
 func (h *slowHandler) see(what string) {
 	if h.block != nil {
 		<-h.block
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.seen = append(h.seen, what)
 }
 
@@ -57,7 +67,7 @@ func TestAHandlerSeesEverythingInOrder(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
 		informer, _ := f.Informer("reload", Secrets)
-		h := &slowHandler{name: "reload"}
+		h := &slowHandler{}
 		if _, err := informer.AddEventHandler(h); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +86,7 @@ func TestAHandlerSeesEverythingInOrder(t *testing.T) {
 		c.remove("shop/c")
 		pass(time.Minute)
 		want := []string{"initial shop/a", "add shop/b", "update shop/b", "delete shop/a", "delete shop/b", "add shop/c", "delete shop/c"}
-		if diff := cmp.Diff(want, h.seen); diff != "" {
+		if diff := cmp.Diff(want, h.all()); diff != "" {
 			t.Errorf("notifications (-want +got):\n%s", diff)
 		}
 	})
@@ -99,22 +109,22 @@ func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
 				startSynced(t, f)
 				defer f.Shutdown()
 				informer, _ := f.Informer("reload", Secrets)
-				h := &slowHandler{name: "reload"}
+				h := &slowHandler{}
 				if _, err := informer.AddEventHandler(h); err != nil {
 					t.Fatal(err)
 				}
 				pass(tc.period - time.Second)
 				synctest.Wait()
-				if len(h.seen) != 2 {
-					t.Errorf("%d notifications before the period is over", len(h.seen))
+				if n := len(h.all()); n != 2 {
+					t.Errorf("%d notifications before the period is over", n)
 				}
 				before := c.count()
 				pass(21*time.Hour - tc.period)
-				n := (len(h.seen) - 2) / 2
+				n := (len(h.all()) - 2) / 2
 				if n < tc.least || n > tc.most {
-					t.Errorf("%d resyncs: %v", n, h.seen)
+					t.Errorf("%d resyncs: %v", n, h.all())
 				}
-				for _, seen := range h.seen[2:] {
+				for _, seen := range h.all()[2:] {
 					if seen != "resync shop/a" && seen != "resync shop/b" {
 						t.Errorf("seen %q", seen)
 					}

@@ -28,8 +28,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// serverEnv makes the test binary an API server, so that no value of a Secret is in the memory of the
-// process whose heap is searched.
+// serverEnv makes the test binary run as an API server, so that no value of a Secret is in the
+// memory of the process whose heap is searched.
 const serverEnv = "INFORMERS_TEST_SERVER"
 
 const lastPlanted = 10
@@ -56,8 +56,9 @@ func planted(i int) *corev1.Secret {
 		Data: map[string][]byte{"value": value}}
 }
 
-// servePlanted serves ten planted Secrets until its standard input ends. It adds the last one on a request of
-// /plant, and Secrets without a planted value on one of /plough. It prints its address and certificate.
+// servePlanted serves ten planted Secrets until its standard input ends. It adds the last one when
+// /plant is requested, and Secrets without a planted value when /plough is. It prints its address
+// and certificate.
 func servePlanted() {
 	c := newCluster()
 	for i := range lastPlanted {
@@ -123,7 +124,8 @@ func TestNoValueOfASecretIsRetained(t *testing.T) {
 	clients := clientsOf(t, config)
 	f, _ := newFactory(t, clients, reloadNeed)
 	startSynced(t, f)
-	// One by the watch, after the list. Then others, which reuse the buffers of the connection.
+	// The last Secret arrives by the watch, after the list. Others follow, which reuse the buffers
+	// of the connection.
 	informer, _ := f.Informer("reload", Secrets)
 	for _, step := range []string{"plant", "plough"} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, config.Host+"/"+step, nil)

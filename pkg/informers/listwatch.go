@@ -24,26 +24,29 @@ import (
 )
 
 const (
-	// pageSize bounds how many full objects are in memory at once when a list cannot be streamed.
+	// pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 	pageSize = 250
-	// absentRetry is how often an optional resource that the server does not have is looked for.
+	// absentRetry is the time after which an optional resource that the server does not have is
+	// looked for again.
 	absentRetry = 30 * time.Second
-	// streamPatience is how long a streamed list may pause before the list is asked for in pages instead. The bookmark
-	// that ends it may have been lost on the way, and the reflector would wait for it until the watch times out.
+	// streamPatience is how long a streamed list may pause before the list is requested in pages
+	// instead. The bookmark that ends the stream may have been lost, and the reflector would wait
+	// for it until the watch times out.
 	streamPatience = 30 * time.Second
 )
 
-// reducingListWatch stands between the client and client-go's reflector: what comes through is reduced,
-// observed and, for optional resources, forgiven. It implements cache.ListerWatcherWithContext.
+// reducingListWatch stands between the client and client-go's reflector. It reduces objects,
+// records what comes through, and returns an empty list for an optional resource that is missing.
+// It implements cache.ListerWatcherWithContext.
 type reducingListWatch struct {
 	reducer
-	// scopes are all namespaces as one, or those of --namespaces.
+	// scopes has one element for all namespaces, or one for each of --namespaces.
 	scopes []*scope
 	state  *state
 	clock  clock.WithTicker
-	// reduced is told every object that goes to the cache; nil if nobody wants to know.
+	// reduced is called with every object that goes to the cache; may be nil.
 	reduced func(runtime.Object)
-	// inCache reports whether the cache has an object of that key.
+	// inCache reports whether the cache has an object with that key.
 	inCache func(key string) bool
 	wg      *sync.WaitGroup
 }
@@ -56,13 +59,13 @@ func (l *reducingListWatch) Watch(opts metav1.ListOptions) (watch.Interface, err
 	return l.WatchWithContext(context.Background(), opts)
 }
 
-// IsWatchListSemanticsUnSupported reports whether the reflector must not stream lists: a stream for each
-// namespace would have an end of its own.
+// IsWatchListSemanticsUnSupported reports whether the reflector must not stream lists. It must not
+// with several namespaces, since each of the streams would end on its own.
 func (l *reducingListWatch) IsWatchListSemanticsUnSupported() bool { return len(l.scopes) > 1 }
 
-// ListWithContext returns the whole list, reduced page by page. The reflector would ask a server that
-// cannot stream for everything in one response ("0" makes the server ignore the limit, and a relist
-// sets none), so the limits of the reflector are not taken over.
+// ListWithContext returns the whole list, reduced page by page. It sets a limit of its own. With
+// the reflector's options, a server that cannot stream would return everything in one response:
+// resourceVersion "0" makes it ignore the limit, and a relist has no limit.
 func (l *reducingListWatch) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 	opts.FieldSelector = l.plan.fieldSelector
 	opts.Limit = 0
@@ -125,7 +128,8 @@ func (l *reducingListWatch) page(ctx context.Context, s *scope, opts metav1.List
 		ResourceVersion: m.GetResourceVersion(),
 		Continue:        m.GetContinue(),
 	}}
-	// With allocation: a kept object must not keep the array of the whole page.
+	// WithAlloc copies each item. Otherwise an object that is kept would keep the array of the
+	// whole page.
 	err = meta.EachListItemWithAlloc(full, func(obj runtime.Object) error {
 		reduced, err := l.reduce(obj)
 		if err != nil {
@@ -145,7 +149,7 @@ func (l *reducingListWatch) reduce(obj runtime.Object) (runtime.Object, error) {
 	return reduced, err
 }
 
-// WatchWithContext opens a watch, or a list that is streamed as one.
+// WatchWithContext opens a watch, or a list that is streamed as a watch.
 func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	opts.FieldSelector = l.plan.fieldSelector
 	streaming := opts.SendInitialEvents != nil && *opts.SendInitialEvents
@@ -170,9 +174,9 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 	return out, nil
 }
 
-// open opens the watch. It returns nil, nil if there is nothing to watch and the empty list that stands
-// for it has been taken already. When a streamed list is refused for the moment, it waits and tries again
-// itself: the reflector would sleep for up to a minute without looking at ctx, and Shutdown with it.
+// open opens the watch. It returns nil, nil if the resource is absent and has already been listed
+// as empty. When the server refuses a streamed list for the moment, open waits and tries again
+// itself: the reflector would sleep for up to a minute without watching ctx, and delay Shutdown.
 func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, streaming bool) (watch.Interface, error) {
 	backoff := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	for {
@@ -205,11 +209,12 @@ func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, s
 	}
 }
 
-// errNoAnswer stands for the errors that isEmpty is about.
-var errNoAnswer = errors.New("the connection broke or timed out before the server answered")
+// errNoAnswer stands for the error that client-go does not return, see isEmpty.
+var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
 
-// isEmpty reports whether w is what client-go's REST client returns instead of an error when, after ten
-// attempts, the connection still breaks or times out. The reflector then just tries again, for ever.
+// isEmpty reports whether w is the empty watch that client-go's REST client returns instead of an
+// error, when the connection still breaks or times out after ten attempts. The reflector just tries
+// again, for ever.
 func isEmpty(w watch.Interface) bool {
 	return reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch())
 }
@@ -221,9 +226,10 @@ type reducingWatch struct {
 	result chan watch.Event
 	done   chan struct{}
 	once   sync.Once
-	// patience ends when the initial events have paused for too long; nil when all of them, or none, are to come.
+	// patience fires when the initial events have paused for too long; nil if none are expected, or
+	// all have come.
 	patience clock.Timer
-	// relist ends when the resource is to be listed again, see panics; nil without need.
+	// relist fires when the resource must be listed again, see panics; nil if it need not be.
 	relist clock.Timer
 }
 
@@ -271,8 +277,8 @@ func (w *reducingWatch) run() {
 	}
 }
 
-// relistTimer returns the channel of a timer that runs while a function of a controller panics on some
-// object, otherwise nil.
+// relistTimer returns the channel of a timer that runs while a function of a controller panics on
+// some object, otherwise nil.
 func (w *reducingWatch) relistTimer() <-chan time.Time {
 	delay := w.l.panics.relistIn()
 	switch {
@@ -302,11 +308,11 @@ func (w *reducingWatch) stopWaiting() {
 // errRelist makes the reflector list again.
 var errRelist = apierrors.NewResourceExpired("a function of a controller panicked; listing again to try it once more").ErrStatus
 
-// errStalled makes the reflector list instead.
+// errStalled makes the reflector list in pages instead.
 var errStalled = apierrors.NewTimeoutError(fmt.Sprintf(
 	"the streamed list paused for %s without the bookmark that ends it", streamPatience), 0).ErrStatus
 
-// isEndOfList reports whether the initial events are complete (KEP-3157).
+// isEndOfList reports whether event is the bookmark that ends the initial events (KEP-3157).
 func isEndOfList(event watch.Event) bool {
 	if event.Type != watch.Bookmark {
 		return false
@@ -338,7 +344,7 @@ func (l *reducingListWatch) convert(event watch.Event) watch.Event {
 	return event
 }
 
-// idleWatch is a watch that ends by itself after some time, without events.
+// idleWatch is a watch without events that ends when its timer fires.
 type idleWatch struct {
 	timer  clock.Timer
 	result chan watch.Event

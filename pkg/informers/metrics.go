@@ -9,7 +9,7 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// collector computes the metrics at the scrape, from the counts that /debug/informers shows too.
+// collector computes the metrics at each scrape, from the counts that /debug/informers shows too.
 type collector struct {
 	metrics.BaseStableCollector
 	factory     *Factory
@@ -20,7 +20,7 @@ type collector struct {
 type resourceMetric struct {
 	desc *metrics.Desc
 	kind metrics.ValueType
-	// value is NaN if there is none yet.
+	// value returns NaN if there is none yet.
 	value func(*ResourceStatus) float64
 }
 

@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -15,7 +16,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -25,9 +25,9 @@ import (
 // mutationCheckPeriod is how often all checksums are compared.
 const mutationCheckPeriod = 10 * time.Second
 
-// mutationDetector finds cached objects that somebody changed, by a checksum taken before they go into
-// the cache. client-go has one of its own (KUBE_CACHE_MUTATION_DETECTOR), which copies every object and
-// panics.
+// mutationDetector finds cached objects that have been changed. It compares them with checksums
+// that were taken before they went into the cache. client-go has a detector of its own
+// (KUBE_CACHE_MUTATION_DETECTOR), which copies every object and panics.
 type mutationDetector struct {
 	clock clock.WithTicker
 	seed  maphash.Seed
@@ -44,7 +44,7 @@ type watchedStore struct {
 	store    cache.Store
 
 	mu sync.Mutex
-	// fresh objects may still be on their way into the store: they are kept for a round.
+	// fresh holds objects that may not have reached the store yet. They are kept for one round.
 	fresh, settled map[runtime.Object]uint64
 }
 
@@ -52,7 +52,7 @@ func newMutationDetector(c clock.WithTicker) *mutationDetector {
 	return &mutationDetector{clock: c, seed: maphash.MakeSeed()}
 }
 
-// watch returns a function that is to be told every object that goes into store.
+// watch returns a function that must be called with every object that goes into store.
 func (d *mutationDetector) watch(resource string, store cache.Store) func(runtime.Object) {
 	w := &watchedStore{resource: resource, store: store,
 		fresh: map[runtime.Object]uint64{}, settled: map[runtime.Object]uint64{}}
@@ -67,7 +67,8 @@ func (d *mutationDetector) watch(resource string, store cache.Store) func(runtim
 	}
 }
 
-// run checks every mutationCheckPeriod and, so that the last changes count too, when ctx ends.
+// run checks every mutationCheckPeriod, and once more when ctx ends, so that the last changes count
+// too.
 func (d *mutationDetector) run(ctx context.Context) {
 	ticker := d.clock.NewTicker(mutationCheckPeriod)
 	defer ticker.Stop()
@@ -82,7 +83,8 @@ func (d *mutationDetector) run(ctx context.Context) {
 	}
 }
 
-// check compares all checksums, once more after an object has left the store, and then forgets it.
+// check compares all checksums. An object that has left the store is compared once more and then
+// forgotten.
 func (d *mutationDetector) check(ctx context.Context) {
 	d.mu.Lock()
 	watched := slices.Clone(d.watched)
@@ -92,7 +94,7 @@ func (d *mutationDetector) check(ctx context.Context) {
 		for _, sums := range []map[runtime.Object]uint64{w.fresh, w.settled} {
 			for obj, sum := range sums {
 				if now := d.checksum(obj); now != sum {
-					sums[obj] = now // report it once
+					sums[obj] = now // so that it is reported once
 					d.report(ctx, w.resource, obj)
 				}
 			}
@@ -142,8 +144,8 @@ func (d *mutationDetector) count() int64 {
 	return d.found
 }
 
-// checksum covers all that a reader could change. API types are encoded, with sorted keys; of an Object
-// only the maps, slices and pointers that it hands out are not immutable by themselves.
+// checksum covers everything that a reader could change. API types are encoded, with sorted keys.
+// Of an Object, only the maps, slices and pointers that it returns can be changed.
 func (d *mutationDetector) checksum(obj runtime.Object) uint64 {
 	var h maphash.Hash
 	h.SetSeed(d.seed)
@@ -156,8 +158,8 @@ func (d *mutationDetector) checksum(obj runtime.Object) uint64 {
 		}
 	case marshaler:
 		hashEncoded(&h, o)
-	case *unstructured.Unstructured:
-		if b, err := o.MarshalJSON(); err == nil {
+	default: // a custom resource, typed or not
+		if b, err := json.Marshal(o); err == nil {
 			_, _ = h.Write(b)
 		}
 	}

@@ -24,8 +24,8 @@ func annotated(name string) *corev1.Secret {
 	return s
 }
 
-// spoil changes an object in the cache. The lock orders the change before the next check, for the race
-// detector's sake.
+// spoil changes an object in the cache. The lock orders the change before the next check, since the
+// race detector would report it otherwise.
 func spoil(f *Factory, e *Object) {
 	f.mutations.mu.Lock()
 	defer f.mutations.mu.Unlock()

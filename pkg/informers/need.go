@@ -17,7 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Resources that the manager's own controllers use. Any other can be had just as well.
+// Resources that the manager's own controllers use. A need may name any other resource just as
+// well.
 var (
 	ConfigMaps   = corev1.SchemeGroupVersion.WithResource("configmaps")
 	Secrets      = corev1.SchemeGroupVersion.WithResource("secrets")
@@ -29,24 +30,26 @@ var (
 	Jobs         = batchv1.SchemeGroupVersion.WithResource("jobs")
 )
 
-// Form is how much of an object its cache must hold for a controller.
+// Form is how much of an object the cache must hold for a controller.
 type Form int
 
 const (
-	// Reduced is an *Object: identity, declared annotations and fields, digests. The zero value.
+	// Reduced is an *Object: identity, declared annotations and fields, digests. It is the zero
+	// value.
 	Reduced Form = iota
 	// Typed is the ordinary API type.
 	Typed
-	// Unstructured is an *unstructured.Unstructured, for custom resources without a Go type. It comes in
-	// JSON and takes several times the memory, so types of the scheme cannot be had in it.
+	// Unstructured is an *unstructured.Unstructured, for custom resources without a Go type. It is
+	// sent as JSON and takes several times the memory, so types of the scheme cannot be had in this
+	// form.
 	Unstructured
 )
 
 // Fields are parts of the metadata that a Reduced need may ask for. Name, namespace, UID,
-// resourceVersion and a deletionTimestamp that is set are always there.
+// resourceVersion and, if it is set, deletionTimestamp are always cached.
 type Fields uint8
 
-// Parts that must be asked for.
+// Fields that are cached only if a need asks for them.
 const (
 	Labels Fields = 1 << iota
 	OwnerReferences
@@ -55,40 +58,44 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// Where several controllers need a resource, each gets the union. A controller that asked for the
-// Reduced form must use what it gets as a metav1.Object: it is an *Object, unless another controller
-// needs another form of that resource. Then there are no digests either, but the content itself.
+// If several controllers need a resource, each gets the union. A controller that asked for the
+// Reduced form must use what it gets as a metav1.Object. That is an *Object, unless another
+// controller needs another form of the resource; in that case it has no digests but the content
+// itself.
 type Need struct {
-	// For names the controller. Digests are asked for by this name. The host fills it in.
+	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
+	// in.
 	For string
-	// Resource to watch. Without a version, for custom resources, discovery finds it, and finds it again
-	// when it changes.
+	// Resource to watch. A need of metadata may leave the version out, for custom resources.
+	// Discovery then finds it, and finds it again when it changes.
 	Resource schema.GroupVersionResource
-	// ClusterScoped says that the resource has no namespaces. --namespaces refuses it.
+	// ClusterScoped says that the resource has no namespaces. With --namespaces, such a need is an
+	// error.
 	ClusterScoped bool
 	Form          Form
-	// Annotations are the keys to keep. The other forms keep all.
+	// Annotations are the keys to keep. Forms other than Reduced keep all.
 	Annotations []string
 	// Fields to keep beyond the annotations.
 	Fields Fields
-	// When, if set, restricts Fields and Annotations of this need to the objects for which it is true.
-	// It sees the object's whole metadata.
+	// When, if set, restricts Fields and Annotations of this need to the objects for which it
+	// returns true. It is called with the object's whole metadata.
 	When func(metav1.Object) bool
-	// Digest summarises an object in a few bytes, such as a hash of a Secret's data or the names that a
-	// pod template refers to: it is all that is kept of the content, in the Reduced form. nil means no
-	// digest. It gets the Go type if the scheme has one, otherwise an *unstructured.Unstructured; it must be
-	// pure and must not keep any part of it.
+	// Digest returns a few bytes that summarise an object, such as a hash of a Secret's data or the
+	// names that a pod template refers to. In the Reduced form, nothing else of the content is
+	// kept. nil means no digest. It is called with the Go type if the scheme has one, otherwise
+	// with an *unstructured.Unstructured. It must be pure and must not keep any part of its
+	// argument.
 	Digest func(runtime.Object) []byte
-	// SecretTypes are types that this need wants though the server leaves them out by default, see
+	// SecretTypes are types that this need wants although they are excluded by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
-	// Optional says that the resource need not exist: while the server does not have it, it counts as
-	// empty and synced.
+	// Optional says that the resource may be missing. As long as the server does not have it, it
+	// counts as empty and synced.
 	Optional bool
 }
 
-// ExcludedSecretTypes are left out by the server unless a need names them: Helm's releases hold whole
-// manifests, service account tokens change by themselves.
+// ExcludedSecretTypes are not requested from the server unless a need names them: Helm's releases
+// hold whole manifests, and service account tokens change by themselves.
 var ExcludedSecretTypes = []corev1.SecretType{"helm.sh/release.v1", corev1.SecretTypeServiceAccountToken}
 
 func (n *Need) validate() error {
@@ -116,9 +123,9 @@ func (n *Need) validate() error {
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// whole: some need wants the Go type or an unstructured object.
+	// whole is set if a need wants the Go type or an unstructured object.
 	whole, unstructured bool
-	// digests in the order in which objects hold them.
+	// digests are in the order in which objects hold them.
 	digests       []digest
 	fieldSelector string
 	optional      bool
@@ -194,7 +201,7 @@ func (p *plan) secretTypeSelector() string {
 	return strings.Join(terms, ",")
 }
 
-// form names the plan's form for people.
+// form returns the name of the plan's form for people.
 func (p *plan) form() string {
 	switch {
 	case p.unstructured:
@@ -215,7 +222,7 @@ func (p *plan) controllers() []string {
 	return names
 }
 
-// resourceName is "secrets" or "deployments.apps", as kubectl has it.
+// resourceName returns "secrets" or "deployments.apps", as kubectl shows it.
 func resourceName(gvr schema.GroupVersionResource) string {
 	return gvr.GroupResource().String()
 }

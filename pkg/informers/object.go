@@ -20,25 +20,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Object is what the cache keeps of an object in reduced form. It is immutable, and so are the maps and
-// slices that it returns. Its size matters: there is one per Secret of the cluster.
+// Object is the reduced form of an object in the cache. It is immutable, and so are the maps and
+// slices that it returns. Its size matters, since there is one for each Secret of the cluster.
 //
 // It implements metav1.Object and runtime.Object for reading; its setters panic.
 type Object struct {
-	readOnly // of no size, so it must not be the last field
+	readOnly // first, since an empty last field takes space
 
 	plan      *plan
 	namespace unique.Handle[string]
 	// packed holds, for each digest of the plan, its length as a varint and its bytes, and then the
-	// name: one allocation instead of three.
+	// name. That is one allocation instead of three.
 	packed string
-	// uid and version hold the usual forms; whatever does not fit is in extra.
+	// uid and version hold the usual forms. What does not fit is in extra.
 	uid     [16]byte
 	version uint64
 	extra   *extra
 }
 
-// extra is what most objects do not have.
+// extra holds what most objects do not have.
 type extra struct {
 	annotations     map[string]string
 	labels          map[string]string
@@ -53,11 +53,12 @@ type extra struct {
 type reducer struct {
 	plan   *plan
 	panics *panics
-	// cached returns the object of that name in the cache, nil if there is none.
+	// cached returns the object with that name in the cache, or nil if there is none.
 	cached func(metav1.Object) *Object
 }
 
-// reduce takes obj over.
+// reduce returns what the cache holds of obj. It may change obj, which the caller must not use
+// again. It returns an error if obj has no metadata.
 func (r *reducer) reduce(obj runtime.Object) (runtime.Object, error) {
 	if o, ok := obj.(*Object); ok {
 		return o, nil
@@ -72,13 +73,13 @@ func (r *reducer) reduce(obj runtime.Object) (runtime.Object, error) {
 	m.SetManagedFields(nil)
 	if a := m.GetAnnotations(); a != nil {
 		delete(a, corev1.LastAppliedConfigAnnotation)
-		m.SetAnnotations(a) // an unstructured object returned a copy
+		m.SetAnnotations(a) // GetAnnotations of an unstructured object returns a copy
 	}
 	return obj, nil
 }
 
-// bookmark turns the object of a bookmark into what the reflector expects of it: a resourceVersion and
-// perhaps the mark of the end of the initial events.
+// bookmark returns what the reflector needs of a bookmark's object: the resourceVersion and, at the
+// end of the initial events, the annotation that marks it.
 func (r *reducer) bookmark(obj runtime.Object) (runtime.Object, error) {
 	if r.plan.whole {
 		return obj, nil
@@ -103,7 +104,7 @@ func (r *reducer) object(obj metav1.Object, content runtime.Object) *Object {
 	return o
 }
 
-// pack computes the digests, none if content is nil.
+// pack returns the digests and the name of obj. The digests are empty if content is nil.
 func (r *reducer) pack(obj metav1.Object, content runtime.Object) string {
 	name := obj.GetName()
 	if len(r.plan.digests) == 0 {
@@ -121,8 +122,8 @@ func (r *reducer) pack(obj metav1.Object, content runtime.Object) string {
 	return string(append(b, name...))
 }
 
-// digest calls the controller's Digest. If that panics, the digest of the cached object stays: without
-// one, the controller would take the content for gone.
+// digest calls the controller's Digest. If it panics, digest returns that of the cached object:
+// without a digest, the controller would believe that the content is gone.
 func (r *reducer) digest(d *digest, obj metav1.Object, content runtime.Object) (sum []byte) {
 	defer func() {
 		if r.panics.contain(recover(), d.of, "Digest", obj) {
@@ -134,7 +135,7 @@ func (r *reducer) digest(d *digest, obj metav1.Object, content runtime.Object) (
 	return d.sum(content)
 }
 
-// setIdentity stores UID and resourceVersion and reports whether it needed x for it.
+// setIdentity stores UID and resourceVersion. It reports whether it had to store one of them in x.
 func (o *Object) setIdentity(x *extra, obj metav1.Object) bool {
 	needed := false
 	if id, err := uuid.Parse(string(obj.GetUID())); err == nil && id.String() == string(obj.GetUID()) {
@@ -151,7 +152,7 @@ func (o *Object) setIdentity(x *extra, obj metav1.Object) bool {
 	return needed
 }
 
-// keepMetadata copies the declared parts of obj to x and reports whether there were any.
+// keepMetadata copies the declared parts of obj to x. It reports whether there were any.
 func (r *reducer) keepMetadata(x *extra, obj metav1.Object) bool {
 	needed := false
 	annotations := obj.GetAnnotations()
@@ -184,7 +185,7 @@ func (r *reducer) keepMetadata(x *extra, obj metav1.Object) bool {
 	return needed
 }
 
-// when calls the need's When. A panic counts as true: to keep too much harms nobody.
+// when calls the need's When. A panic counts as true, since it is harmless to keep too much.
 func (r *reducer) when(n *Need, obj metav1.Object) (wanted bool) {
 	defer func() {
 		if r.panics.contain(recover(), n.For, "When", obj) {
@@ -194,7 +195,7 @@ func (r *reducer) when(n *Need, obj metav1.Object) (wanted bool) {
 	return n.When(obj)
 }
 
-// next splits the first length-prefixed part off packed.
+// next returns the first length-prefixed part of packed, and what follows it.
 func next(packed string) (part, rest string) {
 	var n, shift uint
 	for i := 0; ; i++ {
@@ -206,8 +207,8 @@ func next(packed string) (part, rest string) {
 	}
 }
 
-// Digest returns what the Digest function of the named controller returned for the content, or nil. The
-// caller may keep and change it.
+// Digest returns what the Digest function of the named controller returned for the content, or nil
+// if there is none. The caller may keep and change it.
 func (o *Object) Digest(of string) []byte {
 	rest := o.packed
 	for i := range o.plan.digests {
@@ -220,7 +221,7 @@ func (o *Object) Digest(of string) []byte {
 	return nil
 }
 
-// GetNamespace returns the namespace, which all entries of a namespace share in memory.
+// GetNamespace returns the namespace. All objects in a namespace share its memory.
 func (o *Object) GetNamespace() string { return o.namespace.Value() }
 
 // GetName returns the name.
@@ -254,7 +255,8 @@ func (o *Object) GetResourceVersion() string {
 	return ""
 }
 
-// GetAnnotations returns the declared annotations that the object has, nil if it has none of them.
+// GetAnnotations returns the declared annotations that the object has, or nil if it has none of
+// them.
 func (o *Object) GetAnnotations() map[string]string {
 	if o.extra == nil {
 		return nil
@@ -262,7 +264,7 @@ func (o *Object) GetAnnotations() map[string]string {
 	return o.extra.annotations
 }
 
-// GetLabels returns the labels if a need asked for them.
+// GetLabels returns the labels if a need asks for them, otherwise nil.
 func (o *Object) GetLabels() map[string]string {
 	if o.extra == nil {
 		return nil
@@ -270,7 +272,7 @@ func (o *Object) GetLabels() map[string]string {
 	return o.extra.labels
 }
 
-// GetOwnerReferences returns the owners if a need asked for them.
+// GetOwnerReferences returns the owners if a need asks for them, otherwise nil.
 func (o *Object) GetOwnerReferences() []metav1.OwnerReference {
 	if o.extra == nil {
 		return nil
@@ -278,7 +280,7 @@ func (o *Object) GetOwnerReferences() []metav1.OwnerReference {
 	return o.extra.owners
 }
 
-// GetCreationTimestamp returns the time if a need asked for it.
+// GetCreationTimestamp returns the time if a need asks for it, otherwise the zero time.
 func (o *Object) GetCreationTimestamp() metav1.Time {
 	if o.extra == nil {
 		return metav1.Time{}
@@ -286,7 +288,7 @@ func (o *Object) GetCreationTimestamp() metav1.Time {
 	return o.extra.created
 }
 
-// GetDeletionTimestamp returns nil unless the object is being deleted.
+// GetDeletionTimestamp returns the time if the object is being deleted, otherwise nil.
 func (o *Object) GetDeletionTimestamp() *metav1.Time {
 	if o.extra == nil {
 		return nil
@@ -300,7 +302,7 @@ func (o *Object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject returns o itself, since it is immutable.
 func (o *Object) DeepCopyObject() runtime.Object { return o }
 
-// size estimates the bytes of heap that o holds.
+// size estimates how many bytes of heap o holds.
 func (o *Object) size() int {
 	n := int(unsafe.Sizeof(*o)) + len(o.packed)
 	if o.extra == nil {
@@ -320,8 +322,8 @@ func (o *Object) size() int {
 	return n
 }
 
-// readOnly is the part of metav1.Object that an Object has only because client-go's informers demand it:
-// what an Object never keeps, and setters.
+// readOnly is the part of metav1.Object that an Object has only because client-go's informers
+// require it: getters of what it never keeps, and setters, which panic.
 type readOnly struct{}
 
 var (

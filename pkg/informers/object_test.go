@@ -55,7 +55,7 @@ func mustPlan(tb testing.TB, needs ...Need) *plan {
 	return plans[0]
 }
 
-// secret number i of a cluster of about 100 Secrets a namespace.
+// secret returns Secret number i of a cluster with about 100 Secrets per namespace.
 func secret(i, size int) *corev1.Secret {
 	var id [16]byte
 	r := rand.New(rand.NewPCG(uint64(i), 1))
@@ -90,8 +90,8 @@ func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 	return r.(*Object)
 }
 
-// A Secret may cost 700 bytes of RSS, store and index included. With the garbage collector's default
-// goal RSS is about twice the live heap.
+// A Secret may cost 700 bytes of RSS, store and index included. With the garbage collector's
+// default goal RSS is about twice the live heap.
 func TestASecretCostsLessThan350BytesOfHeap(t *testing.T) {
 	p := mustPlan(t,
 		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: digestSHA1},
@@ -205,7 +205,7 @@ func TestObject(t *testing.T) {
 	}
 }
 
-// describe lists everything that an Object tells.
+// describe returns everything that the getters of an Object return.
 func describe(e *Object) map[string]any {
 	d := map[string]any{}
 	put := func(key string, value any, there bool) {

@@ -15,19 +15,22 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A resource with an object for which a function panics is listed again after a minute, then after twice
-// that each time, up to an hour: no function is given up, and no bad object makes a loop of lists.
+// If a function panics on an object, the resource is listed again after relistAfterPanic, then
+// after twice that time, and so on up to relistAfterPanicMax. So each function gets another chance,
+// and a bad object does not cause one list after the other.
 const (
 	relistAfterPanic    = time.Minute
 	relistAfterPanicMax = time.Hour
-	// eventHandler is the one function that another list does not call again for an object that is unchanged.
+	// eventHandler is the one function that is not called again for an unchanged object when the
+	// resource is listed again.
 	eventHandler = "event handler"
-	// maxPanicking bounds how many objects of a resource are remembered, since anybody may create them.
+	// maxPanicking limits how many objects of a resource are remembered, since anybody may create
+	// them.
 	maxPanicking = 1000
 )
 
-// panics contains the functions that controllers have called with cached objects: a panic on one object
-// ends neither the process nor the work of other controllers.
+// panics contains the functions of controllers that are called with cached objects: a panic on one
+// object ends neither the process nor the work of other controllers.
 type panics struct {
 	resource string
 	// count is called for every panic.
@@ -47,8 +50,9 @@ func newPanics(resource string, count func(controller string)) *panics {
 	return &panics{resource: resource, count: count, failing: map[panicking]struct{}{}}
 }
 
-// contain accounts for one call of a function with obj and reports whether it panicked; recovered is what
-// recover returned. Each object is logged once until the function gets along with it.
+// contain records one call of a function with obj and reports whether it panicked. recovered is
+// what recover returned. An object is logged once, until the function returns for it without a
+// panic.
 func (p *panics) contain(recovered any, controller, function string, obj metav1.Object) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +73,8 @@ func (p *panics) contain(recovered any, controller, function string, obj metav1.
 	if p.delay == 0 && function != eventHandler {
 		p.delay = relistAfterPanic
 	}
-	// Only the runtime's own errors are sure to hold nothing of the object, which may be a Secret.
+	// Only the runtime's own errors are sure to contain nothing of the object, which may be a
+	// Secret.
 	err, ok := recovered.(runtime.Error)
 	if !ok {
 		err = nil
@@ -80,7 +85,7 @@ func (p *panics) contain(recovered any, controller, function string, obj metav1.
 	return true
 }
 
-// gone forgets an object that was deleted.
+// gone forgets a deleted object.
 func (p *panics) gone(obj metav1.Object) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,14 +104,14 @@ func (p *panics) forget(key panicking) {
 	}
 }
 
-// relistIn returns how long to wait until the resource is listed again, 0 if there is no need to.
+// relistIn returns how long to wait until the resource is listed again, or 0 if it need not be.
 func (p *panics) relistIn() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.delay
 }
 
-// relisting doubles the wait, and forgets objects that have left the cache without a sign.
+// relisting doubles the wait and forgets objects that left the cache without a delete event.
 func (p *panics) relisting(cached func(key string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,7 +123,8 @@ func (p *panics) relisting(cached func(key string) bool) {
 	}
 }
 
-// problem reports one of the objects for which a function of the controller panics.
+// problem returns an error that names one of the objects on which a function of the controller
+// panics, or nil.
 func (p *panics) problem(controller string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -34,6 +34,7 @@ func TestAPanicOfAControllersFunctionIsContained(t *testing.T) {
 		},
 		"an index function": func(_ *testing.T, r *refusal) (Need, func(*testing.T, *Factory)) {
 			return Need{}, func(t *testing.T, f *Factory) {
+				t.Helper()
 				informer, _ := f.Informer("bad", Secrets)
 				if err := informer.AddIndexers(cache.Indexers{"x": func(obj any) ([]string, error) { r.check(obj); return nil, nil }}); err != nil {
 					t.Fatal(err)
@@ -42,6 +43,7 @@ func TestAPanicOfAControllersFunctionIsContained(t *testing.T) {
 		},
 		"an event handler": func(_ *testing.T, r *refusal) (Need, func(*testing.T, *Factory)) {
 			return Need{}, func(t *testing.T, f *Factory) {
+				t.Helper()
 				informer, _ := f.Informer("bad", Secrets)
 				handler := cache.ResourceEventHandlerFuncs{AddFunc: r.check, UpdateFunc: func(_, obj any) { r.check(obj) }}
 				if _, err := informer.AddEventHandler(handler); err != nil {

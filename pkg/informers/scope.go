@@ -18,8 +18,8 @@ type scope struct {
 	namespace string // empty: all
 
 	mu sync.Mutex
-	// version is that of the last event which the reflector has. The reflector keeps one version, which
-	// says nothing about a namespace in which it is quiet.
+	// version is that of the last event that the reflector received from this scope. The reflector
+	// keeps a single version, which says nothing about a namespace without events.
 	version string
 }
 
@@ -35,7 +35,7 @@ func (s *scope) resume() string {
 	return s.version
 }
 
-// delivered notes that the reflector has the event.
+// delivered records that the reflector has received the event.
 func (l *reducingListWatch) delivered(event watch.Event) {
 	m, ok := event.Object.(metav1.Object)
 	if !ok || len(l.scopes) == 1 {
@@ -77,7 +77,7 @@ func (l *reducingListWatch) watchScopes(ctx context.Context, opts metav1.ListOpt
 	return merged, nil
 }
 
-// mergedWatch ends when one of its watches does: the reflector then opens all of them again.
+// mergedWatch ends when one of its watches ends. The reflector then opens all of them again.
 type mergedWatch struct {
 	result chan watch.Event
 	done   chan struct{}

@@ -16,7 +16,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// inNamespaces builds a factory that watches two namespaces, each with a server and a version of its own.
+// inNamespaces builds a factory that watches two namespaces. Each has a server of its own, with its
+// own versions.
 func inNamespaces(t *testing.T, a, b *cluster) *Factory {
 	t.Helper()
 	f := newTestFactory(t, newCluster())
@@ -48,7 +49,7 @@ func TestTheCacheFollowsSeveralNamespaces(t *testing.T) {
 		synctest.Wait()
 		wantNames(t, f, "a/x", "a/y", "b/x", "b/y")
 
-		// Each goes on where it was after an interruption, without another list.
+		// After an interruption, each watch resumes where it was, without another list.
 		lists := secretsStatus(f).Lists
 		a.breakWatches(false)
 		a.put(in("a", "z", "1"))
@@ -59,7 +60,7 @@ func TestTheCacheFollowsSeveralNamespaces(t *testing.T) {
 			t.Errorf("%d lists, want %d", now, lists)
 		}
 
-		// One that cannot go on is listed again, and with it the others.
+		// If one cannot resume, its namespace is listed again, and so are the others.
 		a.breakWatches(true)
 		a.remove("a/y")
 		pass(time.Minute)

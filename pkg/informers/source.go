@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Clients are what the informers read through, all of them over one connection.
+// Clients are what the informers read through. They share one HTTP client.
 type Clients struct {
 	config    *rest.Config
 	http      *http.Client
@@ -29,15 +29,17 @@ type Clients struct {
 	discovery discovery.DiscoveryInterface
 }
 
-// NewClients builds the clients. They read types of scheme as Go types, others as unstructured objects,
-// in config's content type, protobuf if it names none.
+// NewClients returns clients that read types of scheme as Go types, and others as unstructured
+// objects. They use config's content type, or protobuf if it names none. It is an error if config
+// is invalid.
 func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
 	config = rest.CopyConfig(config)
 	if config.ContentType == "" {
 		config.ContentType = runtime.ContentTypeProtobuf
 	}
 	if config.AcceptContentTypes == "" {
-		config.AcceptContentTypes = config.ContentType + "," + runtime.ContentTypeJSON // custom resources have no protobuf
+		// Custom resources have no protobuf.
+		config.AcceptContentTypes = config.ContentType + "," + runtime.ContentTypeJSON
 	}
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
@@ -65,7 +67,8 @@ type source struct {
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// newSource reads no more of the resource than the plan has a use for. Without a namespace it reads all.
+// newSource returns a source that reads no more of the resource than the plan uses. It reads all
+// namespaces if namespace is empty. It is an error if the scheme does not fit the plan's form.
 func newSource(p *plan, c Clients, namespace string) (source, error) {
 	content := p.whole || len(p.digests) > 0
 	switch {
@@ -77,16 +80,18 @@ func newSource(p *plan, c Clients, namespace string) (source, error) {
 	known := c.scheme.IsVersionRegistered(p.resource.GroupVersion())
 	switch {
 	case p.whole && !p.unstructured && !known:
-		return source{}, fmt.Errorf("the scheme has no types of %s, so %s cannot be had in typed form", p.resource.GroupVersion(), resourceName(p.resource))
+		return source{}, fmt.Errorf("the scheme has no types of %s, so %s cannot be had in typed form",
+			p.resource.GroupVersion(), resourceName(p.resource))
 	case p.unstructured && known:
-		return source{}, fmt.Errorf("the scheme has types of %s, so %s cannot be had in unstructured form", p.resource.GroupVersion(), resourceName(p.resource))
+		return source{}, fmt.Errorf("the scheme has types of %s, so %s cannot be had in unstructured form",
+			p.resource.GroupVersion(), resourceName(p.resource))
 	case known:
 		return newTypedSource(p, c, namespace)
 	}
 	return sourceOf(c.dynamic.Resource(p.resource).Namespace(namespace)), nil
 }
 
-// newTypedSource decodes to the types of the scheme, whatever the resource.
+// newTypedSource returns a source of any resource whose types are in the scheme.
 func newTypedSource(p *plan, c Clients, namespace string) (source, error) {
 	config := rest.CopyConfig(c.config)
 	version := p.resource.GroupVersion()

@@ -18,28 +18,29 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// failingAfter is how long requests of a synced informer must fail before its controllers are reported:
-// a restart of the API server or a burst of 429 is not worth it.
+// failingAfter is how long the requests of a synced informer must fail before this counts as a
+// problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
-// state is what has been observed of the requests for one resource.
+// state records what has been observed of the requests for one resource.
 type state struct {
 	resource string
 	clock    clock.PassiveClock
 
 	mu sync.Mutex
-	// lists counts complete lists, of which streamed came as a watch. All but the first are relists.
+	// lists counts complete lists; streamed counts those of them that came as a watch. All but the
+	// first are relists.
 	lists, streamed, watches, events, bookmarks, failures int64
-	// objects counts what is in the cache: by the last complete list and the events since. While a list
-	// is streamed, streaming is set and incoming counts what has come.
+	// objects is the number of cached objects, from the last complete list and the events since.
+	// While a list is being streamed, streaming is set and incoming counts its objects.
 	objects, incoming                 int
 	streaming                         bool
 	lastEvent, lastBookmark, lastList time.Time
 	resourceVersion                   string
 	absent                            bool                // the server does not have the resource
-	failing                           map[string]*failure // by verb, until it succeeds
+	failing                           map[string]*failure // by verb; removed when it succeeds
 	lastFailure                       *failure
-	logged                            string // the error that was logged last, until it is over
+	logged                            string // the error that was logged last; empty when it is over
 }
 
 // failure is a series of failed requests with one verb.
@@ -54,7 +55,7 @@ func newState(resource string, c clock.PassiveClock) *state {
 	return &state{resource: resource, clock: c, failing: map[string]*failure{}}
 }
 
-// listed notes a complete paged list of n objects.
+// listed records a complete paged list of n objects.
 func (s *state) listed(ctx context.Context, resourceVersion string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +63,7 @@ func (s *state) listed(ctx context.Context, resourceVersion string, n int) {
 	s.succeeded(ctx, "list")
 }
 
-// listedAbsent notes that the server does not have the resource, which counts as an empty list.
+// listedAbsent records that the server does not have the resource, which counts as an empty list.
 func (s *state) listedAbsent(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +73,7 @@ func (s *state) listedAbsent(ctx context.Context) {
 	s.succeeded(ctx, "watch")
 }
 
-// complete notes a complete list of n objects; the caller holds the lock.
+// complete records a complete list of n objects. The caller holds mu.
 func (s *state) complete(resourceVersion string, n int) {
 	s.objects, s.streaming = n, false
 	s.lists++
@@ -87,7 +88,7 @@ func (s *state) isAbsent() bool {
 	return s.absent
 }
 
-// watching notes that the server accepted a watch.
+// watching records that the server accepted a watch.
 func (s *state) watching(ctx context.Context, streaming bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +113,7 @@ func (s *state) succeeded(ctx context.Context, verb string) {
 	}
 }
 
-// observed notes an event or bookmark.
+// observed records an event or a bookmark.
 func (s *state) observed(event watch.Event) {
 	m, err := meta.Accessor(event.Object)
 	if err != nil {
@@ -132,7 +133,7 @@ func (s *state) observed(event watch.Event) {
 	if isEndOfList(event) {
 		s.streamed++
 		s.complete(s.resourceVersion, s.incoming)
-		delete(s.failing, "list") // not needed any more
+		delete(s.failing, "list") // the stream has replaced it
 	}
 }
 
@@ -163,7 +164,7 @@ func (s *state) failed(verb string, err error) {
 	s.lastFailure = f
 }
 
-// problem tells what is wrong, nil if nothing worth reporting is.
+// problem returns what is wrong, or nil if nothing is worth reporting.
 func (s *state) problem(synced bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,8 +182,8 @@ func (s *state) problem(synced bool) error {
 	return errors.Join(errs...)
 }
 
-// refused reports whether the server has answered that it does not let us list the resource, or does not
-// have it, and has not said otherwise since. A server that is slow, or not there, has not refused.
+// refused reports whether the server's last response to a list was that we may not list the
+// resource, or that it does not exist. A server that is slow or away has not refused.
 func (s *state) refused() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +195,7 @@ func isDenied(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
-// describe leaves the error's own text out, since health checks show it to anybody. It is in the log and in
+// describe returns the reason without the error's own text, which is in the log and in
 // /debug/informers.
 func (f *failure) describe(resource string) error {
 	reason := string(apierrors.ReasonForError(f.err))
@@ -204,7 +205,7 @@ func (f *failure) describe(resource string) error {
 	return fmt.Errorf("cannot %s %s: %s", f.verb, resource, reason)
 }
 
-// watchError is the informer's watch error handler. A version that has expired is nothing unusual: the
+// watchError is the informer's watch error handler. It ignores an expired version, after which the
 // informer lists again.
 func (s *state) watchError(ctx context.Context, _ *cache.Reflector, err error) {
 	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
@@ -212,7 +213,7 @@ func (s *state) watchError(ctx context.Context, _ *cache.Reflector, err error) {
 	}
 }
 
-// logFailure logs a cause once until it is over: client-go tries again for ever.
+// logFailure logs a cause once until it is over, since client-go tries again for ever.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -33,7 +33,8 @@ const (
 	benchUpdates = 10000
 )
 
-// serveUpdates serves a watch of Secrets of 4 KiB: all of them, and on a request of /go as many updates.
+// serveUpdates serves a watch of Secrets of 4 KiB: first all of them and then, when /go is
+// requested, as many updates.
 func serveUpdates() {
 	start := make(chan struct{})
 	mux := http.NewServeMux()
@@ -66,12 +67,13 @@ func serveUpdates() {
 	_, _ = bufio.NewReader(os.Stdin).ReadString(0)
 }
 
-// BenchmarkUpdates measures the CPU time that the process takes for 10,000 updates: in our cache, and in
-// client-go's informer, which keeps the whole objects.
+// BenchmarkUpdates measures the CPU time that the process takes for 10,000 updates: in our cache,
+// and in client-go's informer, which keeps the whole objects.
 func BenchmarkUpdates(b *testing.B) {
 	runs := 0 // each factory has a name of its own
 	for name, start := range map[string]func(*testing.B, *rest.Config) cache.SharedIndexInformer{
 		"ours": func(b *testing.B, config *rest.Config) cache.SharedIndexInformer {
+			b.Helper()
 			runs++
 			f, err := New(fmt.Sprint(b.Name(), runs), NewConfig(), clientsOf(b, config), []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
 			if err != nil {
@@ -83,6 +85,7 @@ func BenchmarkUpdates(b *testing.B) {
 			return informer
 		},
 		"client-go": func(b *testing.B, config *rest.Config) cache.SharedIndexInformer {
+			b.Helper()
 			config = rest.CopyConfig(config)
 			config.ContentType = protobuf
 			shared := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(config), 0)
@@ -125,6 +128,7 @@ func BenchmarkUpdates(b *testing.B) {
 }
 
 func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
 		b.Fatal(err)

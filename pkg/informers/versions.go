@@ -17,9 +17,9 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// anyVersion lists and watches metadata of a resource whose need names no version: in the group's
-// preferred version that serves it. The version is looked up when it is needed for the first time and
-// whenever the server does not know it any more.
+// anyVersion lists and watches the metadata of a resource whose need names no version. It uses the
+// group's preferred version or, if that does not serve the resource, another. It looks the version
+// up at the first request, and again when the server does not know it any more.
 type anyVersion struct {
 	resource  schema.GroupResource
 	namespace string
@@ -59,7 +59,7 @@ func (a *anyVersion) Watch(ctx context.Context, opts metav1.ListOptions) (watch.
 	return w, err
 }
 
-// check forgets a version that the server does not serve.
+// check forgets the version if the server does not serve it.
 func (a *anyVersion) check(err error) {
 	if apierrors.IsNotFound(err) {
 		a.mu.Lock()
@@ -84,8 +84,9 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 	return a.metadata.Resource(a.resource.WithVersion(version)).Namespace(a.namespace), nil
 }
 
-// find asks discovery for this one group, so that an aggregated API that is down concerns only those who
-// need it. A NotFound error says that the server answered and does not have the resource.
+// find returns a version that serves the resource. It asks discovery for this group only, so that
+// an aggregated API that is down affects only those who need it. A NotFound error means that the
+// server does not have the resource.
 func (a *anyVersion) find(ctx context.Context) (string, error) {
 	legacy := a.discovery.WithLegacyWithContext(ctx) // the aggregated format downloads all resources
 	groups, err := legacy.ServerGroupsWithContext(ctx)

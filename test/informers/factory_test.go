@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -43,7 +43,12 @@ var caches atomic.Int32 // each needs its own name
 
 func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
 	t.Helper()
-	clients, err := informers.NewClients(config, scheme.Scheme)
+	return newCacheWith(t, config, clientscheme.Scheme, needs...)
+}
+
+func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, needs ...informers.Need) *cache {
+	t.Helper()
+	clients, err := informers.NewClients(config, scheme)
 	if err != nil {
 		t.Fatal(err)
 	}

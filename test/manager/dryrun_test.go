@@ -51,12 +51,14 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// Except for the group of APIServices, for which deploy/ must be enough.
-	var everything []rbacv1.PolicyRule
+	everything := []rbacv1.PolicyRule{
+		{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
+		// What manager rbac --dry-run grants.
+		{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}},
+	}
 	for _, group := range []string{"", "apps", "policy", gadgets.Group, "aggregated.example.com"} {
 		everything = append(everything, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	}
-	everything = append(everything, rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}})
 	shop := newDryShop(ctx, t)
 	h := host(ctx, t, app.Entry{Rules: func() []rbacv1.PolicyRule { return everything }}, true)
 	before := shop.versions(ctx, t)

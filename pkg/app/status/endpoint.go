@@ -22,21 +22,22 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-// answer is what a replica says of itself.
+// answer is what a replica reports about itself.
 type answer struct {
 	Endpoint string `json:"endpoint,omitempty"`
-	// Reached reports whether the endpoint has told anything, Error what it has not told, and why.
+	// Reached reports whether the endpoint returned anything. Error says what it did not return,
+	// and why.
 	Reached bool   `json:"reached"`
 	Error   string `json:"error,omitempty"`
-	// Phase is the election's: Leading, Standby, Draining, ...
+	// Phase is the replica's phase of the election: Leading, Standby, Draining, ...
 	Phase       string               `json:"phase,omitempty"`
 	Controllers []controllers.Status `json:"controllers,omitempty"`
 
 	serverFence string
 }
 
-// askEndpoints asks all of --endpoint at once and adds what they say to the replicas of the report. An endpoint that does
-// not say whose it is gets a row of its own.
+// askEndpoints queries every --endpoint at once and adds the results to the replicas of the report.
+// An endpoint that does not name its replica gets a row of its own.
 func (o *options) askEndpoints(ctx context.Context, config *rest.Config, r *report) {
 	asked := make([]replica, len(o.endpoints))
 	var all sync.WaitGroup
@@ -63,7 +64,7 @@ func (o *options) askEndpoints(ctx context.Context, config *rest.Config, r *repo
 	}
 }
 
-// ask asks the replica behind an endpoint who and how it is.
+// ask queries the replica behind an endpoint for its identity, its phase and its controllers.
 func (o *options) ask(ctx context.Context, config *rest.Config, endpoint string) replica {
 	r := replica{answer: answer{Endpoint: endpoint}}
 	base, client, err := o.endpointClient(config, endpoint)
@@ -94,7 +95,8 @@ func (o *options) ask(ctx context.Context, config *rest.Config, endpoint string)
 	return r
 }
 
-// endpointClient returns a client for an endpoint with the credentials of config.
+// endpointClient returns the parsed endpoint and a client with the credentials of config. It
+// returns an error unless the endpoint is https://HOST:PORT.
 func (o *options) endpointClient(config *rest.Config, endpoint string) (*url.URL, *http.Client, error) {
 	base, err := url.Parse(endpoint)
 	if err != nil || base.Scheme != "https" || base.Host == "" {
@@ -108,17 +110,17 @@ func (o *options) endpointClient(config *rest.Config, endpoint string) (*url.URL
 	}
 	config.Impersonate = rest.ImpersonationConfig{}
 	if host := base.Hostname(); host == "localhost" || net.ParseIP(host).IsLoopback() {
-		// A proxy has a loopback of its own, and would be handed the connection to whatever listens there.
+		// A proxy would connect to a loopback address of its own, where anything may listen.
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	}
 	client, err := rest.HTTPClientFor(config)
 	return base, client, err
 }
 
-// errForbidden says that the user may not read a path. Others may be allowed.
+// errForbidden means that the user may not read a path. Other paths may be allowed.
 var errForbidden = errors.New("forbidden")
 
-// maxAnswer is far more than a replica says of itself.
+// maxAnswer limits the bytes that are read from an endpoint. It is far more than a replica reports.
 const maxAnswer = 8 << 20
 
 func getJSON(ctx context.Context, client *http.Client, base *url.URL, path string, into any) error {
@@ -144,7 +146,7 @@ func getJSON(ctx context.Context, client *http.Client, base *url.URL, path strin
 		return fmt.Errorf("%s: %s: %.200s", path, response.Status, line)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("%s: not a manager's answer: %w", path, err)
+		return fmt.Errorf("%s: not a manager's response: %w", path, err)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 
 const none = "<none>"
 
-// write writes the report as json, as yaml or, for people, as tables.
+// write writes the report to w as json, as yaml or, for people, as tables.
 func (r *report) write(w io.Writer, format string, now time.Time) error {
 	switch format {
 	case "json":
@@ -83,7 +83,8 @@ func (r *report) printReplicas(t table, now time.Time) {
 		case replica.Error != "":
 			endpoint += ", but " + replica.Error
 		}
-		t.row(replica.label(), replica.Phase, replica.PodPhase, ready, fmt.Sprint(replica.Restarts), age(replica.Started, now), replica.Node, endpoint)
+		t.row(replica.label(), replica.Phase, replica.PodPhase, ready, fmt.Sprint(replica.Restarts),
+			age(replica.Started, now), replica.Node, endpoint)
 	}
 	t.end()
 }
@@ -106,7 +107,7 @@ func (r *report) printControllers(t table, now time.Time) {
 
 func oneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }
 
-// label names the replica in a row: by its Pod or, as long as that is unknown, by its endpoint.
+// label returns how a row names the replica: by its Pod or, if that is unknown, by its endpoint.
 func (r *replica) label() string {
 	if r.Name == "" {
 		return r.Endpoint
@@ -114,7 +115,7 @@ func (r *replica) label() string {
 	return r.Name
 }
 
-// age returns how long ago something was, as kubectl shows it; empty if it never was.
+// age returns the time since t, as kubectl shows it, or "" if t is nil.
 func age(t *metav1.Time, now time.Time) string {
 	if t == nil {
 		return ""
@@ -134,5 +135,5 @@ func (t table) row(cells ...string) {
 	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
 
-// end prints the rows so far; those that follow get columns of their own.
-func (t table) end() { _ = t.Flush() } // to a terminal or a pipe that is gone, there is nobody to tell
+// end prints the rows so far. Those that follow get columns of their own.
+func (t table) end() { _ = t.Flush() } // nobody would read an error

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package status is `manager status`: a client of the API server and of the replicas' secure ports, and no part of the
-// daemon.
+// Package status implements `manager status`. It is a client of the API server and of the replicas'
+// secure ports, and no part of the daemon.
 package status
 
 import (
@@ -28,13 +28,13 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 )
 
-// errNobodyLeads makes the command end with 1.
+// errNobodyLeads makes the command exit with status 1.
 var errNobodyLeads = errors.New("nobody leads")
 
 // podSelector selects the Pods of the Deployment in deploy/.
 var podSelector = labels.Set{"app.kubernetes.io/name": "quartermaster"}.String()
 
-// options are the flags.
+// options holds the values of the flags.
 type options struct {
 	kubeconfig, context  string
 	namespace, leaseName string
@@ -45,7 +45,7 @@ type options struct {
 	output               string
 }
 
-// NewCommand returns the command. It returns an error if nobody leads.
+// NewCommand returns the command `manager status`, which fails if nobody leads.
 func NewCommand() *cobra.Command {
 	lease := election.NewConfig()
 	o := options{namespace: lease.ResourceNamespace, leaseName: lease.ResourceName, timeout: 10 * time.Second}
@@ -89,31 +89,35 @@ loopback, whatever the kubeconfig and the environment say.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "The kubeconfig file. Default: $KUBECONFIG, then ~/.kube/config, then the ServiceAccount of the Pod.")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig,
+		"The kubeconfig file. Default: $KUBECONFIG, then ~/.kube/config, then the ServiceAccount of the Pod.")
 	fs.StringVar(&o.context, "context", o.context, "The context of the kubeconfig.")
 	fs.StringVarP(&o.namespace, "namespace", "n", o.namespace, "The namespace of the Lease and of the Pods.")
 	fs.StringVar(&o.leaseName, "lease-name", o.leaseName, "The name of the Lease, which is the managers' --leader-elect-resource-name.")
 	fs.StringSliceVar(&o.endpoints, "endpoint", o.endpoints, "The secure port of a replica, https://HOST:PORT; may be given for each of them.")
-	fs.StringVar(&o.endpointCA, "endpoint-ca-file", o.endpointCA, "The CA of the certificates of --endpoint. Default: the CAs of this machine.")
-	fs.BoolVar(&o.endpointInsecure, "endpoint-insecure", o.endpointInsecure, "Do not verify the certificates of --endpoint. Your credentials go there: only for a port that you forwarded yourself.")
+	fs.StringVar(&o.endpointCA, "endpoint-ca-file", o.endpointCA,
+		"The CA of the certificates of --endpoint. Default: the CAs of this machine.")
+	fs.BoolVar(&o.endpointInsecure, "endpoint-insecure", o.endpointInsecure,
+		"Do not verify the certificates of --endpoint. Your credentials go there: only for a port that you forwarded yourself.")
 	fs.DurationVar(&o.timeout, "timeout", o.timeout, "How long each request may take.")
 	fs.StringVarP(&o.output, "output", "o", o.output, "Print json or yaml instead of a table.")
 	return cmd
 }
 
-// report is what the command shows; fields may be added.
+// report is what the command shows. Fields may be added.
 type report struct {
 	Leader   leader    `json:"leader"`
 	Fence    fence     `json:"fence"`
 	Replicas []replica `json:"replicas"`
-	// Problems are about what could not be read from the API server.
+	// Problems says what could not be read from the API server.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// leader is the Lease, as people ask for it.
+// leader describes the Lease and its holder.
 type leader struct {
 	Lease string `json:"lease"`
-	// Leads is whether somebody holds the Lease and has renewed it in time by the clock of this machine, or says so itself.
+	// Leads reports whether the Lease has a holder that renewed it in time, by the clock of this
+	// machine, or that reports that it leads.
 	Leads    bool   `json:"leads"`
 	Holder   string `json:"holder"`
 	Pod      string `json:"pod"`
@@ -125,16 +129,18 @@ type leader struct {
 	LeaseDurationSeconds int32        `json:"leaseDurationSeconds"`
 }
 
-// fence is about the fence in the API server.
+// fence describes the fence in the API server.
 type fence struct {
-	// State is that of the leader's own test, or else Installed, Absent, Off or Unknown.
+	// State is the result of the leader's own test. If that is unknown, it is Installed, Absent,
+	// Off or Unknown. Source says where it comes from.
 	State  string `json:"state"`
 	Source string `json:"source"`
 }
 
-// replica is a Pod of the manager, or one outside of the cluster that was asked, and what it says of itself.
+// replica is a Pod of the manager, or a manager outside of the cluster behind an --endpoint, and
+// what it reports about itself.
 type replica struct {
-	// Name is the Pod's; empty if an endpoint did not say whose it is.
+	// Name is the Pod's name; empty if an endpoint did not report it.
 	Name     string       `json:"name"`
 	Node     string       `json:"node,omitempty"`
 	PodPhase string       `json:"podPhase,omitempty"`
@@ -147,7 +153,8 @@ type replica struct {
 func (o *options) clientConfig() (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		rules, &clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig, --context: %w", err)
 	}
@@ -155,8 +162,8 @@ func (o *options) clientConfig() (*rest.Config, error) {
 	return rest.AddUserAgent(config, "status"), nil
 }
 
-// gather reads everything there is to show. It fails only if there is no Lease to read; what else cannot be read is
-// said in the report.
+// gather reads everything that the report shows. It returns an error if it cannot read the Lease.
+// The report lists what else could not be read.
 func (o *options) gather(ctx context.Context) (*report, error) {
 	config, err := o.clientConfig()
 	if err != nil {
@@ -188,7 +195,8 @@ func (r *report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// trustLeader believes a holder that says that it leads, whatever the clock of this machine makes of its renewals.
+// trustLeader sets Leads if the holder itself reports that it leads: the clock of this machine may
+// be wrong.
 func (r *report) trustLeader() {
 	for _, replica := range r.Replicas {
 		if replica.Reached && replica.Name == r.Leader.Pod && replica.Phase == "Leading" {
@@ -223,7 +231,7 @@ func (o *options) readLease(ctx context.Context, client kubernetes.Interface) (l
 	return l, nil
 }
 
-// podOf returns the Pod's name in an identity, PODNAME_UUID.
+// podOf returns the Pod's name from an identity of the form PODNAME_UUID.
 func podOf(identity string) string {
 	pod, _, _ := strings.Cut(identity, "_")
 	return pod
@@ -240,7 +248,8 @@ func newReplica(pod *corev1.Pod) replica {
 	return r
 }
 
-// readFence takes the word of the leader, which has tested it, or else looks for the binding of the policy.
+// readFence returns the result of the leader's own test. If the leader was not reached, it looks
+// for the binding of the policy.
 func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r *report) fence {
 	for _, replica := range r.Replicas {
 		if replica.Reached && replica.Name == r.Leader.Pod {
@@ -248,7 +257,8 @@ func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r 
 		}
 	}
 	const source = "ValidatingAdmissionPolicyBinding " + election.ServerFenceName
-	binding, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, election.ServerFenceName, metav1.GetOptions{})
+	binding, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().
+		Get(ctx, election.ServerFenceName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return fence{"Absent", source}

@@ -36,7 +36,7 @@ func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
 	}{
 		"one that does not know the user":    {respond(401, "Unauthorized"), "", false, "/debug/leader: 401 Unauthorized"},
 		"one that refuses the user":          {respond(403, "no"), "", false, "/debug/leader: forbidden; /debug/controllers/: forbidden"},
-		"one that is something else":         {respond(200, "<html>"), "", false, "/debug/leader: not a manager's answer"},
+		"one that is something else":         {respond(200, "<html>"), "", false, "/debug/leader: not a manager's response"},
 		"one with a certificate of nobody":   {respond(200, "{}"), "", true, "certificate"},
 		"one that nobody listens at":         {nil, "https://127.0.0.1:1", false, "refused"},
 		"one without TLS is not sent a word": {nil, "http://127.0.0.1:1", false, "must be https://HOST:PORT"},
@@ -45,7 +45,7 @@ func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if tc.handler != nil {
 				server := httptest.NewUnstartedServer(tc.handler)
-				server.Config.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that fail on purpose
+				server.Config.ErrorLog = log.New(io.Discard, "", 0) // some handshakes fail on purpose
 				server.StartTLS()
 				defer server.Close()
 				tc.endpoint = server.URL
@@ -63,7 +63,7 @@ func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
 	}
 }
 
-// newManager answers like a manager to a user with the token t who may read the given paths.
+// newManager responds like a manager to a user with the token t who may read the given paths.
 func newManager(t *testing.T, allowed ...string) string {
 	t.Helper()
 	answers := map[string]string{
@@ -118,8 +118,9 @@ func TestAnEndpointIsAskedAsTheUserOfTheKubeconfig(t *testing.T) {
 	}
 }
 
-// TestAnEndpointOnLoopbackIsAskedWithoutAProxy: there is none at the address that the kubeconfig names. Those of the
-// environment go the same way; Go reads them once, so that no test can set them.
+// TestAnEndpointOnLoopbackIsAskedWithoutAProxy fails if the client uses a proxy, since none listens
+// at the address in the kubeconfig. Proxies of the environment are bypassed in the same way, but Go
+// reads them only once, so no test can set them.
 func TestAnEndpointOnLoopbackIsAskedWithoutAProxy(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],

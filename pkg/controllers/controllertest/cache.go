@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controllertest holds fixtures for tests of controllers: what stands
-// in for the caches and for the API server's bookkeeping.
+// Package controllertest holds fixtures for tests of controllers: stand-ins for the caches and for
+// the API server's resourceVersions.
 package controllertest
 
 import (
@@ -21,11 +21,11 @@ type Entry struct {
 	digests map[string][]byte
 }
 
-// Digest returns what the digest function of one controller returned.
+// Digest returns what the digest function of the named controller returned.
 func (e *Entry) Digest(of string) []byte { return e.digests[of] }
 
-// Reduce returns a transform that makes an Entry of an object, with a digest for
-// one controller and the annotations it declared.
+// Reduce returns a transform that makes an Entry of an object. It keeps the named annotations and
+// the digest of the named controller.
 func Reduce(name string, annotations []string, digest func(runtime.Object) []byte) cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if _, done := obj.(*Entry); done {

@@ -11,8 +11,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Lag makes the events of the watches of one resource arrive late, in order.
-// Lists are not late, as with a real API server that is read quorum.
+// Lag delays all watch events of one resource by the given time and keeps their order. Lists are
+// not delayed, like consistent reads of a real API server.
 func Lag(client *fake.Clientset, resource string, by time.Duration) {
 	if by <= 0 {
 		return
@@ -29,7 +29,7 @@ func Lag(client *fake.Clientset, resource string, by time.Duration) {
 	})
 }
 
-// lateWatch hands on each event when it is as old as the lag.
+// lateWatch delivers each event after the lag.
 type lateWatch struct {
 	watch.Interface
 	out  chan watch.Event
@@ -38,7 +38,7 @@ type lateWatch struct {
 
 func (w *lateWatch) ResultChan() <-chan watch.Event { return w.out }
 
-// Stop ends the watch; it may be called once, as by a reflector.
+// Stop ends the watch. It may be called only once, as reflectors do.
 func (w *lateWatch) Stop() {
 	close(w.stop)
 	w.Interface.Stop()

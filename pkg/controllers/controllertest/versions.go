@@ -24,19 +24,18 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Versions makes a fake clientset keep resourceVersions as the API server does:
-// every write gets the next one, a patch or a deletion that names another than
-// the current one is refused with a conflict, a write that changes nothing
-// changes no version, and a dry run stores nothing.
+// Versions makes a fake clientset keep resourceVersions as the API server does. Every write gets
+// the next version. A patch or a deletion that names another than the current version is refused
+// with a conflict. A write that changes nothing keeps the version, and a dry run stores nothing.
 type Versions struct {
 	client *fake.Clientset
 	mu     sync.Mutex
 	last   int
-	// writes is held from the comparison of a version to the write that rests on it.
+	// writes is held from the comparison of a version until the write that depends on it.
 	writes sync.Mutex
 }
 
-// NewVersions adds its reactors before those that the clientset has.
+// NewVersions adds its reactors to client, before those that client has.
 func NewVersions(client *fake.Clientset) *Versions {
 	v := &Versions{client: client, last: 100}
 	client.PrependReactor("create", "*", v.create)
@@ -46,8 +45,8 @@ func NewVersions(client *fake.Clientset) *Versions {
 	return v
 }
 
-// Put creates or replaces an object behind the clientset's back: watches see
-// it, and it is none of the clientset's actions. The caller's object is not kept.
+// Put creates or replaces an object behind the clientset's back: watches see it, but it is not
+// among the clientset's actions. It stores a copy.
 func (v *Versions) Put(t *testing.T, obj runtime.Object) {
 	t.Helper()
 	obj = obj.DeepCopyObject()
@@ -186,7 +185,7 @@ func (v *Versions) patch(action clienttesting.Action) (bool, runtime.Object, err
 	return true, changed, v.client.Tracker().Update(a.Resource, changed, a.Namespace)
 }
 
-// patched returns nil if the patch changes nothing.
+// patched returns a patched copy of current, or nil if the patch changes nothing.
 func patched(current runtime.Object, patch []byte) (runtime.Object, error) {
 	before, err := json.Marshal(current)
 	if err != nil {
