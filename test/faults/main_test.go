@@ -17,7 +17,7 @@
 // moment is over, since the write would have been refused before. In these milliseconds, the fence
 // in the client keeps the former leader from writing:
 //
-//   - After a release no write is left: it is sent when all work has returned.
+//   - After a release no write is left: the release is sent when all work has returned.
 //   - Before an expiry, the fence of a running leader has been closed, and its writes in flight
 //     cancelled, for at least L - D less the clock error: 0.94 s here, never less than 0.25 s
 //     (docs/adr/0003-leader-election.md).
