@@ -3,19 +3,19 @@ SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-unknown)
-# A version that is not semantic would break what reads it; a build without a tag is v0.0.0-COMMIT.
+# Readers of the version need a semantic one, so a build without a tag gets v0.0.0-COMMIT.
 SEMVER  := $(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
 LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(SEMVER) -X k8s.io/client-go/pkg/version.gitVersion=$(SEMVER)
-# gRPC's tracing uses html/template, with which the linker keeps every method of every type: 20 MB.
+# gRPC's tracing uses html/template, which makes the linker keep every method of every type: 20 MB.
 TAGS    := -tags=grpcnotrace
 TOOLS   := .cache/tools
 LINT    := $(TOOLS)/golangci-lint
 VULN    := $(TOOLS)/govulncheck
 
-# Never cached: go test does not know of the programs that these tests build and start.
+# Results are not cached: go test does not know the programs that these tests build and start.
 INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true go test -count=1 -timeout 20m
 
-# Of the image: its name without a tag, and the platforms under that name.
+# The image's name, without a tag, and its platforms.
 IMAGE     ?= quartermaster
 PLATFORMS ?= linux/amd64 linux/arm64
 VULNDB    ?= https://vuln.go.dev
@@ -36,21 +36,22 @@ controlplane: ## Build kube-apiserver, kube-controller-manager, etcd and kubectl
 .PHONY: build
 build: ## Build bin/manager, stripped.
 	CGO_ENABLED=0 go build $(TAGS) -trimpath -ldflags '$(LDFLAGS)' -o bin/manager ./cmd/manager
-	@# What may run a template keeps every method of every type: 20 MB of binary, 13 MiB of memory (docs/adr/0001).
-	@! grep -aq 'text/template.(\*state).evalField' bin/manager || { echo 'bin/manager may run text/template'; exit 1; }
+	@# If it can run a template, the linker keeps every method of every type: 20 MB of binary,
+	@# 13 MiB of memory (docs/adr/0001).
+	@! grep -aq 'text/template.(\*state).evalField' bin/manager || { echo 'bin/manager can run text/template'; exit 1; }
 
 .PHONY: image
 image: $(PLATFORMS:%=bin/%/manager) ## Build the image IMAGE (quartermaster) for PLATFORMS with podman, buildah or docker (TOOL=docker for this one).
 	go run ./hack/image --tool='$(TOOL)' --image='$(IMAGE)' --version=$(SEMVER) \
 	    --revision=$$(git rev-parse HEAD) --epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(PLATFORMS)
 
-# The same binary wherever and however often it is built from a commit with the same Go.
+# The binary depends only on the commit and the version of Go.
 .PHONY: $(PLATFORMS:%=bin/%/manager)
 $(PLATFORMS:%=bin/%/manager): bin/%/manager:
 	GOFLAGS= CGO_ENABLED=0 GOOS=$(*D) GOARCH=$(*F) go build $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
 
 .PHONY: sbom
-sbom: build ## Write bin/manager.cdx.json, what bin/manager consists of, in CycloneDX.
+sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX.
 	go run ./hack/sbom --version=$(SEMVER) --out=bin/manager.cdx.json bin/manager
 
 .PHONY: test
@@ -63,13 +64,14 @@ test-unit: ## The part of test that needs no control plane.
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
 
 .PHONY: test-integration
-test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, but TestLong...
-	@# Two packages at a time, the longest first, which the alphabet happens to have last; faults alone, as its leases are short.
+test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without TestLong...
+	@# Two packages at a time, the longest first, which are last in the alphabet. faults runs alone,
+	@# because its leases are short.
 	$(INTEGRATION) -skip '^TestLong' -p 2 $$(go list ./test/... | grep -v /faults | sort -r)
 	$(INTEGRATION) -skip '^TestLong' ./test/faults
 
 .PHONY: test-long
-test-long: controlplane ## What takes longer than it often finds something: TestLong... on a real control plane, and a fault of each kind.
+test-long: controlplane ## Long tests that rarely find something: TestLong... on a real control plane, and a fault of each kind.
 	$(INTEGRATION) -run '^TestLong' -p 1 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | sort -u | sed 's,^,./,')
 	$(INTEGRATION) -run '^TestFaults$$' ./test/faults -faults=25
 
@@ -82,7 +84,7 @@ simulate: ## SEEDS (1000) runs of the simulated elections; a violation prints it
 	go test ./pkg/election -run '^TestSimulation$$' -v -timeout 0 -seeds=$(or $(SEEDS),1000)
 
 .PHONY: mutants
-mutants: ## Each rule of the elector switched off in turn must be caught by the simulation (minutes).
+mutants: ## Break each rule of the elector in turn; the simulation must notice it (minutes).
 	go test ./pkg/election -run '^TestMutants$$' -v -timeout 30m -mutants=1000
 
 .PHONY: faults
@@ -95,7 +97,7 @@ bench: ## Measure against the peers and write docs/bench (an hour and a half; AR
 	@exec .cache/bin/bench $(ARGS)
 
 .PHONY: verify
-verify: $(VULN) ## Generated files, goldens, go.mod and import direction are as they should be; vulncheck when the database is there.
+verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; vulncheck if the database is reachable.
 	go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff

@@ -18,14 +18,15 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// auditTail reads what is added to the audit log. Its timestamps are kube-apiserver's, on the clock of this machine.
+// auditTail reads what is added to the audit log. The timestamps are kube-apiserver's, by the clock
+// of this machine.
 type auditTail struct {
 	file   *os.File
-	rest   []byte // of a line that is being written
+	rest   []byte // the beginning of a line that is still being written
 	events []auditv1.Event
 }
 
-// tailAudit begins at the present end of the log.
+// tailAudit starts at the current end of the log.
 func (b *bench) tailAudit() (*auditTail, error) {
 	f, err := os.Open(b.c.AuditLog())
 	if err != nil {
@@ -97,20 +98,22 @@ func (notYet) Error() string { return "not yet" }
 
 var errNotYet = notYet{}
 
-// isRequest tells whether the event is a request that counts as load: any but watches, whether it succeeded or not.
+// isRequest reports whether the event is a request that counts as load: any but a watch, whether or
+// not it succeeded.
 func isRequest(e auditv1.Event) bool {
 	return e.Stage == auditv1.StageResponseComplete && e.Verb != "watch"
 }
 
-// isAbout tells whether the event is about objects of the resource; there are requests about none.
+// isAbout reports whether the event concerns objects of the resource. Some requests concern no
+// object.
 func isAbout(e auditv1.Event, resource string) bool {
 	return e.ObjectRef != nil && e.ObjectRef.Resource == resource
 }
 
 func isLease(e auditv1.Event) bool { return isAbout(e, "leases") }
 
-// isWorkOn tells whether the event is a write about the named object, or one that its name begins, such as the
-// ReplicaSet of a Deployment. Events about it do not count.
+// isWorkOn reports whether the event is a write of the named object, or of one whose name begins
+// with that name, such as the ReplicaSet of a Deployment. Writing an Event about it does not count.
 func isWorkOn(e auditv1.Event, namespace, name string) bool {
 	if !cluster.AuditWrite(e) || e.ObjectRef == nil || e.ObjectRef.Resource == "events" || e.ObjectRef.Namespace != namespace {
 		return false

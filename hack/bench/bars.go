@@ -5,16 +5,16 @@ package main
 
 import "math"
 
-// bar is what ours is to keep below.
+// bar is a value that ours must not exceed.
 type bar struct {
 	name      string
-	elsewhere string // what others need, measured earlier
+	elsewhere string // values of other programs, measured earlier
 	limit     float64
 	unit      string
 	value     func(t table) (float64, bool)
 }
 
-// table looks rows up.
+// table looks up rows.
 type table []row
 
 func (t table) row(bench, subject string) (row, bool) {
@@ -32,7 +32,7 @@ func median(r row) float64  { return r.Median }
 func p99(r row) float64     { return r.P99 }
 func highest(r row) float64 { return r.Max }
 
-// of is a statistic of one row.
+// of returns a statistic of one row.
 func of(bench, subject string, s statistic) func(table) (float64, bool) {
 	return func(t table) (float64, bool) {
 		r, ok := t.row(bench, subject)
@@ -52,7 +52,7 @@ func both(a, b func(table) (float64, bool), combine func(a, b float64) float64) 
 func minus(a, b float64) float64 { return a - b }
 func ratio(a, b float64) float64 { return a / b }
 
-// apart is by how many percent a is off b.
+// apart returns by how many percent a differs from b.
 func apart(a, b float64) float64 { return 100 * math.Abs(a-b) / b }
 
 func bars() []bar {

@@ -23,10 +23,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
 )
 
-// namespace holds what the benchmarks create, data sets apart.
+// namespace holds the objects of the benchmarks, except for data sets.
 const namespace = "bench"
 
-// patience bounds every wait for something that takes seconds.
+// patience limits every wait for something that takes seconds.
 const patience = 2 * time.Minute
 
 // bench is one run on one control plane.
@@ -49,8 +49,8 @@ type bench struct {
 	stopping    atomic.Bool
 }
 
-// auditPolicy logs every request but those for health, none with its body: for those that the tests judge by,
-// kube-apiserver encodes each answer once more, within the times that are measured.
+// auditPolicy logs every request except for health checks, none with its body. With bodies, as the
+// tests need them, kube-apiserver would encode each response once more within the measured times.
 const auditPolicy = `{
   "apiVersion": "audit.k8s.io/v1", "kind": "Policy",
   "omitStages": ["RequestReceived"],
@@ -74,7 +74,7 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 	if err := b.build(ctx); err != nil {
 		return nil, err
 	}
-	// kube-controller-manager is one of the subjects: another one would work on the same objects.
+	// kube-controller-manager is one of the subjects. Another one would work on the same objects.
 	b.c, err = cluster.Start(ctx, cluster.Options{WithoutControllerManager: true, AuditPolicy: auditPolicy, Progress: os.Stderr})
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (b *bench) stop() error {
 	return errors.Join(append(errs, b.c.Stop())...)
 }
 
-// createNamespace does nothing if it is there.
+// createNamespace does nothing if the namespace exists.
 func (b *bench) createNamespace(ctx context.Context, name string) error {
 	_, err := b.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	return ignoreExists(err)
@@ -119,12 +119,12 @@ func ignoreExists(err error) error {
 	return err
 }
 
-// progress writes a line for who waits.
+// progress prints a line about the progress.
 func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Since(b.begin).Round(time.Second), fmt.Sprintf(format, args...))
 }
 
-// add summarises values as a row and returns it; nothing was measured if there are none.
+// add summarises values as a row and returns it. Without values, nothing was measured.
 func (b *bench) add(name, subject, unit string, values ...float64) row {
 	if len(values) == 0 {
 		b.progress("%s, %s: no value", name, subject)
@@ -137,7 +137,7 @@ func (b *bench) add(name, subject, unit string, values ...float64) row {
 	return r
 }
 
-// write merges the rows so far into latest.json and writes bench.md of all.
+// write merges the rows so far into latest.json and writes all of them to bench.md.
 func (b *bench) write() error {
 	old, err := readRows(b.opts.out)
 	if err != nil {
@@ -152,12 +152,12 @@ func (b *bench) write() error {
 		os.WriteFile(filepath.Join(b.opts.out, "bench.md"), []byte(markdown(all, b.env)), 0o644))
 }
 
-// build builds what is measured with the flags of a release build.
+// build builds the measured programs with the flags of a release build.
 func (b *bench) build(ctx context.Context) error {
 	for _, p := range []struct {
 		path           *string
 		name           string
-		dir, pkg, tags string // as in the Makefile, and for the peer as its scaffold builds it
+		dir, pkg, tags string // as in the Makefile, and for the peer as in its scaffold
 	}{
 		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", "grpcnotrace"},
 		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", "grpcnotrace"},
@@ -176,7 +176,7 @@ func (b *bench) build(ctx context.Context) error {
 	return nil
 }
 
-// mebibytes of a file; 0 if it cannot be told.
+// mebibytes returns the size of a file, 0 if it cannot be read.
 func mebibytes(path string) float64 {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -185,7 +185,8 @@ func mebibytes(path string) float64 {
 	return float64(info.Size()) / (1 << 20)
 }
 
-// sleep waits for d or until ctx ends. The benchmarks measure what happens in time, so that some must pass.
+// sleep waits for d or until ctx ends. The benchmarks measure what happens in a certain time, so
+// they have to wait.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -197,7 +198,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// eventually polls until check answers nil, at most for patience.
+// eventually polls until check returns nil, at most for patience.
 func eventually(ctx context.Context, interval time.Duration, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
 	defer cancel()

@@ -19,21 +19,22 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// dataNamespaces is over how many namespaces a data set is spread.
+// dataNamespaces is the number of namespaces over which a data set is spread.
 const dataNamespaces = 50
 
 // dataSet is what a cluster is filled with.
 type dataSet struct {
 	name                             string
-	rows                             string // what the names of its rows begin with
+	rows                             string // the prefix of the names of its rows
 	secrets, configMaps, deployments int
 	size                             int // bytes of the content of a Secret or ConfigMap
 }
 
-// objects are those whose number the growth is divided by.
+// objects returns the number of objects by which the growth is divided.
 func (d dataSet) objects() int { return d.secrets + d.configMaps }
 
-// dataSets are the empty cluster and two full ones, with scale times the usual number of objects.
+// dataSets returns the empty cluster and two full ones, with scale times the usual number of
+// objects.
 func dataSets(scale float64) []dataSet {
 	n := func(n int) int { return max(1, int(float64(n)*scale)) }
 	mixed := dataSet{secrets: n(5000), configMaps: n(5000), deployments: n(500), size: 4096}
@@ -43,7 +44,7 @@ func dataSets(scale float64) []dataSet {
 	return []dataSet{{name: "empty cluster"}, mixed, many}
 }
 
-// largeSet is what the largest clusters have.
+// largeSet returns a data set as large as that of the largest clusters.
 func largeSet(scale float64) dataSet {
 	n := max(1, int(200000*scale))
 	return dataSet{name: fmt.Sprintf("%d Secrets of 256 bytes", n), secrets: n, size: 256}
@@ -51,10 +52,10 @@ func largeSet(scale float64) dataSet {
 
 func dataNamespace(i int) string { return fmt.Sprintf("data-%02d", i%dataNamespaces) }
 
-// name is as long as names are: of 30 characters.
+// dataName returns a name of the usual length, about 30 characters.
 func dataName(kind string, i int) string { return fmt.Sprintf("%s-%05d-of-an-application", kind, i) }
 
-// content is of printable random bytes, in keys of at most 1 KiB.
+// content returns printable random bytes, in keys of at most 1 KiB.
 func content(size int) map[string]string {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
 	data := map[string]string{}
@@ -75,8 +76,8 @@ func dataMeta(name string) metav1.ObjectMeta {
 	}}
 }
 
-// fill creates a data set. It goes through the API server, so that the objects have what any client's
-// have, managedFields for one.
+// fill creates a data set. It goes through the API server, so that the objects have everything that
+// a client's objects have, such as managedFields.
 func (b *bench) fill(ctx context.Context, d dataSet) error {
 	config := b.c.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf // 200,000 objects take a while
@@ -109,7 +110,8 @@ func (b *bench) fill(ctx context.Context, d dataSet) error {
 	return err
 }
 
-// dataDeployment has two containers and uses a ConfigMap as environment and a Secret as volume.
+// dataDeployment returns a Deployment with two containers, a ConfigMap as environment and a Secret
+// as volume.
 func dataDeployment(i int) *appsv1.Deployment {
 	d := newDeployment(fmt.Sprintf("web-%05d-of-an-application", i), dataName("config", i))
 	d.Labels = dataMeta("").Labels
@@ -124,12 +126,13 @@ func dataDeployment(i int) *appsv1.Deployment {
 	return d
 }
 
-// update changes n objects' content, one key each, and returns how long that took.
+// update changes the content of n objects, one key each, and returns how long that took.
 func (b *bench) update(ctx context.Context, d dataSet, n int) (time.Duration, error) {
 	begin := time.Now()
 	err := parallel(ctx, 16, n, func(ctx context.Context, i int) error {
 		value := content(min(d.size, 1024))["key-0"]
-		// Every second one a ConfigMap, if there are any; those after the ones that Deployments use.
+		// Every second object is a ConfigMap if there are any. They come after those that
+		// Deployments use.
 		i, isSecret := i/2, i%2 == 0
 		if d.configMaps == 0 {
 			i, isSecret = 2*i, true
@@ -148,7 +151,7 @@ func (b *bench) update(ctx context.Context, d dataSet, n int) (time.Duration, er
 	return time.Since(begin), err
 }
 
-// empty deletes what fill has created, and what controllers have made of it.
+// empty deletes what fill has created, and what controllers have created from it.
 func (b *bench) empty(ctx context.Context) error {
 	now := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), GracePeriodSeconds: ptr.To[int64](0)}
 	all := metav1.ListOptions{}

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// environment is what the figures depend on besides the programs.
+// environment is everything besides the programs that the figures depend on.
 type environment struct {
 	Date                  string
 	Commit                string
@@ -59,7 +59,8 @@ func (b *bench) readEnvironment(ctx context.Context) environment {
 	return env
 }
 
-// output of a command in one line; "unknown" if it fails, as the figures do not depend on it.
+// output returns the output of a command as one line. It returns "unknown" if the command fails,
+// since the figures do not depend on it.
 func output(ctx context.Context, dir, name string, args ...string) string {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
@@ -70,7 +71,8 @@ func output(ctx context.Context, dir, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// field returns what follows a name, and a colon if there is one, in the first line of a file that begins with it.
+// field finds the first line of a file that begins with name, and returns what follows the name and
+// an optional colon.
 func field(path, name string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -86,7 +88,7 @@ func field(path, name string) string {
 	return "unknown"
 }
 
-// loadAverage is the load of the last 1, 5 and 15 minutes.
+// loadAverage returns the load of the last 1, 5 and 15 minutes.
 func loadAverage() string {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

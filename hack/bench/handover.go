@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// handovers ends leaders by SIGTERM while they have nothing to do.
+// handovers ends idle leaders by SIGTERM.
 func (b *bench) handovers(ctx context.Context) error {
 	for _, s := range []struct {
 		subject
@@ -79,7 +79,7 @@ func (b *bench) failovers(ctx context.Context) error {
 	return nil
 }
 
-// takeOvers ends leaders n times, each time with a fresh standby.
+// takeOvers ends a leader n times, each time with a fresh standby.
 func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n int) (all []takeover, err error) {
 	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return nil, err

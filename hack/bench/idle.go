@@ -12,10 +12,11 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// idleWarmUp is the time that managers have to become quiet after their start.
+// idleWarmUp is the time that managers get to become quiet after their start.
 const idleWarmUp = time.Minute
 
-// idle counts what leaders and standbys ask of the API server while nothing happens, all at the same time.
+// idle counts the requests of leaders and standbys while nothing happens, of all subjects at the
+// same time.
 func (b *bench) idle(ctx context.Context) (err error) {
 	var pairs []*pair
 	defer func() {
@@ -84,7 +85,7 @@ func cpuOf(pairs []*pair) ([][2]float64, error) {
 	return all, nil
 }
 
-// addIdle adds a row of whole minutes.
+// addIdle adds a row of requests per minute.
 func (b *bench) addIdle(role, subject string, p *process, events []auditv1.Event, begin time.Time, minutes int) {
 	all, leases := make([]float64, minutes), make([]float64, minutes)
 	others := map[string]int{}

@@ -22,7 +22,7 @@ type leaseWatch struct {
 	changed chan struct{} // closed and replaced at every change
 }
 
-// leaseView is a version of the Lease and when the watch brought it.
+// leaseView is a version of the Lease and the time at which the watch delivered it.
 type leaseView struct {
 	at    time.Time
 	lease *coordinationv1.Lease
@@ -30,12 +30,12 @@ type leaseView struct {
 
 func (v leaseView) holder() string { return ptr.Deref(v.lease.Spec.HolderIdentity, "") }
 
-// expiry is when the holder's claim ends by what stands in the Lease.
+// expiry returns when the holder's claim ends according to the Lease.
 func (v leaseView) expiry() time.Time {
 	return v.lease.Spec.RenewTime.Add(time.Duration(ptr.Deref(v.lease.Spec.LeaseDurationSeconds, 0)) * time.Second)
 }
 
-// watchLease starts to follow a Lease, once. It ends with ctx.
+// watchLease starts to follow a Lease, at most once, until ctx ends.
 func (b *bench) watchLease(ctx context.Context, name string) *leaseWatch {
 	if w := b.leases[name]; w != nil {
 		return w
@@ -46,7 +46,7 @@ func (b *bench) watchLease(ctx context.Context, name string) *leaseWatch {
 		for ctx.Err() == nil && !b.stopping.Load() {
 			if err := w.follow(ctx, b, name); err != nil && ctx.Err() == nil && !b.stopping.Load() {
 				b.progress("The watch of Lease %s failed: %v", name, err)
-				_ = sleep(ctx, time.Second) // the loop sees the end of ctx
+				_ = sleep(ctx, time.Second) // the loop notices the end of ctx
 			}
 		}
 	}()
@@ -77,7 +77,7 @@ func (w *leaseWatch) follow(ctx context.Context, b *bench, name string) error {
 	return nil
 }
 
-// mark is the place in the history to wait from.
+// mark returns the place in the history to wait from.
 func (w *leaseWatch) mark() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *leaseWatch) last() (leaseView, bool) {
 	return w.history[len(w.history)-1], true
 }
 
-// lastOf returns the newest version that names holder, the time of its last renewal.
+// lastOf returns the newest version with this holder, which shows its last renewal.
 func (w *leaseWatch) lastOf(holder string) (leaseView, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,7 +106,7 @@ func (w *leaseWatch) lastOf(holder string) (leaseView, bool) {
 	return leaseView{}, false
 }
 
-// newHolder waits for the first version since mark that is held by somebody other than old.
+// newHolder waits for the first version since mark with a holder other than old.
 func (w *leaseWatch) newHolder(ctx context.Context, mark int, old string) (leaseView, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody took the Lease from %q within %s", old, patience))
 	defer cancel()

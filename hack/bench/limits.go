@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// otherUser has nothing to do with the manager: priority and fairness puts it into another flow, of
-	// another level than a ServiceAccount of kube-system.
+	// otherUser is unrelated to the manager. Priority and fairness puts it into another flow and
+	// another priority level than a ServiceAccount of kube-system.
 	otherUser = "bench-other-user"
-	// otherPause is between two requests of the other user.
+	// otherPause is the time between two requests of the other user.
 	otherPause = 20 * time.Millisecond
-	// otherAlone is how long the other user is watched before a burst.
+	// otherAlone is how long the other user is measured before a burst.
 	otherAlone = 5 * time.Second
 )
 
-// limits measures large bursts of reloads under several limits of the manager's rate of requests, and
-// what another user of the API server notices of them.
+// limits measures large bursts of reloads with several limits of the manager's request rate, and
+// how they affect another user of the API server.
 func (b *bench) limits(ctx context.Context) error {
 	if !b.opts.wants(ours) {
 		return nil
@@ -72,7 +72,7 @@ func (b *bench) measureLimit(ctx context.Context, s subject, other *kubernetes.C
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the watch of Deployments, but not that of the Lease, which stays
+	defer cancel() // ends the watch of Deployments, not that of the Lease
 	w, err := b.createWorkloads(ctx, n)
 	if err != nil {
 		return err
@@ -80,7 +80,8 @@ func (b *bench) measureLimit(ctx context.Context, s subject, other *kubernetes.C
 	var all burstFigures
 	var before, during []float64
 	for i := range b.opts.bursts {
-		if err := sleep(ctx, quiescence); err != nil { // the buckets of the clients' rate limits fill up
+		// Lets the buckets of the clients' rate limits fill up.
+		if err := sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		stop := b.patchAsOther(ctx, other)
@@ -114,14 +115,14 @@ func (b *bench) measureLimit(ctx context.Context, s subject, other *kubernetes.C
 	return b.cleanWorkloads(ctx)
 }
 
-// sentPatch is a request of the other user.
+// sentPatch is one request of the other user.
 type sentPatch struct {
 	sent time.Time
 	took time.Duration
 }
 
-// patchAsOther patches a ConfigMap that no workload uses, again and again. stop ends that and returns
-// the patches.
+// patchAsOther repeatedly patches a ConfigMap that no workload uses. stop ends that and returns the
+// patches.
 func (b *bench) patchAsOther(ctx context.Context, other *kubernetes.Clientset) (stop func() ([]sentPatch, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

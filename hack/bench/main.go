@@ -1,9 +1,10 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bench measures the manager beside its peers, all on one control plane on loopback, and writes the figures to
-// docs/bench: bench.md for people, latest.json for programs. `make bench ARGS='-run idle'` runs a part, and replaces
-// only the rows of that part. What is measured, and how, is told in docs/bench/README.md.
+// Command bench measures the manager and its peers, all on one control plane on loopback, and
+// writes the figures to docs/bench: bench.md for people, latest.json for programs. `make bench
+// ARGS='-run idle'` runs a part and replaces only the rows of that part. docs/bench/README.md
+// describes what is measured, and how.
 package main
 
 import (
@@ -29,8 +30,8 @@ type options struct {
 	out      string
 	profiles string
 
-	handovers     int // of ours and of controller-runtime's
-	slowHandovers int // of kube-controller-manager's, which take 17 s each
+	handovers     int // of ours and of controller-runtime
+	slowHandovers int // of kube-controller-manager, 17 s each
 	crashes       int
 	idle          time.Duration
 	settle        time.Duration
@@ -44,7 +45,8 @@ type options struct {
 	downs         int
 }
 
-// parts are the benchmarks in the order in which they run: those that need an empty cluster come first.
+// parts returns the benchmarks in the order in which they run. Those that need an empty cluster
+// come first.
 func parts() []part {
 	return []part{
 		{"handover", (*bench).handovers},
@@ -82,14 +84,14 @@ func parseFlags() (options, error) {
 	}
 	var o options
 	benches := flag.String("run", strings.Join(names, ","), "the benchmarks to run")
-	subjects := flag.String("subjects", "", "only those whose names begin so: quartermaster, kube-controller-manager, controller-runtime (default all)")
+	subjects := flag.String("subjects", "", "only those whose names begin with this: quartermaster, kube-controller-manager, controller-runtime (default all)")
 	flag.StringVar(&o.out, "out", "", "the folder of bench.md and latest.json (default docs/bench)")
 	flag.StringVar(&o.profiles, "profiles", "", "memory: write heap profiles of the managers to this folder")
 	flag.IntVar(&o.handovers, "handovers", 50, "handover: graceful hand-overs of each subject")
 	flag.IntVar(&o.slowHandovers, "slow-handovers", 10, "handover: those of kube-controller-manager without its release gate")
 	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each subject at each timing")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
-	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage every 2 minutes without need")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage at least every 2 minutes")
 	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
 	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
 	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
@@ -119,7 +121,7 @@ func parseFlags() (options, error) {
 	return o, nil
 }
 
-// wants tells whether a subject is to be measured.
+// wants reports whether a subject is to be measured.
 func (o *options) wants(subject string) bool {
 	return o.subjects == nil || slices.ContainsFunc(o.subjects, func(prefix string) bool { return strings.HasPrefix(subject, prefix) })
 }
@@ -146,7 +148,7 @@ func run(ctx context.Context, opts options) (err error) {
 		if err := p.run(b, ctx); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", p.name, err), b.write())
 		}
-		// After every part, so that a later one that fails loses nothing.
+		// The rows are written after every part, so that they are not lost if a later part fails.
 		if err := b.write(); err != nil {
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// markdown is bench.md: where the figures come from, the bars, and all rows.
+// markdown returns bench.md: where the figures come from, the bars, and all rows.
 func markdown(rows []row, env environment) string {
 	var s strings.Builder
 	s.WriteString("# Benchmarks\n\nWritten by `make bench`; do not edit. [README.md](README.md) tells what each row means and how it is measured.\n\n")

@@ -26,23 +26,25 @@ const (
 	samples        = 10
 )
 
-// resident process of the memory benchmark.
+// occupant is a resident process of the memory benchmark.
 type occupant struct {
 	subject
 	row  string // the subject's name in the table
 	slot string
 	lead bool
-	own  []string // arguments besides the subject's
+	own  []string // arguments in addition to the subject's
 
 	*process
 	pair *pair
 }
 
-// occupants are started in this order, so that the leaders lead. They run at the same time: what one has in memory
-// does not depend on the others, and all see the same cluster. rows are those of a part; nil: all.
+// occupants returns the processes with the given rows, all if rows is nil, in the order in which
+// they start, so that the leaders lead. They run at the same time: the memory of one does not
+// depend on the others, and all see the same cluster.
 func (b *bench) occupants(rows []string) []*occupant {
 	manager := managerSubject(b, ours, b.binaries.manager)
-	// On a Lease of its own, as two leaders are to be measured. It has nothing to write: the other one has done it.
+	// It has a Lease of its own, because two leaders are measured. It has nothing to write, since
+	// the other leader has done it.
 	needs := managerSubject(b, oursNeeds, b.binaries.needs, "--leader-elect-resource-namespace="+namespace)
 	needs.lease = ""
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
@@ -69,7 +71,7 @@ func (b *bench) occupants(rows []string) []*occupant {
 	return wanted
 }
 
-// memory measures what caches cost, on an empty cluster and on two full ones.
+// memory measures the memory of caches, on an empty cluster and on two full ones.
 func (b *bench) memory(ctx context.Context) error {
 	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, peerSecure: b.binaries.secure, kcm: b.c.Binary("kube-controller-manager")} {
 		if b.opts.wants(name) {
@@ -82,10 +84,10 @@ func (b *bench) memory(ctx context.Context) error {
 	return b.occupyAll(ctx, "memory", dataSets(b.opts.scale), nil)
 }
 
-// scale measures how the manager and controller-runtime bear very many Secrets.
+// scale measures how the manager and controller-runtime handle very many Secrets.
 func (b *bench) scale(ctx context.Context) error {
 	sets := []dataSet{largeSet(b.opts.scale)}
-	if len(b.baseline) == 0 { // else memory has it
+	if len(b.baseline) == 0 { // otherwise memory has measured it
 		sets = append(dataSets(1)[:1], sets...)
 	}
 	return b.occupyAll(ctx, "scale", sets,
@@ -104,7 +106,7 @@ func (b *bench) occupyAll(ctx context.Context, part string, sets []dataSet, rows
 	}
 	for _, d := range sets {
 		d.rows = part + "/" + d.name + ", "
-		if err := b.empty(ctx); err != nil { // of the data set before
+		if err := b.empty(ctx); err != nil { // deletes the data set before
 			return err
 		}
 		b.progress("%s: filling the cluster (load %s)", d.name, loadAverage())
@@ -174,7 +176,7 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (
 	return b.addStarts(ctx, d, all)
 }
 
-// occupy starts all, one when the one before is ready.
+// occupy starts all occupants, each when the one before is ready.
 func (b *bench) occupy(ctx context.Context, all []*occupant) (err error) {
 	leaders := map[string]*pair{}
 	for _, o := range all {
@@ -227,8 +229,8 @@ func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant) err
 	return nil
 }
 
-// scrape fetches the metrics of all once, with a token: then they have used what authenticates and
-// authorizes a scraper, and not only built it.
+// scrape fetches the metrics of all once, with a token. Their memory then includes the
+// authentication and authorization of a scraper in use.
 func (b *bench) scrape(ctx context.Context, all []*occupant) error {
 	kubeconfig, err := b.kubeconfig(ctx, "bench-scraper")
 	if err != nil {
@@ -238,7 +240,7 @@ func (b *bench) scrape(ctx context.Context, all []*occupant) error {
 	if err != nil {
 		return err
 	}
-	config.CAData, config.Insecure = nil, true // their certificates are of their own making
+	config.CAData, config.Insecure = nil, true // their certificates are self-signed
 	config.Timeout = 5 * time.Second
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -249,7 +251,7 @@ func (b *bench) scrape(ctx context.Context, all []*occupant) error {
 		if o.metricsURL == "" {
 			continue
 		}
-		// They may be served a moment after it is ready.
+		// The metrics may be available a moment after it is ready.
 		if err := eventually(ctx, 100*time.Millisecond, "the metrics of "+o.row, func(context.Context) error {
 			_, err := get(client, o.metricsURL)
 			return err
@@ -280,7 +282,7 @@ func (b *bench) saveHeaps(d dataSet, all []*occupant) error {
 	return nil
 }
 
-// addCPU takes the CPU time of all while objects that concern nobody are updated.
+// addCPU measures the CPU time of all while unrelated objects are updated.
 func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	take := func() (map[string]float64, error) {
 		seconds := map[string]float64{}
@@ -314,7 +316,8 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	return nil
 }
 
-// addBurst changes the ConfigMaps of 100 Deployments and takes our leader's memory when all are rolled.
+// addBurst changes the ConfigMaps of 100 Deployments and measures our leader's memory once all are
+// rolled.
 func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error {
 	n := min(workloads, d.deployments, d.configMaps)
 	for _, o := range all {
@@ -355,7 +358,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 	return nil
 }
 
-// addStarts measures starts and take-overs: warm and cold ones of ours and of controller-runtime.
+// addStarts measures warm and cold starts and take-overs of ours and of controller-runtime.
 func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error {
 	for _, o := range all { // the others would take over
 		if o.lead {
@@ -400,7 +403,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 		b.add(d.rows+"new holder to first reconcile", o.row, "ms", first...)
 	}
 	for _, o := range all {
-		if o.lead { // those that lead by now
+		if o.lead { // those that lead now
 			o.process = o.pair.leader
 		}
 	}

@@ -34,7 +34,7 @@ type pair struct {
 	count           int
 }
 
-// startPair starts a leader, and a standby when that one leads.
+// startPair starts a leader, and a standby once it leads.
 func (b *bench) startPair(ctx context.Context, s subject) (*pair, error) {
 	p := &pair{b: b, subject: s, lease: b.watchLease(ctx, s.lease)}
 	var err error
@@ -87,20 +87,20 @@ func (p *pair) stop() error {
 	return errors.Join(errs...)
 }
 
-// takeover is how long things took from the signal to the old leader.
+// takeover holds durations from the signal to the old leader.
 type takeover struct {
-	seen    time.Duration // until the watch of the benchmark's client brought the new holder
-	written time.Duration // until kube-apiserver had written it, by the audit log
+	seen    time.Duration // until the watch of the benchmark's client delivered the new holder
+	written time.Duration // until kube-apiserver had written it, according to the audit log
 	expired time.Duration // from the end of the old holder's claim until seen
-	// first is until the first write of the new leader's controller arrived at kube-apiserver, see trigger; zero if
-	// the old leader was still quick enough to do that work.
+	// first lasts until the first write of the new leader's controller arrived at kube-apiserver,
+	// see trigger. It is zero if the old leader did that work before it ended.
 	first time.Duration
-	// refused are writes of the new leader's controller that kube-apiserver has refused before.
+	// refused is how many writes of the new leader's controller kube-apiserver refused before.
 	refused int
 }
 
-// takeOver ends the leader by a signal and measures how the standby takes over. The standby is the leader then, and
-// there is none until respawn.
+// takeOver ends the leader by a signal and measures how the standby takes over. Then the standby is
+// the leader, and there is no standby until respawn.
 func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, err error) {
 	audit, err := p.b.tailAudit()
 	if err != nil {
@@ -109,8 +109,9 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	defer audit.close()
 	p.count++
 	work := fmt.Sprintf("trigger-%d", p.count)
-	// At any point of the period in which leaders renew and standbys poll. Not before the standby has seen a renewal: the
-	// claim of a Lease that it has only found counts for it from then.
+	// The signal is sent at a random point of the period in which leaders renew and standbys poll,
+	// but only after the standby has seen a renewal: for a Lease that it has only found, the claim
+	// counts from then.
 	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
 	if sig == syscall.SIGKILL {
 		pause += 2 * time.Second
@@ -177,8 +178,9 @@ func (p *pair) respawn(ctx context.Context, args ...string) (err error) {
 	return err
 }
 
-// trigger creates a Deployment on which every subject's controller has one thing to write: ours records the state of
-// the ConfigMap that it uses, controller-runtime's adds an annotation, kube-controller-manager makes its ReplicaSet.
+// trigger creates a Deployment for which every subject's controller has one thing to write: ours
+// records the state of the ConfigMap that it uses, that of controller-runtime adds an annotation,
+// and kube-controller-manager creates its ReplicaSet.
 func (b *bench) trigger(ctx context.Context, namespace, name string) error {
 	_, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, newDeployment(name, "trigger"), metav1.CreateOptions{})
 	return err
@@ -192,7 +194,8 @@ func (b *bench) cleanTriggers(ctx context.Context) error {
 	return errors.Join(err, b.admin.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, now, all))
 }
 
-// newDeployment takes its environment from a ConfigMap, asks to be rolled when that changes, and has no Pods.
+// newDeployment returns a Deployment without Pods that takes its environment from a ConfigMap and
+// is rolled when that changes.
 func newDeployment(name, configMap string) *appsv1.Deployment {
 	labels := map[string]string{"app": name}
 	return &appsv1.Deployment{
@@ -212,7 +215,7 @@ func newDeployment(name, configMap string) *appsv1.Deployment {
 	}
 }
 
-// ensureConfigMap creates a ConfigMap unless it is there.
+// ensureConfigMap creates a ConfigMap unless it exists.
 func (b *bench) ensureConfigMap(ctx context.Context, name string) error {
 	_, err := b.admin.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

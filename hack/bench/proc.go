@@ -16,14 +16,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// clockTicks is the unit of CPU times in /proc, in 1/s: USER_HZ, which is 100 on all architectures of Go.
+// clockTicks is the unit of CPU times in /proc, in 1/s: USER_HZ, which is 100 on all of Go's
+// architectures.
 const clockTicks = 100
 
-// residence is what a process has in memory, in MiB.
+// residence is the resident memory of a process, in MiB.
 type residence struct {
 	now       float64
-	peak      float64 // of now, since the start
-	anonymous float64 // the part of now that is no file: heap and stacks, not the program itself
+	peak      float64 // the highest value of now since the start
+	anonymous float64 // the part of now that is heap and stacks, not files such as the program itself
 }
 
 func readResidence(pid int) (r residence, err error) {
@@ -44,7 +45,8 @@ func cpuSeconds(pid int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The name, in parentheses, may hold blanks. After it, utime and stime are the fields 14 and 15 of proc(5).
+	// The name, in parentheses, may contain blanks. After it, utime and stime are the fields 14 and
+	// 15 of proc(5).
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	var sum float64
 	for _, text := range fields[11:13] {
@@ -57,10 +59,10 @@ func cpuSeconds(pid int) (float64, error) {
 	return sum / clockTicks, nil
 }
 
-// saveHeap writes a heap profile of a manager, as an administrator may fetch it.
+// saveHeap writes a heap profile of a manager, fetched as administrator.
 func saveHeap(admin *rest.Config, p *process, path string) error {
 	config := rest.CopyConfig(admin)
-	config.CAData, config.Insecure = nil, true // its certificate is of its own making
+	config.CAData, config.Insecure = nil, true // the certificate is self-signed
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err
@@ -73,7 +75,7 @@ func saveHeap(admin *rest.Config, p *process, path string) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// get returns the body of an answer with status 200.
+// get returns the body of a response with status 200.
 func get(client *http.Client, url string) ([]byte, error) {
 	resp, err := client.Get(url)
 	if err != nil {

@@ -18,15 +18,16 @@ import (
 )
 
 const (
-	// plain is a Deployment that does not ask to be rolled, and a ConfigMap that nobody uses.
+	// plain names a Deployment that does not ask to be rolled and a ConfigMap that nobody uses.
 	plain = "plain"
-	// workloads is how many Deployments reload has, each with a ConfigMap of its own.
+	// workloads is the number of Deployments of reload, each with a ConfigMap of its own.
 	workloads = 100
-	// changePause is between two changes one at a time: less than --kube-api-qps, so that it does not count.
+	// changePause is the time between two single changes. It keeps the rate below --kube-api-qps,
+	// so that the limit has no effect.
 	changePause = 100 * time.Millisecond
 	// floorRow is what a change takes without a controller.
 	floorRow = "for comparison: a change and a patch by the benchmark itself"
-	// quiescence is enough for Events to be sent, and for a second patch if there were one.
+	// quiescence is long enough for Events to be sent, and for a second patch if there were one.
 	quiescence = 5 * time.Second
 )
 
@@ -47,7 +48,8 @@ func (b *bench) reload(ctx context.Context) (err error) {
 		return err
 	}
 	for _, measure := range []func(context.Context, *pair, *templateWatch) error{b.oneAtATime, b.burst, b.whileDown} {
-		if err := sleep(ctx, quiescence); err != nil { // the buckets of the clients' rate limits fill up
+		// Lets the buckets of the clients' rate limits fill up.
+		if err := sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		if err := measure(ctx, p, w); err != nil {
@@ -59,7 +61,7 @@ func (b *bench) reload(ctx context.Context) (err error) {
 
 func workloadName(i int) string { return fmt.Sprintf("web-%03d", i) }
 
-// createWorkloads waits until a manager has recorded the state of all n.
+// createWorkloads creates n Deployments and waits until a manager has recorded the state of all.
 func (b *bench) createWorkloads(ctx context.Context, n int) (*templateWatch, error) {
 	unwatched := newDeployment(plain, "none")
 	unwatched.Annotations = nil
@@ -83,7 +85,8 @@ func (b *bench) createWorkloads(ctx context.Context, n int) (*templateWatch, err
 	return w, eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(context.Context) error { return w.allRecorded(n) })
 }
 
-// cleanWorkloads deletes what createWorkloads has created: later parts begin on an empty cluster.
+// cleanWorkloads deletes what createWorkloads has created, since later parts begin on an empty
+// cluster.
 func (b *bench) cleanWorkloads(ctx context.Context) error {
 	return errors.Join(b.cleanTriggers(ctx),
 		b.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
@@ -155,9 +158,9 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error
 	return nil
 }
 
-// roundTrip does by itself what a controller has to do at the least: it changes a ConfigMap that no workload uses, patches
-// the template of a Deployment that uses none, and waits for its watch to bring it. What it takes is the API server's and
-// the machine's part of a reload.
+// roundTrip does by itself the least that a controller has to do: it changes a ConfigMap that no
+// workload uses, patches the template of a Deployment that uses none, and waits until its watch
+// delivers the patch. The result is the API server's and the machine's share of a reload.
 func (b *bench) roundTrip(ctx context.Context, w *templateWatch) (time.Duration, error) {
 	mark := w.mark()
 	begin := time.Now()
@@ -172,7 +175,7 @@ func (b *bench) roundTrip(ctx context.Context, w *templateWatch) (time.Duration,
 	return at.Sub(begin), err
 }
 
-// isPatch is a patch of a Deployment, by whomever.
+// isPatch reports whether the event is a patch of a Deployment, by anybody.
 func isPatch(e auditv1.Event, name string) bool {
 	return cluster.AuditWrite(e) && e.Verb == "patch" && isAbout(e, "deployments") &&
 		e.ObjectRef.Namespace == namespace && (name == "" || e.ObjectRef.Name == name)
@@ -192,14 +195,15 @@ func (b *bench) burst(ctx context.Context, p *pair, w *templateWatch) error {
 	return nil
 }
 
-// burstFigures are those of several bursts.
+// burstFigures are the figures of several bursts.
 type burstFigures struct {
-	seconds  []float64 // from the first change to the last Deployment patched
+	seconds  []float64 // from the first change until the last Deployment was patched
 	patches  []float64 // of each Deployment
 	requests []float64 // of the leader
 }
 
-// oneBurst has 16 clients change the ConfigMaps of n Deployments, and adds its figures to others.
+// oneBurst lets 16 clients change the ConfigMaps of n Deployments, and adds its figures to those of
+// other bursts.
 func (b *bench) oneBurst(ctx context.Context, p *pair, w *templateWatch, n int, to *burstFigures) error {
 	audit, err := b.tailAudit()
 	if err != nil {
@@ -243,8 +247,8 @@ func (b *bench) oneBurst(ctx context.Context, p *pair, w *templateWatch, n int, 
 	return nil
 }
 
-// whileDown changes ConfigMaps while no manager runs, and starts one twice: the first finds the changes, the second
-// nothing.
+// whileDown changes ConfigMaps while no manager runs, and then starts one twice. The first start
+// must find the changes, the second nothing.
 func (b *bench) whileDown(ctx context.Context, p *pair, w *templateWatch) error {
 	const changed = workloads / 10
 	var seconds, ofChanged, ofOthers, later []float64

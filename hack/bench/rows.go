@@ -16,7 +16,8 @@ import (
 	"text/tabwriter"
 )
 
-// row is one line of the table. The part before the first slash of Bench is the benchmark that -run names.
+// row is one line of the table. The part before the first slash of Bench is the benchmark that -run
+// names.
 type row struct {
 	Bench   string  `json:"bench"`
 	Subject string  `json:"subject"`
@@ -26,7 +27,7 @@ type row struct {
 	P99     float64 `json:"p99"`
 	Max     float64 `json:"max"`
 	Unit    string  `json:"unit"`
-	Date    string  `json:"date"` // of the run, since a run of a part keeps the other rows
+	Date    string  `json:"date"` // of the run; a run of one part keeps the other rows
 }
 
 func (r row) part() string {
@@ -34,8 +35,8 @@ func (r row) part() string {
 	return part
 }
 
-// newRow summarises values, at least one. The percentiles are nearest-rank: p99 of fewer than 100 values is their
-// maximum, and no figure is shown that was not measured.
+// newRow summarises one or more values. The percentiles are nearest-rank: the p99 of fewer than 100
+// values is their maximum, and every figure was measured.
 func newRow(bench, subject, unit, date string, values []float64) row {
 	sorted := slices.Sorted(slices.Values(values))
 	rank := func(p float64) float64 {
@@ -47,7 +48,7 @@ func newRow(bench, subject, unit, date string, values []float64) row {
 	}
 }
 
-// round keeps four significant digits, but every digit before the point.
+// round keeps four significant digits, and every digit before the point.
 func round(v float64) float64 {
 	if v == 0 {
 		return 0
@@ -57,7 +58,7 @@ func round(v float64) float64 {
 	return math.Round(v*scale) / scale
 }
 
-// merge puts fresh rows in the place of all old ones of the same part and subject.
+// merge replaces all old rows of a part and subject by the fresh ones.
 func merge(old, fresh []row) []row {
 	type key struct{ part, subject string }
 	measured := map[key]bool{}

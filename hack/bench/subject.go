@@ -29,7 +29,7 @@ import (
 
 const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 
-// Names of the subjects as they stand in the table.
+// Names of the subjects in the table.
 const (
 	ours       = "quartermaster"
 	oursNeeds  = "quartermaster, needs of replication"
@@ -41,20 +41,21 @@ const (
 	apiserver  = "kube-apiserver"
 )
 
-// subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots, each with an
-// identity of its own towards the API server; a process that is started again takes its slot's.
+// subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots.
+// Each slot has its own identity in the API server, which a process that is started again keeps.
 type subject struct {
 	name  string
 	lease string
 	args  []string
-	// metrics of controller-runtime's are served if set. The others always serve them.
+	// metrics makes the subject of controller-runtime serve metrics. The others always serve them.
 	metrics bool
 	start   func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
 	// timings renders the flags of leader election.
 	timings func(timing) []string
 }
 
-// timing of leader election; the zero value stands for the defaults, 15 s, 10 s and 2 s with all subjects.
+// timing is that of leader election. The zero value stands for the defaults, which are 15 s, 10 s
+// and 2 s for all subjects.
 type timing struct{ lease, deadline, retry time.Duration }
 
 // process is a running subject.
@@ -65,7 +66,7 @@ type process struct {
 	readyURL   string
 	metricsURL string                     // empty if there are none
 	manager    *cluster.Manager           // of ours
-	did        func(e auditv1.Event) bool // whether a request is of this process
+	did        func(e auditv1.Event) bool // reports whether a request is by this process
 }
 
 func managerSubject(b *bench, name, binary string, args ...string) subject {
@@ -90,7 +91,7 @@ func kubeTimings(t timing) []string {
 		"--leader-elect-retry-period=" + t.retry.String()}
 }
 
-// with returns the subject under a timing.
+// with returns the subject with another timing.
 func (s subject) with(t timing) subject {
 	if t != (timing{}) {
 		s.args = append(slices.Clone(s.args), s.timings(t)...)
@@ -128,8 +129,8 @@ func (b *bench) startManager(ctx context.Context, binary, slot string, args []st
 	}, nil
 }
 
-// startKCM starts kube-controller-manager with its defaults. One ServiceAccount does all, so that the audit log tells
-// the replicas apart.
+// startKCM starts kube-controller-manager with its defaults. One ServiceAccount does everything, so
+// that the audit log distinguishes the replicas.
 func (b *bench) startKCM(ctx context.Context, s subject, slot string, args []string) (*process, error) {
 	account := "bench-kcm-" + slot
 	kubeconfig, err := b.kubeconfig(ctx, account)
@@ -187,7 +188,8 @@ func (b *bench) startPeerProcess(account, path string, args []string, readyURL, 
 	return &process{Process: p, started: started, readyURL: readyURL, metricsURL: metricsURL, did: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
 }
 
-// kubeconfig returns that of a ServiceAccount which may do everything, made when it is first asked for.
+// kubeconfig returns the kubeconfig of a ServiceAccount that may do everything. It is created at
+// the first call.
 func (b *bench) kubeconfig(ctx context.Context, account string) (string, error) {
 	if path := b.kubeconfigs[account]; path != "" {
 		return path, nil
@@ -222,7 +224,8 @@ func (b *bench) kubeconfig(ctx context.Context, account string) (string, error) 
 	return path, err
 }
 
-// cleanEnv is this program's environment without what would point a child elsewhere.
+// cleanEnv returns this program's environment without variables that would point a child to another
+// cluster.
 func cleanEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -230,13 +233,14 @@ func cleanEnv() []string {
 	})
 }
 
-// probe asks a health path of a process with a certificate of its own making.
+// probe calls the health path of a process that has a self-signed certificate.
 var probe = &http.Client{
 	Timeout:   5 * time.Second,
 	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
 }
 
-// waitReady waits until the process says that it is ready, and returns how long that took from its start.
+// waitReady waits until the process reports that it is ready, and returns how long that took from
+// its start.
 func (p *process) waitReady(ctx context.Context) (time.Duration, error) {
 	err := eventually(ctx, 10*time.Millisecond, p.Name+" to be ready", func(ctx context.Context) error {
 		if code := p.ExitCode(); code >= 0 {
@@ -252,7 +256,7 @@ func (p *process) waitReady(ctx context.Context) (time.Duration, error) {
 		}
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("it answers %s", resp.Status)
+			return fmt.Errorf("its response is %s", resp.Status)
 		}
 		return nil
 	})

@@ -31,7 +31,8 @@ type roll struct {
 	name string
 }
 
-// watchTemplates ends with ctx, or with the first failure, which its waits report.
+// watchTemplates follows the Deployments until ctx ends or the watch fails. The waits return that
+// failure.
 func (b *bench) watchTemplates(ctx context.Context, namespace string) *templateWatch {
 	w := &templateWatch{deployments: map[string]*appsv1.Deployment{}, changed: make(chan struct{})}
 	go func() {
@@ -77,7 +78,7 @@ func (w *templateWatch) observe(now time.Time, kind watch.EventType, d *appsv1.D
 	w.changed = make(chan struct{})
 }
 
-// allRecorded fails until n Deployments have the annotation that records their state.
+// allRecorded returns an error unless n Deployments have the annotation that records their state.
 func (w *templateWatch) allRecorded(n int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -93,14 +94,15 @@ func (w *templateWatch) allRecorded(n int) error {
 	return nil
 }
 
-// mark is the place in the history to wait from.
+// mark returns the place in the history to wait from.
 func (w *templateWatch) mark() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.rolls)
 }
 
-// rolled waits for the first change of a Deployment's template since mark, and returns when it was seen.
+// rolled waits for the first change of a Deployment's template since mark, and returns when it was
+// seen.
 func (w *templateWatch) rolled(ctx context.Context, mark int, name string) (time.Time, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%s was not rolled within %s", name, patience))
 	defer cancel()
@@ -124,7 +126,7 @@ func (w *templateWatch) rolled(ctx context.Context, mark int, name string) (time
 	}
 }
 
-// parallel calls do for 0 to n-1, several at once, until one fails.
+// parallel calls do with 0 to n-1, several at once, until one call fails.
 func parallel(ctx context.Context, workers, n int, do func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)

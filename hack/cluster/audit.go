@@ -13,15 +13,16 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// podNameExtra is where kube-apiserver tells the Pod that a token is bound to.
+// podNameExtra is the key under which kube-apiserver records the Pod that a token is bound to.
 const podNameExtra = "authentication.kubernetes.io/pod-name"
 
-// AuditLog is the path of kube-apiserver's audit log, one JSON object a line.
+// AuditLog returns the path of kube-apiserver's audit log, one JSON object a line.
 func (c *Cluster) AuditLog() string { return filepath.Join(c.box.Dir, "audit.log") }
 
-// AuditEvents reads the audit log: every request at level Metadata but those for health, patches and
-// writes of Leases with their bodies, never with the body of a Secret or a token. A request whose
-// answer was read to its end is in it. A watch is in it twice, at its begin and its end.
+// AuditEvents reads the audit log. It has every request except for health checks, at level
+// Metadata. Patches and writes of Leases have their bodies; no body of a Secret or a token is
+// logged. A request is in the log once its response was read to the end. A watch is in it twice, at
+// its start and at its end.
 func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
 	log, err := os.ReadFile(c.AuditLog())
 	if err != nil {
@@ -30,7 +31,7 @@ func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
 	var events []auditv1.Event
 	for line := range bytes.Lines(log) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
-			break // kube-apiserver is writing it
+			break // kube-apiserver is still writing it
 		}
 		var event auditv1.Event
 		if err := json.Unmarshal(line, &event); err != nil {
@@ -41,7 +42,7 @@ func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
 	return events, nil
 }
 
-// AuditPod is the name of the Pod whose token made the request, or "".
+// AuditPod returns the name of the Pod whose token made the request, or "".
 func AuditPod(event auditv1.Event) string {
 	if names := event.User.Extra[podNameExtra]; len(names) == 1 {
 		return names[0]
@@ -49,8 +50,8 @@ func AuditPod(event auditv1.Event) string {
 	return ""
 }
 
-// AuditWrite tells whether the request changed an object: a mutating verb, not a dry run, that succeeded.
-// Requests to create reviews and tokens change nothing.
+// AuditWrite reports whether the request changed an object: whether it was a mutating verb, not a
+// dry run, and succeeded. Requests to create reviews and tokens change nothing.
 func AuditWrite(event auditv1.Event) bool {
 	switch event.Verb {
 	case "create", "update", "patch", "delete", "deletecollection":

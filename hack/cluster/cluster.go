@@ -25,28 +25,29 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
 )
 
-// startTimeout bounds the start on a busy machine; it takes about 6 s on two idle cores.
+// startTimeout limits the start on a busy machine. On two idle cores it takes about 6 s.
 const startTimeout = 3 * time.Minute
 
 //go:embed audit-policy.yaml
 var auditPolicy string
 
-// Options are those of Start; the zero value is a complete cluster in a temporary directory.
+// Options are those of Start. The zero value is a complete cluster in a temporary directory.
 type Options struct {
-	// Dir is made for the cluster and removed with it; empty: a new one below os.TempDir.
+	// Dir is created for the cluster and removed with it; empty means a new one below os.TempDir.
 	Dir string
 	// Hold are files that stay open until the clean-up is done, see sandbox.New.
 	Hold []*os.File
-	// APIServerArgs are added to kube-apiserver's; a flag that is given twice counts as given last.
+	// APIServerArgs are added to those of kube-apiserver. The last one of two equal flags counts.
 	APIServerArgs []string
 	// FeatureGates of kube-apiserver and kube-controller-manager, such as "A=true,B=false".
 	FeatureGates string
-	// AuditPolicy of kube-apiserver, as YAML or JSON; empty: what AuditEvents tells of.
+	// AuditPolicy of kube-apiserver, as YAML or JSON; empty means the policy that AuditEvents
+	// describes.
 	AuditPolicy string
-	// WithoutControllerManager leaves out kube-controller-manager. Nothing then makes the default
-	// ServiceAccounts, so that Pods need their own.
+	// WithoutControllerManager leaves out kube-controller-manager. Then nothing creates the default
+	// ServiceAccounts, so Pods need their own.
 	WithoutControllerManager bool
-	// Progress gets lines about the build of the control plane and the start; nil: none.
+	// Progress gets lines about the build of the control plane and the start; nil means none.
 	Progress io.Writer
 }
 
@@ -73,8 +74,9 @@ type Cluster struct {
 	stopErr  error
 }
 
-// Start starts a cluster and waits until it is ready, at most 3 minutes besides the build of missing
-// programs. The cluster lives as long as ctx, or until Stop. After an error nothing is left.
+// Start starts a cluster and waits until it is ready: at most 3 minutes, plus the time to build
+// missing programs. The cluster lives until ctx ends or Stop is called. After an error nothing is
+// left.
 func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
 	if opts.Progress == nil {
 		opts.Progress = io.Discard
@@ -90,7 +92,7 @@ func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
 	c := &Cluster{opts: opts, bin: bin, box: box}
 	defer func() {
 		if p := recover(); p != nil {
-			_ = c.Stop() // the panic is what counts
+			_ = c.Stop() // the panic matters, not this error
 			panic(p)
 		}
 		if err != nil {
@@ -104,7 +106,8 @@ func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unwatch = context.AfterFunc(ctx, func() { _ = c.Stop() }) // a caller that asks gets the same result
+	// A caller of Stop gets the same result.
+	c.unwatch = context.AfterFunc(ctx, func() { _ = c.Stop() })
 	return c, nil
 }
 
@@ -139,8 +142,8 @@ func (c *Cluster) startAll(ctx context.Context) error {
 	return nil
 }
 
-// Stop kills every process of the cluster, managers included, and removes its directory. Stop the
-// managers first if their end matters. Further calls return the first one's result.
+// Stop kills every process of the cluster, including managers, and removes its directory. If it
+// matters how the managers end, stop them first. Further calls return the first one's result.
 func (c *Cluster) Stop() error {
 	c.stopping.Do(func() {
 		c.stopErr = c.box.Close()
@@ -154,8 +157,8 @@ func (c *Cluster) Stop() error {
 	return c.stopErr
 }
 
-// Check tells whether a process of the control plane has ended, with its last lines. StopAPIServer and
-// KillAPIServer count too.
+// Check returns an error with the last lines of a process of the control plane that has ended, if
+// there is one. StopAPIServer and KillAPIServer count too.
 func (c *Cluster) Check() error {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
@@ -173,18 +176,18 @@ func (c *Cluster) reservePort() (int, error) {
 	return c.ports.reserve()
 }
 
-// Dir is the cluster's directory; files that are written there are removed with it.
+// Dir returns the cluster's directory. Files that are written there are removed with it.
 func (c *Cluster) Dir() string { return c.box.Dir }
 
-// Binary is the path of one of the built programs, such as "kubectl".
+// Binary returns the path of one of the built programs, such as "kubectl".
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.bin, name) }
 
-// URL is that of kube-apiserver.
+// URL returns that of kube-apiserver.
 func (c *Cluster) URL() string {
 	return "https://" + net.JoinHostPort(loopback, strconv.Itoa(c.apiServerPort))
 }
 
-// config has the server and its CA, and no credentials.
+// config returns a configuration with the server and its CA, without credentials.
 func (c *Cluster) config() *rest.Config {
 	return &rest.Config{
 		Host:            c.URL(),
@@ -192,7 +195,7 @@ func (c *Cluster) config() *rest.Config {
 	}
 }
 
-// AdminConfig is that of a member of system:masters, without a limit of its rate.
+// AdminConfig returns the configuration of a member of system:masters, without a rate limit.
 func (c *Cluster) AdminConfig() *rest.Config {
 	config := c.config()
 	config.CertData, config.KeyData = c.pki.adminCert, c.pki.adminKey
@@ -201,15 +204,16 @@ func (c *Cluster) AdminConfig() *rest.Config {
 	return config
 }
 
-// Kubeconfig is the path of the administrator's kubeconfig.
+// Kubeconfig returns the path of the administrator's kubeconfig.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.box.Dir, "kubeconfig") }
 
-// WriteKubeconfig writes the administrator's kubeconfig to another path, mode 0600.
+// WriteKubeconfig writes the administrator's kubeconfig to another path, with mode 0600.
 func (c *Cluster) WriteKubeconfig(path string) error {
 	return writeKubeconfig(path, c.AdminConfig())
 }
 
-// cleanEnv is this program's environment without what would point a child elsewhere.
+// cleanEnv returns this program's environment without variables that would point a child to another
+// cluster.
 func cleanEnv(extra ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")

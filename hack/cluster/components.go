@@ -26,13 +26,13 @@ const (
 	frontProxyUser = "front-proxy-client"
 	pollInterval   = 50 * time.Millisecond
 
-	// etcd listens on unix sockets: they need no port, and only this user can open them. The names are
-	// relative, as the path of a socket may not be longer than about 100 bytes, and look like
-	// host:port, as etcd asks for.
+	// etcd listens on unix sockets: they need no port, and only this user can open them. The names
+	// are relative, because the path of a socket must not be longer than about 100 bytes, and look
+	// like host:port, as etcd requires.
 	etcdSocket     = "unix://localhost:1"
 	etcdPeerSocket = "unix://localhost:2"
 
-	// apiServerGrace is how long kube-apiserver may take to end its requests.
+	// apiServerGrace is how long kube-apiserver may take to finish its requests.
 	apiServerGrace = 15 * time.Second
 )
 
@@ -44,19 +44,20 @@ func (c *Cluster) startEtcd() (err error) {
 		"--listen-peer-urls="+etcdPeerSocket,
 		"--initial-advertise-peer-urls="+etcdPeerSocket,
 		"--initial-cluster=default="+etcdPeerSocket,
-		"--unsafe-no-fsync", // the data do not outlive the process
+		"--unsafe-no-fsync", // the data need not survive a crash
 		"--log-level=warn",
 	)
 	return err // kube-apiserver waits for it
 }
 
-// apiServerArgs are those of a hardened installation, as far as one machine without nodes can have them.
+// apiServerArgs returns the flags of a hardened installation, as far as one machine without nodes
+// allows.
 func (c *Cluster) apiServerArgs() []string {
 	args := []string{
 		"--bind-address=" + loopback,
 		fmt.Sprintf("--secure-port=%d", c.apiServerPort),
 		"--advertise-address=" + loopback,
-		"--endpoint-reconciler-type=none", // a loopback address is none for an endpoint
+		"--endpoint-reconciler-type=none", // a loopback address is not a valid endpoint
 		"--etcd-servers=" + etcdSocket,
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--tls-cert-file=" + c.pki.path("apiserver.crt"),
@@ -73,12 +74,12 @@ func (c *Cluster) apiServerArgs() []string {
 		"--service-account-key-file=" + c.pki.path("service-account.key"),
 		"--service-account-signing-key-file=" + c.pki.path("service-account.key"),
 		"--authorization-mode=RBAC",
-		"--anonymous-auth=true", // as by default: the managers' tests ask what it may do
+		"--anonymous-auth=true", // the default; the managers' tests check what anonymous users may do
 		"--profiling=false",
-		"--shutdown-watch-termination-grace-period=1s", // else open watches hold up its end for a minute
+		"--shutdown-watch-termination-grace-period=1s", // else open watches delay the end by a minute
 		"--audit-policy-file=" + filepath.Join(c.box.Dir, "audit-policy.yaml"),
 		"--audit-log-path=" + c.AuditLog(),
-		"--audit-log-mode=blocking", // an answered request is in the log
+		"--audit-log-mode=blocking", // once a request was answered, it is in the log
 		"--audit-log-format=json",
 		"--audit-log-maxsize=100000", // MiB: never rotated
 	}
@@ -88,8 +89,8 @@ func (c *Cluster) apiServerArgs() []string {
 	return append(args, c.opts.APIServerArgs...)
 }
 
-// StartAPIServer starts kube-apiserver after StopAPIServer, with the same port, certificates and data,
-// and waits until it is ready.
+// StartAPIServer starts kube-apiserver after StopAPIServer, with the same port, certificates and
+// data, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
@@ -112,21 +113,21 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 }
 
 // StopAPIServer ends kube-apiserver by SIGTERM, and by SIGKILL after 15 s. It is no error if it was
-// stopped already.
+// stopped before.
 func (c *Cluster) StopAPIServer(ctx context.Context) error {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
 	return c.apiServer.Stop(ctx, apiServerGrace)
 }
 
-// KillAPIServer ends kube-apiserver by SIGKILL: connections end in the middle of an answer.
+// KillAPIServer ends kube-apiserver by SIGKILL: connections end in the middle of a response.
 func (c *Cluster) KillAPIServer() {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
 	c.apiServer.Kill()
 }
 
-// RestartAPIServer is StopAPIServer and StartAPIServer.
+// RestartAPIServer calls StopAPIServer and StartAPIServer.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error {
 	if err := c.StopAPIServer(ctx); err != nil {
 		return err
@@ -141,7 +142,8 @@ func (c *Cluster) SignalAPIServer(sig syscall.Signal) error {
 	return c.apiServer.Signal(sig)
 }
 
-// startControllerManager starts kube-controller-manager and waits until a namespace has what Pods need.
+// startControllerManager starts kube-controller-manager and waits until a namespace has what Pods
+// need.
 func (c *Cluster) startControllerManager(ctx context.Context) error {
 	kubeconfig := filepath.Join(c.box.Dir, "controller-manager.kubeconfig")
 	config := c.config()
@@ -190,7 +192,7 @@ func (c *Cluster) start(name string, args ...string) (*sandbox.Process, error) {
 	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.bin, name), Args: args, Env: cleanEnv()})
 }
 
-// poll calls ready until it succeeds. It fails when the process ends or ctx does.
+// poll calls ready until it succeeds. It fails if the process or ctx ends before.
 func poll(ctx context.Context, p *sandbox.Process, ready func(context.Context) error) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -202,7 +204,7 @@ func poll(ctx context.Context, p *sandbox.Process, ready func(context.Context) e
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last == nil { // keep what it said before ctx cut it short
+		if ctx.Err() == nil || last == nil { // keep the error from before ctx ended
 			last = err
 		}
 		select {
@@ -212,7 +214,7 @@ func poll(ctx context.Context, p *sandbox.Process, ready func(context.Context) e
 			if errors.Is(context.Cause(ctx), context.Canceled) { // its caller knows why
 				return fmt.Errorf("wait for %s: %w", p.Name, context.Canceled)
 			}
-			return fmt.Errorf("%s is not ready: %w; last answer: %w; its last lines:\n%s", p.Name, context.Cause(ctx), last, p.Tail(15))
+			return fmt.Errorf("%s is not ready: %w; last error: %w; its last lines:\n%s", p.Name, context.Cause(ctx), last, p.Tail(15))
 		case <-tick.C:
 		}
 	}

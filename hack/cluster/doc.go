@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster runs a real Kubernetes control plane on loopback, and managers on it as they run in
-// production, for `make run` and for the tests.
+// Package cluster runs a real Kubernetes control plane on loopback, and managers on it as they run
+// in production, for `make run` and for the tests.
 //
 //	c, err := cluster.Start(ctx, cluster.Options{})
 //	defer c.Stop()
@@ -14,18 +14,18 @@
 //	err = m.Stop(ctx, 30*time.Second)
 //	events, err := c.AuditEvents() // who wrote what, and when
 //
-// The cluster has etcd, kube-apiserver and kube-controller-manager, all of the pinned version, with TLS,
-// RBAC, bound ServiceAccount tokens and an audit log, but no nodes: Pods stay Pending, and a rollout shows
-// as a new ReplicaSet.
+// The cluster has etcd, kube-apiserver and kube-controller-manager, all of the pinned version, with
+// TLS, RBAC, bound ServiceAccount tokens and an audit log. It has no nodes: Pods stay Pending, and
+// a rollout shows as a new ReplicaSet.
 //
-// A manager is never an administrator. It speaks as ServiceAccount quartermaster with a token bound to a
+// A manager is never an administrator. It uses ServiceAccount quartermaster with a token bound to a
 // Pod object of its own, and may do what deploy/ grants.
 //
-// Package faultproxy stands between a manager and the API server and breaks what it is told to.
-// StopAPIServer, KillAPIServer and RestartAPIServer take the server itself away.
+// Package faultproxy stands between a manager and the API server and injects faults. StopAPIServer,
+// KillAPIServer and RestartAPIServer stop the server itself.
 //
-// The processes are package sandbox's and not those of controller-runtime's envtest, which shows no process
-// ids, so that nothing could end them when a test binary is killed, and which leaves files in the user's
-// cache folder. Its functions that need a *rest.Config only, such as envtest.InstallCRDs, go well with
-// AdminConfig.
+// The processes run in a sandbox of package sandbox and not in controller-runtime's envtest.
+// envtest does not expose process ids, so nothing could end its processes when a test binary is
+// killed, and it leaves files in the user's cache folder. Functions of envtest that only need a
+// *rest.Config, such as envtest.InstallCRDs, work with AdminConfig.
 package cluster

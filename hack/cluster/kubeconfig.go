@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// writeKubeconfig writes a kubeconfig for the server, CA and credentials of config, readable by this
-// user only.
+// writeKubeconfig writes a kubeconfig with the server, CA and credentials of config, readable only
+// by this user.
 func writeKubeconfig(path string, config *rest.Config) error {
 	const name = "quartermaster"
 	kubeconfig := api.Config{

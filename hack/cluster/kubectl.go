@@ -21,15 +21,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Kubectl runs the built kubectl as administrator and returns what it writes to stdout. The error
-// contains what it writes to stderr.
+// Kubectl runs the built kubectl as administrator and returns its stdout. The error contains its
+// stderr.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return c.kubectl(ctx, nil, args...)
 }
 
 func (c *Cluster) kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, c.Binary("kubectl"), args...)
-	// HOME: its caches shall go with the cluster, and nobody's kuberc shall count.
+	// With this HOME, its caches are removed with the cluster, and a user's kuberc has no effect.
 	cmd.Env = cleanEnv("KUBECONFIG="+c.Kubeconfig(), "HOME="+c.box.Dir)
 	cmd.Stdin = stdin
 	var out, problems bytes.Buffer
@@ -40,7 +40,7 @@ func (c *Cluster) kubectl(ctx context.Context, stdin io.Reader, args ...string) 
 	return out.String(), nil
 }
 
-// ApplyDir applies a kustomization, a folder of manifests or a file, as `kubectl apply` does, without the
+// ApplyDir applies a kustomization, a folder of manifests or a file, like `kubectl apply`, without
 // objects of the kinds in skip.
 func (c *Cluster) ApplyDir(ctx context.Context, path string, skip ...string) error {
 	manifests, err := c.render(ctx, path)
@@ -107,7 +107,7 @@ func withoutKinds(manifests []byte, skip []string) ([]byte, error) {
 	}
 }
 
-// dryRun tells whether a request's URI asks for a dry run.
+// dryRun reports whether a request's URI asks for a dry run.
 func dryRun(uri string) bool {
 	u, err := url.Parse(uri)
 	return err == nil && u.Query().Get("dryRun") == "All"

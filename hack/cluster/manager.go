@@ -24,12 +24,12 @@ import (
 // ManagerOptions say how to start a manager.
 type ManagerOptions struct {
 	Binary string   // see BuildManager
-	Args   []string // after those that StartManager gives, so that they win
+	Args   []string // after those of StartManager, so that they take precedence
 	Env    []string // in addition to this program's environment
 }
 
-// Manager is a process of the manager. Log, Signal, Wait, Stop, Kill, Lines and WaitForLine are those of
-// its process; the clean-up of its cluster kills it.
+// Manager is a process of the manager. Log, Signal, Wait, Stop, Kill, Lines and WaitForLine are
+// those of its process. The clean-up of its cluster kills it.
 type Manager struct {
 	*sandbox.Process
 
@@ -39,7 +39,8 @@ type Manager struct {
 	InsecureURL string // http://127.0.0.1:PORT
 }
 
-// StartManager starts a manager as the replica and returns at once; WaitForLine or /readyz tells more.
+// StartManager starts a manager as the replica and returns at once. Use WaitForLine or /readyz to
+// wait for it.
 func (c *Cluster) StartManager(r *Replica, o ManagerOptions) (*Manager, error) {
 	securePort, err := c.reservePort()
 	if err != nil {
@@ -54,8 +55,8 @@ func (c *Cluster) StartManager(r *Replica, o ManagerOptions) (*Manager, error) {
 	return m, m.start(c.box, r.Pod, securePort, insecurePort, o)
 }
 
-// StartManagerIn starts a manager against the existing cluster of kubeconfig, as that one's user, in a
-// sandbox of the caller.
+// StartManagerIn starts a manager on the existing cluster of kubeconfig, as its user, in a sandbox
+// of the caller.
 func StartManagerIn(box *sandbox.Sandbox, name, kubeconfig string, o ManagerOptions) (*Manager, error) {
 	securePort, err := FreePort()
 	if err != nil {
@@ -91,8 +92,8 @@ func BuildManager(ctx context.Context, race bool) (string, error) {
 	return BuildProgram(ctx, "cmd/manager", race)
 }
 
-// BuildProgram builds a program of the checkout, with the race detector if asked, and returns its path
-// below .cache. Go's build cache makes it fast when nothing changed.
+// BuildProgram builds a program of the checkout, with the race detector if race is set, and returns
+// its path below .cache. If nothing has changed, Go's build cache makes it fast.
 func BuildProgram(ctx context.Context, pkg string, race bool) (string, error) {
 	root, err := controlplane.Root()
 	if err != nil {
@@ -106,14 +107,15 @@ func BuildProgram(ctx context.Context, pkg string, race bool) (string, error) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return "", err
 	}
-	// In a sandbox, so that nothing is left of a build that is killed, and then renamed, as another process may
-	// be starting the same file.
+	// The build runs in a sandbox, so that a killed build leaves nothing behind. The result is then
+	// renamed, because another process may be starting the same file.
 	box, err := sandbox.New(ctx, filepath.Join(bin, fmt.Sprintf("build-%x", rand.Uint64())))
 	if err != nil {
 		return "", err
 	}
 	built, path := filepath.Join(box.Dir, name), filepath.Join(bin, name)
-	if previous, err := os.ReadFile(path); err == nil { // go does not link it again if it is up to date
+	// go does not link it again if it is up to date.
+	if previous, err := os.ReadFile(path); err == nil {
 		err = os.WriteFile(built, previous, 0o755)
 		if err != nil {
 			return "", errors.Join(err, box.Close())

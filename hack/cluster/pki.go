@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// pki is the directory of the certificates of one cluster, one CA for each trust: who serves, who is a
-// client, and who may speak for other users (the front proxy).
+// pki is the directory with the certificates of one cluster. There is one CA each for servers, for
+// clients, and for the front proxy, which may act for other users.
 type pki struct {
 	dir                           string
 	servingCA, clientCA, frontCA  *authority
@@ -83,8 +83,8 @@ func newAuthority(name string) (*authority, error) {
 	return &authority{cert: crt, key: key}, nil
 }
 
-// issue makes a key and a certificate for a user (common name) of a group (organization) and writes
-// NAME.crt and NAME.key.
+// issue creates a key and a certificate for a user (common name) in a group (organization) and
+// writes NAME.crt and NAME.key.
 func (p *pki) issue(ca *authority, name, user, group string, usage x509.ExtKeyUsage) (crt, key []byte, err error) {
 	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"strconv"
 )
 
-// Ports below those that the system gives to outgoing connections, so that no client can take the port
-// of a server that is down for a restart.
+// These ports are below those that the system uses for outgoing connections, so that no client can
+// take the port of a server during its restart.
 const (
 	firstPort = 20000
 	lastPort  = 32767
@@ -30,8 +30,8 @@ func (r reservation) release() {
 	}
 }
 
-// reservePort finds a port on which nobody listens. It stays reserved until the release or the end of
-// this process.
+// reservePort finds a port on which nobody listens. It stays reserved until it is released or this
+// process ends.
 func reservePort() (reservation, error) {
 	var last error
 	for range 100 {
@@ -48,7 +48,7 @@ func reservePort() (reservation, error) {
 func tryPort(port int) (reservation, error) {
 	r := reservation{port: port}
 	if runtime.GOOS == "linux" {
-		// An abstract socket is a lock on a name that leaves no file and ends with the process.
+		// An abstract socket is a lock on a name. It leaves no file and ends with the process.
 		held, err := net.Listen("unix", "@quartermaster-port-"+strconv.Itoa(port))
 		if err != nil {
 			return r, err
@@ -66,15 +66,16 @@ func tryPort(port int) (reservation, error) {
 	return r, nil
 }
 
-// FreePort returns a port of 127.0.0.1 on which nobody listens, for a server that a test starts. It may
-// be taken before that server listens; the ports of this package's own processes are reserved.
+// FreePort returns a port of 127.0.0.1 on which nobody listens, for a server that a test starts.
+// Somebody may take it before that server listens; the ports of this package's own processes are
+// reserved.
 func FreePort() (int, error) {
 	r, err := reservePort()
 	r.release()
 	return r.port, err
 }
 
-// portSet is what a cluster has reserved.
+// portSet holds the reservations of a cluster.
 type portSet []reservation
 
 func (s *portSet) reserve() (int, error) {

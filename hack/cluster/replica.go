@@ -22,11 +22,12 @@ import (
 const (
 	serviceAccount = "quartermaster"
 
-	// tokenSeconds is longer than any cluster of this package lives: nothing renews a replica's token.
+	// tokenSeconds is longer than any cluster of this package lives, because nothing renews a
+	// replica's token.
 	tokenSeconds = 30 * 24 * 60 * 60
 )
 
-// Replica is who a manager is towards the API server: a Pod and a token that is bound to it.
+// Replica is the identity of a manager in the API server: a Pod and a token bound to it.
 type Replica struct {
 	Pod        string // name, in kube-system
 	UID        types.UID
@@ -36,9 +37,9 @@ type Replica struct {
 	token   string // path
 }
 
-// NewReplica makes the Pod quartermaster-NAME in kube-system, of ServiceAccount quartermaster, which must
-// exist: ApplyDir deploy/ first. No kubelet runs the Pod; it stays Pending and lends its identity to a
-// process. The token is valid for 30 days or until the Pod is deleted.
+// NewReplica creates the Pod quartermaster-NAME in kube-system with ServiceAccount quartermaster,
+// which must exist: call ApplyDir on deploy/ first. No kubelet runs the Pod: it stays Pending and
+// gives a process its identity. The token is valid for 30 days or until the Pod is deleted.
 func (c *Cluster) NewReplica(ctx context.Context, name string) (*Replica, error) {
 	client, err := kubernetes.NewForConfig(c.AdminConfig())
 	if err != nil {
@@ -60,7 +61,7 @@ func (c *Cluster) NewReplica(ctx context.Context, name string) (*Replica, error)
 	return c.ReplicaOf(ctx, pod)
 }
 
-// ReplicaOf is NewReplica for a Pod that exists.
+// ReplicaOf is like NewReplica for an existing Pod.
 func (c *Cluster) ReplicaOf(ctx context.Context, pod *corev1.Pod) (*Replica, error) {
 	client, err := kubernetes.NewForConfig(c.AdminConfig())
 	if err != nil {
@@ -83,15 +84,15 @@ func (c *Cluster) ReplicaOf(ctx context.Context, pod *corev1.Pod) (*Replica, err
 	return r, writeKubeconfig(r.Kubeconfig, r.Config())
 }
 
-// Config is for a client that speaks as the replica.
+// Config returns the configuration of a client with the replica's identity.
 func (r *Replica) Config() *rest.Config {
 	config := r.cluster.config()
 	config.BearerTokenFile = r.token
 	return config
 }
 
-// Via points the replica's kubeconfig at another server, such as a proxy, that proves itself by the given
-// CA certificates (PEM). It counts for managers that start afterwards.
+// Via points the replica's kubeconfig to another server, such as a proxy, with the given CA
+// certificates (PEM). It affects managers that start afterwards.
 func (r *Replica) Via(server string, ca []byte) error {
 	if server == "" || len(ca) == 0 {
 		return errors.New("point the replica at another server: URL or CA is empty")

@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command generate writes what derives from the registry of controllers: the roles below deploy/, as `manager rbac`
-// prints them, and the components that change them. With -check it writes nothing and fails when a file is not up to date.
+// Command generate writes what derives from the registry of controllers: the roles below deploy/,
+// as `manager rbac` prints them, and the components that change them. With -check it writes nothing
+// and fails if a file is not up to date.
 package main
 
 import (
@@ -14,7 +15,7 @@ import (
 )
 
 func main() {
-	check := flag.Bool("check", false, "write nothing, fail when a file is not up to date")
+	check := flag.Bool("check", false, "write nothing, fail if a file is not up to date")
 	flag.Parse()
 	if err := run("deploy", *check); err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)

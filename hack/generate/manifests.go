@@ -19,14 +19,14 @@ import (
 
 const header = "# Written by make generate from what manager rbac prints. Do not edit.\n"
 
-// components are the flags that ask for other permissions than the default, by the component that gives them.
+// components maps each component to the flag for which it adds permissions.
 var components = map[string]string{
 	"argo-rollouts":                  "--config-reload-argo-rollouts",
 	"compat-reloader":                "--compat=reloader",
 	"service-account-per-controller": "--use-service-account-credentials",
 }
 
-// manifests returns what is written below deploy/, by path.
+// manifests returns the files to write below deploy/, by path.
 func manifests() (map[string][]byte, error) {
 	defaults, err := rbac()
 	if err != nil {
@@ -55,7 +55,7 @@ func manifests() (map[string][]byte, error) {
 	return files, nil
 }
 
-// object is one that manager rbac prints, with the fields of all its kinds.
+// object is an object that manager rbac prints, with the fields of all its kinds.
 type object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -92,8 +92,8 @@ func join(objects []object) []byte {
 	return append([]byte(header), bytes.Join(documents, []byte("---\n"))...)
 }
 
-// change returns the component that gives a flag and patches the roles of the default into those that the flag asks for,
-// and the objects that it adds.
+// change returns the component that sets a flag and patches the default roles into those that the
+// flag needs, and the objects that it adds.
 func change(flag string, defaults, with []object) (k kustomization, more []object, err error) {
 	k = kustomization{APIVersion: "kustomize.config.k8s.io/v1alpha1", Kind: "Component"}
 	k.patch("Deployment", "quartermaster", "add", "/spec/template/spec/containers/0/args/-", flag)
@@ -123,7 +123,8 @@ func change(flag string, defaults, with []object) (k kustomization, more []objec
 	return k, more, nil
 }
 
-// inAnyScope matches what the component namespaced makes of a kind, too: components come in any order.
+// inAnyScope also matches the kind to which the component namespaced changes it, since components
+// come in any order.
 func inAnyScope(kind string) string {
 	switch kind {
 	case "ClusterRole", "ClusterRoleBinding":
@@ -142,20 +143,20 @@ func find(objects []object, o object) *object {
 	return &objects[at]
 }
 
-// additional returns the rules of all that defaults has not.
+// additional returns the rules of all that are not in defaults.
 func additional(defaults, all []rbacv1.PolicyRule) ([]rbacv1.PolicyRule, error) {
 	in := func(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
 		return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, rule) })
 	}
 	for _, rule := range defaults {
 		if !in(all, rule) {
-			return nil, fmt.Errorf("the flag changes the rule %v, where it should add one", rule)
+			return nil, fmt.Errorf("the flag changes the rule %v instead of adding one", rule)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(rule rbacv1.PolicyRule) bool { return in(defaults, rule) }), nil
 }
 
-// kustomization has the fields of one that are needed here.
+// kustomization has the fields that are needed here.
 type kustomization struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -173,9 +174,10 @@ type target struct {
 	Name string `json:"name"`
 }
 
-// patch appends a JSON patch of one operation.
+// patch appends a JSON patch with one operation.
 func (k *kustomization) patch(kind, name, op, path string, value any) {
-	text, _ := json.Marshal([]any{map[string]any{"op": op, "path": path, "value": value}}) // strings and rules: always marshals
+	// Strings and rules always marshal.
+	text, _ := json.Marshal([]any{map[string]any{"op": op, "path": path, "value": value}})
 	asYAML, _ := yaml.JSONToYAML(text)
 	k.Patches = append(k.Patches, patch{target{kind, name}, string(asYAML)})
 }

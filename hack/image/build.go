@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// build says what to build: the same fields and the same binaries give the same digests.
+// build says what to build. The same fields and the same binaries give the same digests.
 type build struct {
 	Name      string   // of the image, without a tag
 	Version   string   // its tag, besides latest
@@ -27,7 +27,7 @@ type build struct {
 
 func (b build) tagged() string { return b.Name + ":" + b.Version }
 
-// arguments are what podman, buildah and docker build understand alike.
+// arguments returns the arguments that podman, buildah and docker have in common.
 func (b build) arguments() []string {
 	return []string{
 		"--file=" + filepath.Join(b.Dir, "Containerfile"),
@@ -37,7 +37,7 @@ func (b build) arguments() []string {
 	}
 }
 
-// with builds with the tool and returns the digest of each platform, as far as the tool tells.
+// with builds with the tool and returns the digest of each platform, as far as the tool reports it.
 func (b build) with(ctx context.Context, tool string) ([]string, error) {
 	if tool == "docker" {
 		return nil, b.withDocker(ctx)
@@ -45,14 +45,15 @@ func (b build) with(ctx context.Context, tool string) ([]string, error) {
 	return b.withLists(ctx, tool)
 }
 
-// withLists builds with podman or buildah, one image after the other into a manifest list, as those that are built at
-// once enter it in the order in which they finish.
+// withLists builds with podman or buildah, one image after the other into a manifest list: images
+// that are built at once enter it in the order in which they finish.
 func (b build) withLists(ctx context.Context, tool string) ([]string, error) {
-	// A build adds to the list that it finds. That there was none is no error; that it couldn't be removed shows below.
+	// A build adds to an existing list, so it is removed. There may be none; if the removal fails,
+	// the check below finds it.
 	_, _ = command(ctx, tool, "manifest", "rm", b.list())
 	for _, platform := range b.Platforms {
-		// Without layers there is nothing to take from a cache. The label would name the builder's version, and the
-		// history has sums of the files on disk, their owner included.
+		// Without layers nothing is taken from a cache. The label would contain the builder's
+		// version, and the history has hashes of the files on disk, including their owner.
 		args := append([]string{"build", "--quiet", "--layers=false", "--identity-label=false", "--omit-history",
 			fmt.Sprintf("--timestamp=%d", b.Epoch), "--platform=" + platform, "--manifest=" + b.list()}, b.arguments()...)
 		if _, err := command(ctx, tool, append(args, b.Dir)...); err != nil {
@@ -71,7 +72,7 @@ func (b build) withLists(ctx context.Context, tool string) ([]string, error) {
 	return digests, err
 }
 
-// list is the full name of the manifest list: tools that look for a short name would ask registries.
+// list returns the full name of the manifest list. For a short name, tools would ask registries.
 func (b build) list() string {
 	host, _, found := strings.Cut(b.Name, "/")
 	if found && (strings.ContainsAny(host, ".:") || host == "localhost") {
@@ -80,7 +81,7 @@ func (b build) list() string {
 	return "localhost/" + b.tagged()
 }
 
-// digests reads a manifest list, which must have the platforms and no others.
+// digests reads a manifest list, which must have exactly the platforms of the build.
 func (b build) digests(list string) ([]string, error) {
 	var index struct {
 		Manifests []struct {
@@ -102,7 +103,8 @@ func (b build) digests(list string) ([]string, error) {
 	return digests, nil
 }
 
-// withDocker leaves the images in docker's own store, which must be that of containerd to take several platforms.
+// withDocker leaves the images in docker's own store. For several platforms, it must be
+// containerd's.
 func (b build) withDocker(ctx context.Context) error {
 	args := append([]string{"buildx", "build", "--provenance=false", fmt.Sprintf("--build-arg=SOURCE_DATE_EPOCH=%d", b.Epoch),
 		"--platform=" + strings.Join(b.Platforms, ","), "--tag=" + b.tagged(), "--tag=" + b.Name + ":latest"}, b.arguments()...)

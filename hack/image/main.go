@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image builds the manager's image from Containerfile and the binaries bin/OS/ARCH/manager, for several
-// platforms under one name, with podman, buildah or docker, whichever is there. It is what `make image` runs.
+// Command image builds the manager's image from Containerfile and the binaries bin/OS/ARCH/manager,
+// for several platforms under one name, with podman, buildah or docker, whichever is installed.
+// `make image` runs it.
 package main
 
 import (
@@ -25,7 +26,7 @@ func main() {
 	flag.StringVar(&b.Name, "image", "quartermaster", "name of the image, without a tag")
 	flag.StringVar(&b.Version, "version", "", "tag of the image, besides latest")
 	flag.StringVar(&b.Revision, "revision", "", "commit that the image is built from")
-	flag.Int64Var(&b.Epoch, "epoch", 0, "time of that commit in seconds since 1970: everything in the image is of this time")
+	flag.Int64Var(&b.Epoch, "epoch", 0, "time of that commit in seconds since 1970: everything in the image has this time")
 	flag.StringVar(&b.Dir, "context", ".", "folder with Containerfile and bin/")
 	flag.Parse()
 	b.Platforms = flag.Args()
@@ -54,10 +55,10 @@ func run(ctx context.Context, with string, b build) error {
 	return nil
 }
 
-// tools that build images: first those that need neither a daemon nor root.
+// tools build images. Those that need neither a daemon nor root come first.
 var tools = []string{"podman", "buildah", "docker"}
 
-// pick returns the given tool, or the first that can be used.
+// pick returns the given tool, or the first one that works.
 func pick(ctx context.Context, wanted string) (string, error) {
 	if wanted != "" && !slices.Contains(tools, wanted) {
 		return "", fmt.Errorf("TOOL=%s: must be one of %s", wanted, strings.Join(tools, ", "))
@@ -67,7 +68,7 @@ func pick(ctx context.Context, wanted string) (string, error) {
 		if wanted != "" && tool != wanted {
 			continue
 		}
-		// docker's client is of no use without its daemon, which this asks.
+		// docker's client does not work without its daemon, which this command asks.
 		if _, err := command(ctx, tool, "version"); err != nil {
 			problems = append(problems, err.Error())
 			continue
@@ -77,7 +78,7 @@ func pick(ctx context.Context, wanted string) (string, error) {
 	return "", fmt.Errorf("no tool to build an image with:\n  %s\ninstall podman, buildah or docker", strings.Join(problems, "\n  "))
 }
 
-// command runs a program and returns what it writes to stdout; the error has what it writes to stderr.
+// command runs a program and returns its stdout. The error contains its stderr.
 func command(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	var problems strings.Builder

@@ -15,7 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestBuildIsReproducible builds for real, from two folders that differ in all that must not count.
+// TestBuildIsReproducible builds for real, from two folders that differ in everything that must not
+// matter.
 func TestBuildIsReproducible(t *testing.T) {
 	var first []string // of all tools
 	for _, tool := range []string{"podman", "buildah"} {
@@ -55,7 +56,7 @@ func TestBuildIsReproducible(t *testing.T) {
 	}
 }
 
-// useOwnStorage keeps the images of the test apart from the user's.
+// useOwnStorage keeps the images of the test separate from the user's.
 func useOwnStorage(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -67,7 +68,7 @@ func useOwnStorage(t *testing.T) {
 	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
 }
 
-// newContext is a folder with the Containerfile and something in place of the binaries.
+// newContext returns a folder with the Containerfile and a placeholder for each binary.
 func newContext(t *testing.T, platforms []string, content string, mode os.FileMode, owner int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -161,7 +162,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// TestDockerIsAsked can't know what docker makes of it, only that it is asked for the same image.
+// TestDockerIsAsked cannot check docker's result, only that docker is called for the same image.
 func TestDockerIsAsked(t *testing.T) {
 	args := filepath.Join(t.TempDir(), "args")
 	install(t, map[string]string{"docker": "#!/bin/sh\nprintf '%s\\n' \"$@\" >" + args + "\n"})

@@ -23,10 +23,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 )
 
-// These tests hold Containerfile and the files of deploy/podman against the manager's real flags, against each other
-// and against the Deployment: what runs a manager outside of a cluster runs it as in one.
+// These tests compare Containerfile and the files of deploy/podman with the manager's real flags,
+// with each other and with the Deployment: outside of a cluster a manager runs as it does in one.
 
-// how is what a manifest says of how to run the manager.
+// how is how a manifest runs the manager.
 type how struct {
 	Image string
 	User  string
@@ -136,7 +136,7 @@ func fromService(t *testing.T) how {
 	}
 }
 
-// stopTimeout is podman's; systemd's must be longer.
+// stopTimeout returns podman's; systemd's must be longer.
 func stopTimeout(t *testing.T, unit map[string]map[string]string, podmanArgs []string) time.Duration {
 	t.Helper()
 	podman := seconds(t, option(podmanArgs, "--stop-timeout"))
@@ -146,9 +146,10 @@ func stopTimeout(t *testing.T, unit map[string]map[string]string, podmanArgs []s
 	return podman
 }
 
-// TestQuadletHasKeysOfPodman44 is for machines without the generator, which podman has had since 4.4.
+// TestQuadletHasKeysOfPodman44 also runs on machines without the generator, which podman has had
+// since 4.4.
 func TestQuadletHasKeysOfPodman44(t *testing.T) {
-	// What podman-systemd.unit(5) of 4.4 lists and we use.
+	// The keys that podman-systemd.unit(5) of 4.4 lists and the unit uses.
 	known := []string{"ContainerName", "DropCapability", "Exec", "Group", "Image", "Network", "NoNewPrivileges", "PodmanArgs",
 		"ReadOnly", "User", "Volume"}
 	for key := range readUnit(t, "deploy/podman/quartermaster.container")["Container"] {
@@ -184,7 +185,7 @@ func TestServiceIsAccepted(t *testing.T) {
 		t.Skip("systemd-analyze is not installed")
 	}
 	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", path(t, "deploy/podman/quartermaster.service")).CombinedOutput()
-	// It warns of other units of the machine too.
+	// It also warns about other units of the machine.
 	if err != nil || strings.Contains(string(out), "quartermaster.service") {
 		t.Errorf("%v:\n%s", err, out)
 	}
@@ -208,7 +209,7 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// match returns the group of the pattern in a file.
+// match returns what the pattern's group matches in a file.
 func match(t *testing.T, name, pattern string) string {
 	t.Helper()
 	found := regexp.MustCompile(pattern).FindStringSubmatch(read(t, name))
@@ -218,7 +219,7 @@ func match(t *testing.T, name, pattern string) string {
 	return found[1]
 }
 
-// readUnit reads a unit file of systemd in which no key that matters is given twice: section, key, value.
+// readUnit reads a unit file of systemd as section, key and value. No relevant key may occur twice.
 func readUnit(t *testing.T, name string) map[string]map[string]string {
 	t.Helper()
 	unit, section := map[string]map[string]string{}, ""

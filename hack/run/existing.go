@@ -17,7 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
 )
 
-// runExisting runs one manager on the cluster of a kubeconfig, as its user. It applies nothing there.
+// runExisting runs one manager on the cluster of a kubeconfig, as its user. It applies nothing
+// there.
 func runExisting(ctx context.Context, opts options, dir string, lock *os.File) (err error) {
 	path, err := filepath.Abs(opts.kubeconfig)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 const (
 	leaseName = "quartermaster"
 
-	// leaderTimeout is longer than the lease of a leader that ended without releasing it, 15 s.
+	// leaderTimeout is longer than the lease of a leader that ended without a release, 15 s.
 	leaderTimeout = time.Minute
 
 	// stopGrace is longer than a manager's --shutdown-timeout, 20 s.
@@ -33,23 +33,23 @@ const (
 	pollInterval = 250 * time.Millisecond
 )
 
-// fleet are the managers of a run and what is shown of them.
+// fleet holds the managers of a run and what is printed about them.
 type fleet struct {
 	dir      string
 	out      io.Writer
 	client   kubernetes.Interface
 	cluster  *cluster.Cluster // nil on an existing cluster
 	managers []*cluster.Manager
-	logs     sync.WaitGroup // that follow the managers' logs
+	logs     sync.WaitGroup // follow the managers' logs
 }
 
-// add shows the lines of interest of the manager's log from now on.
+// add prints the relevant lines of the manager's log from now on.
 func (f *fleet) add(ctx context.Context, name string, m *cluster.Manager) {
 	f.managers = append(f.managers, m)
 	f.logs.Go(func() { showLog(context.WithoutCancel(ctx), f.out, name, m) })
 }
 
-// leader is the Pod of the Lease's holder, empty when nobody leads.
+// leader returns the Pod of the Lease's holder, empty if nobody leads.
 func (f *fleet) leader(ctx context.Context) (pod string, err error) {
 	lease, err := f.client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil || lease.Spec.HolderIdentity == nil {
@@ -85,7 +85,7 @@ func (f *fleet) waitForLeader(ctx context.Context) (pod string, err error) {
 	}
 }
 
-// checkCluster tells whether the control plane has lost one of its processes. Nothing starts it again.
+// checkCluster returns an error if a process of the control plane has ended. Nothing restarts it.
 func (f *fleet) checkCluster() error {
 	if f.cluster == nil {
 		return nil
@@ -96,7 +96,8 @@ func (f *fleet) checkCluster() error {
 	return nil
 }
 
-// follow says who leads when it changes and which managers have ended, until ctx ends or the control plane does.
+// follow prints who leads when it changes, and which managers have ended, until ctx or the control
+// plane ends.
 func (f *fleet) follow(ctx context.Context, last string) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -112,7 +113,8 @@ func (f *fleet) follow(ctx context.Context, last string) error {
 			fmt.Fprintln(f.out, "The control plane is gone; stopping the managers, then everything else")
 			return err
 		}
-		if pod, err := f.leader(ctx); err == nil && pod != last { // errors: the managers' logs tell more
+		// The managers' logs show the errors.
+		if pod, err := f.leader(ctx); err == nil && pod != last {
 			last = pod
 			if pod == "" {
 				pod = "Nobody"
@@ -142,8 +144,8 @@ func left(managers int) string {
 	}
 }
 
-// writeLeaderPID writes the file that the command for stopping the leader reads. Without a leader of ours
-// there is none.
+// writeLeaderPID writes the file from which the command for stopping the leader reads. It removes
+// the file if none of our managers leads.
 func (f *fleet) writeLeaderPID(pod string) error {
 	path := filepath.Join(f.dir, "leader.pid")
 	for _, m := range f.managers {

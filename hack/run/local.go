@@ -46,7 +46,7 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 		if err != nil {
 			return err
 		}
-		// Level 2 logs the writes, of which the terminal shows some.
+		// Level 2 logs the writes, some of which the terminal shows.
 		m, err := c.StartManager(replica, cluster.ManagerOptions{Binary: binary, Args: append([]string{"--v=2"}, opts.args...)})
 		if err != nil {
 			return err
@@ -61,8 +61,8 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 	return f.follow(ctx, leader)
 }
 
-// startCluster starts the control plane such that the end of ctx ends the start, but not the cluster: at
-// Ctrl-C the managers stop before it.
+// startCluster starts the control plane. The end of ctx ends the start, but not the started
+// cluster: at Ctrl-C the managers stop before it.
 func startCluster(ctx context.Context, dir string, lock *os.File) (*cluster.Cluster, error) {
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	unlink := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
@@ -70,8 +70,8 @@ func startCluster(ctx context.Context, dir string, lock *os.File) (*cluster.Clus
 	return cluster.Start(life, cluster.Options{Dir: dir, Hold: []*os.File{lock}, Progress: os.Stdout})
 }
 
-// prepare applies what an administrator would before the managers start. The Deployment of the manager is
-// left out, as its replicas run as processes.
+// prepare applies what an administrator would apply before the managers start, except for the
+// manager's Deployment, whose replicas run as processes.
 func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
 	if err := c.ApplyDir(ctx, filepath.Join(root, "deploy"), "Deployment"); err != nil {
 		return err
@@ -79,7 +79,7 @@ func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
 	if err := c.ApplyDir(ctx, filepath.Join(root, "hack", "sample")); err != nil {
 		return err
 	}
-	// Short commands to paste, which leave nothing in the user's home.
+	// Short commands to paste, which write nothing to the user's home.
 	script := fmt.Sprintf("#!/bin/sh\nexec %s --kubeconfig=%s --cache-dir=%s \"$@\"\n", quote(c.Binary("kubectl")),
 		quote(c.Kubeconfig()), quote(filepath.Join(c.Dir(), "kubectl-cache")))
 	return os.WriteFile(filepath.Join(c.Dir(), "kubectl"), []byte(script), 0o700)

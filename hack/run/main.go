@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command run is `make run`: a control plane on loopback, managers on it and a sample, until Ctrl-C.
+// Command run is `make run`: a control plane on loopback, managers on it and a sample, until
+// Ctrl-C.
 package main
 
 import (
@@ -23,7 +24,7 @@ const usage = `Usage: run [flags] [-- flags of the managers]
 
 Starts a Kubernetes control plane, managers and a sample, and stops them at Ctrl-C.
 With --kubeconfig it starts one manager on that cluster instead, as the user of
-that file. The variable KUBECONFIG of the environment does not count: a command
+that file. The environment variable KUBECONFIG is ignored: a command
 to try something out must not reach a cluster by accident.
 
 `
@@ -42,7 +43,8 @@ func main() {
 	}
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-		context.AfterFunc(ctx, stop) // a second signal ends this process at once; the reaper cleans up
+		// A second signal ends this process at once; the reaper cleans up.
+		context.AfterFunc(ctx, stop)
 		err = run(ctx, opts)
 		if err != nil && ctx.Err() != nil {
 			err = fmt.Errorf("interrupted: %w", err)
@@ -87,7 +89,7 @@ func run(ctx context.Context, opts options) error {
 	}
 	defer lock.Close()
 	dir := filepath.Join(root, ".run")
-	if err := os.RemoveAll(dir); err != nil { // of a machine that lost its power
+	if err := os.RemoveAll(dir); err != nil { // left over if the machine lost its power
 		return err
 	}
 	if opts.kubeconfig != "" {
@@ -96,7 +98,7 @@ func run(ctx context.Context, opts options) error {
 	return runLocal(ctx, opts, root, dir, lock)
 }
 
-// lockCheckout keeps a second run of the same checkout away. The reaper holds the lock too, until the
+// lockCheckout prevents a second run in the same checkout. The reaper holds the lock too, until the
 // clean-up of this run is done.
 func lockCheckout(root string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Join(root, ".cache"), 0o755); err != nil {
@@ -109,7 +111,7 @@ func lockCheckout(root string) (*os.File, error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		lock.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("make run is running in %s already: stop it first, or use another checkout", root)
+			return nil, fmt.Errorf("make run is already running in %s: stop it first, or use another checkout", root)
 		}
 		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}

@@ -16,13 +16,13 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// Lines of interest of a manager's log in klog's text format: warnings and errors, and these messages.
+// The relevant lines of a manager's log in klog's text format: warnings, errors and these messages.
 var (
 	header   = regexp.MustCompile(`^([IWEF])\d{4} [\d:.]+ +\d+ [^]]+\] (.*)$`)
 	messages = []string{`"Started leading"`, `"Stopped leading"`, `"Reload"`, `"The API server answers"`}
 )
 
-// showLog copies the lines of interest of a manager's log, at most one a second on average.
+// showLog copies the relevant lines of a manager's log, on average at most one a second.
 func showLog(ctx context.Context, out io.Writer, name string, m *cluster.Manager) {
 	limit := rate.NewLimiter(1, 10)
 	hidden := 0
@@ -46,7 +46,7 @@ func showLog(ctx context.Context, out io.Writer, name string, m *cluster.Manager
 func interesting(line string) (text string, ok bool) {
 	match := header.FindStringSubmatch(line)
 	if match == nil {
-		return "", false // a stack, or the rest of a longer message
+		return "", false // a stack trace, or the rest of a longer message
 	}
 	switch level, text := match[1], match[2]; level {
 	case "W":
@@ -108,7 +108,7 @@ Metrics need a token of somebody who may get the URL /metrics, such as by Cluste
 Try:
   1. Edit a ConfigMap and watch the rollout of a Deployment that uses it:
      %[6]s -n NAMESPACE annotate deployment NAME quartermaster.dev/reload=auto
-  2. Stop this manager; another one takes over if there is one:
+  2. Stop this manager; another one, if there is one, takes over:
      kill %[7]d
   3. See who leads:
      %[6]s -n kube-system get lease quartermaster
@@ -120,7 +120,7 @@ Ctrl-C stops the manager. Its Lease stays in the cluster.
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,=-]+$`)
 
-// quote makes one word of a POSIX shell of s.
+// quote quotes s as one word of a POSIX shell.
 func quote(s string) string {
 	if plain.MatchString(s) {
 		return s

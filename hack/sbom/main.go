@@ -1,9 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sbom writes the software bill of materials of a Go binary as CycloneDX JSON: the modules that the linker put
-// into it, as the binary itself tells. Nothing of it changes from one run to the next, so there is neither a time nor a
-// serial number.
+// Command sbom writes the software bill of materials of a Go binary as CycloneDX JSON: the modules
+// that the linker put into it, according to the binary itself. The output is reproducible, so it
+// has neither a time nor a serial number.
 package main
 
 import (
@@ -50,7 +50,7 @@ func run(args []string, version, out string) error {
 	return os.WriteFile(out, append(text, '\n'), 0o644)
 }
 
-// bom is what we use of CycloneDX 1.6, https://cyclonedx.org/docs/1.6/json/.
+// bom has the fields of CycloneDX 1.6 that are used, https://cyclonedx.org/docs/1.6/json/.
 type bom struct {
 	Schema      string      `json:"$schema"`
 	BOMFormat   string      `json:"bomFormat"`
@@ -84,7 +84,8 @@ type property struct {
 	Value string `json:"value"`
 }
 
-// newBOM lists the modules in the order of the binary, which is sorted by path, and Go's standard library after them.
+// newBOM lists the modules in the order of the binary, which is sorted by path, and then Go's
+// standard library.
 func newBOM(info *debug.BuildInfo, version string, sum [sha256.Size]byte) bom {
 	if version == "" {
 		version = info.Main.Version
@@ -110,7 +111,8 @@ func newBOM(info *debug.BuildInfo, version string, sum [sha256.Size]byte) bom {
 		}
 		c := newComponent("library", module.Path, module.Version)
 		if module.Sum != "" {
-			// Not a hash of CycloneDX's: go.sum's is one of the list of the files' hashes.
+			// CycloneDX has no type for this hash: that of go.sum is a hash of the list of the
+			// files' hashes.
 			c.Properties = []property{{"go:sum", module.Sum}}
 		}
 		b.Components = append(b.Components, c)

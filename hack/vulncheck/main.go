@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command vulncheck runs govulncheck with a vulnerability database that it has tried before, so that a machine without
-// access to the database finds out in seconds and says so. It is what `make vulncheck` and `make verify` run.
+// Command vulncheck checks that the vulnerability database is reachable and then runs govulncheck,
+// so that a machine without access finds out in seconds. `make vulncheck` and `make verify` run it.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// probeTimeout is how long the database may take to say how old it is.
+// probeTimeout is how long the database may take to return the time of its last change.
 const probeTimeout = 5 * time.Second
 
 func main() {
@@ -45,14 +45,15 @@ type check struct {
 	Out         io.Writer
 }
 
-// run fails when govulncheck finds a vulnerability that the packages can reach, and when it can't look for any.
+// run returns an error if govulncheck finds a vulnerability that the packages can reach, or cannot
+// check for vulnerabilities.
 func (c check) run(ctx context.Context, packages []string) error {
 	modified, err := c.modified(ctx)
 	if err != nil {
 		if !c.SkipOffline || strings.HasPrefix(c.Database, "file://") {
 			return fmt.Errorf("vulnerability database %s: %w", c.Database, err)
 		}
-		fmt.Fprintf(c.Out, "WARNING: govulncheck was SKIPPED, nobody looked for known vulnerabilities.\n"+
+		fmt.Fprintf(c.Out, "WARNING: govulncheck was SKIPPED, so known vulnerabilities were not checked.\n"+
 			"WARNING: The database %s can't be read: %v\n"+
 			"WARNING: Run `make vulncheck` where it can be, or with VULNDB=file:///path of a copy.\n", c.Database, err)
 		return nil
@@ -66,7 +67,8 @@ func (c check) run(ctx context.Context, packages []string) error {
 	return nil
 }
 
-// modified asks the database for the time of its last change. Its layout is that of https://go.dev/doc/security/vuln/database.
+// modified returns the time of the database's last change. The layout is that of
+// https://go.dev/doc/security/vuln/database.
 func (c check) modified(ctx context.Context) (time.Time, error) {
 	text, err := c.index(ctx)
 	if err != nil {

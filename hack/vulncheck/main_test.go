@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// TestRunWithoutADatabase holds that nothing passes silently.
+// TestRunWithoutADatabase checks that nothing passes silently.
 func TestRunWithoutADatabase(t *testing.T) {
 	server := httptest.NewServer(nil)
 	server.Close()
@@ -38,7 +38,7 @@ func TestRunWithoutADatabase(t *testing.T) {
 	}
 }
 
-// TestRunFindsVulnerabilities has the real govulncheck look at this package.
+// TestRunFindsVulnerabilities runs the real govulncheck on this package.
 func TestRunFindsVulnerabilities(t *testing.T) {
 	program, err := filepath.Abs("../../.cache/tools/govulncheck")
 	if err != nil {
@@ -71,7 +71,8 @@ func TestRunFindsVulnerabilities(t *testing.T) {
 	}
 }
 
-// database writes one that knows a vulnerability in every version of one function of net/http, and returns its path.
+// database writes a database with a vulnerability in every version of one function of net/http, and
+// returns its path.
 func database(t *testing.T, symbol string) string {
 	t.Helper()
 	const modified = "2000-01-02T03:04:05Z"

@@ -52,8 +52,8 @@ func TestClientConfigSharesNothing(t *testing.T) {
 	}
 }
 
-// TestClientDialsAnewAfterATimeout is a connection that went dead: the request
-// after the one that hung must not hang as well.
+// TestClientDialsAnewAfterATimeout checks that after a request on a dead connection has timed out,
+// the next request does not hang too.
 func TestClientDialsAnewAfterATimeout(t *testing.T) {
 	var mu sync.Mutex
 	connections := map[int32]string{} // request -> remote address
@@ -99,8 +99,8 @@ func TestClientDialsAnewAfterATimeout(t *testing.T) {
 	}
 }
 
-// TestClientDoesNotWaitForRetryAfter is a storm of 429: the elector, which knows
-// what is left of its term, decides when to try again.
+// TestClientDoesNotWaitForRetryAfter checks that the client returns every 429 at once: the elector,
+// which knows how much of its term is left, decides when to retry.
 func TestClientDoesNotWaitForRetryAfter(t *testing.T) {
 	var requests atomic.Int32
 	config := newTestServer(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -5,15 +5,14 @@ package election
 
 import "time"
 
-// Clock tells how much time has passed since some fixed moment before the
-// process began. It must neither stop nor step back, and it should advance
-// while the machine is suspended, as other machines' clocks do.
+// Clock returns the time since some fixed moment before the process began. It must neither stop nor
+// go back, and should advance while the machine is suspended, as other machines' clocks do.
 type Clock interface {
 	Now() time.Duration
 }
 
-// MonotonicClock reads Go's monotonic clock, which on Linux stands still while
-// the machine is suspended. In a testing/synctest bubble it is the bubble's.
+// MonotonicClock reads Go's monotonic clock, which on Linux stops while the machine is suspended.
+// In a testing/synctest bubble it is the bubble's clock.
 type MonotonicClock struct {
 	origin time.Time
 }

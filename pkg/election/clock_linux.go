@@ -12,8 +12,8 @@ import (
 // bootClock reads CLOCK_BOOTTIME.
 type bootClock struct{}
 
-// NewBootClock returns a clock that advances while the machine is suspended. It
-// falls back to the monotonic clock where the kernel has no such clock.
+// NewBootClock returns a clock that advances while the machine is suspended. It falls back to the
+// monotonic clock if the kernel has no such clock.
 func NewBootClock() Clock {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -25,7 +25,7 @@ func NewBootClock() Clock {
 // Now implements Clock.
 func (bootClock) Now() time.Duration {
 	var ts unix.Timespec
-	// It worked in NewBootClock, and the arguments have not changed.
+	// It worked in NewBootClock with the same arguments.
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
 	return time.Duration(ts.Nano())
 }

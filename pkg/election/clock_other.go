@@ -5,8 +5,8 @@
 
 package election
 
-// NewBootClock returns the monotonic clock: a clock that advances while the
-// machine is suspended is known on Linux only.
+// NewBootClock returns the monotonic clock. A clock that advances while the machine is suspended is
+// implemented on Linux only.
 func NewBootClock() Clock {
 	return NewMonotonicClock()
 }

@@ -17,42 +17,41 @@ import (
 )
 
 const (
-	// resourceLockLeases is the only lock type there is.
+	// resourceLockLeases is the only supported lock type.
 	resourceLockLeases = "leases"
 
-	// clockRateError bounds how far the clock of a replica may run from true
-	// time, as a fraction: one percent, twenty times what NTP corrects by
-	// slewing. Of two replicas, one may be fast and the other slow.
+	// clockRateError is by how much, as a fraction, the clock of a replica may run too fast or too
+	// slow: one percent, twenty times what NTP corrects by slewing. Of two replicas, one may be
+	// fast and the other slow.
 	clockRateError = 0.01
 
-	// settleTime is what the Lease still covers after the fence has closed and
-	// both clocks have erred by clockRateError: time for a request that was
-	// cancelled when the fence closed to be given up by the API server too.
+	// settleTime is how long the Lease still covers the holder after its fence has closed, if both
+	// clocks are off by clockRateError. In this time the API server, too, gives up a request that
+	// was cancelled when the fence closed.
 	settleTime = 250 * time.Millisecond
 
-	// minLease is what a Lease must last longer than a released one: a release is
-	// told from a holder that was edited away by its duration.
+	// minLease is the shortest lease duration. It is longer than releasedDuration, because a
+	// duration of releasedDuration marks a release.
 	minLease = releasedDuration + time.Second
 
 	// minRetryPeriod keeps a mistyped flag from flooding the API server.
 	minRetryPeriod = 100 * time.Millisecond
 )
 
-// Config is the configuration of leader election. The embedded fields are those
-// that every Kubernetes component has, bound to the flags of the same names.
+// Config configures leader election. The embedded fields are those of every Kubernetes component,
+// bound to the flags of the same names.
 type Config struct {
 	componentbaseconfig.LeaderElectionConfiguration
 
-	// DrainTimeout is how long lead may take to return once the context of Run
-	// has ended. The Lease is renewed meanwhile. When it is exceeded, the Lease
-	// is not released but left to expire. It has no flag of its own: the
-	// process has one for its whole shutdown.
+	// DrainTimeout is how long lead may take to return once the context of Run has ended. The Lease
+	// is renewed meanwhile. If lead takes longer, the Lease is not released but expires. There is
+	// no flag for it here: the process has one for its whole shutdown.
 	DrainTimeout time.Duration
 }
 
-// NewConfig returns the defaults: the Lease kube-system/quartermaster with a
-// duration of 15 s, a renew deadline of 10 s and a retry period of 2 s, as in
-// Kubernetes' own components, and 30 s to drain.
+// NewConfig returns the defaults: the Lease kube-system/quartermaster with a duration of 15 s, a
+// renew deadline of 10 s and a retry period of 2 s, as in Kubernetes' own components, and 30 s to
+// drain.
 func NewConfig() Config {
 	return Config{
 		LeaderElectionConfiguration: componentbaseconfig.LeaderElectionConfiguration{
@@ -73,8 +72,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	componentbaseoptions.BindLeaderElectionFlags(&c.LeaderElectionConfiguration, fs)
 }
 
-// Validate returns every problem at once, each naming its flag, joined by
-// errors.Join. The values do not matter when leader election is off.
+// Validate returns all problems, joined by errors.Join; each names its flag. If leader election is
+// off, the values are not checked.
 func (c Config) Validate() error {
 	if !c.LeaderElect {
 		return nil
@@ -136,19 +135,18 @@ func (c Config) validateTimings() error {
 	return errors.Join(errs...)
 }
 
-// safeLease returns the shortest lease duration, in whole seconds, that is safe
-// with the renew deadline. A leader whose clock is slow takes up to
-// deadline/(1-e) for the deadline, a standby whose clock is fast waits no longer
-// than lease/(1+e); the first must end before the second, by settleTime.
+// safeLease returns the shortest lease duration, in whole seconds, that is safe with the renew
+// deadline. On a slow clock, the leader's deadline takes up to deadline/(1-e); on a fast clock, a
+// standby waits as little as lease/(1+e). The first must end before the second, by settleTime.
 func safeLease(deadline time.Duration) time.Duration {
 	needed := float64(deadline)*(1+clockRateError)/(1-clockRateError) + float64(settleTime)
 	return time.Duration(math.Ceil(needed/float64(time.Second))) * time.Second
 }
 
-// timing is the durations of a valid Config in the terms of the protocol.
+// timing holds the durations of a valid Config.
 type timing struct {
-	lease    time.Duration // how long others wait after a write of the holder
-	deadline time.Duration // how long the holder acts after a write of its own
+	lease    time.Duration // how long others wait after a write by the holder
+	deadline time.Duration // how long the holder acts after its own write
 	retry    time.Duration // between two renewals
 }
 
@@ -160,14 +158,14 @@ func (c Config) timing() timing {
 	}
 }
 
-// requestTimeout bounds one request. After a renewal that hangs, there is time
-// for another before the deadline: retry + 2 x requestTimeout = deadline.
+// requestTimeout returns the limit for one request. After a renewal that hangs there is time for
+// another before the deadline: retry + 2 x requestTimeout = deadline.
 func (t timing) requestTimeout() time.Duration {
 	return (t.deadline - t.retry) / 2
 }
 
-// covered is how long, after a write of the holder, no standby can have taken
-// over, on the holder's own clock.
+// covered returns for how long after a write by the holder, on the holder's own clock, no standby
+// can have taken over.
 func (t timing) covered() time.Duration {
 	return time.Duration(float64(t.lease) * (1 - clockRateError) / (1 + clockRateError))
 }

@@ -82,7 +82,7 @@ func TestAddFlags(t *testing.T) {
 	}
 }
 
-// TestRequestTimeout holds that one request that hangs does not end the term.
+// TestRequestTimeout checks that one hanging request does not end the term.
 func TestRequestTimeout(t *testing.T) {
 	for _, t0 := range []timing{
 		{lease: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second},

@@ -17,9 +17,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// simLeases makes the simulated client one of client-go's.
+// simLeases makes the simulated client a client of client-go.
 type simLeases struct {
-	coordinationv1client.LeaseInterface // nil: the elector needs no more than is here
+	coordinationv1client.LeaseInterface // nil: the elector calls only the methods below
 	client                              LeaseClient
 }
 
@@ -37,13 +37,13 @@ func (l simLeases) Update(ctx context.Context, lease *coordinationv1.Lease, opts
 	return own(l.client.Update(ctx, lease, opts))
 }
 
-// own returns a copy, for client-go's elector changes what it gets.
+// own returns a copy, because client-go's elector changes the objects it gets.
 func own(lease *coordinationv1.Lease, err error) (*coordinationv1.Lease, error) {
 	return lease.DeepCopy(), err
 }
 
-// theirs runs client-go's elector, with its release. Its only fence is the context
-// that it gives to the leader.
+// theirs runs client-go's elector, with its release. Its only fence is the context that it passes
+// to the leader.
 func theirs(ctx context.Context, p *simProc) error {
 	led := make(chan struct{})
 	started := false
@@ -80,11 +80,11 @@ func theirs(ctx context.Context, p *simProc) error {
 	if join {
 		<-led
 	}
-	// What the drain rule is about is judged at the release.
+	// The drain rule is checked at the release.
 	return &LostError{Reason: ReasonReleased}
 }
 
-// contextFence refuses writes when the leader's context has ended.
+// contextFence refuses writes after the leader's context has ended.
 type contextFence struct {
 	ctx  context.Context
 	next http.RoundTripper
@@ -97,8 +97,8 @@ func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 	return f.next.RoundTrip(req)
 }
 
-// TestSimulationFindsFaultsOfClientGo is the control: a harness that did not find
-// what is known to be wrong with client-go's elector would be too weak.
+// TestSimulationFindsFaultsOfClientGo is the control: the simulation must find the known faults of
+// client-go's elector, or it would be too weak.
 func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
 	m, err := NewMetrics(metrics.NewKubeRegistry())
 	if err != nil {

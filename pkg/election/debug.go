@@ -15,13 +15,13 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// phases of a lock as they are shown.
+// Phases of a lock as shown.
 const (
 	phaseNotStarted = "NotStarted"
 	phaseUnelected  = "LeaderElectionOff"
 	phaseStandby    = "Standby"
 	phaseLeading    = "Leading"
-	phaseDraining   = "Draining"  // lead was asked to return
+	phaseDraining   = "Draining"  // lead's context has ended
 	phaseReleasing  = "Releasing" // lead has returned
 	phaseStopped    = "Stopped"
 )
@@ -29,8 +29,8 @@ const (
 // historySize is how many changes of holder are remembered.
 const historySize = 32
 
-// status is what /debug/leader shows. Times of day are for people; the validity
-// is computed from the lock's clock.
+// status is what /debug/leader shows. The times of day are only for readers; the validity is
+// computed from the lock's clock.
 type status struct {
 	Lease       string       `json:"lease"`
 	Identity    string       `json:"identity"`
@@ -44,7 +44,7 @@ type status struct {
 	ServerFence ServerFence  `json:"serverFence"`
 	History     []transition `json:"history"`
 
-	deadline time.Duration // of the own term on the clock, 0 if none
+	deadline time.Duration // when the own term ends on the clock, 0 if there is none
 	expires  time.Duration // when others may take over, on the clock
 	lost     bool          // Run has returned without a release
 }
@@ -55,7 +55,7 @@ type renewal struct {
 	Latency float64   `json:"latencySeconds"`
 }
 
-// transition is a change of holder as this replica has seen it.
+// transition is a change of holder as seen by this replica.
 type transition struct {
 	Time   time.Time `json:"time"`
 	Holder string    `json:"holder"` // empty if the Lease was released or is absent
@@ -67,7 +67,7 @@ func (s *status) holding() bool {
 	return s.Phase == phaseLeading || s.Phase == phaseDraining || s.Phase == phaseReleasing
 }
 
-// publish shows the state to other goroutines.
+// publish makes the state visible to other goroutines.
 func (l *Lock) publish(e *elector) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +92,7 @@ func (l *Lock) publish(e *elector) {
 	setBool(l.metrics.leading.WithLabelValues(l.name.Name), e.phase == leading)
 }
 
-// publishHolder shows who holds the Lease, and remembers it when it has changed.
+// publishHolder publishes the holder of the Lease and remembers it if it has changed.
 func (l *Lock) publishHolder(e *elector) {
 	s := &l.status
 	lease := e.newest()
@@ -132,7 +132,7 @@ func (s *status) remember(reason string) {
 	s.History = append(s.History, transition{Time: time.Now(), Holder: s.Holder, Term: s.Term, Reason: reason})
 }
 
-// renewed shows an acknowledged write.
+// renewed publishes an acknowledged write.
 func (l *Lock) renewed(took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,7 +141,7 @@ func (l *Lock) renewed(took time.Duration) {
 	l.metrics.renewed.WithLabelValues(l.name.Name).Set(float64(sent.UnixMilli()) / 1000)
 }
 
-// ended shows the end of Run, and of its term if it had one.
+// ended publishes the end of Run, and of its term if it had one.
 func (l *Lock) ended(reason Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,7 +156,7 @@ func (l *Lock) ended(reason Reason) {
 	}
 }
 
-// leadUnelected shows that leader election is off, and opens the fence.
+// leadUnelected publishes that leader election is off, and opens the fence.
 func (l *Lock) leadUnelected() {
 	l.fence.turnOff()
 	l.mu.Lock()
@@ -165,7 +165,7 @@ func (l *Lock) leadUnelected() {
 	l.metrics.leading.WithLabelValues(l.name.Name).Set(1)
 }
 
-// snapshot returns the status with what depends on the present filled in.
+// snapshot returns the status, including the fields that depend on the current time.
 func (l *Lock) snapshot() status {
 	now := l.clock.Now()
 	l.mu.Lock()
@@ -178,8 +178,8 @@ func (l *Lock) snapshot() status {
 	return s
 }
 
-// ServeHTTP implements http.Handler for /debug/leader: JSON if the request
-// accepts it or says ?format=json, else text.
+// ServeHTTP implements http.Handler for /debug/leader. It writes JSON if the request accepts it or
+// has ?format=json, else text.
 func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s := l.snapshot()
 	w.Header().Set("Cache-Control", "no-store")

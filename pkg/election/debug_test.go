@@ -48,10 +48,10 @@ func TestServeHTTP(t *testing.T) {
 			}
 		}
 		if got := get(second.lock, "/debug/leader?format=json", "").Header().Get("Content-Type"); got != "application/json" {
-			t.Errorf("?format=json is answered with %s", got)
+			t.Errorf("?format=json returns %s", got)
 		}
 		if got := get(second.lock, "/debug/leader?format=text", "application/json").Header().Get("Content-Type"); got != "text/plain; charset=utf-8" {
-			t.Errorf("?format=text is answered with %s", got)
+			t.Errorf("?format=text returns %s", got)
 		}
 
 		first.stop(nil)

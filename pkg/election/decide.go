@@ -13,34 +13,34 @@ import (
 
 // view is what a standby knows of the Lease. All times are on its own clock.
 type view struct {
-	known bool                  // false until the first answer
+	known bool                  // false until the first response
 	lease *coordinationv1.Lease // nil if there is none
 
-	// claim is when the holder's claim runs out. It counts from when this replica
-	// first saw the version of the Lease, which is later than its writing, for
-	// the duration that the holder has written.
+	// claim is when the holder's claim expires: the duration that the holder has written, counted
+	// from when this replica first saw this version of the Lease, which is after it was written.
 	claim time.Duration
 
-	// distrust is until when an earlier holder may act, who has neither released
-	// the Lease nor let its claim run out: the Lease was deleted, edited or taken
-	// by one who does not keep the rules, or this replica was blind for a while.
+	// distrust is until when an earlier holder may still act that neither released the Lease nor
+	// let its claim expire. That happens if the Lease was deleted, edited or taken by somebody who
+	// breaks the rules, or if this replica missed versions.
 	distrust time.Duration
 }
 
-// freeAt is when nobody else can believe to lead, if nothing new is seen.
+// freeAt returns the time from which nobody else can believe that it leads, if no newer version is
+// seen.
 func (v view) freeAt() time.Duration {
 	return max(v.claim, v.distrust)
 }
 
-// observe returns the view after the Lease was seen, or seen to be absent (nil).
-// gapless says that no version between this and the last one went unseen.
+// observe returns the view after the Lease was seen, or seen to be absent (nil). gapless reports
+// that no version between this and the last one was missed.
 func (v view) observe(lease *coordinationv1.Lease, now time.Duration, gapless bool, own timing) view {
 	if lease == nil {
 		if v.known && v.lease == nil {
 			return v
 		}
-		// Whoever held it may have renewed up to the deletion. Absence at first
-		// sight is no different: somebody may be leading on a Lease just deleted.
+		// The last holder may have renewed the Lease until it was deleted. This also holds if the
+		// Lease is absent at first sight: somebody may lead on a Lease that was just deleted.
 		return view{known: true, distrust: max(v.freeAt(), now+max(own.lease, durationOf(v.lease, 0)))}
 	}
 	previous := v.lease
@@ -52,7 +52,7 @@ func (v view) observe(lease *coordinationv1.Lease, now time.Duration, gapless bo
 	switch {
 	case previous == nil:
 	case isSameHolding(previous, lease):
-		// Nobody changes the duration while holding it: it was edited.
+		// A holder never changes its duration, so somebody has edited it.
 		duration = max(duration, durationOf(previous, 0))
 		next.claim = v.claim
 	case isFree(previous) && isNext(previous, lease):
@@ -67,8 +67,8 @@ func (v view) observe(lease *coordinationv1.Lease, now time.Duration, gapless bo
 	return next
 }
 
-// isFreed reports whether the Lease is free in a later version. Within a term it
-// must have been released by its holder, or have been free before.
+// isFreed reports whether the Lease is free in a later version. Within a term, the holder must have
+// released it, or it must have been free before.
 func (v view) isFreed(later *coordinationv1.Lease) bool {
 	if v.lease == nil || termOf(v.lease) != termOf(later) || isFree(v.lease) {
 		return isFree(later)
@@ -76,22 +76,21 @@ func (v view) isFreed(later *coordinationv1.Lease) bool {
 	return isRelease(v.lease, later)
 }
 
-// ranOut reports whether the claim has run out, or nearly so: another replica may
-// have seen the last renewal a little earlier, and the holder has given up at its
-// renew deadline.
+// ranOut reports whether the claim has expired or almost expired. Almost is enough: another replica
+// may have seen the last renewal a little earlier, and the holder gave up at its renew deadline.
 func (v view) ranOut(now time.Duration, own timing) bool {
 	return now >= v.claim-(own.lease-own.deadline)
 }
 
-// isNext reports whether the later version is of the term after the earlier's.
+// isNext reports whether the later version belongs to the next term.
 func isNext(earlier, later *coordinationv1.Lease) bool {
 	term := termOf(earlier)
 	term.Transitions++
 	return termOf(later) == term
 }
 
-// isSameHolding reports whether the later version is a renewal of the earlier, its
-// release, or an edit of something else.
+// isSameHolding reports whether the later version is a renewal, a release, or an edit of other
+// fields.
 func isSameHolding(earlier, later *coordinationv1.Lease) bool {
 	if termOf(earlier) != termOf(later) {
 		return false
@@ -99,24 +98,24 @@ func isSameHolding(earlier, later *coordinationv1.Lease) bool {
 	return holderOf(earlier) == holderOf(later) || isRelease(earlier, later)
 }
 
-// isRelease reports whether the later version of the same term is its release. One
-// that somebody has put together in two edits is not: the times are not set anew.
+// isRelease reports whether the later version of the same term is its release. A release sets both
+// times again; two manual edits that look like one do not.
 func isRelease(earlier, later *coordinationv1.Lease) bool {
 	return holderOf(earlier) != "" && isFree(later) && !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)
 }
 
-// Reason says why a term ended, or why a replica did not get the Lease.
+// Reason says why a term ended or why a replica did not get the Lease.
 type Reason string
 
 // The reasons why a term ends.
 const (
-	ReasonReleased      Reason = "Released"      // in good order
+	ReasonReleased      Reason = "Released"      // after the drain
 	ReasonRenewDeadline Reason = "RenewDeadline" // no renewal succeeded in time
 	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
 	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
 	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
 	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead did not return in time, or left work behind
-	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release did not succeed in time
+	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release failed
 	ReasonNeverLed      Reason = "NeverLed"      // the replica was stopped before it led
 )
 
@@ -125,34 +124,34 @@ type tenure struct {
 	term  Term
 	lease *coordinationv1.Lease // the newest version known to be its own
 	sent  time.Duration         // when the last acknowledged write was about to be sent
-	lost  Reason                // set when the Lease was seen to be somebody else's
+	lost  Reason                // set when the Lease was seen to belong to another
 }
 
-// observe takes note of a version of the Lease, or of its absence.
+// observe processes a version of the Lease, or its absence.
 func (t *tenure) observe(lease *coordinationv1.Lease, identity string) {
 	switch {
 	case lease == nil:
 		t.lost = ReasonLeaseDeleted
 	case !isNewer(lease, t.lease):
-		// A late echo of what was before.
+		// A late event from before the term.
 	case lease.UID != t.term.LeaseUID:
 		t.lost = ReasonLeaseReplaced
 	case holderOf(lease) != identity || termOf(lease) != t.term:
 		t.lost = ReasonHolderChanged
 	default:
-		// A renewal of ours whose answer was lost, or labels that somebody has
-		// edited. Neither extends the term: only an answer proves when a write was
-		// sent. The next renewal, on this version, does.
+		// This is a renewal of ours whose response was lost, or an edit of other fields. Neither
+		// extends the term: only a response proves when a write was sent. The next renewal, based
+		// on this version, extends it.
 		t.lease = lease
 	}
 }
 
-// acquisition is a write that would have begun a term but got no answer, or got
-// it when the term had passed already.
+// acquisition is a write that would have begun a term, but got no response, or got it after the
+// term had passed.
 type acquisition struct {
-	base     string // the resourceVersion that the write was conditional on
+	base     string // the resourceVersion that the write required
 	term     Term
-	acquired *metav1.MicroTime // as it was written: an edit that names this replica does not have it
+	acquired *metav1.MicroTime // as written; an edit that only names this replica does not have it
 }
 
 type phase int
@@ -163,11 +162,10 @@ const (
 	releasing        // lead has returned and nothing is in flight
 )
 
-// never is a time that does not come.
+// never is a time that never comes.
 const never = time.Duration(math.MaxInt64)
 
-// state is all that the protocol depends on. Its methods neither do I/O nor read
-// a clock.
+// state is everything that the protocol depends on. Its methods neither do I/O nor read a clock.
 type state struct {
 	timing
 	identity string
@@ -180,13 +178,13 @@ type state struct {
 
 	unanswered *acquisition // the last one, if it failed or came too late
 
-	writing  bool          // a write is under way: one at a time
-	writeAt  time.Duration // no write before that, after one that failed
+	writing  bool          // a write is in flight; there is at most one
+	writeAt  time.Duration // no write before this time, after one that failed
 	reading  bool
-	readAt   time.Duration // when to read the Lease, unless something is heard before
-	doubtful bool          // a conflict has shown a newer version, which is yet to be seen
-	watched  bool          // a watch is under way
-	watchAt  time.Duration // no watch before that, after one that failed
+	readAt   time.Duration // when to read the Lease, unless an event arrives before
+	doubtful bool          // after a conflict, until the newer version is seen
+	watched  bool          // a watch is running
+	watchAt  time.Duration // no watch before this time, after one that failed
 }
 
 type actionKind string
@@ -196,9 +194,9 @@ const (
 	actWait    actionKind = "wait"
 	actRead    actionKind = "read"
 	actWatch   actionKind = "watch"
-	actCreate  actionKind = "create"  // the Lease; to lead takes an actAcquire later
+	actCreate  actionKind = "create"  // the Lease; leading takes an actAcquire later
 	actAcquire actionKind = "acquire" // it from the last holder
-	actResume  actionKind = "resume"  // an acquisition of ours that got no answer
+	actResume  actionKind = "resume"  // an acquisition of ours that got no response
 	actRenew   actionKind = "renew"
 	actRelease actionKind = "release"
 	actEnd     actionKind = "end" // return from Run
@@ -210,8 +208,8 @@ type action struct {
 	reason Reason        // of actEnd
 }
 
-// decide returns the next action. It is called again whenever something has
-// happened, or when the time of an actWait has come.
+// decide returns the next action. It is called again after every event, and when the time of an
+// actWait has come.
 func (s *state) decide(now time.Duration) action {
 	if s.phase != standingBy {
 		return s.decideHolding(now)
@@ -231,10 +229,9 @@ func (s *state) decide(now time.Duration) action {
 	kind, at := actAcquire, s.view.freeAt()
 	switch {
 	case s.view.lease == nil:
-		// At once, for waiting proves nothing: to create is conditional on no
-		// version, and others may have come and gone on a Lease unseen. What is
-		// created is a claim to wait for like any other. When it has run out, so
-		// has the claim of whoever held a Lease before it.
+		// The Lease is created at once. Waiting would prove nothing: a create requires no version,
+		// so others may have held a Lease unseen. The new Lease is a claim that has to expire like
+		// any other; by then the claim of every earlier holder has expired too.
 		kind, at = actCreate, 0
 	case s.isUnanswered(s.view.lease):
 		kind, at = actResume, s.view.distrust
@@ -247,9 +244,8 @@ func (s *state) decide(now time.Duration) action {
 	return wait
 }
 
-// isUnanswered reports whether the Lease shows an acquisition of this replica
-// that got no answer. Since it was conditional on the version before, nobody can
-// have held the Lease in between.
+// isUnanswered reports whether the Lease shows an acquisition by this replica that got no response.
+// That write required the version before, so nobody can have held the Lease in between.
 func (s *state) isUnanswered(lease *coordinationv1.Lease) bool {
 	a := s.unanswered
 	return a != nil && holderOf(lease) == s.identity && termOf(lease) == a.term && lease.Spec.AcquireTime.Equal(a.acquired)
@@ -289,7 +285,7 @@ func (s *state) decideHolding(now time.Duration) action {
 	return action{kind: actWait, until: min(until, at)}
 }
 
-// nextRequest is when the next read or watch is due.
+// nextRequest returns when the next read or watch is due.
 func (s *state) nextRequest() time.Duration {
 	next := never
 	if !s.reading && (s.phase == standingBy || s.doubtful) {

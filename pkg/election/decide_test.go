@@ -16,7 +16,7 @@ import (
 
 var testTiming = timing{lease: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second}
 
-// testLease builds a Lease as it was renewed at the second that is its version.
+// testLease returns a Lease as renewed at the second that is its version.
 func testLease(version string, transitions int32, holder string, change ...func(*coordinationv1.Lease)) *coordinationv1.Lease {
 	lease := newLease(types.NamespacedName{Namespace: "ns", Name: "lease"}, holder, 15*time.Second, time.Unix(0, 0))
 	lease.UID, lease.ResourceVersion = "uid", version

@@ -9,26 +9,25 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// This file is the other half of the protocol: what changes in the state when
-// something has happened.
+// This file is the other half of the protocol: how the state changes when something has happened.
 
 func newState(identity string, t timing) *state {
 	return &state{timing: t, identity: identity, drainUntil: never}
 }
 
-// observe takes note of a version of the Lease, or of its absence (nil). gapless
-// says that no version between this and the last one went unseen.
+// observe processes a version of the Lease, or its absence (nil). gapless reports that no version
+// between this and the last one was missed.
 func (s *state) observe(lease *coordinationv1.Lease, now time.Duration, gapless bool) {
 	before := s.newest()
 	if s.phase == standingBy {
-		// An acquisition of one's own was conditional on the version before it.
+		// This replica's own acquisition required the version before it.
 		gapless = gapless || lease != nil && s.isUnanswered(lease)
 		s.view = s.view.observe(lease, now, gapless, s.timing)
 		s.forget()
 	} else {
 		s.tenure.observe(lease, s.identity)
 		if s.phase == releasing && lease != nil && isFree(lease) && termOf(lease) == s.tenure.term {
-			s.tenure.lost = ReasonReleased // the answer to the release was lost or is late
+			s.tenure.lost = ReasonReleased // the response to the release was lost or is late
 		}
 	}
 	if s.newest() != before {
@@ -36,7 +35,7 @@ func (s *state) observe(lease *coordinationv1.Lease, now time.Duration, gapless 
 	}
 }
 
-// newest returns the newest version that is known, nil if there is none.
+// newest returns the newest known version, nil if there is none.
 func (s *state) newest() *coordinationv1.Lease {
 	if s.tenure != nil {
 		return s.tenure.lease
@@ -44,8 +43,8 @@ func (s *state) newest() *coordinationv1.Lease {
 	return s.view.lease
 }
 
-// forget drops the unanswered acquisition once the version that it was
-// conditional on is no more: unless it has happened, it cannot happen any more.
+// forget drops the unanswered acquisition once another version has replaced the one that it
+// required: if it was not executed before, it can no longer succeed.
 func (s *state) forget() {
 	current := s.view.lease
 	if s.unanswered != nil && (current == nil ||
@@ -54,38 +53,38 @@ func (s *state) forget() {
 	}
 }
 
-// hasRead takes note of the answer to a read, and when to read next.
+// hasRead processes the response to a read; next is when to read again.
 func (s *state) hasRead(lease *coordinationv1.Lease, now, next time.Duration) {
 	s.reading, s.doubtful = false, false
 	s.readAt = next
 	s.observe(lease, now, false)
 }
 
-// readFailed puts the next read off.
+// readFailed postpones the next read.
 func (s *state) readFailed(next time.Duration) {
 	s.reading = false
 	s.readAt = next
 }
 
-// hasCreated takes note of the Lease that this replica has created. No term begins.
+// hasCreated processes the Lease that this replica has created. No term begins.
 func (s *state) hasCreated(lease *coordinationv1.Lease, now time.Duration) {
 	s.writing = false
 	s.observe(lease, now, false)
 }
 
-// hasAcquired takes note of the answer to a write that acquires the Lease, which
-// was about to be sent at sent. It reports whether a term has begun.
+// hasAcquired processes the response to a write that acquires the Lease. sent is the time before it
+// was sent. It reports whether a term has begun.
 func (s *state) hasAcquired(lease *coordinationv1.Lease, sent, now time.Duration) bool {
 	s.writing, s.reading = false, false
 	if now >= sent+s.deadline {
-		// It is ours, but the process was paused or the answer too slow.
+		// The Lease is ours, but the process was paused or the response too slow.
 		s.unanswered = &acquisition{base: lease.ResourceVersion, term: termOf(lease), acquired: lease.Spec.AcquireTime}
 		s.observe(lease, now, true)
 		return false
 	}
 	s.tenure = &tenure{term: termOf(lease), lease: lease, sent: sent}
 	if s.view.lease != nil {
-		s.tenure.observe(s.view.lease, s.identity) // the watch may be ahead of the answer
+		s.tenure.observe(s.view.lease, s.identity) // the watch may be ahead of the response
 	}
 	s.phase = leading
 	if s.stopping {
@@ -95,9 +94,8 @@ func (s *state) hasAcquired(lease *coordinationv1.Lease, sent, now time.Duration
 	return s.phase == leading
 }
 
-// acquisitionFailed takes note of a write that acquires the Lease and got no
-// answer, or a bad one. base is the version that it was conditional on, nil if it
-// was to create the Lease.
+// acquisitionFailed processes a failed or unanswered write that acquires the Lease. base is the
+// version that it required, nil if it was to create the Lease.
 func (s *state) acquisitionFailed(base, wrote *coordinationv1.Lease, conflict bool, retry time.Duration) {
 	if base != nil {
 		s.unanswered = &acquisition{base: base.ResourceVersion, term: termOf(wrote), acquired: wrote.Spec.AcquireTime}
@@ -106,9 +104,9 @@ func (s *state) acquisitionFailed(base, wrote *coordinationv1.Lease, conflict bo
 	s.writeFailed(base, conflict, retry)
 }
 
-// writeFailed puts the next write off until retry. After a conflict it is put off
-// until the version that it conflicted with is known, and retry is when to read
-// that, unless the watch shows it before.
+// writeFailed postpones the next write until retry. After a conflict it postpones it until the
+// conflicting version is known; retry is then when to read that version, unless the watch shows it
+// before.
 func (s *state) writeFailed(base *coordinationv1.Lease, conflict bool, retry time.Duration) {
 	s.writing = false
 	switch {
@@ -119,7 +117,7 @@ func (s *state) writeFailed(base *coordinationv1.Lease, conflict bool, retry tim
 	}
 }
 
-// isNewest reports whether nothing newer than that version is known.
+// isNewest reports whether no newer version is known.
 func (s *state) isNewest(lease *coordinationv1.Lease) bool {
 	newest := s.newest()
 	if lease == nil || newest == nil {

@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// ErrNotLeading is what a write gets that the fence refused, and a write that
-// was in flight when the term ended: the first has not been sent, the outcome of
-// the second is unknown. Test for it with errors.Is.
+// ErrNotLeading is the error of a write that the fence refused, which was not sent, and of a write
+// that was in flight when the term ended, whose outcome is unknown. Test for it with errors.Is.
 var ErrNotLeading error = notLeading{}
 
 // notLeading lets the queue loop recognise the refusal without importing this package.
@@ -23,7 +22,7 @@ type notLeading struct{}
 func (notLeading) Error() string    { return "not leading" }
 func (notLeading) NotLeading() bool { return true }
 
-// fenceState is what the fence does with a write.
+// fenceState says what the fence does with a write.
 type fenceState int
 
 const (
@@ -63,8 +62,8 @@ func (f *fence) turnOff() {
 	f.state = fenceOff
 }
 
-// openUntil begins a term that ends at deadline unless it is extended before,
-// whether or not anybody calls close.
+// openUntil begins a term that ends at deadline unless it is extended before, even if nobody calls
+// close.
 func (f *fence) openUntil(deadline time.Duration) {
 	now := f.clock.Now()
 	f.mu.Lock()
@@ -73,8 +72,8 @@ func (f *fence) openUntil(deadline time.Duration) {
 	f.timer = time.AfterFunc(deadline-now, f.expire)
 }
 
-// extend moves the deadline, and reports whether it has not passed before. A term
-// that has ended stays so.
+// extend moves the deadline and reports whether the term was still valid. A term that has ended is
+// not extended.
 func (f *fence) extend(deadline time.Duration) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
@@ -86,9 +85,8 @@ func (f *fence) extend(deadline time.Duration) bool {
 	return true
 }
 
-// expire cancels what is in flight at the deadline. The deadline may have moved,
-// and the timer runs on the monotonic clock, which may be ahead of ours: the
-// clock decides.
+// expire cancels the writes in flight at the deadline. It checks the clock, because the deadline
+// may have moved and the timer's monotonic clock may be ahead of it.
 func (f *fence) expire() {
 	now := f.clock.Now()
 	f.mu.Lock()
@@ -100,8 +98,7 @@ func (f *fence) expire() {
 	f.closeLocked()
 }
 
-// close ends the term: it refuses every write from now on and cancels those in
-// flight.
+// close ends the term: from now on every write is refused, and those in flight are cancelled.
 func (f *fence) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,8 +116,8 @@ func (f *fence) closeLocked() {
 	}
 }
 
-// shut refuses every write from now on but lets those in flight finish. The
-// channel is closed when the last of them has.
+// shut refuses every write from now on but lets those in flight finish. The returned channel is
+// closed when the last one has finished.
 func (f *fence) shut() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,7 +141,7 @@ func (f *fence) admitsAt(now time.Duration) bool {
 	return f.state == fenceOff || f.state == fenceOpen && f.withinTerm(now)
 }
 
-// withinTerm reports whether those in flight may go on.
+// withinTerm reports whether the writes in flight may continue.
 func (f *fence) withinTerm(now time.Duration) bool {
 	return (f.state == fenceOpen || f.state == fenceShut) && now < f.deadline
 }
@@ -173,7 +170,7 @@ func (f *fence) sendable(a *admission) bool {
 	return !a.ended
 }
 
-// done takes a write out of flight and reports whether its term ended meanwhile.
+// done removes a write from those in flight and reports whether its term ended meanwhile.
 func (f *fence) done(a *admission) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -184,19 +181,18 @@ func (f *fence) done(a *admission) bool {
 	return a.ended
 }
 
-// fencedTransport is the RoundTripper in front of the transport of a client.
+// fencedTransport is the RoundTripper in front of a client's transport.
 type fencedTransport struct {
 	fence *fence
 	next  http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. Reads and watches pass. A write passes
-// if the term is valid by the clock at this instant, not by a timer, which a
-// paused process would run late; and it is cancelled when the term ends.
+// RoundTrip implements http.RoundTripper. Reads and watches pass. A write passes if the term is
+// valid by the clock at this instant; a timer would run late in a paused process. The write is
+// cancelled when the term ends.
 //
-// A write that was handed to the transport may be executed by the API server
-// after that all the same: it may lie in a socket, or in the queue of the API
-// server. To refuse those is for the fence in the API server.
+// Even so, the API server may execute a write after the term if the transport has it already: it
+// may be in a socket or in the API server's queue. The fence in the API server refuses those.
 func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
@@ -207,7 +203,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if a == nil {
 		cancel(nil)
 		if req.Body != nil {
-			_ = req.Body.Close() // a RoundTripper must; there is nothing to do about an error
+			_ = req.Body.Close() // a RoundTripper must close it; the error does not matter
 		}
 		t.fence.metrics.refused(req.Method)
 		return nil, fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, ErrNotLeading)
@@ -222,21 +218,19 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	// The context must outlive the body, which the caller is yet to read.
+	// The context must outlive the body, which the caller has not read yet.
 	resp.Body = &cancelOnClose{ReadCloser: resp.Body, cancel: cancel}
 	return resp, nil
 }
 
-// WrappedRoundTripper lets client-go find the transport underneath, to close its
-// idle connections.
+// WrappedRoundTripper lets client-go find the transport underneath, to close its idle connections.
 func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper {
 	return t.next
 }
 
-// admitted returns the request with the context of its admission and a body that
-// asks the fence again whenever the transport reads from it. To dial and to shake
-// hands may have taken long; the last read precedes the end of the request, and
-// the API server executes no request that it has not got to the end.
+// admitted returns the request with the context of its admission and a body that checks the fence
+// again at every read by the transport. Dialing and the handshake may take long, but the last read
+// precedes the end of the request, and the API server does not execute an incomplete request.
 func (t *fencedTransport) admitted(ctx context.Context, req *http.Request, a *admission) *http.Request {
 	out := req.WithContext(ctx)
 	if req.Body == nil || req.Body == http.NoBody {

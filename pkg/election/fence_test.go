@@ -23,7 +23,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 )
 
-// setClock is a clock that stands where it is set.
+// setClock is a clock that shows the time it is set to.
 type setClock struct{ now atomic.Int64 }
 
 func (c *setClock) Now() time.Duration { return time.Duration(c.now.Load()) }
@@ -40,7 +40,7 @@ func newTestFence(t *testing.T, clock Clock) (*fence, metrics.KubeRegistry) {
 	return newFence(clock, m.of("lease")), registry
 }
 
-// roundTripper answers in place of a network.
+// roundTripper responds in place of a network.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
@@ -125,7 +125,7 @@ func TestFenceCountsRefusals(t *testing.T) {
 	}
 }
 
-// closeRecorder is a body that knows whether it was closed.
+// closeRecorder is a body that records whether it was closed.
 type closeRecorder struct {
 	io.Reader
 	closed bool
@@ -148,7 +148,7 @@ func TestFenceClosesTheBodyThatItRefuses(t *testing.T) {
 	}
 }
 
-// TestFenceEndsWritesInFlight is with the timer alone: nobody calls close.
+// TestFenceEndsWritesInFlight checks the timer alone: nobody calls close.
 func TestFenceEndsWritesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clock := NewMonotonicClock()
@@ -178,8 +178,8 @@ func TestFenceEndsWritesInFlight(t *testing.T) {
 	})
 }
 
-// TestFenceAsksAgainBeforeTheBodyEnds is a process that was paused between the
-// check and the sending: the API server must not get a whole request.
+// TestFenceAsksAgainBeforeTheBodyEnds pauses the process between the check and the sending. The API
+// server must not get a complete request.
 func TestFenceAsksAgainBeforeTheBodyEnds(t *testing.T) {
 	clock := &setClock{}
 	f, _ := newTestFence(t, clock)
@@ -247,7 +247,7 @@ func TestFenceLeavesTheResponseReadable(t *testing.T) {
 	}
 }
 
-// TestFenceShutWaits is the order of a release: refuse, wait, release.
+// TestFenceShutWaits checks the order of a release: refuse, wait, release.
 func TestFenceShutWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clock := NewMonotonicClock()
@@ -293,8 +293,8 @@ func TestFenceShutWaits(t *testing.T) {
 	})
 }
 
-// TestFenceInAClient is a refusal as a controller sees it: typed, at once, and
-// not tried again by the client.
+// TestFenceInAClient checks how a controller sees a refusal: as a typed error, at once, and not
+// retried by the client.
 func TestFenceInAClient(t *testing.T) {
 	f, _ := newTestFence(t, &setClock{})
 	var requests atomic.Int32

@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// startClientGo runs a replica with client-go's elector, which releases.
+// startClientGo runs a replica with client-go's elector, which releases the Lease.
 func startClientGo(t *testing.T, store *simStore, name string) *testReplica {
 	t.Helper()
 	r := &testReplica{t: t, client: newStoreClient(store, name), led: make(chan context.Context, 1), done: make(chan error, 1)}
@@ -45,8 +45,8 @@ func startClientGo(t *testing.T, store *simStore, name string) *testReplica {
 	return r
 }
 
-// TestInteroperation hands one Lease back and forth between both electors, by
-// release and by expiry.
+// TestInteroperation hands one Lease back and forth between both electors, by release and by
+// expiry.
 func TestInteroperation(t *testing.T) {
 	start := map[string]func(*testing.T, *simStore, string) *testReplica{
 		"ours": func(t *testing.T, s *simStore, name string) *testReplica {

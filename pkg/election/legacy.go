@@ -17,23 +17,23 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ConfigMapGetter is what CheckLegacyLocks needs of a client for ConfigMaps.
+// ConfigMapGetter is the part of a client for ConfigMaps that CheckLegacyLocks needs.
 type ConfigMapGetter interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.ConfigMap, error)
 }
 
-// EndpointsGetter is what CheckLegacyLocks needs of a client for Endpoints.
+// EndpointsGetter is the part of a client for Endpoints that CheckLegacyLocks needs.
 type EndpointsGetter interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Endpoints, error) //nolint:staticcheck // legacy locks are in Endpoints
 }
 
-// CheckLegacyLocks returns an error if a replica of this fleet leads through the
-// locks that Kubernetes had before Leases: an annotation of a ConfigMap or of
-// Endpoints of the same name and namespace. It and one that leads through the
-// Lease would not see each other. The clients are of the Lease's namespace.
+// CheckLegacyLocks returns an error if a replica of this fleet leads through a lock from before
+// Leases: an annotation of a ConfigMap or of Endpoints of the same name and namespace. Such a
+// replica and one that leads through the Lease would not see each other. The clients are those of
+// the Lease's namespace.
 //
-// What is not there, may not be read (the permission is needed during a migration
-// only, and is get on these two objects) or has no fresh record passes.
+// An object passes if it does not exist, has no fresh record, or may not be read. The permission,
+// get on these two objects, is needed during a migration only.
 func CheckLegacyLocks(ctx context.Context, cfg Config, configMaps ConfigMapGetter, endpoints EndpointsGetter) error {
 	if !cfg.LeaderElect {
 		return nil
@@ -71,7 +71,7 @@ func ignoreAbsent(ctx context.Context, resource string, err error) error {
 	case err == nil, apierrors.IsNotFound(err):
 		return nil
 	case apierrors.IsForbidden(err):
-		klog.FromContext(ctx).Info("Not checked whether a replica leads through a legacy lock, for want of a permission", "resource", resource)
+		klog.FromContext(ctx).Info("Cannot check whether a replica leads through a legacy lock: permission denied", "resource", resource)
 		return nil
 	}
 	return fmt.Errorf("check %s for a legacy lock: %w", resource, err)
@@ -91,9 +91,8 @@ func legacyRecord(object metav1.Object) (resourcelock.LeaderElectionRecord, erro
 	return record, nil
 }
 
-// isFresh reports whether the holder may lead still. There is no time to observe
-// the record, so the clocks are compared, with as much again of the duration for
-// what they differ by.
+// isFresh reports whether the holder may still lead. There is no time to observe the record, so the
+// clocks are compared, with a tolerance of another lease duration.
 func isFresh(record resourcelock.LeaderElectionRecord, now time.Time) bool {
 	duration := time.Duration(record.LeaseDurationSeconds) * time.Second
 	return record.HolderIdentity != "" && now.Before(record.RenewTime.Add(2*duration))

@@ -21,10 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// LeaseClient is what the elector needs of the API server, and may be allowed by
-// RBAC: get, update and watch of the one Lease, and create unless the Lease is
-// installed along with the process. Without watch it polls. The client of
-// coordination/v1 Leases in one namespace implements it.
+// LeaseClient is the part of the API that the elector needs, and the permissions to grant by RBAC:
+// get, update and watch of the one Lease, and create unless the Lease is installed along with the
+// process. Without watch it polls. A client of coordination/v1 Leases in one namespace implements
+// it.
 type LeaseClient interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error)
 	Create(ctx context.Context, lease *coordinationv1.Lease, opts metav1.CreateOptions) (*coordinationv1.Lease, error)
@@ -32,14 +32,13 @@ type LeaseClient interface {
 	Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error)
 }
 
-// EventRecorder is what the elector needs of a record.EventRecorder.
+// EventRecorder is the part of a record.EventRecorder that the elector needs.
 type EventRecorder interface {
 	Eventf(object runtime.Object, eventType, reason, messageFmt string, args ...any)
 }
 
-// Lock is one replica's part in one election: the Lease that it competes for,
-// who it is, and what it knows. It is built before the clients that it fences
-// and serves one call of Run.
+// Lock is one replica's part in one election: the Lease that it competes for, its identity, and its
+// state. It is built before the clients that it fences and serves one call of Run.
 type Lock struct {
 	name     types.NamespacedName
 	identity string
@@ -48,24 +47,23 @@ type Lock struct {
 	clock    Clock
 	metrics  *lockMetrics
 	fence    *fence
-	probe    ConfigMapUpdater // nil: nobody asks about the fence in the API server
+	probe    ConfigMapUpdater // nil: the fence in the API server is not probed
 	used     atomic.Bool      // by Run
 
 	mu     sync.Mutex
 	status status
 }
 
-// NewIdentity returns an identity for a replica: the name of its Pod and a UUID,
-// separated by an underscore, which cannot occur in the first. The Pod's name
-// lets the API server's fence tell replicas apart, the UUID one life of the
-// process from the next.
+// NewIdentity returns an identity for a replica: the name of its Pod and a UUID, separated by an
+// underscore, which cannot occur in a Pod's name. By the Pod's name the API server's fence
+// distinguishes replicas; the UUID distinguishes one run of the process from the next.
 func NewIdentity(pod string) string {
 	return pod + "_" + string(uuid.NewUUID())
 }
 
-// NewLock returns a lock on the named Lease for the replica called identity. No
-// two processes may share an identity; see NewIdentity. The client is of the
-// Lease's namespace and for the elector alone; see ClientConfig.
+// NewLock returns a lock on the named Lease for the replica called identity. No two processes may
+// share an identity; see NewIdentity. The client is for the Lease's namespace and used by the
+// elector alone; see ClientConfig.
 func NewLock(lease types.NamespacedName, identity string, client LeaseClient, events EventRecorder,
 	clock Clock, all *Metrics) (*Lock, error) {
 	if identity == "" {
@@ -89,11 +87,10 @@ func (l *Lock) Identity() string {
 	return l.identity
 }
 
-// Fence puts the write fence in front of a transport: a request other than GET,
-// HEAD and OPTIONS is refused with ErrNotLeading unless the term of this replica
-// is valid at that instant, and is cancelled when the term ends. Every client of
-// every controller must have it. Those that a standby writes with must not: the
-// clients of Leases, of Events and of reviews.
+// Fence puts the write fence in front of a transport. A request other than GET, HEAD and OPTIONS is
+// refused with ErrNotLeading unless the term of this replica is valid at that instant, and is
+// cancelled when the term ends. Every client of every controller must have the fence. The clients
+// that a standby writes with must not: those of Leases, Events and reviews.
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	return &fencedTransport{fence: l.fence, next: next}
 }
@@ -103,9 +100,9 @@ func (l *Lock) IsLeading() bool {
 	return l.fence.admits()
 }
 
-// Healthy returns an error if this process led, did not renew its Lease for the
-// lease duration and tolerance, and has neither released it nor exited: it is
-// stuck, and should be restarted. A standby is healthy.
+// Healthy returns an error if this process led, did not renew its Lease for the lease duration plus
+// tolerance, and has neither released it nor exited. Such a process is stuck and should be
+// restarted. A standby is healthy.
 func (l *Lock) Healthy(tolerance time.Duration) error {
 	now := l.clock.Now()
 	l.mu.Lock()
@@ -120,8 +117,8 @@ func (l *Lock) Healthy(tolerance time.Duration) error {
 	return nil
 }
 
-// record reports a transition of this replica as an Event on the Lease, worded
-// as client-go's elector does.
+// record records a transition of this replica as an Event on the Lease, with the wording of
+// client-go's elector.
 func (l *Lock) record(lease *coordinationv1.Lease, what string) {
 	ref := &corev1.ObjectReference{
 		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",

@@ -16,40 +16,40 @@ import (
 )
 
 const (
-	// A watch is established anew after a random time from this to twice this, so
-	// that no dead connection is taken for a quiet one for ever.
+	// A watch is restarted after a random time from this to twice this, so that a dead connection
+	// is not taken for a quiet one forever.
 	watchLifetime = 5 * time.Minute
 
-	// A standby with a watch reads the Lease every 70 to 80 s nevertheless: less
-	// than once a minute, and before the connection on which it will take the
-	// Lease is closed as idle, which client and API server do after 90 s.
+	// A standby with a watch still reads the Lease every 70 to 80 s. That is less than once a
+	// minute, and often enough that the connection on which it will take the Lease is not closed as
+	// idle, which client and API server do after 90 s.
 	rereadPeriod = 70 * time.Second
 	rereadJitter = 10 * time.Second
 
-	// watchGrace is how long after a conflict the watch is waited for.
+	// watchGrace is how long the elector waits for the watch after a conflict.
 	watchGrace = 100 * time.Millisecond
 
-	// maxBackoff bounds the time between attempts at a watch that cannot be had,
-	// for want of a permission for example.
+	// maxBackoff limits the time between attempts at a watch that fails, for example because the
+	// permission is missing.
 	maxBackoff = time.Minute
 )
 
-// newJitter returns the source of an elector's random delays, which replicas do
-// not share since they do not share an identity.
+// newJitter returns the source of an elector's random delays. It depends on the identity, so
+// replicas have different ones.
 func newJitter(identity string) *rand.Rand {
 	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(identity)) // cannot fail
+	_, _ = hash.Write([]byte(identity)) // never fails
 	return rand.New(rand.NewPCG(hash.Sum64(), 0))
 }
 
-// around returns a random duration from half of d to one and a half.
+// around returns a random duration between half of d and one and a half d.
 func (e *elector) around(d time.Duration) time.Duration {
 	return d/2 + time.Duration(e.jitter.Int64N(int64(d)))
 }
 
-// start carries out an action that is a request.
+// start starts an action that is a request.
 func (e *elector) start(ctx context.Context, kind actionKind) {
-	now := time.Now().Truncate(time.Microsecond) // what the Lease can carry
+	now := time.Now().Truncate(time.Microsecond) // the precision of the Lease
 	switch kind {
 	case actRead:
 		e.reading = true
@@ -74,14 +74,13 @@ func (e *elector) start(ctx context.Context, kind actionKind) {
 func (e *elector) startWrite(ctx context.Context, kind actionKind, base, lease *coordinationv1.Lease) {
 	e.writing = true
 	timeout := e.timeout
-	if e.tenure != nil { // an answer after the deadline is of no use
+	if e.tenure != nil { // a response after the deadline is useless
 		timeout = min(timeout, e.tenure.sent+e.deadline-e.clock.Now())
 	}
 	e.write(ctx, kind, base, lease, timeout)
 }
 
-// handle takes note of what a request has reported, and reports whether a term
-// has begun.
+// handle processes the outcome of a request and reports whether a term has begun.
 func (e *elector) handle(logger klog.Logger, msg message) bool {
 	switch msg := msg.(type) {
 	case readDone:
@@ -94,7 +93,7 @@ func (e *elector) handle(logger klog.Logger, msg message) bool {
 		if msg.id == e.watchID {
 			e.watchUp = true
 			e.watchUpAt = e.clock.Now()
-			// It shows all changes from now on. But one that begins with the present
+			// From now on the watch shows all changes. But a watch that begins with the present
 			// does not show that the Lease is gone, nor does it explain a conflict.
 			if !e.watchesAnew && !e.doubtful {
 				e.readAt = max(e.readAt, e.nextRead())
@@ -112,7 +111,7 @@ func (e *elector) handle(logger klog.Logger, msg message) bool {
 	return false
 }
 
-// nextRead is when a standby reads the Lease next, if nothing happens before.
+// nextRead returns when a standby reads the Lease next, if nothing happens before.
 func (e *elector) nextRead() time.Duration {
 	if e.watchUp {
 		return e.clock.Now() + rereadPeriod + time.Duration(e.jitter.Int64N(int64(rereadJitter)))
@@ -136,7 +135,7 @@ func (e *elector) handleRead(logger klog.Logger, msg readDone) {
 	e.hasRead(msg.lease, e.clock.Now(), e.nextRead())
 }
 
-// isNews reports whether a read has shown what was not known.
+// isNews reports whether a read has returned something that was not known.
 func (e *elector) isNews(lease *coordinationv1.Lease) bool {
 	known := e.newest()
 	return known != nil && (lease == nil || isNewer(lease, known))
@@ -153,14 +152,14 @@ func (e *elector) handleEvent(event watch.Event) {
 	case watch.Added, watch.Modified:
 		e.observe(lease, e.clock.Now(), gapless)
 	case watch.Deleted:
-		// A deletion has a version too, and may be an echo of one long past.
+		// A deletion has a version too, and may be a late event.
 		if known := e.newest(); known == nil || isNewer(lease, known) {
 			e.observe(nil, e.clock.Now(), gapless)
 		}
 	}
 }
 
-// restartWatch ends the watch. The next decision begins another.
+// restartWatch ends the watch. The next decision starts another.
 func (e *elector) restartWatch() {
 	if e.watched {
 		e.stopWatch()
@@ -176,12 +175,13 @@ func (e *elector) handleWatchEnd(logger klog.Logger, err error) {
 		e.watchFailures = 0
 		e.watchAt = now
 	} else {
-		// Start from the present: what ended it may be that the past is gone.
+		// Start from the present: the watch may have ended because its version is no longer
+		// available.
 		e.watchFrom = ""
 		e.watchFailures++
 		e.watchAt = now + min(maxBackoff, e.around(e.retry)<<min(e.watchFailures-1, 10))
 		if e.watchFailures == 1 {
-			logger.Info("The watch of the lease failed, polling it until the watch is back", "lease", e.name, "err", err)
+			logger.Info("The watch of the lease failed, polling the lease until the watch is back", "lease", e.name, "err", err)
 		}
 	}
 	e.watched, e.watchUp = false, false
@@ -199,7 +199,7 @@ func (e *elector) handleWrite(logger klog.Logger, msg writeDone) bool {
 	case conflict:
 		logger.V(2).Info("The lease has changed", "lease", e.name, "write", msg.kind, "err", msg.err)
 		retry = now
-		if e.watchUp { // which shows what has changed without a request, and nothing left out
+		if e.watchUp { // the watch shows every change without a request
 			retry += min(watchGrace, e.retry/4)
 		}
 	default:
@@ -213,12 +213,12 @@ func (e *elector) handleWrite(logger klog.Logger, msg writeDone) bool {
 			return false
 		}
 		if msg.kind == actCreate {
-			logger.Info("Created the lease; waiting for its duration, since somebody may lead on one that was deleted",
+			logger.Info("Created the lease, waiting for its duration: somebody may lead on one that was deleted",
 				"lease", e.name, "duration", e.lease)
 			e.hasCreated(msg.lease, now)
 			return false
 		}
-		e.readID++ // what is being read is of the time before
+		e.readID++ // a read in flight is from before the create
 		return e.hasAcquired(msg.lease, msg.sent, now)
 	case actRenew:
 		if msg.err != nil {
@@ -227,7 +227,7 @@ func (e *elector) handleWrite(logger klog.Logger, msg writeDone) bool {
 		}
 		e.hasRenewed(msg.lease, msg.sent, now)
 		if e.tenure.lost == "" && !e.lock.fence.extend(msg.sent+e.deadline) {
-			e.tenure.lost = ReasonRenewDeadline // the deadline passed since now
+			e.tenure.lost = ReasonRenewDeadline // the deadline has passed since now was read
 		}
 	case actRelease:
 		if msg.err != nil {

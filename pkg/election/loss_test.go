@@ -28,7 +28,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 		"when it is deleted": {func(s *simStore) { s.delete("admin") }, ReasonLeaseDeleted},
 		"when it is replaced": {func(s *simStore) {
 			s.mu.Lock()
-			s.lease, s.watches = nil, nil // the deletion goes unseen
+			s.lease, s.watches = nil, nil // the deletion is not seen
 			s.mu.Unlock()
 			_, _ = s.create("admin", testLease("", 7, "r"))
 		}, ReasonLeaseReplaced},
@@ -72,7 +72,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWedgedLeadDoesNotKeepRun waits no longer than the Lease would have covered.
+// TestWedgedLeadDoesNotKeepRun checks that Run waits no longer than the Lease would have covered.
 func TestWedgedLeadDoesNotKeepRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -96,8 +96,8 @@ func TestWedgedLeadDoesNotKeepRun(t *testing.T) {
 	})
 }
 
-// TestTermIsNotExtendedByWhatIsSeen is a leader whose renewals are executed but
-// not answered: it sees them in the watch, and ends nevertheless.
+// TestTermIsNotExtendedByWhatIsSeen runs a leader whose renewals are executed but get no response.
+// It sees them in the watch and must end its term nevertheless.
 func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -148,8 +148,8 @@ func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
 	}
 }
 
-// TestLostAnswerToAnAcquisition is resumed as soon as it is seen, without waiting
-// for one's own claim to run out.
+// TestLostAnswerToAnAcquisition checks that the replica leads as soon as it sees its acquisition,
+// without waiting for its own claim to expire.
 func TestLostAnswerToAnAcquisition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()

@@ -15,8 +15,8 @@ const (
 	metricsSubsystem = "leader_election"
 )
 
-// Metrics are the metrics of all locks of a process. The label name is the name
-// of the Lease; identities and UIDs are in no label, for they are without bound.
+// Metrics are the metrics of all locks of a process. The label name is the name of the Lease.
+// Identities and UIDs are not labels, since their number is unbounded.
 type Metrics struct {
 	leading     *metrics.GaugeVec
 	transitions *metrics.GaugeVec
@@ -28,7 +28,7 @@ type Metrics struct {
 	serverFence *metrics.GaugeVec
 }
 
-// writeVerbs are the values of the label verb, by HTTP method.
+// writeVerbs maps HTTP methods to values of the label verb.
 var writeVerbs = map[string]string{
 	http.MethodPost:   "create",
 	http.MethodPut:    "update",
@@ -42,7 +42,7 @@ const otherVerb = "other"
 var endReasons = []Reason{ReasonReleased, ReasonRenewDeadline, ReasonHolderChanged, ReasonLeaseReplaced,
 	ReasonLeaseDeleted, ReasonDrainTimeout, ReasonReleaseFailed}
 
-// results of a renewal, the values of the label result.
+// Results of a renewal, the values of the label result.
 const (
 	resultSuccess  = "success"
 	resultConflict = "conflict"
@@ -91,8 +91,8 @@ type lockMetrics struct {
 	name string
 }
 
-// of returns the metrics of the lock on the named Lease. Every series appears
-// from the start, at zero.
+// of returns the metrics of the lock on the named Lease. Every series exists from the start, at
+// zero.
 func (all *Metrics) of(name string) *lockMetrics {
 	m := &lockMetrics{Metrics: all, name: name}
 	for _, g := range []*metrics.GaugeVec{m.leading, m.transitions, m.renewed, m.watching} {

@@ -17,8 +17,7 @@ import (
 
 var mutants = flag.Int("mutants", 0, "check with that many seeds that the simulation notices when a rule is broken")
 
-// mutations break one rule each. An edit replaces text that occurs exactly once
-// in its file.
+// mutations break one rule each. An edit replaces text that occurs exactly once in its file.
 var mutations = map[string][]edit{
 	"the fence admits everything": {
 		{"lock.go", "return &fencedTransport{fence: l.fence, next: next}", "return next"},
@@ -88,8 +87,8 @@ var mutations = map[string][]edit{
 
 type edit struct{ file, old, new string }
 
-// TestMutants runs the simulation on mutants of the package, made with the build
-// flag -overlay: the code under test needs no switches for it.
+// TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,
+// so that the tested code needs no switches.
 func TestMutants(t *testing.T) {
 	if *mutants == 0 {
 		t.Skip("takes a build per mutant; run it with -mutants=SEEDS")

@@ -14,13 +14,12 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// releasedDuration is what a release leaves in leaseDurationSeconds, as
-// client-go's does. It tells a release from a holder that was edited away.
+// releasedDuration is the leaseDurationSeconds of a released Lease, as client-go writes it. It
+// distinguishes a release from a holder that was edited away.
 const releasedDuration = time.Second
 
-// Term is one uninterrupted leadership. It never repeats: within a Lease the
-// transitions only grow, and a Lease that was deleted comes back with another
-// UID.
+// Term is one uninterrupted leadership. It never repeats: within a Lease the transitions only grow,
+// and a Lease that was deleted returns with another UID.
 type Term struct {
 	LeaseUID    types.UID `json:"leaseUID"`
 	Transitions int32     `json:"transitions"`
@@ -39,8 +38,8 @@ func holderOf(lease *coordinationv1.Lease) string {
 	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
-// durationOf returns how long others must wait after a write of the holder: what
-// the holder has written, or fallback if it has not.
+// durationOf returns how long others must wait after a write by the holder: what the holder has
+// written, or fallback if it has written nothing.
 func durationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Duration {
 	if lease == nil || lease.Spec.LeaseDurationSeconds == nil {
 		return fallback
@@ -48,9 +47,9 @@ func durationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Durati
 	return time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
 }
 
-// isFree reports whether nobody holds the Lease and nobody may believe to: it
-// was made by an installer and never held, or it was released. A release sets
-// both times to the same; a holder that somebody has edited away leaves them.
+// isFree reports whether nobody holds the Lease and nobody may believe that it does: either an
+// installer created it and it was never held, or it was released. A release sets both times to the
+// same value; if somebody removes the holder by hand, they differ.
 func isFree(lease *coordinationv1.Lease) bool {
 	if holderOf(lease) != "" {
 		return false
@@ -60,9 +59,8 @@ func isFree(lease *coordinationv1.Lease) bool {
 		durationOf(lease, releasedDuration) <= releasedDuration && acquired != nil && renewed.Equal(acquired)
 }
 
-// isNewer reports whether a is a later version than b. Versions that cannot be
-// ordered count as later: that is the safe side, it only makes a standby wait
-// and a leader stop.
+// isNewer reports whether a is a later version than b. Versions that cannot be ordered count as
+// later. That is safe: a standby waits, a leader stops.
 func isNewer(a, b *coordinationv1.Lease) bool {
 	if a.ResourceVersion == b.ResourceVersion {
 		return false
@@ -71,7 +69,7 @@ func isNewer(a, b *coordinationv1.Lease) bool {
 	return err != nil || order > 0
 }
 
-// newLease is what to create when there is no Lease.
+// newLease returns the Lease to create if there is none.
 func newLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	lease.Spec.LeaseTransitions = ptr.To[int32](0)
@@ -79,8 +77,8 @@ func newLease(name types.NamespacedName, identity string, duration time.Duration
 	return lease
 }
 
-// acquiredLease is the Lease with a new holder. The times are for people and
-// dashboards to read: no elector decides by them.
+// acquiredLease returns the Lease with a new holder. The times are for people and dashboards; no
+// elector decides by them.
 func acquiredLease(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
 	lease.Spec.LeaseTransitions = ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)
@@ -88,8 +86,8 @@ func acquiredLease(lease *coordinationv1.Lease, identity string, duration time.D
 	return lease
 }
 
-// hold writes a record in which the times differ by the least that the Lease can
-// carry, so that it never looks like a release.
+// hold writes a record whose two times differ by the least that the Lease can carry, so that it
+// never looks like a release.
 func hold(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) {
 	lease.Spec.HolderIdentity = ptr.To(identity)
 	lease.Spec.LeaseDurationSeconds = ptr.To(int32(duration / time.Second))
@@ -97,7 +95,7 @@ func hold(lease *coordinationv1.Lease, identity string, duration time.Duration, 
 	lease.Spec.RenewTime = ptr.To(metav1.NewMicroTime(now))
 }
 
-// renewedLease restores the duration too, in case that somebody has edited it.
+// renewedLease also restores the duration, in case somebody has edited it.
 func renewedLease(lease *coordinationv1.Lease, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
 	lease.Spec.LeaseDurationSeconds = ptr.To(int32(duration / time.Second))
@@ -105,8 +103,8 @@ func renewedLease(lease *coordinationv1.Lease, duration time.Duration, now time.
 	return lease
 }
 
-// releasedLease is what client-go leaves behind, so that its electors, too, take
-// the Lease without waiting.
+// releasedLease returns the Lease as client-go releases it, so that its electors, too, take the
+// Lease without waiting.
 func releasedLease(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
 	hold(lease, "", releasedDuration, now)

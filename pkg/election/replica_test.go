@@ -20,8 +20,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// storeClient is a client of a simStore without faults, but for those that a test
-// asks for. A request takes a millisecond.
+// storeClient is a client of a simStore. Its only faults are those that a test asks for. A request
+// takes a millisecond.
 type storeClient struct {
 	store *simStore
 	who   string
@@ -30,7 +30,7 @@ type storeClient struct {
 	mu       sync.Mutex
 	requests map[string]int
 	fail     map[string]error // by verb
-	hang     map[string]bool  // by verb: no answer, though it is executed
+	hang     map[string]bool  // by verb: no response, though it is executed
 }
 
 func newStoreClient(store *simStore, who string) *storeClient {
@@ -102,19 +102,19 @@ func (c *storeClient) Watch(ctx context.Context, opts metav1.ListOptions) (watch
 	return w, nil
 }
 
-// testReplica is a replica that runs.
+// testReplica is a running replica.
 type testReplica struct {
 	t      *testing.T
 	lock   *Lock
 	client *storeClient
 	stop   context.CancelCauseFunc
 	led    chan context.Context // receives the context of lead when it starts
-	leave  chan error           // what lead returns, when it is sent
-	done   chan error           // what Run has returned
+	leave  chan error           // what lead returns once it is sent
+	done   chan error           // receives what Run has returned
 	events *testEvents
 }
 
-// end stops a replica that is expected to leave in good order.
+// end stops a replica and expects it to release the Lease.
 func (r *testReplica) end() {
 	r.t.Helper()
 	r.stop(nil)
@@ -142,8 +142,8 @@ var testMetrics = sync.OnceValue(func() *Metrics {
 	return m
 })
 
-// startReplica runs a replica whose lead returns when its context has ended, or
-// what is sent to leave.
+// startReplica runs a replica. Its lead returns when its context has ended, or returns what is sent
+// to leave.
 func startReplica(t *testing.T, store *simStore, name string, cfg Config) *testReplica {
 	t.Helper()
 	return startReplicaWith(t, store, name, cfg, nil)
@@ -182,7 +182,7 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 	return r
 }
 
-// freeStore is a store with a Lease that nobody holds.
+// freeStore returns a store with a Lease that nobody holds.
 func freeStore() *simStore {
 	store := newSimStore()
 	_, _ = store.create("installer", &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"}})

@@ -17,25 +17,25 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// requester makes the requests of one elector. Each runs in a goroutine of its
-// own and reports to inbox, so that a request that hangs keeps the elector from
-// nothing. Its methods belong to the goroutine of Run.
+// requester makes the requests of one elector. Each request runs in its own goroutine and reports
+// to inbox, so that a hanging request does not block the elector. The methods are called only by
+// the goroutine of Run.
 type requester struct {
 	client  LeaseClient
 	clock   Clock
 	name    types.NamespacedName
-	timeout time.Duration // of one request, watches apart
+	timeout time.Duration // of one request, except for watches
 
 	inbox chan message
 	wg    sync.WaitGroup
 
-	readID    int // of the current read: answers to others are stale
+	readID    int // of the current read; responses to others are stale
 	watchID   int // of the current watch, likewise
 	watchFrom string
 	stopWatch context.CancelFunc
 }
 
-// message is what a request reports.
+// message is the outcome of a request.
 type message any
 
 type (
@@ -46,9 +46,9 @@ type (
 	}
 	writeDone struct {
 		kind  actionKind
-		base  *coordinationv1.Lease // the version it was conditional on, nil for actCreate
+		base  *coordinationv1.Lease // the version that it required, nil for actCreate
 		wrote *coordinationv1.Lease
-		lease *coordinationv1.Lease // the answer
+		lease *coordinationv1.Lease // the response
 		err   error
 		sent  time.Duration // on the clock, before it was sent
 		took  time.Duration
@@ -60,7 +60,7 @@ type (
 	}
 	watchEnded struct {
 		id  int
-		err error // nil if it was ended in good order
+		err error // nil if it ended normally
 	}
 )
 
@@ -68,7 +68,7 @@ func newRequester(client LeaseClient, clock Clock, name types.NamespacedName, ti
 	return requester{client: client, clock: clock, name: name, timeout: timeout, inbox: make(chan message)}
 }
 
-// report hands a message to the elector, or drops it if that has returned.
+// report sends a message to the elector, or drops it if the elector has returned.
 func (r *requester) report(ctx context.Context, msg message) {
 	select {
 	case r.inbox <- msg:
@@ -90,9 +90,9 @@ func (r *requester) read(ctx context.Context) {
 	})
 }
 
-// write creates the Lease, or updates it from the version base. The term that it
-// begins or extends counts from before the request: the API server cannot have
-// executed it earlier, so no standby can have seen it earlier.
+// write creates the Lease or updates it from the version base. The term that it begins or extends
+// counts from before the request. The API server cannot have executed the write earlier, so no
+// standby can have seen it earlier.
 func (r *requester) write(ctx context.Context, kind actionKind, base, lease *coordinationv1.Lease, timeout time.Duration) {
 	sent := r.clock.Now()
 	r.wg.Go(func() {
@@ -109,8 +109,8 @@ func (r *requester) write(ctx context.Context, kind actionKind, base, lease *coo
 	})
 }
 
-// watch follows the Lease from the version last seen, or from the present if that
-// is not known. The API server ends it after about lifetime.
+// watch follows the Lease from the version last seen, or from the present if that is not known. The
+// API server ends the watch after about lifetime.
 func (r *requester) watch(ctx context.Context, lifetime time.Duration) {
 	r.watchID++
 	id := r.watchID
@@ -124,7 +124,7 @@ func (r *requester) watch(ctx context.Context, lifetime time.Duration) {
 	r.stopWatch = stop
 	r.wg.Go(func() {
 		defer stop()
-		// The context must outlive the call, so a timer bounds it.
+		// The context must outlive the call, so a timer limits the call.
 		hung := time.AfterFunc(r.timeout, stop)
 		w, err := r.client.Watch(own, opts)
 		if inTime := hung.Stop(); err == nil && !inTime {

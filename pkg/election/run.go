@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LostError ends the context of lead as its cause, and Run, when the term ended
-// before lead had returned.
+// LostError is the cause with which the context of lead ends, and the error of Run, if the term
+// ended before lead had returned.
 type LostError struct {
 	Reason Reason
 	Term   Term
@@ -25,30 +25,26 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("leadership of term %s ended: %s", e.Term, e.Reason)
 }
 
-// ErrUnfinished is what the error of lead wraps when some of its work may still go
-// on, for instance a write whose outcome is unknown. The Lease is then not released
-// but left to expire.
+// ErrUnfinished must be wrapped by the error of lead if some of its work may still go on, for
+// instance a write whose outcome is unknown. The Lease is then not released but expires.
 var ErrUnfinished = errors.New("work may be unfinished")
 
-// Run competes for the Lease until it is won, then calls lead and returns when
-// lead has returned, or must be given up:
+// Run competes for the Lease until it is won, then calls lead and returns when lead has returned,
+// or when Run gives it up:
 //
 //   - ctx ends while standing by: Run returns nil.
-//   - ctx ends while leading: the context of lead is cancelled, the Lease is
-//     renewed while lead drains, and released after it has returned and its last
-//     writes are through. Run returns the error of lead. When lead takes longer
-//     than cfg.DrainTimeout or returns ErrUnfinished, the Lease is not released
-//     and Run returns a *LostError.
-//   - lead returns by itself: the same without the wait.
-//   - the term is lost: the fence closes, then the context of lead is cancelled
-//     with a *LostError as its cause. Run waits for lead for as long as the Lease
-//     would still have covered it, and returns the *LostError joined with the
-//     error of lead.
+//   - ctx ends while leading: the context of lead is cancelled. The Lease is renewed while lead
+//     drains, and released after lead has returned and its last writes have finished. Run returns
+//     the error of lead. If lead takes longer than cfg.DrainTimeout or returns ErrUnfinished, the
+//     Lease is not released and Run returns a *LostError.
+//   - lead returns by itself: the same, without the drain.
+//   - the term is lost: the fence closes, then the context of lead is cancelled with a *LostError
+//     as its cause. Run waits for lead for as long as the Lease would still have covered it, and
+//     returns the *LostError joined with the error of lead.
 //
-// So Run may return while a lead that ignores its context still runs; it cannot
-// write any more, and the process should exit. A lock serves one Run. With
-// cfg.LeaderElect off, the fence is open until lead has returned or has taken
-// longer than cfg.DrainTimeout to do so.
+// So Run may return while a lead that ignores its context still runs. That lead cannot write any
+// more, and the process should exit. A lock serves one Run. With cfg.LeaderElect off, the fence is
+// open until lead has returned, or has not returned within cfg.DrainTimeout.
 func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Context) error) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -93,8 +89,8 @@ func runUnelected(ctx context.Context, cfg Config, lock *Lock, lead func(context
 	}
 }
 
-// elector runs one lock. All of it belongs to the goroutine of Run, except for
-// what it sends itself through inbox.
+// elector runs one lock. Only the goroutine of Run uses it; the goroutines that it starts send to
+// inbox.
 type elector struct {
 	*state
 	requester
@@ -104,15 +100,15 @@ type elector struct {
 	jitter       *rand.Rand
 	timer        *time.Timer
 
-	watchUp       bool          // the watch is established, not just under way
-	watchUpAt     time.Duration // since when
+	watchUp       bool          // the watch is established, not only requested
+	watchUpAt     time.Duration // when it was established
 	watchFailures int           // in a row
 	watchesAnew   bool          // the watch begins with the present, not where the last one ended
 
 	stopProbe  context.CancelFunc // of the fence in the API server
 	cancelLead context.CancelCauseFunc
 	leadDone   chan error      // receives once, when lead has returned
-	leadErr    error           // what it has returned
+	leadErr    error           // the error of lead
 	idle       <-chan struct{} // closed when lead has returned and no write is in flight
 }
 
@@ -141,8 +137,8 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 			e.start(requests, act.kind)
 			continue
 		}
-		// The timer stands still while the machine is suspended, the clock does
-		// not: look at it again soon after it has resumed.
+		// The timer stops while the machine is suspended, the clock does not. Check it soon after
+		// the machine resumes.
 		e.timer.Reset(min(act.until-now, e.retry))
 		select {
 		case <-stop:
@@ -168,7 +164,7 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
 	e.lock.fence.openUntil(e.tenure.sent + e.deadline)
 	e.lock.publish(e)
-	// The end of ctx does not end the term: lead drains under it.
+	// lead drains after ctx has ended, so the end of ctx does not end the term.
 	leadCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cancelLead, e.leadDone = cancel, make(chan error, 1)
 	done := e.leadDone
@@ -177,7 +173,7 @@ func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
 	e.lock.record(e.tenure.lease, "became leader")
 }
 
-// startProbe asks about the fence in the API server, instead of a probe under way.
+// startProbe starts to probe for the fence in the API server. It ends a running probe.
 func (e *elector) startProbe(ctx context.Context) {
 	if e.lock.probe == nil {
 		return
@@ -189,7 +185,7 @@ func (e *elector) startProbe(ctx context.Context) {
 	e.wg.Go(func() { e.lock.probeServerFence(ctx, e.timeout) })
 }
 
-// drain asks to stop: a standby returns, a leader drains.
+// drain begins to stop: a standby returns, a leader drains.
 func (e *elector) drain(ctx context.Context) {
 	e.stopping = true
 	if e.phase != leading {
@@ -199,9 +195,8 @@ func (e *elector) drain(ctx context.Context) {
 	e.cancelLead(context.Cause(ctx))
 }
 
-// leadReturned lets the last writes of lead finish, which go on when it has left
-// goroutines behind, before the Lease is released. After ErrUnfinished it is not
-// released.
+// leadReturned lets the last writes of lead finish before the Lease is released; there are some if
+// lead has left goroutines behind. After ErrUnfinished the Lease is not released.
 func (e *elector) leadReturned() {
 	e.leadDone = nil
 	if errors.Is(e.leadErr, ErrUnfinished) {
@@ -220,7 +215,7 @@ func (e *elector) end(ctx context.Context, reason Reason) error {
 		return nil
 	}
 	e.lock.fence.close()
-	if e.cancelLead != nil { // it has led, and not only got the Lease while it was stopping
+	if e.cancelLead != nil { // it has led, and did not only get the Lease while it was stopping
 		defer func() {
 			logger.Info("Stopped leading", "lease", e.lock.name, "term", e.tenure.term, "reason", reason)
 			e.lock.record(e.tenure.lease, "stopped leading")
@@ -231,7 +226,7 @@ func (e *elector) end(ctx context.Context, reason Reason) error {
 		if reason == ReasonReleaseFailed {
 			return errors.Join(lost, e.leadErr)
 		}
-		return e.leadErr // lead was done with it; whoever has it now may have it
+		return e.leadErr // lead had finished; whoever holds the Lease now may have it
 	}
 	if e.cancelLead != nil {
 		e.cancelLead(lost)

@@ -29,7 +29,7 @@ func TestHandOverTakesMilliseconds(t *testing.T) {
 		start := time.Now()
 		first.stop(nil)
 		<-second.led
-		// Of the simulated network: a release, an event and an acquisition.
+		// The time for a release, an event and an acquisition in the simulated network.
 		if took := time.Since(start); took > 20*time.Millisecond {
 			t.Errorf("took %s", took)
 		}
@@ -45,7 +45,7 @@ func TestHandOverTakesMilliseconds(t *testing.T) {
 	})
 }
 
-// TestFailOverIsAtTheExpiry is a leader that is killed.
+// TestFailOverIsAtTheExpiry kills a leader.
 func TestFailOverIsAtTheExpiry(t *testing.T) {
 	for name, cfg := range map[string]Config{"15s": NewConfig(), "3s": shortConfig()} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestFailOverIsAtTheExpiry(t *testing.T) {
 	}
 }
 
-// TestOneLeadsOfMany is five standbys that see the same release.
+// TestOneLeadsOfMany lets five standbys see the same release.
 func TestOneLeadsOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -111,8 +111,8 @@ func TestOneLeadsOfMany(t *testing.T) {
 	})
 }
 
-// TestHandOversInARow is a rolling update, after a crash: no standby holds the past
-// against the lease.
+// TestHandOversInARow checks a rolling update after a crash: once the crash is over, no standby
+// waits because of it.
 func TestHandOversInARow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -296,8 +296,7 @@ func TestStandbyStops(t *testing.T) {
 	})
 }
 
-// TestIdleRequests counts what an election costs the API server when nothing
-// happens.
+// TestIdleRequests counts the requests of an election in which nothing happens.
 func TestIdleRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()

@@ -15,17 +15,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The fence in the API server is a ValidatingAdmissionPolicy with the Lease as its
-// parameter. To find out whether it is in force, a replica sends a write that
-// changes nothing whatever the answer is: a dry-run update of a ConfigMap that is
-// installed along with the policy for this purpose. The policy refuses it always,
-// and says in the refusal what it would do with a write of this replica. That
-// tells more than to read the policy would: that it is bound and enforced, that it
-// recognises the replica's token and that it goes by the right Lease. And it needs
-// no permission but to update that one ConfigMap.
+// The fence in the API server is a ValidatingAdmissionPolicy with the Lease as its parameter. To
+// find out whether it is in force, a replica sends a write that changes nothing in any case: a
+// dry-run update of a ConfigMap that is installed with the policy for this purpose. The policy
+// always refuses it, and the refusal says what the policy would do with a write of this replica.
+// This shows more than reading the policy would: that it is bound and enforced, recognises the
+// replica's token, and uses the right Lease. And it needs no permission except to update that one
+// ConfigMap.
 const (
-	// ServerFenceName is the name of the policy, of its binding, and of the
-	// ConfigMap in the Lease's namespace.
+	// ServerFenceName is the name of the policy, of its binding, and of the ConfigMap in the
+	// Lease's namespace.
 	ServerFenceName = "quartermaster-fence"
 
 	serverFenceAdmits  = "probe: admits"
@@ -33,38 +32,36 @@ const (
 	serverFenceCannot  = "probe: cannot judge"
 )
 
-// ServerFence says whether the API server refuses writes of replicas that do not
-// hold the Lease.
+// ServerFence says whether the API server refuses writes of replicas that do not hold the Lease.
 type ServerFence string
 
-// What can be found out about the fence in the API server.
+// The possible states of the fence in the API server.
 const (
-	ServerFenceUnknown       ServerFence = "Unknown"       // no answer yet, or nobody has asked
-	ServerFenceEnforced      ServerFence = "Enforced"      // it judges this replica rightly
+	ServerFenceUnknown       ServerFence = "Unknown"       // no response yet, or not probed
+	ServerFenceEnforced      ServerFence = "Enforced"      // it judges this replica correctly
 	ServerFenceAbsent        ServerFence = "Absent"        // there is none
-	ServerFenceCannotJudge   ServerFence = "CannotJudge"   // controllers write as other ServiceAccounts
-	ServerFenceMisconfigured ServerFence = "Misconfigured" // it would refuse the leader, or admit another
+	ServerFenceCannotJudge   ServerFence = "CannotJudge"   // controllers use other ServiceAccounts
+	ServerFenceMisconfigured ServerFence = "Misconfigured" // it refuses the leader, or admits another
 )
 
 var serverFences = []ServerFence{ServerFenceUnknown, ServerFenceEnforced, ServerFenceAbsent,
 	ServerFenceCannotJudge, ServerFenceMisconfigured}
 
-// ConfigMapUpdater is what the probe needs of a client for ConfigMaps. It must
-// have the credentials of the controllers' clients, for those are judged, but not
-// the fence of the client.
+// ConfigMapUpdater is the part of a client for ConfigMaps that the probe needs. The client must
+// have the credentials of the controllers' clients, because those are judged, but not the client's
+// fence.
 type ConfigMapUpdater interface {
 	Update(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.UpdateOptions) (*corev1.ConfigMap, error)
 }
 
-// ProbeServerFence makes Run find out, when it starts and when it leads, whether
-// the API server has a fence. It must be called before Run.
+// ProbeServerFence makes Run find out, when it starts and when it leads, whether the API server has
+// a fence. It must be called before Run.
 func (l *Lock) ProbeServerFence(client ConfigMapUpdater) {
 	l.probe = client
 }
 
-// SetServerFence tells what is known without a probe: with a ServiceAccount of its
-// own for each controller, no token is bound to a Pod, and the policy is not about
-// them: ServerFenceCannotJudge.
+// SetServerFence sets what is known without a probe. If each controller has its own ServiceAccount,
+// no token is bound to a Pod and the policy does not apply to it: ServerFenceCannotJudge.
 func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	l.mu.Lock()
 	before := l.status.ServerFence
@@ -81,12 +78,12 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	case ServerFenceEnforced:
 		logger.Info("The API server refuses writes of replicas that do not hold the lease")
 	case ServerFenceAbsent:
-		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off can be " +
+		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off may be " +
 			"executed after another leads; install deploy/components/fence, which " +
 			"needs tokens that are bound to Pods")
 	case ServerFenceCannotJudge:
 		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
-			"a write that a replica sent before it was paused or cut off can be executed after another leads")
+			"a write that a replica sent before it was paused or cut off may be executed after another leads")
 	case ServerFenceMisconfigured:
 		logger.Error(nil, "The fence in the API server would refuse the writes of this replica although it holds the lease, "+
 			"or admit them although it does not; check the lease that the policy's binding names, that the token is bound to the Pod, and the Pod's name in the identity",
@@ -94,9 +91,9 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	}
 }
 
-// probeServerFence asks until there is an answer to rely on. A wrong verdict may be
-// for want of the newest version of the Lease, so it is not believed at once; and
-// a policy that is absent may have been applied together with this replica.
+// probeServerFence probes until there is a reliable result. A wrong verdict may be due to an old
+// version of the Lease, so it is not accepted at once; and an absent policy may be applied together
+// with this replica.
 func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
 	const attempts, pause = 8, 250 * time.Millisecond
 	for attempt := range attempts {
@@ -129,11 +126,11 @@ func (l *Lock) askServerFence(ctx context.Context) (ServerFence, error) {
 	case err == nil, apierrors.IsNotFound(err):
 		return ServerFenceAbsent, nil
 	case !isVerdict(err):
-		if apierrors.IsForbidden(err) { // by RBAC: the permission comes with the policy
+		if apierrors.IsForbidden(err) { // by RBAC: the permission is installed with the policy
 			return ServerFenceAbsent, nil
 		}
 		return ServerFenceUnknown, fmt.Errorf("dry-run update of ConfigMap %s: %w", ServerFenceName, err)
-	case strings.Contains(err.Error(), serverFenceCannot), // and so refuses every write
+	case strings.Contains(err.Error(), serverFenceCannot), // and so it refuses every write
 		leads && strings.Contains(err.Error(), serverFenceRefuses),
 		follows && strings.Contains(err.Error(), serverFenceAdmits):
 		return ServerFenceMisconfigured, nil
@@ -148,7 +145,7 @@ func (l *Lock) follows() bool {
 	return l.status.Holder != "" && l.status.Holder != l.identity
 }
 
-// isVerdict reports whether the policy has answered the probe.
+// isVerdict reports whether the error is the policy's response to the probe.
 func isVerdict(err error) bool {
 	text := err.Error()
 	for _, verdict := range []string{serverFenceAdmits, serverFenceRefuses, serverFenceCannot} {
@@ -159,7 +156,7 @@ func isVerdict(err error) bool {
 	return false
 }
 
-// pauseFor waits for d, and reports whether ctx did not end before.
+// pauseFor waits for d and reports whether it passed before ctx ended.
 func pauseFor(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

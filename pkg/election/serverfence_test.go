@@ -24,7 +24,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// configMapServer answers a probe.
+// configMapServer responds to a probe.
 type configMapServer func(probe *corev1.ConfigMap, opts metav1.UpdateOptions) error
 
 func (f configMapServer) Update(_ context.Context, probe *corev1.ConfigMap, opts metav1.UpdateOptions) (*corev1.ConfigMap, error) {
@@ -125,7 +125,7 @@ func TestSetServerFence(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// TestMetricNamesGolden holds what dashboards and alerts depend on.
+// TestMetricNamesGolden pins the names that dashboards and alerts depend on.
 func TestMetricNamesGolden(t *testing.T) {
 	const golden = "testdata/metrics.golden"
 	registry := metrics.NewKubeRegistry()
@@ -160,7 +160,7 @@ func TestMetricNamesGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), names.String()); diff != "" {
-		t.Errorf("run with -update if it is meant:\n%s", diff)
+		t.Errorf("run with -update if this is intended:\n%s", diff)
 	}
 	if _, err := NewMetrics(registry); err == nil {
 		t.Error("the metrics were registered twice")

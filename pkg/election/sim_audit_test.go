@@ -13,7 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// execute is the API server executing a write.
+// execute is called when the API server executes a write.
 func (s *simulation) execute(p *simProc) int {
 	if s.store.holder() == p.identity {
 		return http.StatusOK
@@ -41,7 +41,7 @@ func (s *simulation) leads(p *simProc) {
 	}
 }
 
-// leaseChanged audits every write to the Lease. It is called under the store's mu.
+// leaseChanged checks every write to the Lease. It is called under the store's mu.
 func (s *simulation) leaseChanged(writer string, before, after *coordinationv1.Lease) {
 	now := time.Now()
 	s.log(writer, "LEASE %s -> %s", describe(before), describe(after))

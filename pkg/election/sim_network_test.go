@@ -22,11 +22,11 @@ type simLink struct {
 	lost        linkLoss
 	changed     chan struct{} // closed and replaced when lost changes
 	slow        time.Duration // added to the latency
-	slowAnswers time.Duration // added to the latency of answers
+	slowAnswers time.Duration // added to the latency of responses
 	dead        bool          // the process is gone: nothing passes any more
 }
 
-// linkLoss is what a partition keeps from passing.
+// linkLoss says what a partition blocks.
 type linkLoss int
 
 const (
@@ -51,7 +51,7 @@ func (l *simLink) state() (linkLoss, bool, <-chan struct{}) {
 	return l.lost, l.dead, l.changed
 }
 
-// latency is mostly a few milliseconds and sometimes a few hundred.
+// latency returns mostly a few milliseconds and sometimes a few hundred.
 func (l *simLink) latency(rng *rand.Rand) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,7 +75,7 @@ func (l *simLink) answerLatency(rng *rand.Rand) time.Duration {
 	return d
 }
 
-// awaitUp waits until responses pass, and reports whether they ever do.
+// awaitUp waits until responses pass and reports whether they do before ctx ends.
 func (l *simLink) awaitUp(ctx context.Context) bool {
 	for {
 		lost, dead, changed := l.state()
@@ -93,9 +93,9 @@ func (l *simLink) awaitUp(ctx context.Context) bool {
 	}
 }
 
-// request carries op to the API server and its answer back. As on a real network,
-// the end of ctx ends the waiting, not the request; and a request that a partition
-// holds up may be executed when the partition is over.
+// request carries op to the API server and its response back. As on a real network, the end of ctx
+// ends the wait, not the request, and a request that a partition delays may be executed after the
+// partition.
 func request[T any](ctx context.Context, s *simStore, link *simLink, rng *rand.Rand, fail func() error, op func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -114,7 +114,7 @@ func request[T any](ctx context.Context, s *simStore, link *simLink, rng *rand.R
 			return
 		}
 		var a answer
-		// An error of the API server does not tell whether the write was executed.
+		// An error of the API server does not show whether the write was executed.
 		err := fail()
 		if err == nil || !failFirst {
 			a.value, a.err = op()

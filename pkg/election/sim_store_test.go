@@ -20,15 +20,15 @@ import (
 
 var leaseResource = coordinationv1.Resource("leases")
 
-// simStore is the API server of the simulation: one Lease with the semantics of
-// kube-apiserver (resourceVersions, conflicts, UIDs, watches from a version).
+// simStore is the API server of the simulation: one Lease with the semantics of kube-apiserver
+// (resourceVersions, conflicts, UIDs, watches from a version).
 type simStore struct {
 	mu       sync.Mutex
 	rv       int64
 	uids     int
 	lease    *coordinationv1.Lease
 	past     []watch.Event                                            // every version, oldest first
-	watches  []*simWatch                                              // in the order in which they began
+	watches  []*simWatch                                              // in the order of their start
 	onChange func(writer string, before, after *coordinationv1.Lease) // called under mu
 
 	background sync.WaitGroup // what the network and the API server still do
@@ -74,8 +74,8 @@ func (s *simStore) update(writer string, lease *coordinationv1.Lease) (*coordina
 	return lease, nil
 }
 
-// edit changes the Lease as an administrator or another program would, without
-// regard to versions. It does nothing if there is no Lease.
+// edit changes the Lease as an administrator or another program would, regardless of versions. It
+// does nothing if there is no Lease.
 func (s *simStore) edit(writer string, change func(*coordinationv1.Lease)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +95,7 @@ func (s *simStore) delete(writer string) {
 	}
 }
 
-// set is called under mu with a Lease that nobody else holds.
+// set is called under mu with a Lease that nobody else references.
 func (s *simStore) set(writer string, kind watch.EventType, lease *coordinationv1.Lease) {
 	s.rv++
 	lease.ResourceVersion = strconv.FormatInt(s.rv, 10)
@@ -123,8 +123,7 @@ func (s *simStore) holder() string {
 	return holderOf(s.lease)
 }
 
-// watch starts a watch after the version from, or with the present state if that
-// is empty.
+// watch starts a watch after the version from, or with the present state if from is empty.
 func (s *simStore) watch(ctx context.Context, link *simLink, rng *rand.Rand, from string, lifetime time.Duration) *simWatch {
 	w := &simWatch{
 		store: s, link: link, rng: rng,
@@ -150,7 +149,7 @@ func (s *simStore) watch(ctx context.Context, link *simLink, rng *rand.Rand, fro
 	return w
 }
 
-// simWatch delivers the events of one watch, in order and late.
+// simWatch delivers the events of one watch in order and late.
 type simWatch struct {
 	store  *simStore
 	link   *simLink
@@ -236,7 +235,7 @@ func (w *simWatch) ResultChan() <-chan watch.Event { return w.events }
 // pass lets virtual time pass, in a bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// sleep waits for d, and reports whether ctx did not end before.
+// sleep waits for d and reports whether it passed before ctx ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

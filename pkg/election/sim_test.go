@@ -22,12 +22,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// simulation is one run: replicas over one store, faults, and what was seen.
+// simulation is one run: replicas over one store, faults, and what was observed.
 type simulation struct {
 	seed        uint64
 	cfg         Config
 	elect       simElector
-	serverFence bool // the API server refuses writes of those who do not hold the Lease
+	serverFence bool // the API server refuses writes of replicas that do not hold the Lease
 	store       *simStore
 	metrics     *Metrics
 	start       time.Time
@@ -35,22 +35,22 @@ type simulation struct {
 	launching     sync.Mutex
 	noLaunchUntil time.Time
 	mu            sync.Mutex
-	procs         []*simProc // of all times
+	procs         []*simProc // including ended ones
 	replicas      []*simReplica
 	stormy        bool
 	history       []simEvent
 	violations    []violation
-	terms         map[Term]string      // of every term, who led it
+	terms         map[Term]string      // who led each term
 	acquired      map[string]Term      // by identity, the last term that the store saw begin
 	renewed       map[string]time.Time // by identity, when the store saw it write the Lease
 	tampered      time.Time            // when the Lease was last edited or deleted
-	stale         int                  // writes executed for one who did not hold the Lease
+	stale         int                  // writes executed for a replica that did not hold the Lease
 }
 
-// simElector runs one process' part of the election until it is over.
+// simElector runs one process' part of the election until it ends.
 type simElector func(ctx context.Context, p *simProc) error
 
-// simReplica is a replica, which runs one process after another.
+// simReplica is a replica. It runs one process after another.
 type simReplica struct {
 	index int
 	lives int
@@ -104,7 +104,7 @@ type simProc struct {
 
 	mu       sync.Mutex
 	draws    map[string]uint64 // by purpose
-	paused   time.Time         // until then
+	paused   time.Time         // until this time
 	gone     bool
 	leading  bool        // lead runs
 	inFlight int         // writes that have passed the fence
@@ -141,7 +141,7 @@ func (s *simulation) report() string {
 	return out.String()
 }
 
-// storm is the error that the API server answers with, if any.
+// storm returns the error with which the API server responds, if any.
 func (s *simulation) storm() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,8 +151,8 @@ func (s *simulation) storm() error {
 	return nil
 }
 
-// rng returns a source of random numbers for one purpose. Each use has its own,
-// so that the order in which goroutines run does not change what they draw.
+// rng returns a source of random numbers for one purpose. Each use has its own, so that the numbers
+// do not depend on the order in which goroutines run.
 func (s *simulation) rng(purpose string, n uint64) *rand.Rand {
 	h := uint64(14695981039346656037)
 	for _, b := range []byte(purpose) {
@@ -221,11 +221,11 @@ func (p *simProc) now() time.Duration {
 	return p.offset + time.Duration(float64(time.Since(p.sim.start))*p.rate)
 }
 
-// gate is where a paused process stands still: at every look at the clock, and
-// before and after everything that leaves the process.
+// gate blocks a paused process: at every reading of the clock, and before and after everything that
+// leaves the process.
 //
-// Those who stand there go on one after the other, in an order that depends on
-// the seed, so that a run can be repeated.
+// Blocked goroutines continue one after the other, in an order that depends on the seed, so that a
+// run can be repeated.
 func (p *simProc) gate() {
 	p.mu.Lock()
 	left := time.Until(p.paused)
@@ -257,8 +257,8 @@ func (p *simProc) nextRNG(purpose string) *rand.Rand {
 	return p.sim.rng(p.identity+purpose, p.draws[purpose])
 }
 
-// wouldPass reports whether a write of the process would pass at this instant if
-// it were not paused.
+// wouldPass reports whether a write of the process would pass at this instant if it were not
+// paused.
 func (p *simProc) wouldPass() bool {
 	p.mu.Lock()
 	passes, gone := p.passes, p.gone
@@ -290,8 +290,8 @@ func (p *simProc) checkAlone() {
 	}
 }
 
-// lead is the work of a leader: it writes now and then until ctx ends, and a few
-// times more while it drains.
+// lead is the work of a leader: it writes now and then until ctx ends, and a few more times while
+// it drains.
 func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 	p.sim.store.background.Add(1)
 	defer p.sim.store.background.Done()
@@ -319,9 +319,9 @@ func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 		pass(min(time.Until(until), time.Duration(rng.Int64N(int64(pace)))))
 		p.write(client)
 	}
-	if rng.IntN(3) == 0 { // a goroutine is left behind
+	if rng.IntN(3) == 0 { // leave a goroutine behind
 		p.sim.store.background.Go(func() { p.write(client) })
-		pass(1) // until it is under way
+		pass(1) // until it has started
 	}
 	return nil
 }
@@ -354,7 +354,7 @@ func (p *simProc) write(client *http.Client) {
 	}
 }
 
-// RoundTrip implements http.RoundTripper: the network behind the fence.
+// RoundTrip implements http.RoundTripper. It is the network behind the fence.
 func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 	p.checkAlone()
 	p.addInFlight(1)

@@ -26,9 +26,8 @@ var (
 	keepGoing = flag.Bool("keep-going", false, "run all seeds and count those that violate a rule")
 )
 
-// TestSimulation runs several electors against each other and against faults. On
-// a violation it prints the seed and the history; -first-seed=SEED -seeds=1 runs
-// it again.
+// TestSimulation runs several electors against each other and against faults. On a violation it
+// prints the seed and the history; -first-seed=SEED -seeds=1 repeats it.
 func TestSimulation(t *testing.T) {
 	m, err := NewMetrics(metrics.NewKubeRegistry())
 	if err != nil {
@@ -68,7 +67,7 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *Metrics) *simulatio
 	return s
 }
 
-// simConfig draws timings, half of them as tight as Validate admits.
+// simConfig draws timings, half of them as tight as Validate allows.
 func simConfig(rng *rand.Rand) Config {
 	cfg := NewConfig()
 	lease := time.Duration([]int{2, 2, 3, 3, 4, 7, 15}[rng.IntN(7)]) * time.Second
@@ -85,7 +84,7 @@ func simConfig(rng *rand.Rand) Config {
 	return cfg
 }
 
-// run plays the plan, then checks that peace returns, then stops everything.
+// run plays the plan, checks that some replica leads again, and stops everything.
 func (s *simulation) run(rng *rand.Rand) {
 	s.start = time.Now()
 	lease := s.cfg.LeaseDuration.Duration
@@ -125,7 +124,7 @@ func (s *simulation) fault(rng *rand.Rand) {
 	r := s.replicas[rng.IntN(len(s.replicas))]
 	p := r.proc
 	if holder := s.find(s.holderNow()); holder != nil && rng.IntN(2) == 0 {
-		r, p = holder.replica, holder // the leader is where faults hurt
+		r, p = holder.replica, holder // faults matter most on the leader
 	}
 	s.mu.Unlock()
 	long := time.Duration(rng.Int64N(int64(2 * lease)))
@@ -163,7 +162,7 @@ func (s *simulation) fault(rng *rand.Rand) {
 		s.setStorm(false)
 	case 12:
 		s.stallWatches(rng)
-	case 13: // slow answers, then none
+	case 13: // slow responses, then none
 		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.timing().requestTimeout() })
 		pass(long / 2)
 		s.lossy(p, loseAll, long)
@@ -220,7 +219,7 @@ func (s *simulation) stallWatches(rng *rand.Rand) {
 	}
 }
 
-// tamper changes the Lease behind the electors' backs.
+// tamper changes the Lease without the electors.
 func (s *simulation) tamper(rng *rand.Rand) {
 	switch rng.IntN(6) {
 	case 0, 1:
@@ -243,10 +242,9 @@ func (s *simulation) tamper(rng *rand.Rand) {
 	}
 }
 
-// allAware reports whether every process knows the Lease, and makes new ones wait
-// for a lease duration. To shorten the duration under a process that has never
-// seen the true one is beyond what the electors can bear without the fence in the
-// API server; see the limits in docs/adr/0003-leader-election.md.
+// allAware reports whether every process knows the Lease. New ones then wait for a lease duration.
+// A process that has never seen the true duration is not safe from an edit that shortens it, unless
+// the API server has a fence; see the limits in docs/adr/0003-leader-election.md.
 func (s *simulation) allAware() bool {
 	s.launching.Lock()
 	defer s.launching.Unlock()
@@ -271,8 +269,7 @@ func (p *simProc) isAware() bool {
 	return lock.status.Term != nil
 }
 
-// kill ends the process without a chance to do anything: nothing that it does
-// from now on leaves it.
+// kill ends the process at once: nothing that it does from now on leaves it.
 func (p *simProc) kill() {
 	p.mu.Lock()
 	p.gone = true
@@ -291,16 +288,16 @@ func (s *simulation) revive(r *simReplica) {
 	}
 }
 
-// settle checks that some replica leads within the bound after the faults, and
-// when that is killed another one.
+// settle checks that some replica leads within the bound after the faults, and that another one
+// does when that one is killed.
 func (s *simulation) settle() {
 	lease, retry := s.cfg.LeaseDuration.Duration, s.cfg.RetryPeriod.Duration
 	timeout := s.cfg.timing().requestTimeout()
-	// A claim, then perhaps another that a standby with a dead watch learns of only
-	// then; the rest is for requests that fail on the way, and a leader that drains.
+	// The bound is one claim and perhaps another, of which a standby with a dead watch learns only
+	// when the first has expired. The rest is for requests that fail and for a leader that drains.
 	bound := 2*time.Duration(float64(lease)/(1-clockRateError)) + 2*timeout + 4*retry
 	s.awaitLeader(s.cfg.DrainTimeout+2*bound, true)
-	for range 2 { // let those who have lost return, and start anew
+	for range 2 { // let those that have lost return and start again
 		pass(lease)
 		for _, r := range s.replicas {
 			s.revive(r)
@@ -354,9 +351,9 @@ func (s *simulation) finish() {
 	s.store.background.Wait()
 }
 
-// TestSimulationIsReproducible runs seeds twice: a seed that is reported must show
-// the same when it is run again. Only what happens within one instant is left to
-// the scheduler, which the race detector makes random.
+// TestSimulationIsReproducible runs seeds twice, because a reported seed must show the same when it
+// is run again. Only events within one instant are ordered by the scheduler, which the race
+// detector makes random.
 func TestSimulationIsReproducible(t *testing.T) {
 	const runs = 40
 	var differ []string

@@ -40,7 +40,7 @@ func clientFor(t *testing.T, config *rest.Config) *kubernetes.Clientset {
 	return client
 }
 
-// namespace makes one for the test and deletes it afterwards.
+// namespace creates a namespace for the test and deletes it afterwards.
 func namespace(t *testing.T, admin kubernetes.Interface) string {
 	t.Helper()
 	ns, err := admin.CoreV1().Namespaces().Create(t.Context(),
@@ -181,7 +181,7 @@ func TestAnAnsweredRequestIsInTheAuditLog(t *testing.T) {
 			t.Fatalf("request %d is not among the last %d events", i, len(last))
 		}
 	}
-	// A patch of anything else is logged with its body.
+	// A patch of any other resource is logged with its body.
 	patch := []byte(`{"stringData":{"key":"a value to be kept secret"}}`)
 	if _, err := admin.CoreV1().Secrets(ns).Patch(t.Context(), "answered-0", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestAnAnsweredRequestIsInTheAuditLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The value in base64, as a body would show it.
+	// The value in base64, as a body would contain it.
 	if bytes.Contains(log, []byte("YSB2YWx1ZSB0byBiZSBrZXB0IHNlY3JldA")) || bytes.Contains(log, []byte("kept secret")) {
 		t.Error("the audit log has the value of a Secret")
 	}
@@ -208,10 +208,10 @@ func TestAPIServerRestartsWithItsData(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err == nil {
-				t.Error("it answers although it is stopped")
+				t.Error("it responds although it is stopped")
 			}
 			if err := shared.Check(); err == nil || !strings.Contains(err.Error(), "kube-apiserver ended with code ") {
-				t.Errorf("what Check says of it: %v", err)
+				t.Errorf("Check returned %v", err)
 			}
 			if err := shared.StartAPIServer(fleet.Context(t)); err != nil {
 				t.Fatal(err)
@@ -253,7 +253,7 @@ func TestApplyDirLeavesOutKinds(t *testing.T) {
 	}
 }
 
-// TestManager starts a shell instead of the manager: what counts here is how it is started.
+// TestManager starts a shell instead of the manager, because only the way it is started matters.
 func TestManager(t *testing.T) {
 	replica, err := shared.NewReplica(t.Context(), "process")
 	if err != nil {

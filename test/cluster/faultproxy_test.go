@@ -61,7 +61,7 @@ func TestAReplicaThroughTheProxy(t *testing.T) {
 
 	proxy.Add(faultproxy.Rule{Match: faultproxy.Path("POST", "/configmaps"), Status: 500, Times: 1})
 	if err := create(t.Context(), "refused"); !apierrors.IsInternalError(err) {
-		t.Errorf("answer 500: %v", err)
+		t.Errorf("response 500: %v", err)
 	}
 	proxy.Add(faultproxy.Rule{Match: faultproxy.Path("POST", "/configmaps"), DropResponse: true, Times: 1})
 	if err := create(t.Context(), "lost"); err == nil {
@@ -85,7 +85,7 @@ func TestAReplicaThroughTheProxy(t *testing.T) {
 		t.Errorf("after the partition: %v", err)
 	}
 
-	// The server saw the replica, not the proxy.
+	// The server saw the replica's identity, not the proxy's.
 	event := waitForAudit(t, func(e auditv1.Event) bool {
 		return e.UserAgent == "proxied" && e.Verb == "create" && cluster.AuditWrite(e)
 	})

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster_test tests hack/cluster on the real programs.
+// Package cluster_test tests hack/cluster with the real programs.
 package cluster_test
 
 import (
@@ -22,10 +22,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// ownerEnv makes this test binary start a cluster, tell about it, and wait to be ended.
+// ownerEnv makes this test binary start a cluster, print its directory and processes, and wait to
+// be killed.
 const ownerEnv = "CLUSTER_TEST_OWNER"
 
-// shared is the cluster of the tests that do not stop theirs.
+// shared is the cluster of the tests that do not stop their own.
 var shared *cluster.Cluster
 
 func TestMain(m *testing.M) {
@@ -48,7 +49,7 @@ func run(m *testing.M) (code int) {
 		fail(err)
 		return code
 	}
-	defer func() { // also when a test panics
+	defer func() { // also if a test panics
 		fail(shared.Stop())
 		fail(goleak.Find())
 	}()
@@ -68,7 +69,7 @@ func owner() {
 	select {}
 }
 
-// pids are the processes of the cluster: the names of the files by which they register.
+// pids returns the ids of the cluster's processes: the names of the files by which they register.
 func pids(dir string) []string {
 	files, err := os.ReadDir(filepath.Join(dir, "pids"))
 	if err != nil {
@@ -81,7 +82,8 @@ func pids(dir string) []string {
 	return names
 }
 
-// checkNothingLeft waits for the directory and the processes to be gone: they may be in another process's hands.
+// checkNothingLeft waits until the directory and the processes are gone, since another process may
+// be removing them.
 func checkNothingLeft(t *testing.T, dir string, pids []string) {
 	t.Helper()
 	ctx := fleet.Context(t)

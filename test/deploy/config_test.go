@@ -19,8 +19,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestAChangedConfigurationFileRollsTheManager applies the example as a user does and edits the ConfigMap. The leader rolls
-// its own Deployment, and the replicas that follow have read the new file.
+// TestAChangedConfigurationFileRollsTheManager applies the example as a user does and edits the
+// ConfigMap. The leader rolls its own Deployment, and the new replicas have read the new file.
 func TestAChangedConfigurationFileRollsTheManager(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	stop := startKubelet(ctx, t, map[string]string{"quartermaster:latest": shared.Binary})
@@ -73,7 +73,7 @@ func TestAChangedConfigurationFileRollsTheManager(t *testing.T) {
 	}
 }
 
-// mount writes the Pod's ConfigMaps to disk, and returns the arguments with the paths where they are.
+// mount writes the Pod's ConfigMaps to disk, and returns the arguments with the paths of the files.
 func mount(ctx context.Context, pod *corev1.Pod, args []string) ([]string, error) {
 	for _, volume := range pod.Spec.Volumes {
 		if volume.ConfigMap == nil {

@@ -25,13 +25,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// kubelet runs the Pods of the manager's Deployment as processes on this machine, with their arguments, environment,
-// ServiceAccount, ConfigMaps, readiness probe and grace period. It is the scheduler, too.
+// kubelet runs the Pods of the manager's Deployment as processes on this machine, with their
+// arguments, environment, ServiceAccount, ConfigMaps, readiness probe and grace period. It also
+// acts as the scheduler.
 type kubelet struct {
 	node     string
 	binaries map[string]string // by image
 	pods     map[types.UID]*podProcess
-	beat     time.Time // of the node's heart, last
+	beat     time.Time // the last heartbeat of the node
 	problems []error
 }
 
@@ -39,13 +40,13 @@ type podProcess struct {
 	*cluster.Manager
 
 	ready      bool
-	terminated time.Time // when it was told to end
+	terminated time.Time // when it was asked to terminate
 }
 
 const heartbeat = 5 * time.Second
 
-// startKubelet runs one until the returned function is called, which gives its problems and the names of the Pods that
-// it has run.
+// startKubelet starts a kubelet. The returned function stops it and returns its problems and the
+// names of the Pods that it has run.
 func startKubelet(ctx context.Context, t *testing.T, binaries map[string]string) (stop func() ([]string, error)) {
 	t.Helper()
 	k := &kubelet{node: "node-1", binaries: binaries, pods: map[types.UID]*podProcess{}}
@@ -85,7 +86,7 @@ func startKubelet(ctx context.Context, t *testing.T, binaries map[string]string)
 	}
 }
 
-// sync brings every Pod one step further.
+// sync takes every Pod one step further.
 func (k *kubelet) sync(ctx context.Context) error {
 	if err := k.beatHeart(ctx); err != nil {
 		return err
@@ -98,7 +99,7 @@ func (k *kubelet) sync(ctx context.Context) error {
 	for i := range list.Items {
 		pod := &list.Items[i]
 		if metav1.GetControllerOf(pod) == nil {
-			continue // of another test
+			continue // belongs to another test
 		}
 		p := k.pods[pod.UID]
 		switch {
@@ -119,7 +120,7 @@ func (k *kubelet) sync(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// beatHeart keeps kube-controller-manager from taking the node for dead.
+// beatHeart sends heartbeats, so that kube-controller-manager does not consider the node dead.
 func (k *kubelet) beatHeart(ctx context.Context) error {
 	if time.Since(k.beat) < heartbeat {
 		return nil
@@ -136,7 +137,8 @@ func (k *kubelet) beatHeart(ctx context.Context) error {
 	return err
 }
 
-// start starts the Pod's process under the Pod's name, by which the audit log tells processes apart.
+// start starts the Pod's process under the Pod's name, by which the audit log distinguishes
+// processes.
 func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	container := pod.Spec.Containers[0]
 	binary, ok := k.binaries[container.Image]
@@ -165,11 +167,11 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// probe asks the Pod's readiness probe, and tells the API server when it succeeds.
+// probe runs the Pod's readiness probe, and updates the Pod's status when it succeeds.
 func (k *kubelet) probe(ctx context.Context, pod *corev1.Pod, p *podProcess) error {
 	get := pod.Spec.Containers[0].ReadinessProbe.HTTPGet
 	if get.Scheme != corev1.URISchemeHTTPS {
-		return fmt.Errorf("%s: the probe asks by %s", pod.Name, get.Scheme)
+		return fmt.Errorf("%s: the probe uses %s", pod.Name, get.Scheme)
 	}
 	if fleet.Answers(p.SecureURL+get.Path, "", http.StatusOK) != nil {
 		return nil // not yet
@@ -180,7 +182,7 @@ func (k *kubelet) probe(ctx context.Context, pod *corev1.Pod, p *podProcess) err
 	return err
 }
 
-// end sends SIGTERM and, when the process has ended, removes the Pod.
+// end sends SIGTERM and, once the process has ended, removes the Pod.
 func (k *kubelet) end(ctx context.Context, pod *corev1.Pod, p *podProcess) error {
 	switch {
 	case p == nil || p.ExitCode() != -1:

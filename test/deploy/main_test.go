@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy tests what deploy/ installs, on a real control plane: that every object is accepted, that each
-// permission is needed, that alerts and dashboard ask for metrics that exist, and that an upgrade loses nothing.
+// Package deploy tests what deploy/ installs, on a real control plane: every object is accepted,
+// each permission is needed, alerts and the dashboard use metrics that exist, and an upgrade loses
+// nothing.
 package deploy
 
 import (
@@ -19,11 +20,12 @@ import (
 var shared *fleet.Fleet
 
 func TestMain(m *testing.M) {
-	// An API server that cannot stream lists, as older ones, is asked for lists as well as for watches.
+	// Like an older one, this API server cannot stream lists, so it gets list requests as well as
+	// watches.
 	os.Exit(fleet.Main(m, &shared, fleet.Options{Cluster: cluster.Options{FeatureGates: "WatchList=false"}}))
 }
 
-// installCRDs installs those that the components need.
+// installCRDs installs the CRDs that the components need.
 func installCRDs(ctx context.Context, t *testing.T) {
 	t.Helper()
 	if err := shared.ApplyDir(ctx, "testdata/crds.yaml"); err != nil {
@@ -34,7 +36,7 @@ func installCRDs(ctx context.Context, t *testing.T) {
 	}
 }
 
-// overlay is fleet.Overlay.
+// overlay calls fleet.Overlay.
 func overlay(t *testing.T, components ...string) string {
 	t.Helper()
 	dir, err := shared.Overlay(components...)

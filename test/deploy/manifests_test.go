@@ -27,7 +27,7 @@ import (
 
 const deployDir = "../../deploy"
 
-// objectsOf reads the objects of manifests.
+// objectsOf parses the objects of manifests.
 func objectsOf(t *testing.T, manifests string) []*unstructured.Unstructured {
 	t.Helper()
 	var list []*unstructured.Unstructured
@@ -48,7 +48,7 @@ func objectsOf(t *testing.T, manifests string) []*unstructured.Unstructured {
 	}
 }
 
-// deploymentOf is the Deployment in manifests.
+// deploymentOf returns the Deployment in manifests.
 func deploymentOf(t *testing.T, manifests string) *appsv1.Deployment {
 	t.Helper()
 	for _, o := range objectsOf(t, manifests) {
@@ -65,14 +65,15 @@ func deploymentOf(t *testing.T, manifests string) *appsv1.Deployment {
 	return nil
 }
 
-// installations are the default, the default with each component, all of them together, and each example, by name.
+// installations returns the manifests of the default, of the default with each component, with all
+// components, and of each example, by name.
 func installations(t *testing.T) map[string]string {
 	t.Helper()
 	names := map[string]string{"the default": deployDir, "managers outside of the cluster": filepath.Join(deployDir, "podman")}
 	var all []string
 	for _, dir := range kustomizationsIn(t, "components") {
 		name := filepath.Base(dir)
-		if name == "fence" { // a part of the default
+		if name == "fence" { // part of the default
 			continue
 		}
 		all = append(all, name)
@@ -149,7 +150,8 @@ func TestThePodIsAllowedInARestrictedNamespace(t *testing.T) {
 	}
 }
 
-// TestAControllerThatIsLeftOutLeavesNothing: an overlay takes a controller away together with its permissions.
+// TestAControllerThatIsLeftOutLeavesNothing checks that an overlay can remove a controller together
+// with its permissions.
 func TestAControllerThatIsLeftOutLeavesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	manifests := render(ctx, t, filepath.Join(deployDir, "examples", "without-config-reload"))
@@ -170,7 +172,7 @@ func TestAControllerThatIsLeftOutLeavesNothing(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error {
 		code, body, err := fleet.Get(m.SecureURL+"/debug/controllers/", token)
 		if err == nil && (code != 200 || strings.TrimSpace(body) != "{}") {
-			err = fmt.Errorf("/debug/controllers/ answers %d: %s", code, body)
+			err = fmt.Errorf("/debug/controllers/ returned %d: %s", code, body)
 		}
 		return err
 	})
@@ -179,7 +181,7 @@ func TestAControllerThatIsLeftOutLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestApplyingAgainDisturbsNobody: the Lease is among the manifests.
+// TestApplyingAgainDisturbsNobody applies the manifests again, which include the Lease.
 func TestApplyingAgainDisturbsNobody(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t)
@@ -187,7 +189,7 @@ func TestApplyingAgainDisturbsNobody(t *testing.T) {
 	if err := shared.Install(ctx, overlay(t)); err != nil {
 		t.Fatal(err)
 	}
-	fleet.Eventually(ctx, t, func() error { // it goes on to renew it
+	fleet.Eventually(ctx, t, func() error { // the leader continues to renew it
 		if now := shared.Lease(ctx, t).Spec.RenewTime; !now.After(before.Spec.RenewTime.Time) {
 			return errors.New("the lease is not renewed")
 		}

@@ -17,14 +17,15 @@ import (
 )
 
 var (
-	// metricInQuery finds the metrics of a PromQL expression by the names that the manager's have.
+	// metricInQuery finds the metrics in a PromQL expression by the prefixes of the manager's
+	// metrics.
 	metricInQuery = regexp.MustCompile(`\b(?:quartermaster|workqueue|rest_client|process)_[a-z0-9_]+`)
 	selector      = regexp.MustCompile(`([a-z_]+)\{([^}]*)\}`)
 	label         = regexp.MustCompile(`([a-z_]+)(?:=~?|!=|!~)"`)
 	series        = regexp.MustCompile(`(?m)^([a-z0-9_]+)(?:\{(.*)\})? `)
 )
 
-// queries are the expressions of the alerts and of the dashboard, by where they stand.
+// queries returns the expressions of the alerts and of the dashboard, by where they are defined.
 func queries(t *testing.T, manifests string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -102,7 +103,7 @@ func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 	})
 	labels := map[string][]string{} // by metric
 	for _, match := range series.FindAllStringSubmatch(page, -1) {
-		labels[match[1]] = append(labels[match[1]], "job", "instance", "pod") // which Prometheus adds
+		labels[match[1]] = append(labels[match[1]], "job", "instance", "pod") // added by Prometheus
 		for _, l := range label.FindAllStringSubmatch(match[2], -1) {
 			labels[match[1]] = append(labels[match[1]], l[1])
 		}
@@ -116,7 +117,7 @@ func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 		for _, match := range selector.FindAllStringSubmatch(query, -1) {
 			metric, matchers := match[1], match[2]
 			if !strings.Contains(matchers, `job="quartermaster"`) {
-				t.Errorf("%s: %s is asked for of everybody", where, metric)
+				t.Errorf("%s: %s is not restricted to the manager", where, metric)
 			}
 			for _, l := range label.FindAllStringSubmatch(matchers, -1) {
 				if metric != "up" && !slices.Contains(labels[metric], l[1]) {

@@ -27,8 +27,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestANamespacedInstallationNeedsNothingOfTheCluster installs the component namespaced in a namespace of its own, adds a
-// second one as docs/operating.md says, and has a third beside them. The audit log judges.
+// TestANamespacedInstallationNeedsNothingOfTheCluster installs the component namespaced in its own
+// namespace, adds a second namespace as docs/operating.md describes, and leaves a third one
+// unnamed. The audit log must show only requests in the first two.
 func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
@@ -91,12 +92,12 @@ func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
 		t.Error("the audit log has no request of the manager: nothing is judged")
 	}
 	if touched := other.recorded(ctx); len(touched) > 0 {
-		t.Errorf("of a namespace that is not named, a manager has touched %q", touched)
+		t.Errorf("in a namespace that is not named, a manager has touched %q", touched)
 	}
 }
 
-// TestTheNamespacedComponentGrantsWhatRBACPrints holds the component, which patches the roles of the default, against the
-// command.
+// TestTheNamespacedComponentGrantsWhatRBACPrints compares the component, which patches the default
+// roles, with the output of the command.
 func TestTheNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
 	ctx := fleet.Context(t)
 	for name, components := range map[string][]string{
@@ -151,7 +152,7 @@ func printRBAC(ctx context.Context, t *testing.T, namespace, home string, args .
 	return string(out)
 }
 
-// kubectlApply applies manifests but for the Deployment, whose Pods no kubelet would run.
+// kubectlApply applies manifests except for the Deployment, whose Pods no kubelet would run.
 func kubectlApply(ctx context.Context, t *testing.T, manifests string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "manifests.yaml")
@@ -163,7 +164,8 @@ func kubectlApply(ctx context.Context, t *testing.T, manifests string) {
 	}
 }
 
-// startInNamespace runs a manager as the Deployment of the manifests would, behind a proxy, with arguments after its own.
+// startInNamespace runs a manager like the Deployment of the manifests, behind a proxy, with args
+// after the Deployment's arguments.
 func startInNamespace(ctx context.Context, t *testing.T, manifests, namespace, name string, args ...string) (*cluster.Manager, *faultproxy.Proxy) {
 	t.Helper()
 	spec := deploymentOf(t, manifests).Spec.Template.Spec
@@ -213,7 +215,7 @@ func startInNamespace(ctx context.Context, t *testing.T, manifests, namespace, n
 	return m, proxy
 }
 
-// recorded lists the workloads on which a manager has recorded something.
+// recorded returns the workloads on which a manager has recorded something.
 func (s *shop) recorded(ctx context.Context) (names []string) {
 	s.t.Helper()
 	for _, resource := range s.workloads {

@@ -21,7 +21,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// permission is one verb on one resource, as far as RBAC tells them apart. Empty fields of one that is granted are any.
+// permission is one verb on one resource, as RBAC distinguishes them. In a granted permission,
+// empty fields match everything.
 type permission struct {
 	user, verb, group, resource, namespace, name, path string
 }
@@ -37,15 +38,16 @@ func (p permission) String() string {
 	return s
 }
 
-// covers tells whether the request needed the permission.
+// covers reports whether p permits the request.
 func (p permission) covers(request permission) bool {
 	is := func(granted, asked string) bool { return granted == "" || granted == asked }
 	return p.user == request.user && p.verb == request.verb && p.group == request.group && p.resource == request.resource &&
 		is(p.namespace, request.namespace) && is(p.name, request.name) && p.path == request.path
 }
 
-// TestEveryPermissionIsUsed drives all that needs permission and then asks the audit log for a request for each verb on
-// each resource that is granted. That nothing else is needed, fleet.Main judges, of this and of all other packages.
+// TestEveryPermissionIsUsed makes managers do everything that needs permission, and then looks in
+// the audit log for a request for each verb on each resource that is granted. That nothing else is
+// needed is checked by fleet.Main, for this and all other packages.
 func TestEveryPermissionIsUsed(t *testing.T) {
 	for name, components := range map[string][]string{
 		"when the manager has one account":          {"compat-reloader", "argo-rollouts"},
@@ -63,7 +65,7 @@ func TestEveryPermissionIsUsed(t *testing.T) {
 			}
 			driveEverything(ctx, t, slices.Contains(components, "argo-rollouts"))
 
-			// What is asked for only now and then may take its time.
+			// Rare requests may take their time.
 			fleet.Eventually(ctx, t, func() error {
 				unused := maps.Clone(granted)
 				for _, e := range shared.AuditSince(t, begin, fleet.Allowed) {
@@ -85,8 +87,8 @@ func TestEveryPermissionIsUsed(t *testing.T) {
 	}
 }
 
-// grantedBy lists what the roles among the manifests grant to those that they are bound to. The roles of the metrics'
-// readers are bound to nobody here.
+// grantedBy returns what the roles among the manifests grant to their subjects. The roles for
+// readers of metrics are bound to nobody here.
 func grantedBy(t *testing.T, manifests string) map[permission]bool {
 	t.Helper()
 	type role struct{ kind, namespace, name string }
@@ -115,7 +117,8 @@ func grantedBy(t *testing.T, manifests string) map[permission]bool {
 		}
 		for _, subject := range b.Subjects {
 			user := "system:serviceaccount:" + subject.Namespace + ":" + subject.Name
-			for _, rule := range rules[of] { // none of a role that is not ours, such as extension-apiserver-authentication-reader
+			// No rules if the role is not ours, such as extension-apiserver-authentication-reader.
+			for _, rule := range rules[of] {
 				for _, p := range permissionsOf(rule) {
 					p.user, p.namespace = user, o.GetNamespace()
 					all[p] = true
@@ -168,7 +171,7 @@ func permissionOf(e auditv1.Event) permission {
 	return p
 }
 
-// driveEverything has a manager do all that deploy/ grants a permission for.
+// driveEverything makes a manager do everything for which deploy/ grants a permission.
 func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	t.Helper()
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
@@ -179,7 +182,8 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	s := newShop(ctx, t)
 	s.createAll(ctx, rollouts)
 	s.waitUntilKnown(ctx)
-	// Somebody else changes the workloads while the manager is about to, so that it has to look again.
+	// Somebody else changes the workloads just before the manager does, so that it has to read them
+	// again.
 	s.disturb(ctx, proxy, func() { s.paint(ctx, "red") })
 	s.reloadAll(ctx, 2) // the second repeats the Event of the first
 

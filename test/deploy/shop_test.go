@@ -24,8 +24,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// shop is a namespace with ConfigMap app-config and one workload of each kind, named like its resource, that uses it.
-// Its methods end the test when they fail.
+// shop is a namespace with ConfigMap app-config and one workload of each kind that uses it, named
+// like its resource. Its methods end the test on an error.
 type shop struct {
 	t         *testing.T
 	namespace string
@@ -84,7 +84,8 @@ func (s *shop) create(ctx context.Context, resource schema.GroupVersionResource,
 	}
 }
 
-// waitUntilKnown waits until the manager has recorded what the workloads use, so that a change is one.
+// waitUntilKnown waits until the manager has recorded what the workloads use, so that it notices
+// the next change.
 func (s *shop) waitUntilKnown(ctx context.Context) {
 	s.t.Helper()
 	fleet.Eventually(ctx, s.t, func() error {
@@ -112,8 +113,9 @@ func (s *shop) paint(ctx context.Context, color string) {
 	}
 }
 
-// disturb calls change, and writes to each workload before the manager's patch arrives. At Jobs and CronJobs the manager
-// looks again in any case; and its four workers are taken.
+// disturb calls change, and then writes to each workload before the manager's patch arrives. It
+// leaves out Jobs and CronJobs, which the manager reads again in any case, and whose patches would
+// exceed its four workers.
 func (s *shop) disturb(ctx context.Context, proxy *faultproxy.Proxy, change func()) {
 	s.t.Helper()
 	release := make(chan struct{})
@@ -137,8 +139,8 @@ func (s *shop) disturb(ctx context.Context, proxy *faultproxy.Proxy, change func
 	close(release)
 }
 
-// reloadAll changes the ConfigMap until each workload has had n Events of reloads. Once is not enough if a Job was not
-// known yet.
+// reloadAll changes the ConfigMap until each workload has had n Events of reloads. One change is
+// not enough if a Job was not known yet.
 func (s *shop) reloadAll(ctx context.Context, n int32) {
 	s.t.Helper()
 	var painted time.Time
@@ -152,7 +154,7 @@ func (s *shop) reloadAll(ctx context.Context, n int32) {
 	})
 }
 
-// reloaded answers nil when each workload has had n Events of reloads.
+// reloaded returns nil once each workload has had n Events of reloads.
 func (s *shop) reloaded(ctx context.Context, n int32) error {
 	events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=Reloaded"})
 	if err != nil {
@@ -171,7 +173,7 @@ func (s *shop) reloaded(ctx context.Context, n int32) error {
 	return errors.Join(errs...)
 }
 
-// deleteLease has a standby create it.
+// deleteLease deletes the Lease and waits until a standby has created it again.
 func (s *shop) deleteLease(ctx context.Context, namespace string) {
 	s.t.Helper()
 	leases := shared.Admin.CoordinationV1().Leases(namespace)
@@ -191,7 +193,7 @@ func (s *shop) deleteLease(ctx context.Context, namespace string) {
 	})
 }
 
-// startManager is shared.Run for a manager that acts on a change at once.
+// startManager calls shared.Run for a manager that acts on a change at once.
 func startManager(t *testing.T, r *cluster.Replica, args ...string) *cluster.Manager {
 	t.Helper()
 	return shared.Run(t, r, cluster.ManagerOptions{Args: append([]string{"--config-reload-quiet-period=0"}, args...)})

@@ -30,8 +30,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// TestUpgradeLosesAndRepeatsNothing applies deploy/ as a user does. kube-controller-manager makes the Pods and replaces
-// them by those of the next version, one by one, while there is work all the time.
+// TestUpgradeLosesAndRepeatsNothing applies deploy/ as a user does. kube-controller-manager creates
+// the Pods and replaces them one by one by those of the next version, while there is always work.
 func TestUpgradeLosesAndRepeatsNothing(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
@@ -66,7 +66,7 @@ func TestUpgradeLosesAndRepeatsNothing(t *testing.T) {
 	w.judge(begin, rounds, pods)
 }
 
-// buildVersion builds a manager that says that it is of the version.
+// buildVersion builds a manager that reports this version.
 func buildVersion(ctx context.Context, t *testing.T, version string) string {
 	t.Helper()
 	path := filepath.Join(shared.Dir(), "manager-"+version)
@@ -79,7 +79,7 @@ func buildVersion(ctx context.Context, t *testing.T, version string) string {
 	return path
 }
 
-// apply is `kubectl apply -k` of the default with the image of a version.
+// apply runs `kubectl apply -k` on the default with the image of a version.
 func apply(ctx context.Context, t *testing.T, version string) {
 	t.Helper()
 	dir := overlay(t)
@@ -96,7 +96,8 @@ func apply(ctx context.Context, t *testing.T, version string) {
 	}
 }
 
-// waitForVersion waits until the rollout is done: both replicas are of the version, the others are gone, and one leads.
+// waitForVersion waits until the rollout is complete: both replicas have the version, the others
+// are gone, and one leads.
 func waitForVersion(ctx context.Context, t *testing.T, version string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
@@ -129,8 +130,8 @@ func waitForVersion(ctx context.Context, t *testing.T, version string) {
 	})
 }
 
-// watchAvailability watches the Deployment until the returned function is called. From its first rollout on, it must have
-// both replicas available all the time.
+// watchAvailability watches the Deployment until the returned function is called. After the first
+// rollout, both replicas must always be available.
 func watchAvailability(ctx context.Context, t *testing.T) (stop func() error) {
 	t.Helper()
 	versions, err := shared.Admin.AppsV1().Deployments(metav1.NamespaceSystem).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=quartermaster"})
@@ -163,7 +164,7 @@ func watchAvailability(ctx context.Context, t *testing.T) (stop func() error) {
 	}
 }
 
-// removeDeployment ends the managers, with grace.
+// removeDeployment ends the managers gracefully.
 func removeDeployment(ctx context.Context, t *testing.T) {
 	t.Helper()
 	foreground := metav1.DeletePropagationForeground
@@ -179,7 +180,8 @@ func removeDeployment(ctx context.Context, t *testing.T) {
 	})
 }
 
-// work is ConfigMaps cfg-0, cfg-1, ... of which each rolls the Deployment app-0, app-1, ...
+// work is ConfigMaps cfg-0, cfg-1, ..., each of which rolls one of the Deployments app-0, app-1,
+// ...
 type work struct {
 	t         *testing.T
 	namespace string
@@ -199,7 +201,7 @@ func newWork(ctx context.Context, t *testing.T) work {
 		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(ctx, cm, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		// Not the default delay: while changes go on it would roll every 30 s only.
+		// Not the default delay: during continuous changes it would roll only every 30 s.
 		d := fleet.NewDeployment(fmt.Sprintf("app-%d", i), cm.Name, map[string]string{fleet.ReloadAnnotation: "auto", "quartermaster.dev/reload-delay": "50ms"})
 		if _, err := shared.Admin.AppsV1().Deployments(w.namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -213,7 +215,8 @@ func (w work) configMap(i, round int) *corev1.ConfigMap {
 		Data: map[string]string{"round": fmt.Sprint(round)}}
 }
 
-// start changes all ConfigMaps again and again until the returned function is called, which tells how often.
+// start changes all ConfigMaps again and again until the returned function is called, which returns
+// how often.
 func (w work) start(ctx context.Context) (end func() (rounds int)) {
 	ctx, cancel := context.WithCancel(ctx)
 	rounds := 0
@@ -228,7 +231,7 @@ func (w work) start(ctx context.Context) (end func() (rounds int)) {
 			case <-tick.C:
 			}
 			rounds++
-			for i := range workSize { // a round is always carried through
+			for i := range workSize { // a round is always completed
 				body := fmt.Appendf(nil, `{"data":{"round":"%d"}}`, rounds)
 				_, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Patch(context.WithoutCancel(ctx), fmt.Sprintf("cfg-%d", i), types.MergePatchType, body, metav1.PatchOptions{})
 				if err != nil {
@@ -244,13 +247,13 @@ func (w work) start(ctx context.Context) (end func() (rounds int)) {
 	}
 }
 
-// What a Deployment's state may tell besides a round.
+// Values of roundOf that are not rounds.
 const (
 	absent  = -1 // the Deployment was seen before its ConfigMap
 	unknown = -2
 )
 
-// roundOf is the round that a Deployment's state tells.
+// roundOf returns the round that a Deployment's state is from.
 func (w work) roundOf(i int, annotations map[string]string, rounds int) int {
 	var recorded map[string]string
 	if err := json.Unmarshal([]byte(annotations[fleet.StateAnnotation]), &recorded); err != nil {
@@ -289,7 +292,7 @@ func (w work) waitFor(ctx context.Context, round int) {
 	})
 }
 
-// begun answers nil when a Deployment has been rolled.
+// begun returns nil once a Deployment has been rolled.
 func (w work) begun(ctx context.Context) error {
 	d, err := shared.Admin.AppsV1().Deployments(w.namespace).Get(ctx, "app-0", metav1.GetOptions{})
 	if err == nil && w.roundOf(0, d.Annotations, 0) == 0 {
@@ -298,7 +301,7 @@ func (w work) begun(ctx context.Context) error {
 	return err
 }
 
-// judge holds the audit log against what an upgrade must not do.
+// judge checks in the audit log that the upgrade lost and repeated nothing.
 func (w work) judge(begin time.Time, rounds int, pods []string) {
 	w.t.Helper()
 	rolled := judge.NewRollouts()
@@ -336,7 +339,7 @@ func (w work) judge(begin time.Time, rounds int, pods []string) {
 		if last != rounds {
 			w.t.Errorf("the last write of %s was for round %d, not %d: it is lost", name, last, rounds)
 		}
-		// To record what is there at first is no rollout; each further write is one.
+		// Recording the first state is no rollout; each further write is one.
 		if got := len(rolled.Of("deployments/" + w.namespace + "/" + name)); got != rollouts {
 			w.t.Errorf("%s was rolled %d times in %d writes", name, got, rollouts)
 		}

@@ -27,17 +27,19 @@ type drill struct {
 	leader, standby *replica // when it began
 }
 
-// fault is one kind of fault. inject injects it and undoes it again; processes may have ended then.
+// fault is one kind of fault. inject injects it and undoes it; processes may have ended afterwards.
 type fault struct {
 	name   string
 	inject func(ctx context.Context, d *drill) error
-	// alone: it is not combined with others.
+	// alone is set if it is not combined with others.
 	alone bool
-	// pauses: it is not combined with another that pauses the leader, which would wake it.
+	// pauses is set if it pauses the leader: it is not combined with another such fault, which
+	// would wake the leader.
 	pauses bool
 }
 
-// The lease of fleet.ShortTimings is 3 s, the renew deadline 2 s. Times are chosen from ranges around these.
+// With fleet.ShortTimings the lease is 3 s and the renew deadline 2 s. Times are chosen from ranges
+// around these.
 var faults = []fault{
 	{name: "leader killed", inject: func(_ context.Context, d *drill) error { d.leader.life().Kill(); return nil }},
 	{name: "standby killed", inject: func(_ context.Context, d *drill) error { d.standby.life().Kill(); return nil }},
@@ -90,7 +92,7 @@ var faults = []fault{
 	}},
 	{name: "lease deleted", inject: func(ctx context.Context, _ *drill) error {
 		err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, fleet.LeaseName, metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) { // somebody else was quicker
+		if apierrors.IsNotFound(err) { // somebody else was faster
 			return nil
 		}
 		return err
@@ -111,13 +113,13 @@ var faults = []fault{
 	{name: "lease's duration changed by hand", inject: func(ctx context.Context, d *drill) error {
 		_, err := editLease(ctx, func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To(1 + 5*d.Int32N(2)) })
 		if err == nil && d.IntN(2) == 0 {
-			d.leader.life().Kill() // maybe before it has put things right
+			d.leader.life().Kill() // perhaps before it has repaired it
 		}
 		return err
 	}},
 }
 
-// goesWith tells whether two faults may be injected at once.
+// goesWith reports whether two faults may be injected together.
 func (f fault) goesWith(other fault) bool {
 	return !f.alone && !other.alone && (!f.pauses || !other.pauses)
 }
@@ -130,7 +132,7 @@ func (d *drill) between(from, to int) time.Duration {
 	return time.Duration(from+d.IntN(to-from+1)) * time.Millisecond
 }
 
-// some is the leader alone, or all replicas.
+// some returns the leader alone, or all replicas.
 func (d *drill) some() replicas {
 	if d.IntN(3) == 0 {
 		return d.all
@@ -138,12 +140,12 @@ func (d *drill) some() replicas {
 	return replicas{d.leader}
 }
 
-// share selects all requests, or those for the Lease, or the work.
+// share returns a matcher of all requests, of those for the Lease, or of the work.
 func (d *drill) share() func(*http.Request) bool {
 	return []func(*http.Request) bool{nil, isLeaseWrite, isWork}[d.IntN(3)]
 }
 
-// rule puts a rule into force at the replicas' proxies for a while.
+// rule applies a rule at the replicas' proxies for a while.
 func (d *drill) rule(ctx context.Context, at replicas, while time.Duration, rule faultproxy.Rule) error {
 	for _, r := range at {
 		defer r.proxy.Add(rule).Remove()
@@ -162,7 +164,7 @@ func partition(mode faultproxy.Mode, whom func(*drill) *replica) func(context.Co
 	}
 }
 
-// stopGracefully stops the leader, half of the time while its work takes long.
+// stopGracefully stops the leader, half of the time during work that takes long.
 func stopGracefully(ctx context.Context, d *drill) error {
 	if d.IntN(2) == 0 {
 		defer d.leader.proxy.Add(faultproxy.Rule{Match: isWork, Delay: d.between(100, 2000)}).Remove()
@@ -200,7 +202,8 @@ func pauseUntilReplaced(ctx context.Context, d *drill) error {
 	return err
 }
 
-// pauseWithWritesQueued lets the writes go that the former leader had under way, before it wakes or after.
+// pauseWithWritesQueued releases the writes that the former leader has in flight, before or after
+// it wakes.
 func pauseWithWritesQueued(ctx context.Context, d *drill) error {
 	_, release := d.leader.hold(ctx, 1+d.IntN(3), 2*time.Second)
 	defer release()
@@ -220,7 +223,8 @@ func pauseWithWritesQueued(ctx context.Context, d *drill) error {
 	return err
 }
 
-// editLease changes the Lease as somebody with kubectl would, and returns it. If there is none it waits for one.
+// editLease changes the Lease like a user of kubectl, and returns it. If there is none, it waits
+// for one.
 func editLease(ctx context.Context, edit func(*coordinationv1.Lease)) (edited *coordinationv1.Lease, err error) {
 	leases := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem)
 	err = fleet.Poll(ctx, func() error {

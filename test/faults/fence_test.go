@@ -43,7 +43,7 @@ func clientOf(t testing.TB, config *rest.Config) *kubernetes.Clientset {
 	return client
 }
 
-// tokenClient speaks as the managers' ServiceAccount with a token that is bound to no Pod.
+// tokenClient returns a client of the managers' ServiceAccount whose token is bound to no Pod.
 func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
 	t.Helper()
 	token, err := shared.TokenOf(ctx, metav1.NamespaceSystem, "quartermaster")
@@ -55,14 +55,15 @@ func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
 	return clientOf(t, config)
 }
 
-// impersonated is the manager's ServiceAccount as a token of a Secret shows it: without anything about the token.
+// impersonated returns a configuration that impersonates the manager's ServiceAccount. Like a token
+// from a Secret, it lacks any information about a Pod.
 func impersonated() *rest.Config {
 	config := shared.AdminConfig()
 	config.Impersonate.UserName = "system:serviceaccount:kube-system:quartermaster"
 	return config
 }
 
-// probe is how a manager asks for the fence. The answer is "" if there is none.
+// probe probes for the fence as a manager does. It returns "" if there is none.
 func probe(ctx context.Context, client kubernetes.Interface) string {
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: election.ServerFenceName}}
 	_, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Update(ctx, cm, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -73,18 +74,18 @@ func probe(ctx context.Context, client kubernetes.Interface) string {
 	return verdict
 }
 
-// waitForVerdict waits until the fence says what it would do with writes of the client.
+// waitForVerdict waits until the fence's verdict on the client is want.
 func waitForVerdict(ctx context.Context, t testing.TB, client kubernetes.Interface, want string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
 		if got := probe(ctx, client); got != want {
-			return fmt.Errorf("the fence answers %q, not %q", got, want)
+			return fmt.Errorf("the fence's verdict is %q, want %q", got, want)
 		}
 		return nil
 	})
 }
 
-// give names the holder of the Lease.
+// give sets the holder of the Lease.
 func give(ctx context.Context, t testing.TB, identity string) *coordinationv1.Lease {
 	t.Helper()
 	given, err := editLease(ctx, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To(identity) })
@@ -94,14 +95,15 @@ func give(ctx context.Context, t testing.TB, identity string) *coordinationv1.Le
 	return given
 }
 
-// withFence waits until the fence in the API server is in force, which is a while after its installation.
+// withFence waits until the fence in the API server is in force, which takes a while after its
+// installation.
 func withFence(ctx context.Context, t testing.TB) {
 	t.Helper()
 	waitForVerdict(ctx, t, tokenClient(ctx, t), "cannot judge")
 }
 
-// withoutFence switches the fence in the API server off until the end of the test. It does not remove it, see
-// TestFenceInstalledAgain.
+// withoutFence switches off the fence in the API server until the end of the test. It does not
+// remove it, see TestFenceInstalledAgain.
 func withoutFence(t testing.TB) {
 	t.Helper()
 	ctx := fleet.Context(t)
@@ -115,7 +117,7 @@ func withoutFence(t testing.TB) {
 	})
 }
 
-// enforce says what the API server does about writes that the fence refuses.
+// enforce sets what the API server does with writes that the fence refuses.
 func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.ValidationAction) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"validationActions":[%q]}}`, action)
@@ -153,8 +155,8 @@ func TestFenceInTheAPIServer(t *testing.T) {
 				case tc.admitted[who]:
 					waitForVerdict(ctx, t, client, "admits")
 				case who == "a token without a Pod", who == "a user without extra":
-					waitForVerdict(ctx, t, client, "cannot judge") // and so is refused
-				case who != "somebody else": // who is not asked at all
+					waitForVerdict(ctx, t, client, "cannot judge") // and therefore refused
+				case who != "somebody else": // to whom the fence does not apply
 					waitForVerdict(ctx, t, client, "refuses")
 				}
 			}
@@ -182,7 +184,8 @@ func isFenceRefusal(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), election.ServerFenceName+": written by")
 }
 
-// leaderWrites are writes that the managers' role permits and only a leader may make.
+// leaderWrites does writes that the managers' role permits and only a leader may do, and returns
+// their errors.
 func leaderWrites(ctx context.Context, w *world, client kubernetes.Interface) map[string]error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.content.Add(1))
 	deployments, jobs := client.AppsV1().Deployments(w.namespace), client.BatchV1().Jobs(w.namespace)
@@ -201,7 +204,7 @@ func leaderWrites(ctx context.Context, w *world, client kubernetes.Interface) ma
 	return map[string]error{"patch a Deployment": patched, "try to patch a Deployment": dry, "create a Job": created, "delete a Job": deleted}
 }
 
-// standbyWrites are those that every replica may make.
+// standbyWrites does writes that every replica may do, and returns their errors.
 func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]error {
 	event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "event-"}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}}
 	_, recorded := client.CoreV1().Events("default").Create(ctx, event, metav1.CreateOptions{})
@@ -219,7 +222,8 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 	return map[string]error{"record an Event": recorded, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
 }
 
-// TestWithoutALeaseNobodyIsFenced: the fence must not keep a whole cluster from writing, and a fleet puts things right.
+// TestWithoutALeaseNobodyIsFenced checks that without a Lease the fence refuses nobody, and that a
+// fleet creates the Lease again.
 func TestWithoutALeaseNobodyIsFenced(t *testing.T) {
 	ctx := fleet.Context(t)
 	w := newWorld(ctx, t, 1)
@@ -250,8 +254,8 @@ func TestWithoutALeaseNobodyIsFenced(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
 }
 
-// TestFenceInstalledAgain shows what deploy/components/fence/fence.yaml warns of, that a manager notices it, and that
-// the remedy helps.
+// TestFenceInstalledAgain shows the problem of which deploy/components/fence/fence.yaml warns, that
+// a manager notices it, and that the remedy helps.
 func TestFenceInstalledAgain(t *testing.T) {
 	ctx := fleet.Context(t)
 	withFence(ctx, t)
@@ -287,12 +291,12 @@ func TestFenceInstalledAgain(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error {
 		verdict := probe(ctx, client)
 		if verdict == "admits" {
-			t.Log("This API server goes by the present Lease: the warning in fence.yaml is not for its version")
+			t.Log("This API server uses the current Lease: the warning in fence.yaml does not apply to its version")
 			return nil
 		}
 		log, err := os.ReadFile(all[0].life().Log)
 		if err == nil && !strings.Contains(string(log), misconfigured) {
-			err = fmt.Errorf("the fence answers %q to the leader, which does not say that it is misconfigured", verdict)
+			err = fmt.Errorf("the fence's verdict on the leader is %q, want one that shows that it is misconfigured", verdict)
 		}
 		return err
 	})
@@ -302,8 +306,9 @@ func TestFenceInstalledAgain(t *testing.T) {
 	waitForVerdict(ctx, t, client, "admits")
 }
 
-// TestHowSoonTheFenceFollowsTheLease measures how long after a change of the holder writes of the former one still pass.
-// There is nothing to be judged: this is the time that the fence in the client has to cover.
+// TestHowSoonTheFenceFollowsTheLease measures for how long after a change of the holder writes of
+// the former holder still pass. It asserts nothing about this time, which the fence in the client
+// has to cover.
 func TestHowSoonTheFenceFollowsTheLease(t *testing.T) {
 	const rounds, writers = 20, 2
 	ctx := fleet.Context(t)

@@ -25,21 +25,21 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// Long enough for a busy machine to keep a lease: that it is kept is asserted here.
+// Long enough to keep a lease on a busy machine, which the test asserts.
 const interopLease, interopDeadline, interopRetry = 8 * time.Second, 5 * time.Second, 500 * time.Millisecond
 
-// leaseName is that of the Lease in the namespace of a test.
+// leaseName is the name of the Lease in the namespace of a test.
 const leaseName = "contended"
 
-// contender is an elector in this process that competes for a Lease until it is ended.
+// contender is an elector in this process that competes for a Lease until it is stopped.
 type contender struct {
 	identity string
 	proxy    *faultproxy.Proxy
-	stop     context.CancelFunc // in good order
+	stop     context.CancelFunc // stops it gracefully
 	done     chan struct{}
 }
 
-// theirs begins to compete by client-go's elector, ours by our own. Both reach the API server through a proxy.
+// theirs starts client-go's elector, ours our own. Both reach the API server through a proxy.
 func theirs(ctx context.Context, t *testing.T, namespace string) *contender {
 	t.Helper()
 	return contend(ctx, t, "theirs", func(ctx context.Context, config *rest.Config, identity string) error {
@@ -109,11 +109,12 @@ func contend(ctx context.Context, t *testing.T, name string, run func(context.Co
 	return c
 }
 
-// TestOurElectorAndClientGosTakeTurns hands one Lease back and forth between the two kinds, by release and by expiry.
+// TestOurElectorAndClientGosTakeTurns hands one Lease back and forth between the two electors, by
+// release and by expiry.
 func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
 	kinds := map[string]func(context.Context, *testing.T, string) *contender{"ours": ours, "theirs": theirs}
 	release := func(c *contender) { c.stop() }
-	die := func(c *contender) { c.proxy.Partition(faultproxy.Hang) } // as far as the others can see
+	die := func(c *contender) { c.proxy.Partition(faultproxy.Hang) } // to the others it looks dead
 	for name, tc := range map[string]struct {
 		first, second string
 		end           func(*contender)
@@ -142,7 +143,8 @@ func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
 			first := kinds[tc.first](ctx, t, namespace)
 			waitForHolder(ctx, t, lease, first)
 			second := kinds[tc.second](ctx, t, namespace)
-			// A standby leaves the holder alone: three renewals later it is the same, in the same term.
+			// A standby does not disturb the holder: after three renewals it is the same, in the
+			// same term.
 			before := lease()
 			fleet.Eventually(ctx, t, func() error {
 				if renewed := lease().RenewTime.Sub(before.RenewTime.Time); renewed < 1400*time.Millisecond {

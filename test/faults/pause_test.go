@@ -20,14 +20,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// workers is --config-reload-concurrent-syncs, and so how much work can be under way.
+// workers is --config-reload-concurrent-syncs, and so the maximum number of writes in flight.
 const workers = 4
 
-// pauseScene is a leader that is paused for longer than its lease. Its Deployments are in three groups:
+// pauseScene pauses a leader for longer than its lease. Its Deployments are in three groups:
 //
-//	underWay: the leader's writes were sent before the pause and are held on their way; the next leader gets at none
-//	queued:   change during the pause, and the next leader gets at none: the former one finds them when it wakes
-//	done:     the next leader has done these when the former one wakes
+//	underWay: the leader sent their writes before the pause; the next leader cannot reach these
+//	queued:   change during the pause; only the former leader gets at these, when it wakes
+//	done:     the next leader has rolled these before the former one wakes
 type pauseScene struct {
 	underWay, queued, done []int
 	setup                  setup
@@ -42,7 +42,8 @@ func newPauseScene(writesUnderWay, fence bool, s setup) pauseScene {
 	return p
 }
 
-// play returns what the judge says and how many requests of the former leader the fence in the API server has refused.
+// play returns the judgement and the number of the former leader's requests that the fence in the
+// API server has refused.
 func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	t.Helper()
 	ctx := fleet.Context(t)
@@ -88,7 +89,7 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 		t.Errorf("the former leader ended with %d (%v), want 1", former.life().ExitCode(), err)
 	}
 	unreachable.Remove()
-	// What has failed often waits for its back-off. The next change does not.
+	// Work that has failed often waits for its back-off. The next change does not.
 	p.change(ctx, t, w, p.underWay)
 	p.change(ctx, t, w, p.queued)
 	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
@@ -111,7 +112,7 @@ func (p pauseScene) change(ctx context.Context, t *testing.T, w *world, which []
 	}
 }
 
-// isWorkOn selects the work on some of the Deployments.
+// isWorkOn returns a matcher of the work on some of the Deployments.
 func isWorkOn(groups ...[]int) func(*http.Request) bool {
 	var paths []string
 	for _, group := range groups {
@@ -124,8 +125,8 @@ func isWorkOn(groups ...[]int) func(*http.Request) bool {
 	}
 }
 
-// answered waits for the API server to have answered the requests that were held. It is the last that the former leader
-// sent: those before were answered before the pause.
+// answered waits until the API server has responded to the requests that were held. They are the
+// last that the former leader sent: those before got their responses before the pause.
 func answered(r *replica, w *world, n int) error {
 	events, err := shared.AuditEvents()
 	if err != nil {
@@ -137,14 +138,14 @@ func answered(r *replica, w *world, n int) error {
 			got[e.ObjectRef.Name]++
 		}
 	}
-	twice := 0 // the first is for the state at the beginning
+	twice := 0 // the first is for the initial state
 	for _, times := range got {
 		if times >= 2 {
 			twice++
 		}
 	}
 	if twice < n {
-		return fmt.Errorf("%d of %d requests that were held are answered", twice, n)
+		return fmt.Errorf("%d of %d held requests have a response", twice, n)
 	}
 	return nil
 }
@@ -197,7 +198,8 @@ func TestLongPausedLeaderWithoutTheFenceInTheAPIServer(t *testing.T) {
 		t.Run("without the client's fence too, elector "+elector+", the judge sees stale writes", func(t *testing.T) {
 			got, _ := newPauseScene(true, false, buildUnfenced(t, elector)).play(t)
 			overlaps := slices.DeleteFunc(got.Stale(), func(f judge.Finding) bool { return f.Verdict != judge.Overlap })
-			if len(overlaps) == 0 { // some of them may be written before the next leader's first
+			// Some of them may be written before the next leader's first write.
+			if len(overlaps) == 0 {
 				t.Error("the judge has seen no write that overlaps with those of the next leader: it is too weak")
 			}
 		})

@@ -31,14 +31,15 @@ var (
 )
 
 const (
-	// changePeriod is how often a ConfigMap changes. Work takes workDelay on its way, so that there is always some
-	// under way.
+	// changePeriod is how often a ConfigMap changes. A write is delayed by workDelay, so that there
+	// are always some in flight.
 	changePeriod = 30 * time.Millisecond
 	workDelay    = 40 * time.Millisecond
 )
 
-// TestFaults injects faults in a random order into three managers that have work all the time. After each, somebody
-// leads and the work is done; and over all, nobody has written who did not lead.
+// TestFaults injects faults in a random order into three managers that always have work. After each
+// fault, somebody must lead and all work must be done. In the whole run, nobody may have written
+// without leading.
 func TestFaults(t *testing.T) {
 	seed := *flagSeed
 	if seed == 0 {
@@ -100,11 +101,11 @@ type campaign struct {
 	all     replicas
 	witness *witness
 	last    *judge.Judgement
-	seen    map[uint64]judge.Verdict // findings that are reported
+	seen    map[uint64]judge.Verdict // findings that were reported
 	kinds   map[string]*tally
 }
 
-// tally is what is known of one kind of fault.
+// tally holds the results for one kind of fault.
 type tally struct {
 	injected  int
 	gaps      []time.Duration // from the last version of the Lease before to each acquisition
@@ -126,7 +127,7 @@ func newCampaign(t *testing.T, seed uint64, managers setup) *campaign {
 	return c
 }
 
-// inject injects one fault, sometimes together with another, and waits until everything is well again.
+// inject injects one fault, sometimes together with another, and waits until all is well again.
 func (c *campaign) inject(i int, f fault) {
 	t, name := c.t, f.name
 	t.Helper()
@@ -138,7 +139,7 @@ func (c *campaign) inject(i int, f fault) {
 		name += " + " + second.name
 	}
 	stop := c.world.stream(ctx, changePeriod)
-	wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // any phase of the renewals
+	wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // at any phase of the renewals
 	begin := time.Now()
 	err := c.injectAll(ctx, together)
 	healed := time.Now()
@@ -146,7 +147,8 @@ func (c *campaign) inject(i int, f fault) {
 		err = c.restart()
 	}
 	stop()
-	// What has failed often waits for its back-off, for minutes after some faults. The next change does not.
+	// Work that has failed often waits for its back-off, after some faults for minutes. The next
+	// change does not.
 	for i := range c.world.size {
 		if err == nil {
 			err = fleet.Poll(ctx, func() error { return c.world.change(ctx, i) })
@@ -181,7 +183,7 @@ func (c *campaign) injectAll(ctx context.Context, together []fault) error {
 	return errors.Join(errs...)
 }
 
-// restart does what a kubelet does.
+// restart restarts ended managers, as a kubelet would.
 func (c *campaign) restart() error {
 	for _, r := range c.all {
 		if r.ended() {
@@ -193,9 +195,9 @@ func (c *campaign) restart() error {
 	return nil
 }
 
-// healthy answers nil when everybody is ready, somebody leads and all work is done.
+// healthy returns nil once every manager is ready, somebody leads and all work is done.
 func (c *campaign) healthy(ctx context.Context) error {
-	if err := c.restart(); err != nil { // one that finds out late that it leads no more
+	if err := c.restart(); err != nil { // a manager may notice late that it no longer leads
 		return err
 	}
 	for _, r := range c.all {
@@ -209,7 +211,7 @@ func (c *campaign) healthy(ctx context.Context) error {
 	return c.world.settled(ctx)
 }
 
-// judge judges all that has happened and adds up what is new.
+// judge judges everything that has happened and adds up what is new.
 func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery time.Duration) {
 	t := c.t
 	t.Helper()
@@ -248,11 +250,12 @@ func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery tim
 	c.last = got
 }
 
-// report shows the figures of the whole campaign.
+// report prints the figures of the whole campaign.
 func (c *campaign) report() {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(w, "fault\tinjected\tacquisitions\tmedian gap\tlongest gap\tlongest recovery\tlate writes\t") // to memory
+	// Writes to memory.
+	_, _ = fmt.Fprintln(w, "fault\tinjected\tacquisitions\tmedian gap\tlongest gap\tlongest recovery\tlate writes\t")
 	total := 0
 	for _, f := range faults {
 		k := c.kinds[f.name]

@@ -25,7 +25,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// replica is a Pod behind a proxy of its own, and one manager after the other in it, as a kubelet would start them.
+// replica is a Pod behind its own proxy. One manager after the other runs in it, as a kubelet would
+// start them.
 type replica struct {
 	*cluster.Replica
 	proxy *faultproxy.Proxy
@@ -36,7 +37,7 @@ type replica struct {
 	manager *cluster.Manager // the current life; nil before the first
 }
 
-// setup is what the replicas of a test run.
+// setup says what the replicas of a test run.
 type setup struct {
 	program string // path; empty: the manager
 	args    []string
@@ -45,12 +46,13 @@ type setup struct {
 // replicas are the replicas of a test.
 type replicas []*replica
 
-// processName is that of the replicas' processes, POD-LIFE, see start. Other programs of the tests begin likewise.
+// processName matches the names of the replicas' processes, POD-LIFE, see start. Other programs of
+// the tests have names with the same prefix.
 var processName = regexp.MustCompile(`^quartermaster-\d+-\d+$`)
 
 func isReplica(process string) bool { return processName.MatchString(process) }
 
-// newReplicas starts n replicas and waits until they are ready. They are ended with the test.
+// newReplicas starts n replicas and waits until they are ready. They end with the test.
 func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
 	t.Helper()
 	if s.program == "" {
@@ -72,8 +74,8 @@ func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
 	return all
 }
 
-// start begins a life. The program gets a name of its own, since the user agent of its requests begins with that: so the
-// audit log tells the processes of one Pod apart.
+// start begins a life. The user agent of the program's requests begins with the program's name, so
+// each life gets another name: this is how the audit log distinguishes the processes of one Pod.
 func (r *replica) start() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,7 +92,7 @@ func (r *replica) start() error {
 	return err
 }
 
-// life is the current or last life.
+// life returns the current or last life.
 func (r *replica) life() *cluster.Manager {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,14 +114,14 @@ func (r *replica) cleanUp(t testing.TB) {
 	if t.Failed() {
 		t.Logf("log of %s:\n%s", m.Pod, m.Tail(40))
 	}
-	// A request that a test has left held would hold up the end as well.
+	// A request that a test still holds would delay the end as well.
 	_ = r.proxy.Close()
 	_ = m.Signal(syscall.SIGCONT)
 	m.Kill()
 	shared.FreeLease(t, m)
 }
 
-// leader is the replica whose Pod holds the Lease.
+// leader returns the replica whose Pod holds the Lease.
 func (all replicas) leader(ctx context.Context) (*replica, error) {
 	lease, err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
 	if err != nil {
@@ -134,7 +136,7 @@ func (all replicas) leader(ctx context.Context) (*replica, error) {
 	return nil, fmt.Errorf("the lease is held by %q", holder)
 }
 
-// waitForLeader waits until one of them holds the Lease that is not in except.
+// waitForLeader waits until a replica that is not in except holds the Lease.
 func (all replicas) waitForLeader(ctx context.Context, except ...*replica) (found *replica, err error) {
 	err = fleet.Poll(ctx, func() (err error) {
 		if found, err = all.leader(ctx); err != nil {
@@ -150,7 +152,7 @@ func (all replicas) waitForLeader(ctx context.Context, except ...*replica) (foun
 	return found, err
 }
 
-// others are those that are not r.
+// others returns all replicas but r.
 func (all replicas) others(r *replica) replicas {
 	var others replicas
 	for _, o := range all {
@@ -161,18 +163,18 @@ func (all replicas) others(r *replica) replicas {
 	return others
 }
 
-// isWork selects the requests by which a manager works.
+// isWork reports whether a request is part of a manager's work.
 func isWork(r *http.Request) bool {
 	return r.Method == http.MethodPatch && strings.Contains(r.URL.Path, "/deployments/")
 }
 
-// isLeaseWrite selects the requests by which a manager takes, keeps and releases the Lease.
+// isLeaseWrite reports whether a request takes, renews or releases the Lease.
 func isLeaseWrite(r *http.Request) bool {
 	return r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/")
 }
 
-// hold holds a replica's work at its proxy until the returned function is called. At least one request is held, if work
-// comes along within a while.
+// hold holds a replica's work at its proxy until the returned function is called. It waits for a
+// while until atLeast requests are held.
 func (r *replica) hold(ctx context.Context, atLeast int, while time.Duration) (held *faultproxy.ActiveRule, release func()) {
 	gate := make(chan struct{})
 	held = r.proxy.Add(faultproxy.Rule{Match: isWork, Hold: gate})

@@ -32,14 +32,15 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// witness collects the history of one test: from the audit log, and from watches for what the log does not have.
+// witness collects the history of one test from the audit log, and from watches what the log does
+// not have.
 type witness struct {
 	*judge.History
 	world *world
 
-	mu       sync.Mutex // of reading the log
+	mu       sync.Mutex // guards reading the log
 	log      *os.File
-	rest     []byte // of a line that was not complete
+	rest     []byte // of an incomplete line
 	failures []error
 	refused  int // writes that the fence in the API server has refused
 }
@@ -77,7 +78,8 @@ func newWitness(ctx context.Context, t testing.TB, w *world) *witness {
 	return v
 }
 
-// follow sees every version of a resource's objects, but for those that come and go while the API server is away.
+// follow sees every version of a resource's objects, except for those that come and go while the
+// API server is down.
 func (v *witness) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	open func(context.Context, metav1.ListOptions) (watch.Interface, error)) {
 	from := ""
@@ -95,7 +97,7 @@ func (v *witness) follow(ctx context.Context, list func(context.Context, metav1.
 		}
 		w, err := open(ctx, metav1.ListOptions{ResourceVersion: from})
 		if err != nil {
-			from = "" // it may be too old
+			from = "" // the version may be too old
 			wait(ctx, 50*time.Millisecond)
 			continue
 		}
@@ -155,7 +157,7 @@ func (v *witness) readLog() error {
 		if err != nil {
 			return err
 		}
-		// Most lines are of no concern and need not be understood.
+		// Most lines are irrelevant and need not be parsed.
 		if !bytes.Contains(line, []byte(`"resource":"leases"`)) && !bytes.Contains(line, []byte(`"resource":"deployments"`)) ||
 			bytes.Contains(line, []byte(`"verb":"get"`)) || bytes.Contains(line, []byte(`"verb":"watch"`)) {
 			continue
@@ -176,7 +178,7 @@ func (v *witness) readLog() error {
 	}
 }
 
-// isRefusal tells whether the fence in the API server has refused a request.
+// isRefusal reports whether the fence in the API server has refused a request.
 func isRefusal(e auditv1.Event) bool {
 	return e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusForbidden && strings.Contains(e.ResponseStatus.Message, election.ServerFenceName)
 }

@@ -24,12 +24,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// world is the managers' work: Deployments app-0, app-1, ... of which each asks to be rolled when its ConfigMap, cfg-0,
-// cfg-1, ..., changes. Nobody but the managers changes the Deployments.
+// world is the managers' work: Deployments app-0, app-1, ..., each of which is rolled when its
+// ConfigMap, cfg-0, cfg-1, ..., changes. Only the managers change the Deployments.
 type world struct {
 	namespace string
 	size      int
-	content   atomic.Int64 // the last one: none comes twice
+	content   atomic.Int64 // the last one: each is used once
 }
 
 func newWorld(ctx context.Context, t testing.TB, size int) *world {
@@ -47,7 +47,8 @@ func newWorld(ctx context.Context, t testing.TB, size int) *world {
 			t.Fatal(err)
 		}
 	}
-	// Else the next test's managers would take care of them too. Without kube-controller-manager the namespace stays.
+	// Otherwise the next test's managers would also work on them. Without kube-controller-manager
+	// the namespace stays.
 	t.Cleanup(func() {
 		err := shared.Admin.AppsV1().Deployments(w.namespace).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
 		if err != nil {
@@ -60,15 +61,15 @@ func newWorld(ctx context.Context, t testing.TB, size int) *world {
 func configMap(i int) string  { return fmt.Sprintf("cfg-%d", i) }
 func deployment(i int) string { return fmt.Sprintf("app-%d", i) }
 
-// change gives a ConfigMap a content that it never had.
+// change gives a ConfigMap a content that it never had before.
 func (w *world) change(ctx context.Context, i int) error {
 	patch := fmt.Appendf(nil, `{"data":{"content":"%d"}}`, w.content.Add(1))
 	_, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Patch(ctx, configMap(i), types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
-// stream changes one of the ConfigMaps every period until the returned function is called. What fails, since the API
-// server may be away, is left out.
+// stream changes one of the ConfigMaps every period until the returned function is called. It
+// ignores errors, since the API server may be down.
 func (w *world) stream(ctx context.Context, period time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -92,7 +93,8 @@ func (w *world) stream(ctx context.Context, period time.Duration) (stop func()) 
 	}
 }
 
-// settled answers nil when the given Deployments, or all, have recorded exactly the content that their ConfigMaps have.
+// settled returns nil once the given Deployments, or all, have recorded exactly the content of
+// their ConfigMaps.
 func (w *world) settled(ctx context.Context, which ...int) error {
 	configMaps, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -113,7 +115,8 @@ func (w *world) settled(ctx context.Context, which ...int) error {
 				continue
 			}
 			digest := hex.EncodeToString(configreload.DigestConfigMap(&cm))[:16]
-			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest}) // a map of strings always marshals
+			// A map of strings always marshals.
+			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest})
 			if got := recorded[deployment(i)]; got != string(want) {
 				errs = append(errs, fmt.Errorf("%s has recorded %q, want %s (content %s)", deployment(i), got, want, cm.Data["content"]))
 			}

@@ -23,10 +23,11 @@ import (
 var (
 	crds        = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
-	widgets     = schema.GroupVersionResource{Group: "test.example.com", Resource: "widgets"} // in any version
+	// The tests use it in several versions.
+	widgets = schema.GroupVersionResource{Group: "test.example.com", Resource: "widgets"}
 )
 
-// create makes an object of any kind and removes it at the end of the test, if it is still there.
+// create creates an object of any kind and deletes it at the end of the test, if it still exists.
 func create(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource, namespace string, object map[string]any) {
 	t.Helper()
 	o, err := shared.Objects.Resource(gvr).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
@@ -38,8 +39,8 @@ func create(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource, 
 	})
 }
 
-// crd defines a namespaced resource with the versions. The first is stored and, like all others but those in unserved,
-// served.
+// crd returns the definition of a namespaced resource with the versions. The first is stored. All
+// are served except for those in unserved.
 func crd(gr schema.GroupResource, kind string, versions []string, unserved ...string) map[string]any {
 	list := make([]any, 0, len(versions))
 	for i, version := range versions {
@@ -57,7 +58,7 @@ func crd(gr schema.GroupResource, kind string, versions []string, unserved ...st
 	}
 }
 
-// waitUntilServed waits until the server answers requests for a resource.
+// waitUntilServed waits until the server serves a resource.
 func waitUntilServed(ctx context.Context, t *testing.T, gvr schema.GroupVersionResource) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
@@ -77,7 +78,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 		waitUntilServed(ctx, t, gvr)
 		create(ctx, t, gvr, namespace, map[string]any{"apiVersion": gvr.GroupVersion().String(), "kind": "Widget", "metadata": map[string]any{"name": name}})
 	}
-	// The server has the resource in the version, or not at all.
+	// The server has the resource in this version, or not at all.
 	follows := func(version string) {
 		absent := version == ""
 		t.Helper()
@@ -106,7 +107,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	widget("v1beta1", "first")
 	follows("v1beta1")
 
-	// The version that is watched goes, another takes its place.
+	// The watched version is removed; another takes its place.
 	changed := crd(widgets.GroupResource(), "Widget", []string{"v1", "v1beta1"}, "v1beta1")
 	patch, err := json.Marshal(map[string]any{"spec": changed["spec"]})
 	if err != nil {

@@ -29,8 +29,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// cache is a factory whose clock runs faster than the world: it goes on by clockStep whenever somebody looks, every
-// 50 ms. So what takes the factory minutes to report takes the test seconds.
+// cache is a factory whose clock is fast: it advances by clockStep at every check, every 50 ms. So
+// what the factory reports after minutes takes the test seconds.
 type cache struct {
 	*informers.Factory
 	clock   *clocktesting.FakeClock
@@ -39,7 +39,7 @@ type cache struct {
 
 const clockStep = 2 * time.Second
 
-var caches atomic.Int32 // each needs a name of its own
+var caches atomic.Int32 // each needs its own name
 
 func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
 	t.Helper()
@@ -67,7 +67,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 	return c
 }
 
-// eventually polls until check answers nil.
+// eventually polls until check returns nil.
 func (c *cache) eventually(ctx context.Context, t *testing.T, check func() error) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
@@ -82,7 +82,7 @@ func (c *cache) waitUntilHealthy(ctx context.Context, t *testing.T, controller s
 	c.eventually(ctx, t, func() error { return c.Problem(controller) })
 }
 
-// waitForProblem waits for one that names all parts.
+// waitForProblem waits for a problem that contains all parts.
 func (c *cache) waitForProblem(ctx context.Context, t *testing.T, controller string, parts ...string) {
 	t.Helper()
 	c.eventually(ctx, t, func() error {
@@ -107,7 +107,7 @@ func (c *cache) of(t *testing.T, resource string) informers.ResourceStatus {
 	return informers.ResourceStatus{}
 }
 
-// metric is the value of a metric of the resource; 0 if there is none.
+// metric returns the value of a metric of the resource; 0 if there is none.
 func (c *cache) metric(t *testing.T, name, resource string) float64 {
 	t.Helper()
 	families, err := c.metrics.Gather()
@@ -126,7 +126,8 @@ func (c *cache) metric(t *testing.T, name, resource string) float64 {
 	return 0
 }
 
-// holds returns an error unless the cache of the resource has exactly the given objects, each as "NAMESPACE/NAME VERSION".
+// holds returns an error unless the cache of the resource has exactly the given objects, each as
+// "NAMESPACE/NAME VERSION".
 func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
 	informer, ok := c.Informer("test", gvr)
 	if !ok {
@@ -148,7 +149,7 @@ func described(obj metav1.Object) string {
 	return obj.GetNamespace() + "/" + obj.GetName() + " " + obj.GetResourceVersion()
 }
 
-// sourceNeeds are needs of ConfigMaps, Secrets and Deployments, by a controller called test.
+// sourceNeeds returns needs of ConfigMaps, Secrets and Deployments, by a controller called test.
 func sourceNeeds() []informers.Need {
 	return []informers.Need{
 		{For: "test", Resource: informers.Secrets, Digest: digest},
@@ -172,7 +173,7 @@ func digest(obj runtime.Object) []byte {
 	return h.Sum(nil)
 }
 
-// isCurrent returns an error unless the cache of sourceNeeds equals what the server has.
+// isCurrent returns an error unless the cache of sourceNeeds equals the server's objects.
 func (c *cache) isCurrent(ctx context.Context) error {
 	secrets, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
 	if err != nil {

@@ -22,13 +22,13 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// hostileTexts are annotations that a tenant may write: of 0, 1 and nearly 256 Ki bytes, which all annotations of an
-// object may have together, and of no valid UTF-8.
+// hostileTexts returns annotations that a tenant may write: of 0, 1 and nearly 256 Ki bytes, which
+// is the limit for all annotations of an object together, and of invalid UTF-8.
 func hostileTexts() map[string]string {
 	return map[string]string{"empty": "", "byte": "x", "large": strings.Repeat("x", 200<<10), "invalid": "\xff\xfe\x80", "brackets": strings.Repeat("[", 10_000), "null": "null"}
 }
 
-// hostileAnnotations put a text where somebody may parse it.
+// hostileAnnotations returns the text as every annotation that somebody may parse.
 func hostileAnnotations(text string) map[string]string {
 	if len(text) > 10<<10 {
 		return map[string]string{corev1.LastAppliedConfigAnnotation: text}
@@ -40,7 +40,7 @@ func hostileAnnotations(text string) map[string]string {
 	}
 }
 
-// hostileData are the contents of ConfigMaps and Secrets.
+// hostileData returns contents of ConfigMaps and Secrets.
 func hostileData() map[string]map[string][]byte {
 	many := map[string][]byte{}
 	for i := range 10_000 {
@@ -52,7 +52,8 @@ func hostileData() map[string]map[string][]byte {
 	}
 }
 
-// plant writes every hostile object of every resource that a manager caches. Protobuf carries what JSON cannot.
+// plant creates every hostile object of every resource that a manager caches. Protobuf carries what
+// JSON cannot.
 func plant(ctx context.Context, t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	must := func(_ any, err error) {
@@ -108,7 +109,7 @@ func TestHostileObjectsEndNoManager(t *testing.T) {
 
 			plant(ctx, t, client, s.Namespace) // by the watch
 			standby := shared.RunStandby(ctx, t, args...)
-			// By the list, and deleted in the middle of it.
+			// The list, with objects deleted in the middle of it.
 			late := shared.RunReplica(ctx, t, args...)
 			if err := client.CoreV1().Secrets(s.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "metadata.name!=db"}); err != nil {
 				t.Fatal(err)

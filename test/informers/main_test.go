@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package informers tests the shared cache on a real control plane: as part of managers that run as processes, judged
-// by the API server's audit log and by what their ports answer, and as a library where no controller uses it yet.
+// Package informers tests the shared cache on a real control plane: as part of managers that run as
+// processes, judged by the API server's audit log and the responses of their ports, and as a
+// library where no controller uses it yet.
 package informers
 
 import (
@@ -21,13 +22,15 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// What all tests of the package share: a control plane, and a token for the paths of managers that need permission.
+// All tests of the package share a control plane, and a token for the managers' paths that need
+// permission.
 var (
 	shared *fleet.Fleet
 	token  string
 )
 
-// The managers have the controllers config-reload and greeter, which need ConfigMaps in different forms.
+// The managers have the controllers config-reload and greeter, which need ConfigMaps in different
+// forms.
 func TestMain(m *testing.M) {
 	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/manager", Race: true}, func(ctx context.Context) (err error) {
 		if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
@@ -38,7 +41,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// status is what m shows on /debug/informers.
+// status returns what /debug/informers of m shows.
 func status(m *cluster.Manager) (informers.Status, error) {
 	var s informers.Status
 	code, body, err := fleet.Get(m.SecureURL+"/debug/informers?format=json", token)
@@ -46,7 +49,7 @@ func status(m *cluster.Manager) (informers.Status, error) {
 		return s, err
 	}
 	if code != http.StatusOK {
-		return s, fmt.Errorf("/debug/informers answers %d: %s", code, body)
+		return s, fmt.Errorf("/debug/informers returned %d: %s", code, body)
 	}
 	return s, json.Unmarshal([]byte(body), &s)
 }
@@ -60,9 +63,10 @@ func mustStatus(t *testing.T, m *cluster.Manager) informers.Status {
 	return s
 }
 
-// reads returns the URIs of the lists and watches in all namespaces with which the Pod's manager filled its cache, by
-// resource. A watch is in the audit log twice, and counts once. The host's own watches are of single objects: of its
-// Lease, and of the ConfigMap that tells how to authenticate those who ask it.
+// reads returns the URIs of the lists and watches in all namespaces with which the Pod's manager
+// filled its cache, by resource. A watch is in the audit log twice, and counts once. The host
+// itself watches only single objects: its Lease, and the ConfigMap with the authentication
+// configuration.
 func reads(t *testing.T, pod string) map[string][]string {
 	t.Helper()
 	seen, uris := map[string]bool{}, map[string][]string{}

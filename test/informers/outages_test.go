@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// through is the configuration of a new replica that goes through the proxy.
+// through returns the configuration of a new replica that goes through the proxy.
 func through(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.Config {
 	t.Helper()
 	config := shared.NewReplica(ctx, t).Config()
@@ -36,7 +36,7 @@ func stir(ctx context.Context, t *testing.T, s fleet.Shop) {
 	s.Paint(ctx, t, "red")
 }
 
-// newStirredShop is one that can be stirred.
+// newStirredShop returns a shop for stir.
 func newStirredShop(ctx context.Context, t *testing.T) fleet.Shop {
 	t.Helper()
 	s := shared.NewShop(ctx, t)
@@ -44,13 +44,13 @@ func newStirredShop(ctx context.Context, t *testing.T) fleet.Shop {
 	return s
 }
 
-// resumed selects watches that go on where another ended.
+// resumed reports whether a request is a watch that continues another one.
 func resumed(r *http.Request) bool {
 	q := r.URL.Query()
 	return q.Get("watch") == "true" && q.Get("resourceVersion") != ""
 }
 
-// cutOff ends all connections. Those that follow are accepted.
+// cutOff ends all connections. New ones are accepted.
 func cutOff(proxy *faultproxy.Proxy) {
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
@@ -77,11 +77,11 @@ func TestTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct {
-		// breaks returns what makes an end of the outage.
+		// breaks starts the outage and returns a function that ends it.
 		breaks func(*testing.T, *faultproxy.Proxy) (heal func())
 		// shows waits until the outage is visible.
 		shows   func(context.Context, *testing.T, *cache)
-		relists bool // the whole must be read again
+		relists bool // all objects must be read again
 	}{
 		"connections are closed, and none is accepted for a while": {
 			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
@@ -107,8 +107,8 @@ func TestTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
 				})
 			},
 		},
-		"the server answers 429": {breaks: failing(http.StatusTooManyRequests, time.Second), shows: reported("TooManyRequests")},
-		"the server answers 500": {breaks: failing(http.StatusInternalServerError, 0), shows: reported("InternalError")},
+		"the server returns 429": {breaks: failing(http.StatusTooManyRequests, time.Second), shows: reported("TooManyRequests")},
+		"the server returns 500": {breaks: failing(http.StatusInternalServerError, 0), shows: reported("InternalError")},
 		"the version has expired, as when bookmarks are lost": {
 			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
 				rule := proxy.Add(faultproxy.Rule{Match: resumed, Status: http.StatusGone})
@@ -160,7 +160,7 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 	s := newStirredShop(ctx, t)
 	proxy := shared.NewProxy(t)
 	direct := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
-	// This one comes back when the server has forgotten what happened after its last version.
+	// This one returns when the server has forgotten what happened after its last version.
 	away := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
 	for _, c := range []*cache{direct, away} {
 		c.waitUntilHealthy(ctx, t, "test")
@@ -168,7 +168,7 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 	}
 	proxy.Partition(faultproxy.Reset)
 	stir(ctx, t, s)
-	t.Cleanup(func() { // for the other tests, when this one fails
+	t.Cleanup(func() { // for the other tests, if this one fails
 		if err := shared.StartAPIServer(context.Background()); err != nil {
 			t.Error(err)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// allowSecrets grants config-reload what deploy/ grants, or that without Secrets.
+// allowSecrets grants config-reload what deploy/ grants, with or without Secrets.
 func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -58,14 +58,14 @@ func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 		fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+path, "", code, parts...) })
 	}
 
-	// From the beginning: the cache of config-reload does not sync.
+	// Denied from the start, the cache of config-reload does not sync.
 	allowSecrets(ctx, t, false)
 	s := shared.NewShop(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{})
 	shared.WaitForLeader(ctx, t, m)
 	is(m, check, http.StatusInternalServerError, denied)
-	is(m, "/readyz", http.StatusOK) // a rollout goes on
+	is(m, "/readyz", http.StatusOK) // a rollout continues
 	s.Greet(ctx, t, "while-denied")
 	is(m, other, http.StatusOK)
 	allowSecrets(ctx, t, true)
@@ -73,7 +73,8 @@ func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 	is(m, "/readyz", http.StatusOK)
 	s.WaitUntilKnown(ctx, t, "web")
 
-	// Withdrawn: the server lets a watch go on that it has accepted, so it shows when that ends.
+	// Permission is withdrawn. The server does not end an accepted watch, so this shows when the
+	// watch ends.
 	allowSecrets(ctx, t, false)
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
@@ -83,7 +84,7 @@ func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
 	if err := fleet.Answers(m.InsecureURL+"/readyz", "", http.StatusOK); err != nil {
 		t.Errorf("a synced replica became unready: %v", err)
 	}
-	s.Paint(ctx, t, "red") // what the cache still gets is still acted on
+	s.Paint(ctx, t, "red") // what the cache still receives is acted on
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 	allowSecrets(ctx, t, true)
 	is(m, check, http.StatusOK)

@@ -25,7 +25,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// accepted collects what watches of all namespaces through a proxy accept, by resource.
+// accepted collects the content types that watches of all namespaces through a proxy accept, by
+// resource.
 type accepted struct {
 	mu    sync.Mutex
 	forms map[string]string
@@ -95,7 +96,7 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 				t.Errorf("accepted forms (-want +got):\n%s", diff)
 			}
 			if tc.configMaps == nil {
-				return // nor need there be anybody to ask
+				return // there need not be a manager to ask
 			}
 			for _, r := range mustStatus(t, m).Resources {
 				switch r.Resource {
@@ -119,7 +120,7 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 	}
 }
 
-// checkStream wants one request, a list that is streamed as a watch.
+// checkStream checks that there was one request: a list that is streamed as a watch.
 func checkStream(t *testing.T, resource string, uris []string) {
 	t.Helper()
 	if len(uris) != 1 {
@@ -143,13 +144,14 @@ func checkStream(t *testing.T, resource string, uris []string) {
 
 func TestTheLiveVersionIsThatOfTheServer(t *testing.T) {
 	ctx := fleet.Context(t)
-	c := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...) // as the manager, which may not get Secrets
+	// The client is the manager's, which may not get Secrets.
+	c := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
 	s := shared.NewShop(ctx, t)
 	db, err := shared.Admin.CoreV1().Secrets(s.Namespace).Get(ctx, "db", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "first") // which the cache leaves out
+	s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "first") // the cache leaves it out
 	for name, want := range map[string]string{"db": db.ResourceVersion, "d": "", "release": ""} {
 		if got, err := c.LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.Namespace, name)); err != nil || got != want {
 			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)

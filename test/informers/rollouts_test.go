@@ -35,7 +35,7 @@ func TestARolloutIsCachedAsADigestAndRolled(t *testing.T) {
 	}
 	newRollout("web", map[string]any{"replicas": int64(1), "strategy": map[string]any{"canary": map[string]any{}},
 		"template": template})
-	newRollout("broken", map[string]any{"template": "none"}) // must not be in the way of others
+	newRollout("broken", map[string]any{"template": "none"}) // it must not affect others
 
 	shared.InstallWith(ctx, t, "argo-rollouts")
 	m := shared.RunLeader(ctx, t)

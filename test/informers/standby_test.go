@@ -18,8 +18,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// writes returns the requests of the Pod's manager that are meant to change something: no reads, no questions of who may
-// do what, and no dry run such as that by which every replica finds out whether the server has a fence.
+// writes returns the requests of the Pod's manager that are meant to change something: no reads, no
+// reviews of permissions, and no dry runs such as the probe for the fence in the API server.
 func writes(t *testing.T, pod string) []string {
 	t.Helper()
 	var uris []string
@@ -32,7 +32,8 @@ func writes(t *testing.T, pod string) []string {
 	return uris
 }
 
-// queueAdds is what m's metrics say was ever put into config-reload's queue.
+// queueAdds returns how many keys were ever added to config-reload's queue, according to m's
+// metrics.
 func queueAdds(t *testing.T, m *cluster.Manager) string {
 	t.Helper()
 	_, body, err := fleet.Get(m.SecureURL+"/metrics", token)
@@ -44,10 +45,10 @@ func queueAdds(t *testing.T, m *cluster.Manager) string {
 			return strings.TrimSpace(value)
 		}
 	}
-	return "0" // the queue is made when the controller runs
+	return "0" // the queue is created when the controller runs
 }
 
-// leadsSynced waits until m leads and its caches are synced.
+// leadsSynced waits until m leads and its caches have synced.
 func leadsSynced(t *testing.T, m *cluster.Manager) {
 	t.Helper()
 	ctx := fleet.Context(t)
@@ -88,7 +89,7 @@ func TestAWarmStandbyHasTheCachesAndDoesNothingUntilItLeads(t *testing.T) {
 	close(release)
 	fleet.Eventually(ctx, t, func() error { return fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK) })
 
-	// It follows what happens, and nothing else.
+	// It follows the changes and does nothing else.
 	before := mustStatus(t, standby)
 	for i := range 3 {
 		s.Paint(ctx, t, fmt.Sprintf("red-%d", i))
@@ -113,7 +114,7 @@ func TestAWarmStandbyHasTheCachesAndDoesNothingUntilItLeads(t *testing.T) {
 		t.Errorf("writes of the standby (-want +got):\n%s", diff)
 	}
 
-	// When it leads, its cache is all that it needs.
+	// When it leads, it needs nothing but its cache.
 	read := reads(t, standby.Pod)
 	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

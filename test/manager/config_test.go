@@ -36,7 +36,7 @@ func writeFile(t *testing.T, text []byte) string {
 	return path
 }
 
-// shows waits until a path of the manager's secure port answers with all of the texts in its body.
+// shows waits until a path of the manager's secure port returns a body with all of the texts.
 func shows(ctx context.Context, t *testing.T, m *cluster.Manager, token, path string, texts ...string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
@@ -46,7 +46,7 @@ func shows(ctx context.Context, t *testing.T, m *cluster.Manager, token, path st
 		}
 		for _, text := range texts {
 			if code != 200 || !strings.Contains(body, text) {
-				return fmt.Errorf("%s answers %d, without %q", path, code, text)
+				return fmt.Errorf("%s returned %d, without %q", path, code, text)
 			}
 		}
 		return nil
@@ -57,7 +57,7 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	ctx := fleet.Context(t)
 	token := shared.NewToken(ctx, t, "config-reader", "cluster-admin")
 	args := []string{"--config=" + configFile(t, "{v: 2, config-reload-quiet-period: 100ms, controllers: [config-reload, -nothing]}"), "--controllers=config-reload"}
-	// Without the arguments of the Deployment, which would win over the file.
+	// The arguments of the Deployment are left out, since they would take precedence over the file.
 	m, err := shared.Cluster.StartManager(shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args})
 	if err != nil {
 		t.Fatal(err)
@@ -91,14 +91,14 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 		}
 	}
 
-	// What /configz shows is a file that has the same result, and so is what --print-effective-config prints.
+	// The output of /configz and of --print-effective-config are files with the same result.
 	printed := printConfig(ctx, t, writeFile(t, config))
 	if again := printConfig(ctx, t, writeFile(t, printed)); string(again) != string(printed) {
 		t.Errorf("what is printed is read as something else:\n%s", cmp.Diff(string(printed), string(again)))
 	}
 }
 
-// printConfig returns what --print-effective-config prints of a file.
+// printConfig returns what --print-effective-config prints for a file.
 func printConfig(ctx context.Context, t *testing.T, path string) []byte {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, shared.Binary, "--config="+path, "--print-effective-config")

@@ -37,8 +37,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestDryRunOfEveryVerbAndForm has a hosted controller try all ways to write. None may change what is
-// stored, and the API server must see a dry run of each, or nothing where the way cannot be one.
+// TestDryRunOfEveryVerbAndForm has a hosted controller try all ways to write. None may change what
+// is stored. For each, the API server must see a dry run, or nothing if that way cannot be a dry
+// run.
 func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)
@@ -52,7 +53,8 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	})
 	everything := []rbacv1.PolicyRule{
 		{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
-		{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}}, // as manager rbac --dry-run has it
+		// What manager rbac --dry-run grants.
+		{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}},
 	}
 	for _, group := range []string{"", "apps", "policy", gadgets.Group, "aggregated.example.com"} {
 		everything = append(everything, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{"*"}, Verbs: []string{"*"}})
@@ -252,7 +254,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 		t.Errorf("what is stored has changed:\n%s", diff)
 	}
 	var requests []auditv1.Event
-	fleet.Eventually(ctx, t, func() error { // the API server logs a request after it has answered it
+	fleet.Eventually(ctx, t, func() error { // the API server logs a request after its response
 		requests = shared.AuditSince(t, now, func(e auditv1.Event) bool {
 			return e.Stage == auditv1.StageResponseComplete && slices.Contains([]string{"create", "update", "patch", "delete", "deletecollection", "put", "post"}, e.Verb) &&
 				cluster.AuditPod(e) == h.pod && e.ObjectRef != nil && (e.ObjectRef.Namespace == ns || e.ObjectRef.Name == ns || e.ObjectRef.APIGroup == "aggregated.example.com")
@@ -280,7 +282,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 
 var foreground = metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}
 
-// dryShop is a shop with one object of each resource that the dry run is tried on.
+// dryShop is a shop with one object of each resource on which the dry run is tried.
 type dryShop struct {
 	namespace string
 	configMap *corev1.ConfigMap
@@ -297,12 +299,13 @@ func newDryShop(ctx context.Context, t *testing.T) dryShop {
 	}
 	for _, name := range []string{"pending", "running"} {
 		spec := corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "x"}}, ServiceAccountName: "default", AutomountServiceAccountToken: ptr.To(false)}
-		fleet.Eventually(ctx, t, func() error { // the account has to be there
+		fleet.Eventually(ctx, t, func() error { // the account must exist
 			s.pod, err = client.Pods(s.namespace).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 			return err
 		})
 	}
-	fleet.Eventually(ctx, t, func() error { // kube-controller-manager's, which would be taken for a change
+	// kube-controller-manager's, which would count as a change.
+	fleet.Eventually(ctx, t, func() error {
 		_, err := client.ConfigMaps(s.namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
 		return err
 	})
@@ -323,7 +326,8 @@ func newDryShop(ctx context.Context, t *testing.T) dryShop {
 	return s
 }
 
-// versions returns what tells of a change of every object in the namespace, and of the namespace.
+// versions returns what shows a change of every object in the namespace, and of the namespace
+// itself.
 func (s dryShop) versions(ctx context.Context, t *testing.T) map[string]string {
 	t.Helper()
 	meta, err := metadata.NewForConfig(shared.AdminConfig())
@@ -335,7 +339,8 @@ func (s dryShop) versions(ctx context.Context, t *testing.T) map[string]string {
 		corev1.SchemeGroupVersion.WithResource("configmaps"), corev1.SchemeGroupVersion.WithResource("pods"),
 		corev1.SchemeGroupVersion.WithResource("serviceaccounts"), appsv1.SchemeGroupVersion.WithResource("deployments"), gadgets,
 	} {
-		// Not the Pods of the Deployment, which kube-controller-manager makes and whose number it writes into its status.
+		// The Pods of the Deployment are left out: kube-controller-manager creates them and writes
+		// their number into its status.
 		list, err := meta.Resource(resource).Namespace(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: "!app"})
 		if err != nil {
 			t.Fatal(err)

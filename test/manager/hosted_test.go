@@ -21,12 +21,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// hosted is a controller that the test itself plays, in a manager that runs in the test's process.
+// hosted is a controller played by the test itself, in a manager that runs in the test's process.
 type hosted struct {
 	app.Host
-	pod     string // whose token the manager has
+	pod     string // the manager has its token
 	leading chan struct{}
-	drain   func() // what it does when its context has ended; may be nil
+	drain   func() // called when its context has ended; may be nil
 	stop    func() error
 }
 
@@ -41,8 +41,8 @@ func (h *hosted) Run(ctx context.Context) error {
 
 func (h *hosted) Status() controllers.Status { return controllers.Status{} }
 
-// host runs a manager with one controller, of the given entry, until the test ends or stops it. It
-// returns when the controller runs.
+// host runs a manager with one controller, made from the given entry, until the test ends or stops
+// it. It returns once the controller runs.
 func host(ctx context.Context, t *testing.T, entry app.Entry, dryRun bool) *hosted {
 	t.Helper()
 	h := &hosted{leading: make(chan struct{})}
@@ -88,7 +88,8 @@ func host(ctx context.Context, t *testing.T, entry app.Entry, dryRun bool) *host
 	case <-ctx.Done():
 		t.Fatal(context.Cause(ctx))
 	}
-	fleet.Eventually(ctx, t, func() error { // the API server's fence learns of a new holder after milliseconds
+	// The API server's fence sees a new holder after milliseconds.
+	fleet.Eventually(ctx, t, func() error {
 		err := h.Client.CoreV1().RESTClient().Post().AbsPath("/apis/test.example.com/v1/namespaces/default/gadgets").Param("dryRun", "All").
 			SetHeader("Content-Type", "application/json").
 			Body([]byte(`{"apiVersion":"test.example.com/v1","kind":"Gadget","metadata":{"name":"probe"}}`)).Do(ctx).Error()
@@ -145,7 +146,7 @@ type Gadget struct {
 	Spec              GadgetSpec `json:"spec"`
 }
 
-// GadgetSpec is a Gadget's.
+// GadgetSpec is the spec of a Gadget.
 type GadgetSpec struct {
 	Color    string `json:"color,omitempty"`
 	Replicas int    `json:"replicas"`
@@ -166,7 +167,7 @@ func addGadgets(s *runtime.Scheme) error {
 	return nil
 }
 
-// serveGadgets has the API server serve them from now on.
+// serveGadgets makes the API server serve gadgets from now on.
 func serveGadgets(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{

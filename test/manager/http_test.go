@@ -19,7 +19,7 @@ import (
 func TestSecurePortAsksTheAPIServerWhoMaySeeWhat(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t, "--profiling=true")
-	// SLIs are those of checks that were asked for.
+	// There are SLIs only of checks that were called.
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
 	nobody := shared.NewToken(ctx, t, "nobody")
 	scraper := shared.NewToken(ctx, t, "scraper", "quartermaster-metrics-reader")
@@ -28,7 +28,7 @@ func TestSecurePortAsksTheAPIServerWhoMaySeeWhat(t *testing.T) {
 	for name, tc := range map[string]struct {
 		path, token string
 		code        int
-		body        string // part of it
+		body        string // a part of it
 	}{
 		"anyone sees /healthz":                        {"/healthz", "", 200, "ok"},
 		"anyone sees /livez":                          {"/livez?verbose", "", 200, "[+]leader-election ok"},

@@ -61,7 +61,8 @@ func TestStandbyWritesNothing(t *testing.T) {
 	for _, e := range writes(standby) {
 		t.Errorf("the standby wrote: %s %s", e.Verb, e.RequestURI)
 	}
-	// Nothing at all, refused attempts and Leases included. To ask for the fence is a dry run that is always refused.
+	// There must be no request at all, not even a refused one or one for a Lease. The probe for the
+	// fence is a dry run that is always refused.
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == standby.Pod }) {
 		asksForFence := e.ObjectRef != nil && e.ObjectRef.Name == election.ServerFenceName && strings.HasSuffix(e.RequestURI, "?dryRun=All")
 		switch e.Verb {
@@ -128,7 +129,8 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 	if err := m.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	// It holds on: alive, answering probes, holding the lease. Two renewals are proof that it goes on.
+	// It holds on: it is alive, serves probes and holds the lease. Two renewals prove that it
+	// continues.
 	if _, err := m.WaitForLine(ctx, "a second signal ends the process"); err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +153,7 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 		t.Errorf("the lease is still held by %s", holder)
 	}
 	var released []auditv1.Event
-	fleet.Eventually(ctx, t, func() error { // the API server logs a request after it has answered it
+	fleet.Eventually(ctx, t, func() error { // the API server logs a request after its response
 		if released = shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) }); len(released) == 0 {
 			return errors.New("no release in the audit log")
 		}
@@ -183,7 +185,7 @@ func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
 	if err := patch.WaitHits(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	// A reconcile that takes longer than it may is seen by the controller's check.
+	// The controller's check notices a reconcile that takes too long.
 	fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+"/healthz/controller-config-reload", "", 500) })
 	if err := m.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -194,7 +196,7 @@ func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
 	if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {
 		t.Errorf("the lease was released %d times although a reconcile was in flight", n)
 	}
-	// It expires; nobody has to wait for longer than that.
+	// The lease expires; nobody has to wait longer than that.
 	shared.RunLeader(ctx, t, fleet.ShortTimings...)
 }
 
@@ -219,7 +221,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	if err := m.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	_ = m.Wait(ctx) // says how it ended, which the code below does too
+	_ = m.Wait(ctx) // the exit code is checked below
 	if m.ExitCode() != 128+int(syscall.SIGTERM) {
 		t.Errorf("after a second signal it ended with %d, want %d", m.ExitCode(), 128+int(syscall.SIGTERM))
 	}
@@ -253,7 +255,7 @@ func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 	shared.WaitForLeader(ctx, t, m)
 	s.WaitUntilKnown(ctx, t, "web")
 
-	// Restarted while it leads: no restart of the manager, and work goes on.
+	// It restarts while a manager leads: the manager does not restart, and work continues.
 	if err := shared.RestartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -297,7 +299,7 @@ func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
 	}
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)
-	s.Greet(ctx, t, "somebody") // the controller that panicked works on, too
+	s.Greet(ctx, t, "somebody") // the controller that panicked continues to work
 	if err := fleet.Answers(m.InsecureURL+"/healthz", "", 200); err != nil {
 		t.Error(err)
 	}
@@ -332,7 +334,8 @@ func TestDryRunChangesNothing(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
 	var painted time.Time
 	fleet.Eventually(ctx, t, func() error {
-		// The first change may come before the first sight of what it changes; and the quiet period has to pass after it.
+		// The first change may come before the controller has seen the workload for the first time,
+		// and the quiet period has to pass after it.
 		if time.Since(painted) > 5*time.Second {
 			painted = time.Now()
 			s.Paint(ctx, t, painted.String())

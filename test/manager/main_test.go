@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manager tests managers as processes on a real control plane, judged from outside: by objects, by the audit
-// log, by exit codes and by what the ports answer.
+// Package manager tests managers as processes on a real control plane, judged from outside: by
+// objects, the audit log, exit codes and the responses of their ports.
 package manager
 
 import (

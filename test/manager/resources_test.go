@@ -19,7 +19,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// gadgetEntry is that of a controller with a custom resource as a Go type.
+// gadgetEntry is the entry of a controller with a custom resource as a Go type.
 var gadgetEntry = app.Entry{
 	AddToScheme: addGadgets,
 	Rules: func() []rbacv1.PolicyRule {
@@ -31,7 +31,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)
 	ns := shared.NewNamespace(ctx, t, nil)
-	// What a library in the same program may do must change nothing.
+	// A library in the same program may do this; it must have no effect.
 	if err := addGadgets(scheme.Scheme); err != nil {
 		t.Fatal(err)
 	}

@@ -69,10 +69,11 @@ func (c ca) client(t *testing.T, subject pkix.Name) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// answers tells what is wrong if a manager's /debug/leader does not answer a client with the certificate with code.
+// answers returns an error unless a manager's /debug/leader returns code to a client with the
+// certificate.
 func answers(url string, cert tls.Certificate, header http.Header, code int) error {
 	config := &tls.Config{InsecureSkipVerify: true}
-	// Also when the manager does not ask for certificates of its CA.
+	// The certificate is sent even if the manager does not ask for certificates of its CA.
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}}
 	request, err := http.NewRequest(http.MethodGet, url+"/debug/leader", nil)
@@ -87,12 +88,12 @@ func answers(url string, cert tls.Certificate, header http.Header, code int) err
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != code {
 		body, _ := io.ReadAll(response.Body)
-		return fmt.Errorf("answers %d, not %d: %.300s", response.StatusCode, code, body)
+		return fmt.Errorf("returned %d, want %d: %.300s", response.StatusCode, code, body)
 	}
 	return nil
 }
 
-// changeAuthentication changes what kube-apiserver tells everyone about client certificates.
+// changeAuthentication changes what kube-apiserver publishes about client certificates.
 func changeAuthentication(ctx context.Context, t *testing.T, change func(map[string]string)) {
 	t.Helper()
 	configMaps := shared.Admin.CoreV1().ConfigMaps(metav1.NamespaceSystem)
@@ -110,8 +111,8 @@ func changeAuthentication(ctx context.Context, t *testing.T, change func(map[str
 	}
 }
 
-// TestClientCertificatesFollowTheClustersCAs: a CA that the cluster begins to publish counts from then on, and no longer
-// than it is published; the same for front proxies, whose header counts only with their certificate.
+// TestClientCertificatesFollowTheClustersCAs checks that a CA counts exactly as long as the cluster
+// publishes it. The same holds for front proxies, whose header counts only with their certificate.
 func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunReplica(ctx, t)
@@ -126,7 +127,7 @@ func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, published, nil, http.StatusOK) })
 
 	for name, tc := range map[string]struct {
-		key     string // of the ConfigMap
+		key     string // in the ConfigMap
 		subject pkix.Name
 		header  http.Header
 	}{
@@ -157,7 +158,7 @@ func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
 	}
 }
 
-// TestLogLevelCanBeChanged: refused requests are logged from level 4 on.
+// TestLogLevelCanBeChanged uses refused requests, which are logged from level 4 on.
 func TestLogLevelCanBeChanged(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunReplica(ctx, t, "--v=0")

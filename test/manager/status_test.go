@@ -22,7 +22,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// runStatus runs `manager status` as the administrator and returns what it prints, its errors and its exit code.
+// runStatus runs `manager status` as the administrator and returns its stdout, its stderr and its
+// exit code.
 func runStatus(ctx context.Context, t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, shared.Binary, append([]string{"status", "--kubeconfig=" + shared.Kubeconfig()}, args...)...)
@@ -34,7 +35,7 @@ func runStatus(ctx context.Context, t *testing.T, args ...string) (stdout, stder
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// status is the part of the JSON that the test looks at.
+// status is the part of the JSON that the test checks.
 type status struct {
 	Leader struct {
 		Leads                bool

@@ -26,7 +26,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// says waits until url answers with the code and a body that contains every part.
+// says waits until url returns the code and a body that contains every part.
 func says(ctx context.Context, t *testing.T, url, token string, code int, parts ...string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
@@ -36,14 +36,15 @@ func says(ctx context.Context, t *testing.T, url, token string, code int, parts 
 		}
 		for _, part := range parts {
 			if got != code || !strings.Contains(body, part) {
-				return fmt.Errorf("%s answers %d, not %d with %q: %.2000s", url, got, code, part, body)
+				return fmt.Errorf("%s returned %d, want %d with %q: %.2000s", url, got, code, part, body)
 			}
 		}
 		return nil
 	})
 }
 
-// allowDoodads lets managers read a resource that does not exist: without the permission they would not hear of that.
+// allowDoodads lets managers read a resource that does not exist. Without the permission they would
+// get Forbidden instead.
 func allowDoodads(ctx context.Context, t *testing.T) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: "quartermaster-test-doodads"}
@@ -114,7 +115,7 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	m := start()
 	shared.WaitForLeader(ctx, t, m)
 
-	// A rollout goes on: the leader is ready, and so is a new replica beside it.
+	// A rollout continues: the leader is ready, and so is a new replica beside it.
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
 	standby := start()
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(standby) })
@@ -160,7 +161,7 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 
-	// What is mended is seen without a restart.
+	// A repaired trouble disappears without a restart.
 	defineDoodads(ctx, t)
 	if _, err := configMaps.Patch(ctx, "poisoned", "application/merge-patch+json", []byte(`{"metadata":{"annotations":{"example.com/poison":null}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -186,7 +187,8 @@ func TestAColdStandbyIsHealthy(t *testing.T) {
 	}
 }
 
-// TestAControllerThatHangsKeepsTheLease is about a controller that says nothing of its drain, as a first one does.
+// TestAControllerThatHangsKeepsTheLease uses a controller without any code for its drain, like a
+// first attempt.
 func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
 	for name, args := range map[string][]string{
 		"with an election":    fleet.ShortTimings,

@@ -17,7 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// behindProxy starts a manager that reaches the API server through a proxy, and waits until it has read everything.
+// behindProxy starts a manager that reaches the API server through a proxy, and waits until it has
+// read everything.
 func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
 	t.Helper()
 	ctx := fleet.Context(t)
@@ -30,14 +31,14 @@ func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
 	return proxy
 }
 
-// to selects requests for an object of the shop.
+// to returns a matcher of requests for an object of the shop.
 func (s shop) to(object string) func(*http.Request) bool {
 	path := "/namespaces/" + s.namespace + "/" + object
 	return func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, path) }
 }
 
-// awaitOnly waits until an object is marked for the source as it is now, and checks that it has been rolled n times in
-// all, each time for other data.
+// awaitOnly waits until an object is marked for the source as it is now, and checks that it has
+// been rolled n times in all, each time for other data.
 func (s shop) awaitOnly(begin time.Time, n int, sources map[string]string) {
 	s.t.Helper()
 	for object, source := range sources {
@@ -58,7 +59,7 @@ func (s shop) awaitOnly(begin time.Time, n int, sources map[string]string) {
 }
 
 func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
-	// By the name of a Deployment, what happens to the first requests about it.
+	// What happens to the first requests about a Deployment, by its name.
 	const patch, get = http.MethodPatch, http.MethodGet
 	faults := map[string][]faultproxy.Rule{
 		"nothing":                    nil,
@@ -80,7 +81,8 @@ func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
 	sources := map[string]string{}
 	for name := range faults {
 		s.configMap(name, "0")
-		// A mark by annotation has the time in it, so that a repetition is a rollout even with the same hash.
+		// A mark by annotation contains the time, so that a repetition is a rollout even with the
+		// same hash.
 		s.create(newDeployment(name, is(auto, "true"), uses("configmap/"+name)),
 			newDeployment(name+"-annotated", is(fleet.ReloadAnnotation, "auto"), uses("configmap/"+name)))
 		sources["deployments/"+name], sources["deployments/"+name+"-annotated"] = "configmap/"+name, "configmap/"+name
@@ -151,13 +153,13 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	for _, fault := range []struct {
 		name      string
 		rule      faultproxy.Rule
-		finalizer bool // which holds up the deletion
+		finalizer bool // delays the deletion
 	}{
-		{name: "the deletion is done but never answered", rule: faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}},
-		{name: "the deletion is neither done nor answered", rule: faultproxy.Rule{Match: remove, Times: 1, Status: 504}},
-		{name: "the deletion waits for a finalizer and is never answered", rule: faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}, finalizer: true},
-		{name: "the creation is done but never answered", rule: faultproxy.Rule{Match: create, Times: 1, DropResponse: true}},
-		{name: "the creation is neither done nor answered", rule: faultproxy.Rule{Match: create, Times: 1, Status: 504}},
+		{name: "the deletion is done but gets no response", rule: faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}},
+		{name: "the deletion is not done and times out", rule: faultproxy.Rule{Match: remove, Times: 1, Status: 504}},
+		{name: "the deletion waits for a finalizer and gets no response", rule: faultproxy.Rule{Match: remove, Times: 1, DropResponse: true}, finalizer: true},
+		{name: "the creation is done but gets no response", rule: faultproxy.Rule{Match: create, Times: 1, DropResponse: true}},
+		{name: "the creation is not done and times out", rule: faultproxy.Rule{Match: create, Times: 1, Status: 504}},
 	} {
 		round++
 		before := s.get("jobs/import").GetUID()

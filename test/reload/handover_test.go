@@ -20,8 +20,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// burst is a number of ConfigMaps cfg-0, cfg-1, ... of which each rolls the Deployment app-0, app-1, ... Every other one is
-// marked by annotation, with the time in it, so that a repetition is a rollout even with the same hash.
+// burst is a number of ConfigMaps cfg-0, cfg-1, ..., each of which rolls one of the Deployments
+// app-0, app-1, ... Every other one is marked by annotation, which contains the time, so that a
+// repetition is a rollout even with the same hash.
 type burst struct {
 	shop
 	size int
@@ -49,10 +50,10 @@ func newBurst(t *testing.T) burst {
 func (b burst) source(i int) string { return fmt.Sprintf("cfg-%d", i) }
 func (b burst) object(i int) string { return fmt.Sprintf("deployments/app-%d", i) }
 
-// content of a round.
+// content returns the content of a round.
 func content(round int) string { return fmt.Sprintf("round %d", round) }
 
-// hashOf is that of a ConfigMap with the content.
+// hashOf returns the hash of a ConfigMap with the content.
 func hashOf(content string) string {
 	return hex.EncodeToString(configreload.DigestConfigMap(newConfigMap("", content)))
 }
@@ -65,8 +66,8 @@ func (b burst) change(round int) {
 	}
 }
 
-// start changes all ConfigMaps again and again until the returned function is called, which changes them once more and
-// returns how often that was.
+// start changes all ConfigMaps again and again until the returned function is called, which changes
+// them once more and returns how often they were changed.
 func (b burst) start() (end func() (rounds int)) {
 	b.t.Helper()
 	over := make(chan struct{})
@@ -92,7 +93,7 @@ func (b burst) start() (end func() (rounds int)) {
 	}
 }
 
-// rolled answers nil when at least n Deployments have been rolled.
+// rolled returns nil once at least n Deployments have been rolled.
 func (b burst) rolled(n int) error {
 	got := 0
 	for i := range b.size {
@@ -114,7 +115,7 @@ func hashesOf(marks map[string]string) []string {
 	return list
 }
 
-// roundOf is the round that a Deployment with these marks has been rolled for, or -1.
+// roundOf returns the round for which a Deployment with these marks has been rolled, or -1.
 func roundOf(hashes []string, rounds int) int {
 	for round := range rounds + 1 {
 		if slices.Equal(hashes, []string{hashOf(content(round))}) {
@@ -124,8 +125,9 @@ func roundOf(hashes []string, rounds int) int {
 	return -1
 }
 
-// judge: the rollouts of each Deployment are for rounds that follow each other, none twice, and the last is for the last
-// round. It returns how many there were by the Pod of the manager; those that only a watch has shown are by nobody.
+// judge checks that the rollouts of each Deployment are for increasing rounds, none twice, and the
+// last for the last round. It returns the number of rollouts for each manager's
+// Pod; those that only a watch has shown are under the empty name.
 func (b burst) judge(rounds int) map[string]int {
 	b.t.Helper()
 	by := map[string]int{}
@@ -192,13 +194,14 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 	}
 }
 
-// The new leader's cache of ConfigMaps is from before the change that the old one rolled for, and stays so for a while.
+// The new leader's cache of ConfigMaps is from before the change that the old one rolled for, and
+// stays so for a while.
 func TestANewLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	s := newShop(t, nil)
 	s.configMap("app-config", "blue")
-	// A mark by annotation has the time in it, so that each rollout is one more.
+	// A mark by annotation contains the time, so that each rollout is one more.
 	s.create(newDeployment("web", is(fleet.ReloadAnnotation, "auto"), uses(cm)))
 	old := shared.RunLeader(ctx, t, atOnce()...)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)

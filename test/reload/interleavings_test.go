@@ -17,7 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestSourceAndWorkloadChangeAtOnce holds the patch of a reload on its way and lets something happen meanwhile.
+// TestSourceAndWorkloadChangeAtOnce holds the patch of a reload at the proxy and lets something
+// happen meanwhile.
 func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 	const image, otherSource = `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"next","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`,
 		`{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"other"}}]}]}}}}`
@@ -26,8 +27,8 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 	recorded := func(s shop) { s.waitForState(web, cm) }
 	scenarios := map[string]struct {
 		meanwhile func(s shop) // while the patch is held
-		then      func(s shop) // after it was let go
-		colors    []string     // that web is rolled for, in order
+		then      func(s shop) // after it was released
+		colors    []string     // for which web is rolled, in order
 	}{
 		"nothing": {then: marked, colors: []string{"red"}},
 		"somebody changes the template: both changes stand": {
@@ -182,7 +183,7 @@ func TestLongSourcesAndWorkloadsChangeAllTheTime(t *testing.T) {
 	}
 }
 
-// contents are 0, 1, ... n.
+// contents returns 0, 1, ... n as contents.
 func contents(n int) []string {
 	var list []string
 	for i := range n + 1 {

@@ -23,7 +23,7 @@ func controlledBy(cronJob *unstructured.Unstructured) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "batch/v1", Kind: "CronJob", Name: cronJob.GetName(), UID: cronJob.GetUID(), Controller: ptr.To(true)}
 }
 
-// replaced waits until another Job has the place of one.
+// replaced waits until another Job has taken the place of the one with the UID before.
 func (s shop) replaced(job string, before types.UID) {
 	s.t.Helper()
 	s.eventually(func() error {
@@ -70,7 +70,7 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			given: func(s shop) {
 				source(s)
 				j := newJob("import", is(auto, "true"), uses(cm))
-				j.Spec.Completions = ptr.To[int32](0) // so that its controller finds it complete at once
+				j.Spec.Completions = ptr.To[int32](0) // so that its controller completes it at once
 				s.create(j)
 			},
 			when: func(s shop) {
@@ -106,7 +106,7 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			then: func(s shop) {
 				s.waitForState(cron, cm)
 				jobs(s, 2)
-				s.configMap("app-config", "red") // of which there is a Job already
+				s.configMap("app-config", "red") // there is a Job for this data already
 				jobs(s, 3)
 				s.waitForState(cron, cm)
 			},

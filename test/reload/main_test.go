@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reload tests the controller config-reload in managers as processes on a real control plane. What is rolled,
-// and what is not, is judged for the whole cluster by the audit log, and by watches for what the log does not have.
+// Package reload tests the controller config-reload in managers as processes on a real control
+// plane. The audit log shows for the whole cluster what is rolled, and what is not; watches
+// complete what the log does not have.
 package reload
 
 import (
@@ -23,7 +24,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// What all tests of the package share: a control plane, and the versions of all workloads in it.
+// All tests of the package share a control plane, and the versions of all workloads in it.
 var (
 	shared   *fleet.Fleet
 	rollouts = judge.NewRollouts()
@@ -53,7 +54,7 @@ var rolledResources = []schema.GroupVersionResource{
 	resourceOf("deployments"), resourceOf("statefulsets"), resourceOf("daemonsets"), resourceOf("rollouts"),
 }
 
-// resourceOf is the resource of a name such as deployments.
+// resourceOf returns the resource of a name such as deployments.
 func resourceOf(name string) schema.GroupVersionResource {
 	switch name {
 	case "deployments", "statefulsets", "daemonsets", "replicasets":
@@ -66,7 +67,8 @@ func resourceOf(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Version: "v1", Resource: name}
 }
 
-// follow shows every version to rollouts. One that it misses, as the watch has broken, is missed by waitUntilSeen.
+// follow adds every version to rollouts. shop.rollouts fails for a version that it missed
+// because the watch broke.
 func follow(ctx context.Context, resource schema.GroupVersionResource, versions watch.Interface) {
 	defer versions.Stop()
 	for {
@@ -90,7 +92,7 @@ func objectName(resource, namespace, name string) string {
 	return strings.Join([]string{resource, namespace, name}, "/")
 }
 
-// readLog takes note of what the audit log has of patches since begin.
+// readLog adds the audit log's patches since begin.
 func readLog(t testing.TB, begin time.Time) {
 	t.Helper()
 	events, err := shared.AuditEvents()
@@ -106,10 +108,11 @@ func readLog(t testing.TB, begin time.Time) {
 	}
 }
 
-// atOnce are the flags of managers that act on each change at once; --compat=reloader comes with the installation.
+// atOnce returns the flags of managers that act on each change at once. The installation sets
+// --compat=reloader.
 func atOnce(more ...string) []string {
 	return append([]string{"--controllers=config-reload", "--config-reload-quiet-period=0s"}, more...)
 }
 
-// admin is the program of the tests' own writes.
+// admin is the name of the program in the tests' own writes.
 const admin = "quartermaster-test-admin"

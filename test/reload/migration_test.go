@@ -18,8 +18,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// asOriginal writes to a workload what stakater/Reloader does when the source changes: under its own field manager, and
-// nothing but the mark.
+// asOriginal writes to a workload what stakater/Reloader writes when the source changes: only the
+// mark, under its own field manager.
 func (s shop) asOriginal(object, strategy, source, hash string) {
 	s.t.Helper()
 	template := map[string]any{"spec": map[string]any{"containers": []any{map[string]any{
@@ -37,7 +37,7 @@ func (s shop) asOriginal(object, strategy, source, hash string) {
 	}
 }
 
-// templates are all pod templates, by the command of the documentation.
+// templates returns all pod templates, with the command of the documentation.
 func (s shop) templates() string {
 	s.t.Helper()
 	return s.kubectl("get", "deploy,sts,ds", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.template}{"\n"}{end}`)
@@ -69,7 +69,8 @@ func TestMigrationRollsNothing(t *testing.T) {
 				s.asOriginal(object, strategy, cm, s.hash(cm))
 				s.asOriginal(object, strategy, secret, s.hash(secret))
 			}
-			s.asOriginal("deployments/missed", strategy, cm, stale) // its last change came while the original was down
+			// Its last change came while the original was down.
+			s.asOriginal("deployments/missed", strategy, cm, stale)
 
 			before := s.templates()
 			m := shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-strategy="+strategy)...)
@@ -79,7 +80,7 @@ func TestMigrationRollsNothing(t *testing.T) {
 			s.waitForState("deployments/fresh", cm)
 			s.waitForState("deployments/missed", cm)
 			s.waitForState("deployments/bystander", other)
-			// Everything has been decided on, and one further workload after it.
+			// Once this workload was decided on, all others have been decided on.
 			s.create(newDeployment("last", is(auto, "true"), uses("configmap/late")))
 			s.waitForState("deployments/last", "configmap/late")
 			readLog(t, begin)

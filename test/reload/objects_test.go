@@ -34,7 +34,7 @@ const (
 	nativeMark = "quartermaster.dev/reloaded-from"
 )
 
-// is makes annotations of keys and values.
+// is returns annotations from keys and values.
 func is(pairs ...string) map[string]string {
 	a := map[string]string{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -64,10 +64,10 @@ func annotated[T metav1.Object](o T, annotations map[string]string) T {
 	return o
 }
 
-// option is a part of a pod template.
+// option changes a part of a pod template.
 type option func(*corev1.PodTemplateSpec)
 
-// uses takes the environment of the first container from configmap/NAME or secret/NAME.
+// uses makes the first container take its environment from configmap/NAME or secret/NAME.
 func uses(source string) option {
 	typ, name, _ := strings.Cut(source, "/")
 	return func(t *corev1.PodTemplateSpec) {
@@ -81,7 +81,8 @@ func uses(source string) option {
 	}
 }
 
-// mounts mounts configmap/NAME or secret/NAME as part of a projected volume, in the init container or the last one.
+// mounts mounts configmap/NAME or secret/NAME as part of a projected volume, in the init container
+// or the last container.
 func mounts(source string, inInit bool) option {
 	typ, name, _ := strings.Cut(source, "/")
 	return func(t *corev1.PodTemplateSpec) {
@@ -142,7 +143,7 @@ func selects(app string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
 }
 
-// The workloads run no Pods: nobody would.
+// The workloads have no Pods, since nobody would run them.
 
 func newDeployment(name string, annotations map[string]string, options ...option) *appsv1.Deployment {
 	d := &appsv1.Deployment{}
@@ -173,7 +174,7 @@ func newJob(name string, annotations map[string]string, options ...option) *batc
 	return j
 }
 
-// newCronJob returns one that is due once a year.
+// newCronJob returns a CronJob that is due once a year.
 func newCronJob(name string, annotations map[string]string, options ...option) *batchv1.CronJob {
 	c := &batchv1.CronJob{}
 	c.TypeMeta, c.ObjectMeta = newMeta("CronJob", name, annotations)
@@ -181,24 +182,27 @@ func newCronJob(name string, annotations map[string]string, options ...option) *
 	return c
 }
 
-// newRollout returns an Argo Rollout with a field that nobody here knows.
+// newRollout returns an Argo Rollout with an unknown field.
 func newRollout(name string, annotations map[string]string, options ...option) *unstructured.Unstructured {
 	d := newDeployment(name, annotations, options...)
 	content, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(d) // of a built-in type
 	u := &unstructured.Unstructured{Object: content}
 	u.SetAPIVersion("argoproj.io/v1alpha1")
 	u.SetKind("Rollout")
-	_ = unstructured.SetNestedField(u.Object, "25", "spec", "strategy", "canary", "unknown") // of a map that is one
+	// The parent is a map.
+	_ = unstructured.SetNestedField(u.Object, "25", "spec", "strategy", "canary", "unknown")
 	return u
 }
 
-// variable is the one by which stakater/Reloader marks configmap/NAME or secret/NAME; names here have no odd characters.
+// variable returns the variable with which stakater/Reloader marks configmap/NAME or secret/NAME.
+// The names here contain no special characters.
 func variable(source string) string {
 	typ, name, _ := strings.Cut(source, "/")
 	return "STAKATER_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_")) + "_" + strings.ToUpper(typ)
 }
 
-// marks are the hashes by which a template is marked: by variable, or by configmap/NAME or secret/NAME.
+// marks returns the hashes with which a template is marked: by variable, or by configmap/NAME or
+// secret/NAME.
 func marks(t corev1.PodTemplateSpec) map[string]string {
 	m := map[string]string{}
 	for _, c := range t.Spec.Containers {
@@ -217,7 +221,7 @@ func marks(t corev1.PodTemplateSpec) map[string]string {
 	return m
 }
 
-// reloadedFrom is the annotation of a template that stakater/Reloader writes.
+// reloadedFrom returns the annotation that stakater/Reloader writes to a template.
 func reloadedFrom(namespace, source, hash string) string {
 	typ, name, _ := strings.Cut(source, "/")
 	return fmt.Sprintf(`{"type":%q,"name":%q,"namespace":%q,"hash":%q,"containerRefs":["web"],"observedAt":1700000000}`,

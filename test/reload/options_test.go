@@ -19,7 +19,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// letManagersReadNamespaces is what --config-reload-namespace-selector needs besides the manager's own roles.
+// letManagersReadNamespaces grants what --config-reload-namespace-selector needs besides the
+// manager's own roles.
 func letManagersReadNamespaces(t *testing.T) {
 	t.Helper()
 	rbac, name := shared.Admin.RbacV1(), metav1.ObjectMeta{Name: "quartermaster-namespaces"}
@@ -90,7 +91,7 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		"a namespace outside of the selector is left alone, until it has the label": {
 			given: justWeb,
 			when:  func(s shop) { s.configMap("app-config", "red") },
-			// Not while a manager runs, which might see it after the label.
+			// This happens while no manager runs, which might see it only after the label.
 			down: func(s shop) { s.configMap("app-config", "green") },
 			then: func(s shop) {
 				if got := s.annotation(web, fleet.StateAnnotation); got != "" {

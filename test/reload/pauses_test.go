@@ -28,7 +28,7 @@ func pausedFor(s shop) time.Time {
 	return since
 }
 
-// resumed waits until web is neither paused nor says since when.
+// resumed waits until web is not paused and has no time of a pause.
 func resumed(s shop) {
 	s.t.Helper()
 	s.eventually(func() error {

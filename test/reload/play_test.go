@@ -16,18 +16,20 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// scenario is what happens in a namespace of its own. Every part may be left out.
+// scenario is what happens in a namespace of its own. All fields are optional.
 type scenario struct {
 	labels map[string]string // of the namespace
 	given  func(s shop)      // before the first manager starts
 	when   func(s shop)      // while it runs
 	down   func(s shop)      // while none runs
 	then   func(s shop)      // while the second one runs
-	// rolled are the rollouts in all by either manager. What is not in it is not rolled.
+	// rolled is the number of rollouts by both managers together. Objects that are not in it are
+	// not rolled.
 	rolled map[string]int
 }
 
-// play lets all scenarios happen with the same two managers, one after the other, which it returns.
+// play runs all scenarios with the same two managers, one after the other, and returns the
+// managers.
 func play(t *testing.T, args []string, scenarios map[string]scenario) (managers []*cluster.Manager) {
 	t.Helper()
 	begin := time.Now()
@@ -92,8 +94,8 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 	return managers
 }
 
-// lastWord changes a source of a new Deployment until that is reloaded, so that what has not been rolled until then is
-// not going to be.
+// lastWord changes a source of a new Deployment until that is reloaded. What has not been rolled by
+// then will not be rolled.
 func lastWord(t *testing.T) {
 	t.Helper()
 	s := newShop(t, map[string]string{"team": "shop"}) // so that a selector selects it
@@ -109,7 +111,7 @@ func lastWord(t *testing.T) {
 	})
 }
 
-// kubectl runs it as administrator in the namespace and returns what it writes.
+// kubectl runs kubectl as administrator in the namespace and returns its stdout.
 func (s shop) kubectl(args ...string) string {
 	s.t.Helper()
 	out, err := shared.Kubectl(s.t.Context(), append([]string{"--namespace=" + s.namespace}, args...)...)

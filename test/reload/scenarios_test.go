@@ -24,7 +24,8 @@ const (
 	worker = "deployments/worker"
 )
 
-// webUses creates the source app-config and Deployment web, which asks for everything that it references.
+// webUses creates the source app-config and Deployment web, which is rolled for everything that it
+// references.
 func webUses(s shop, options ...option) {
 	s.configMap("app-config", "blue")
 	s.create(newDeployment("web", is(auto, "true"), append([]option{uses(cm)}, options...)...))
@@ -66,9 +67,10 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			given: func(s shop) { s.configMap("app.config", "blue"); webUses(s, uses("configmap/app.config")) },
 			when: func(s shop) {
 				s.waitForState(web, cm, "configmap/app.config")
-				s.configMap("app.config", "red") // the names of both come to one variable
+				s.configMap("app.config", "red") // both names map to one variable
 				s.waitForState(web, cm, "configmap/app.config")
-				s.eventually(func() error { // a write to it at the moment of the change would hide which was first
+				// A write to it at the moment of the change would hide which was first.
+				s.eventually(func() error {
 					o := s.get(web)
 					if seen, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration"); seen != o.GetGeneration() {
 						return fmt.Errorf("its controller has seen generation %d of %d", seen, o.GetGeneration())
@@ -197,7 +199,8 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			given: justWeb,
 			when: func(s shop) {
 				s.waitForState(web, cm)
-				s.eventually(func() error { // kube-controller-manager keeps the template and the annotations of each revision
+				// kube-controller-manager keeps the template and the annotations of each revision.
+				s.eventually(func() error {
 					for _, name := range s.list("replicasets") {
 						if s.annotation("replicasets/"+name, fleet.StateAnnotation) != "" {
 							return nil

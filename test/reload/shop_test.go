@@ -24,7 +24,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// shop is a namespace of a test. Its methods end the test when they fail. They name objects RESOURCE/NAME.
+// shop is the namespace of a test. Its methods end the test on an error. They name objects
+// RESOURCE/NAME.
 type shop struct {
 	t         *testing.T
 	namespace string
@@ -35,7 +36,7 @@ func newShop(t *testing.T, labels map[string]string) shop {
 	return shop{t, shared.NewNamespace(t.Context(), t, labels)}
 }
 
-// in is the same shop for a subtest.
+// in returns the same shop for a subtest.
 func (s shop) in(t *testing.T) shop { t.Helper(); return shop{t, s.namespace} }
 
 func (s shop) client(object string) (dynamic.ResourceInterface, string) {
@@ -69,7 +70,7 @@ func (s shop) configMap(name, content string) { s.t.Helper(); s.put(newConfigMap
 // secret is configMap for a Secret.
 func (s shop) secret(name, content string) { s.t.Helper(); s.put(newSecret(name, content)) }
 
-// put creates a source, or gives it other data and leaves the rest of it as it is.
+// put creates a source, or changes its data and keeps the rest.
 func (s shop) put(o runtime.Object) {
 	s.t.Helper()
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
@@ -90,7 +91,7 @@ func (s shop) put(o runtime.Object) {
 	}
 }
 
-// patch is a merge patch.
+// patch sends a merge patch.
 func (s shop) patch(object, body string) {
 	s.t.Helper()
 	client, name := s.client(object)
@@ -175,7 +176,7 @@ func (s shop) waitForEvent(object, reason string, n int) {
 	})
 }
 
-// hash is that of a source as it is now: configmap/NAME or secret/NAME.
+// hash returns the hash of a source, configmap/NAME or secret/NAME, as it is now.
 func (s shop) hash(source string) string {
 	s.t.Helper()
 	typ, name, _ := strings.Cut(source, "/")
@@ -210,7 +211,8 @@ func (s shop) waitForState(object string, sources ...string) {
 	})
 }
 
-// waitForMark waits until the pod template of an object carries the mark of the source as it is now.
+// waitForMark waits until the pod template of an object carries the mark of the source as it is
+// now.
 func (s shop) waitForMark(object, source string) {
 	s.t.Helper()
 	want := s.hash(source)
@@ -240,8 +242,8 @@ func (s shop) template(object string) corev1.PodTemplateSpec {
 	return o.Spec.Template
 }
 
-// rollouts are the changes of an object's template that others than the tests made, after waiting until every version
-// is known. Read the log before.
+// rollouts waits until every version is known, and returns the changes of an object's template that
+// were not made by the tests. Read the log before.
 func (s shop) rollouts(object string) []judge.Template {
 	s.t.Helper()
 	client, name := s.client(object)
@@ -270,7 +272,8 @@ func (s shop) rollouts(object string) []judge.Template {
 	return list
 }
 
-// counts are the numbers of rollouts in the namespace, without those of objects that had none. Read the log before.
+// counts returns the numbers of rollouts in the namespace, without objects that had none. Read the
+// log before.
 func (s shop) counts() map[string]int {
 	s.t.Helper()
 	got := map[string]int{}

@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command needs is the manager with one entry more, which declares of the shared cache what a controller that copies
-// Secrets and ConfigMaps needs, and does nothing. The benchmarks measure what that costs.
+// Command needs is the manager with one more entry. The entry does nothing, but declares of the
+// shared cache what a controller that copies Secrets and ConfigMaps needs. The benchmarks measure
+// the cost.
 package main
 
 import (
@@ -29,7 +30,7 @@ import (
 
 const name = "replication-needs"
 
-// annotations are keys such as a copy or its source bears.
+// annotations are keys like those of a copy or its source.
 var annotations = []string{
 	"quartermaster.dev/push-to", "quartermaster.dev/pull-from", "quartermaster.dev/allow-pull", "quartermaster.dev/source",
 }
@@ -44,10 +45,10 @@ func main() {
 	})))
 }
 
-// needs asks for a keyed digest of everything, and for metadata of objects that take part.
+// needs returns a keyed digest of everything, and metadata of the objects that take part.
 func needs() ([]informers.Need, error) {
 	key := make([]byte, sha256.Size)
-	_, _ = rand.Read(key) // cannot fail
+	_, _ = rand.Read(key) // never fails
 	takesPart := func(o metav1.Object) bool {
 		return slices.ContainsFunc(annotations, func(key string) bool { _, ok := o.GetAnnotations()[key]; return ok })
 	}
@@ -60,7 +61,7 @@ func needs() ([]informers.Need, error) {
 	return []informers.Need{secrets, configMaps}, nil
 }
 
-// digest is an HMAC-SHA-256, cut to 16 bytes, over sorted and length-prefixed keys and values.
+// digest returns an HMAC-SHA-256, cut to 16 bytes, over sorted and length-prefixed keys and values.
 func digest(key []byte, o runtime.Object) []byte {
 	sum := hmac.New(sha256.New, key)
 	switch o := o.(type) {
@@ -75,7 +76,7 @@ func digest(key []byte, o runtime.Object) []byte {
 
 func addAll[V string | []byte](sum hash.Hash, data map[string]V) {
 	add := func(b []byte) {
-		_, _ = sum.Write(binary.AppendUvarint(nil, uint64(len(b)))) // a hash does not fail
+		_, _ = sum.Write(binary.AppendUvarint(nil, uint64(len(b)))) // a hash never fails
 		_, _ = sum.Write(b)
 	}
 	for _, key := range slices.Sorted(maps.Keys(data)) {

@@ -1,11 +1,13 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command peer is what the benchmarks compare the manager with: a manager as controller-runtime's documentation builds
-// one, which elects a leader, caches Secrets, ConfigMaps and Deployments, and has one controller.
+// Command peer is what the benchmarks compare the manager with: a manager built as in
+// controller-runtime's documentation. It elects a leader, caches Secrets, ConfigMaps and
+// Deployments, and has one controller.
 //
-// The controller does what config-reload does when it sees a workload for the first time: of each Deployment that has
-// the annotation quartermaster.dev/reload it makes sure that another annotation is there, by one patch.
+// The controller does what config-reload does when it sees a workload for the first time: it adds,
+// by one patch, an annotation to each Deployment that has the annotation quartermaster.dev/reload,
+// unless it is there.
 package main
 
 import (
@@ -54,7 +56,7 @@ func main() {
 	flag.BoolVar(&o.release, "release-on-cancel", true, "LeaderElectionReleaseOnCancel")
 	flag.BoolVar(&o.warm, "warm", false, "EnableWarmup")
 	flag.BoolVar(&o.cache, "cache-sources", true, "cache Secrets and ConfigMaps too")
-	flag.Parse() // --kubeconfig is controller-runtime's
+	flag.Parse() // controller-runtime defines --kubeconfig
 
 	ctrl.SetLogger(klog.Background())
 	if err := run(ctrl.SetupSignalHandler(), o); err != nil {
@@ -117,7 +119,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, client.IgnoreNotFound(r.client.Patch(ctx, changed, client.MergeFrom(&d)))
 }
 
-// synced knows when the caches have synced that the controller uses: on a leader, and with warm on every replica.
+// synced reports when the caches that the controller uses have synced: on the leader, and with warm
+// on every replica.
 type synced struct {
 	mgr    ctrl.Manager
 	cached []client.Object
@@ -131,7 +134,8 @@ func (s *synced) NeedLeaderElection() bool { return !s.always }
 // Start implements manager.Runnable.
 func (s *synced) Start(ctx context.Context) error {
 	for _, obj := range s.cached {
-		if _, err := s.mgr.GetCache().GetInformer(ctx, obj); err != nil { // returns when it has synced
+		// Returns once it has synced.
+		if _, err := s.mgr.GetCache().GetInformer(ctx, obj); err != nil {
 			return err
 		}
 	}
@@ -139,7 +143,7 @@ func (s *synced) Start(ctx context.Context) error {
 	return nil
 }
 
-// check implements healthz.Checker. A standby that keeps no cache is ready without one.
+// check implements healthz.Checker. A standby without a cache is ready at once.
 func (s *synced) check(*http.Request) error {
 	select {
 	case <-s.mgr.Elected():

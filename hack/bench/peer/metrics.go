@@ -12,8 +12,8 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-// metricsOptions are those of kubebuilder's scaffold: TLS with a certificate of its own making, without
-// HTTP/2, and a TokenReview and a SubjectAccessReview of who scrapes.
+// metricsOptions returns those of kubebuilder's scaffold: TLS with a self-signed certificate,
+// without HTTP/2, and a TokenReview and a SubjectAccessReview for each scraper.
 func metricsOptions(address string) metricsserver.Options {
 	return metricsserver.Options{
 		BindAddress:    address,

@@ -7,6 +7,6 @@ package main
 
 import metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-// metricsOptions serve none. What authenticates a scraper takes memory as soon as it is linked, so that a manager
-// without secure metrics is a build of its own.
+// metricsOptions returns options without metrics. The code that authenticates a scraper takes
+// memory as soon as it is linked, so a manager without secure metrics is a build of its own.
 func metricsOptions(string) metricsserver.Options { return metricsserver.Options{BindAddress: "0"} }

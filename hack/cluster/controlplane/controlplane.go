@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlplane builds etcd, kube-apiserver, kube-controller-manager and kubectl from the modules
-// that hack/controlplane/go.mod pins, into a cached folder of the checkout.
+// Package controlplane builds etcd, kube-apiserver, kube-controller-manager and kubectl from the
+// modules that hack/controlplane/go.mod pins, into a cached folder of the checkout.
 package controlplane
 
 import (
@@ -38,9 +38,10 @@ func binaries() []binary {
 	}
 }
 
-// Ensure returns the folder with the four programs. When they are missing there it builds them, which
-// takes minutes, and reports the progress to w, a line every 5 s. Builds in several processes at once
-// wait for the first one's result. Nothing is left of a build that fails or is cancelled.
+// Ensure returns the folder with the four programs. If they are missing, it builds them, which
+// takes minutes, and reports the progress to w, a line every 5 s. If several processes build at
+// once, all but the first wait for the first one's result. A build that fails or is cancelled
+// leaves nothing behind.
 func Ensure(ctx context.Context, w io.Writer) (dir string, err error) {
 	root, err := Root()
 	if err != nil {
@@ -58,8 +59,8 @@ func Ensure(ctx context.Context, w io.Writer) (dir string, err error) {
 	return dir, nil
 }
 
-// Root finds the root of the checkout: upwards from the working directory, or else from where this file
-// was compiled.
+// Root finds the root of the checkout, upwards from the working directory or else from where this
+// file was compiled.
 func Root() (string, error) {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -87,13 +88,13 @@ var (
 
 type builder struct {
 	module string // folder of the nested module
-	cache  string // holds the lock and a folder for every key
+	cache  string // holds the lock and a folder for each key
 	bins   []binary
 	out    io.Writer
 
 	version string // of Kubernetes
 	ldflags string
-	key     string // of everything that decides about the result
+	key     string // of everything that affects the result
 }
 
 func (b *builder) ensure(ctx context.Context) (dir string, err error) {
@@ -118,7 +119,8 @@ func (b *builder) ensure(ctx context.Context) (dir string, err error) {
 	return dir, b.build(ctx, dir, lock)
 }
 
-// complete looks at the files too: the folder appears at once, but somebody may have deleted from it.
+// complete checks the files too: the folder appears at once, but somebody may have deleted files
+// from it.
 func (b *builder) complete(dir string) bool {
 	for _, bin := range b.bins {
 		if _, err := os.Stat(filepath.Join(dir, bin.name)); err != nil {
@@ -157,8 +159,9 @@ func (b *builder) plan(ctx context.Context) error {
 	return nil
 }
 
-// ldflags stamp the version in as Kubernetes' own build does; a plain `go build` says v0.0.0-master.
-// The commit and the date of the tag are not known to a module: the commit stays empty, the date is 1970.
+// ldflags sets the version as Kubernetes' own build does; a plain `go build` gives v0.0.0-master. A
+// module does not know the commit and the date of its tag: the commit stays empty, the date is
+// 1970.
 func ldflags(version, major, minor string) string {
 	flags := []string{"-s", "-w"}
 	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
@@ -172,12 +175,13 @@ func ldflags(version, major, minor string) string {
 	return strings.Join(flags, " ")
 }
 
-// env builds for this machine, whatever the user's settings for builds of their own are.
+// env returns an environment that builds for this machine, whatever the user's build settings are.
 func (b *builder) env() []string {
 	return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 }
 
-// lock waits for another build to end. The lock ends with the file's last holder, so that none is left behind.
+// lock waits until no other build runs. The lock ends with the last process that holds the file, so
+// it never has to be cleaned up.
 func (b *builder) lock(ctx context.Context) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(b.cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -211,7 +215,7 @@ func (b *builder) lock(ctx context.Context) (*os.File, error) {
 // build builds into a sandbox beside dir and renames the result, so that dir is complete or absent.
 func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 	temp := filepath.Join(b.cache, "building")
-	if err := os.RemoveAll(temp); err != nil { // of a machine that lost its power
+	if err := os.RemoveAll(temp); err != nil { // left over if the machine lost its power
 		return err
 	}
 	box, err := sandbox.New(ctx, temp, lock)
@@ -235,8 +239,8 @@ func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 	return b.prune(dir)
 }
 
-// prune removes what was built for other keys, some hundred megabytes each. What runs from there goes on: its file
-// lives as long as it is open.
+// prune removes builds for other keys, some hundred megabytes each. Programs that run from there
+// continue: their files exist as long as they are open.
 func (b *builder) prune(keep string) error {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {
@@ -253,7 +257,7 @@ func (b *builder) prune(keep string) error {
 	return nil
 }
 
-// compile builds one program and reports how far it is.
+// compile builds one program and reports the progress.
 func (b *builder) compile(ctx context.Context, box *sandbox.Sandbox, bin binary, step, output string) error {
 	goTool, err := exec.LookPath("go")
 	if err != nil {
@@ -290,7 +294,7 @@ func (b *builder) compile(ctx context.Context, box *sandbox.Sandbox, bin binary,
 	}
 }
 
-// progress reads what `go build -v` has said so far.
+// progress returns the progress according to the output of `go build -v`.
 func progress(log string) string {
 	text, err := os.ReadFile(log)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// newBuilder has a module with two programs, whose go.mod names a version of Kubernetes without requiring it.
+// newBuilder returns a builder for a module with two programs, whose go.mod names a version of
+// Kubernetes without requiring it.
 func newBuilder(t *testing.T) (*builder, *bytes.Buffer) {
 	t.Helper()
 	dir, out := t.TempDir(), &bytes.Buffer{}
@@ -44,7 +45,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// cached are the entries of the cache, except for the lock.
+// cached returns the entries of the cache, except for the lock.
 func cached(t *testing.T, b *builder) []string {
 	t.Helper()
 	entries, err := os.ReadDir(b.cache)

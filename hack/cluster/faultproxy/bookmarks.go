@@ -18,7 +18,8 @@ import (
 // frameHeader is the length, big-endian, before every event of a watch in protobuf.
 const frameHeader = 4
 
-// bookmarkFilter passes the events of a watch on, but for bookmarks. An event that has come in part waits for the rest.
+// bookmarkFilter passes on the events of a watch, except for bookmarks. An incomplete event waits
+// for the rest.
 type bookmarkFilter struct {
 	http.ResponseWriter
 	pending []byte

@@ -14,14 +14,14 @@ type Mode int
 const (
 	// Connected is the initial state.
 	Connected Mode = iota
-	// Hang lets no byte pass, as when packets are lost: connections stay open, new ones are accepted and
-	// then silent.
+	// Hang passes no byte, as if packets were lost: connections stay open; new ones are accepted
+	// and then silent.
 	Hang
-	// Reset resets open connections at once and new ones as they come.
+	// Reset resets open connections at once, and new ones as they arrive.
 	Reset
 )
 
-// network is the proxy's listener; its connections obey the mode.
+// network is the proxy's listener. Its connections obey the mode.
 type network struct {
 	net.Listener
 
@@ -55,7 +55,7 @@ func (n *network) set(mode Mode) {
 }
 
 func (n *network) close() {
-	n.set(Reset) // frees those that hang
+	n.set(Reset) // ends the connections that hang
 }
 
 func (n *network) gate() <-chan struct{} {
@@ -84,7 +84,7 @@ func (n *network) Accept() (net.Conn, error) {
 	}
 }
 
-// conn lets bytes pass while its network does.
+// conn passes bytes as its network's mode allows.
 type conn struct {
 	net.Conn
 	net *network
@@ -93,7 +93,7 @@ type conn struct {
 	closed  chan struct{}
 }
 
-// Read waits after the reading too: what arrives during a partition is not delivered before its end.
+// Read also waits after reading: what arrives during a partition is delivered after its end.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.pass()
@@ -128,8 +128,9 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// reset makes the peer see an error at once instead of an orderly end. It leaves conns alone: its caller
-// may be holding the lock, and the server closes the connection when it notices.
+// reset makes the peer see an error at once instead of an orderly end. It does not change the set
+// of connections: its caller may hold the lock, and the server closes the connection when it
+// notices.
 func (c *conn) reset() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)

@@ -1,19 +1,21 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faultproxy is a reverse proxy on loopback in front of an API server that breaks what it is told
-// to: requests by rules, and the network by Partition.
+// Package faultproxy is a reverse proxy on loopback in front of an API server. It injects faults:
+// into requests by rules, and into the network by Partition.
 //
 //	p, err := faultproxy.Start(c.AdminConfig())
 //	defer p.Close()
 //	err = replica.Via(p.URL(), p.CA())
-//	rule := p.Add(faultproxy.Rule{Match: faultproxy.Path("PUT", "/leases/"), Status: 429, RetryAfter: time.Second})
+//	rule := p.Add(faultproxy.Rule{
+//		Match: faultproxy.Path("PUT", "/leases/"), Status: 429, RetryAfter: time.Second})
 //	err = rule.WaitHits(ctx, 1)
 //	rule.Remove()
 //	p.Partition(faultproxy.Hang)
 //	p.Heal()
 //
-// It ends TLS with a CA of its own and passes bearer tokens on; client certificates it cannot pass.
+// It terminates TLS with a CA of its own and passes on bearer tokens. It cannot pass on client
+// certificates.
 package faultproxy
 
 import (
@@ -36,24 +38,26 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Rule says what happens to a request. Its parts apply in the order of the fields.
+// Rule says what happens to a request. Its fields apply in their order.
 type Rule struct {
-	// Match selects requests; nil: all. It is called from many goroutines.
+	// Match selects requests; nil selects all. It is called concurrently.
 	Match func(*http.Request) bool
-	// Times ends the rule after so many requests; 0: never.
+	// Times is the number of requests after which the rule ends; 0 means never.
 	Times int
-	// Delay is waited for before the request goes on.
+	// Delay passes before the request is forwarded.
 	Delay time.Duration
-	// Hold holds the request until the channel is closed or its client goes away.
+	// Hold holds the request until the channel is closed or its client disconnects.
 	Hold <-chan struct{}
-	// Status, such as 429 or 500, is answered as a Kubernetes Status and nothing is forwarded; 0: forwarded.
+	// Status, such as 429 or 500, is returned as a Kubernetes Status and nothing is forwarded; 0
+	// forwards the request.
 	Status int
-	// RetryAfter of such an answer, in whole seconds; 0: no header.
+	// RetryAfter is sent with Status, in whole seconds; 0 means no header.
 	RetryAfter time.Duration
-	// DropResponse forwards the request and then breaks its stream instead of answering: the server has
-	// done what the client never hears of.
+	// DropResponse forwards the request and then breaks its stream instead of responding: the
+	// server has executed the request, but the client does not know.
 	DropResponse bool
-	// DropBookmarks forwards the request and takes the bookmarks out of the answer, which must be a watch.
+	// DropBookmarks forwards the request, which must be a watch, and removes the bookmarks from the
+	// response.
 	DropBookmarks bool
 }
 
@@ -89,7 +93,8 @@ type Proxy struct {
 	requests []Request
 }
 
-// Start starts a proxy in front of the server of config, of which it takes the URL and the CA only.
+// Start starts a proxy in front of the server of config, from which it takes only the URL and the
+// CA.
 func Start(config *rest.Config) (*Proxy, error) {
 	target, err := url.Parse(config.Host)
 	if err != nil {
@@ -117,7 +122,7 @@ func Start(config *rest.Config) (*Proxy, error) {
 		upstream: newUpstream(roots),
 		served:   make(chan error, 1),
 	}
-	quiet := log.New(io.Discard, "", 0) // broken connections are what it is for
+	quiet := log.New(io.Discard, "", 0) // broken connections are its purpose
 	p.forward = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
@@ -141,12 +146,13 @@ func newUpstream(roots *x509.CertPool) *http.Transport {
 	return &http.Transport{
 		TLSClientConfig:   &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		ForceAttemptHTTP2: true,
-		// The proxy must not answer for the server: a body stays as it is.
+		// The proxy must not change a body.
 		DisableCompression: true,
 	}
 }
 
-// Close ends the proxy and every connection through it. Further calls return the first one's result.
+// Close ends the proxy and every connection through it. Further calls return the first one's
+// result.
 func (p *Proxy) Close() error {
 	p.closing.Do(func() {
 		p.net.close()
@@ -159,16 +165,17 @@ func (p *Proxy) Close() error {
 	return p.closeErr
 }
 
-// URL is that of the proxy, for a kubeconfig.
+// URL returns the proxy's URL, for a kubeconfig.
 func (p *Proxy) URL() string { return "https://" + p.net.Addr().String() }
 
-// CA is the certificate (PEM) by which a client trusts the proxy.
+// CA returns the certificate (PEM) with which a client trusts the proxy.
 func (p *Proxy) CA() []byte { return p.ca }
 
-// Partition cuts every connection between the clients and the proxy, open ones and new ones, until Heal.
+// Partition cuts every connection between the clients and the proxy, open ones and new ones, until
+// Heal.
 func (p *Proxy) Partition(mode Mode) { p.net.set(mode) }
 
-// Heal ends a partition. Connections that hung go on where they were.
+// Heal ends a partition. Connections that hung continue.
 func (p *Proxy) Heal() { p.net.set(Connected) }
 
 // Requests returns the requests so far, oldest first.
@@ -197,7 +204,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	drop, bookmarks := false, true
 	for _, rule := range p.hit(r) {
 		if !rule.pause(r.Context()) {
-			panic(http.ErrAbortHandler) // the client has gone
+			panic(http.ErrAbortHandler) // the client has disconnected
 		}
 		if rule.Status != 0 {
 			answer(w, rule.Status, rule.RetryAfter)
@@ -213,12 +220,12 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		p.forward.ServeHTTP(w, r)
 		return
 	}
-	// The server shall finish even if the client gives up meanwhile.
+	// The server must finish even if the client gives up meanwhile.
 	p.forward.ServeHTTP(discard{header: http.Header{}}, r.WithContext(context.WithoutCancel(r.Context())))
 	panic(http.ErrAbortHandler)
 }
 
-// answer writes a Status, as the API server would.
+// answer writes a Status like the API server.
 func answer(w http.ResponseWriter, status int, retryAfter time.Duration) {
 	w.Header().Set("Content-Type", "application/json")
 	if retryAfter > 0 {
@@ -229,7 +236,7 @@ func answer(w http.ResponseWriter, status int, retryAfter time.Duration) {
 	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"by a rule of the test","reason":%q,"code":%d}`, reason, status)
 }
 
-// discard takes a response that nobody shall see.
+// discard drops a response that nobody reads.
 type discard struct{ header http.Header }
 
 func (d discard) Header() http.Header         { return d.header }

@@ -24,14 +24,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// backend plays the API server.
+// backend stands in for the API server.
 type backend struct {
 	*httptest.Server
 	requests atomic.Int32  // to any path
-	next     chan struct{} // lets /watch send one line each
+	next     chan struct{} // each value lets /watch send one line
 }
 
-// start returns a backend, a proxy before it and a client of the proxy.
+// start returns a backend, a proxy in front of it, and a client of the proxy.
 func start(t *testing.T) (*backend, *Proxy, *http.Client) {
 	t.Helper()
 	b := &backend{next: make(chan struct{})}
@@ -52,7 +52,7 @@ func start(t *testing.T) (*backend, *Proxy, *http.Client) {
 	return b, p, newClient(t, p)
 }
 
-// newClient makes a client with connections of its own.
+// newClient returns a client with connections of its own.
 func newClient(t *testing.T, p *Proxy) *http.Client {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -212,10 +212,10 @@ func TestPartitionThatHangs(t *testing.T) {
 	}
 
 	p.Partition(Hang)
-	b.next <- struct{}{} // is sent now and arrives after the end of the partition
+	b.next <- struct{}{} // sent now; it arrives after the end of the partition
 	got := make(chan string, 1)
 	go func() { line, _ := next(); got <- line }()
-	// There is no event for "nothing arrives"; a request with a deadline passes the time.
+	// There is no event for "nothing arrives". A request with a deadline lets time pass.
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if _, _, err := get(short, client, p.URL()+"/a"); !errors.Is(err, context.DeadlineExceeded) {

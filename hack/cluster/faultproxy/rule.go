@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// ActiveRule is a rule that a proxy applies until Remove or until its Times are used up.
+// ActiveRule is a rule that a proxy applies until Remove is called or its Times are used up.
 type ActiveRule struct {
 	Rule
 	proxy *Proxy
@@ -20,8 +20,8 @@ type ActiveRule struct {
 	changed chan struct{} // closed and replaced at each hit, guarded by proxy.mu
 }
 
-// Add puts a rule into force, after those that are. All that match a request apply to it, in this order,
-// until one answers.
+// Add adds a rule after the existing ones. All rules that match a request apply to it in this
+// order, until one responds.
 func (p *Proxy) Add(r Rule) *ActiveRule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,14 +41,15 @@ func (a *ActiveRule) remove() {
 	a.proxy.rules = slices.DeleteFunc(a.proxy.rules, func(other *ActiveRule) bool { return other == a })
 }
 
-// Hits is the number of requests that the rule has applied to.
+// Hits returns the number of requests to which the rule has applied.
 func (a *ActiveRule) Hits() int {
 	a.proxy.mu.Lock()
 	defer a.proxy.mu.Unlock()
 	return a.hits
 }
 
-// WaitHits waits until the rule has applied to n requests; one that it holds counts from its arrival.
+// WaitHits waits until the rule has applied to n requests. A request that it holds counts from its
+// arrival.
 func (a *ActiveRule) WaitHits(ctx context.Context, n int) error {
 	for {
 		a.proxy.mu.Lock()
@@ -65,7 +66,7 @@ func (a *ActiveRule) WaitHits(ctx context.Context, n int) error {
 	}
 }
 
-// hit returns the rules that apply to the request, and counts it for them.
+// hit returns the rules that apply to the request, and counts the request for each of them.
 func (p *Proxy) hit(r *http.Request) []*ActiveRule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,13 +83,13 @@ func (p *Proxy) hit(r *http.Request) []*ActiveRule {
 		}
 		hit = append(hit, a)
 		if a.Status != 0 {
-			break // it answers; later rules do not see the request
+			break // it responds, so later rules do not see the request
 		}
 	}
 	return hit
 }
 
-// pause waits as the rule says, and reports whether the client is still there.
+// pause waits as the rule says and reports whether the client is still connected.
 func (a *ActiveRule) pause(ctx context.Context) bool {
 	if a.Delay > 0 {
 		timer := time.NewTimer(a.Delay)

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// pollInterval is how often a log file is looked at for new lines.
+// pollInterval is how often a log file is checked for new lines.
 const pollInterval = 20 * time.Millisecond
 
 // Process is a process of a Sandbox. Its methods may be called from several goroutines.
@@ -27,24 +27,25 @@ type Process struct {
 
 	cmd   *exec.Cmd
 	begin int64         // size of the log when the process started
-	done  chan struct{} // closed when it has ended and was waited for
-	err   error         // of Wait, to be read after done
+	done  chan struct{} // closed after it has ended and was waited for
+	err   error         // of Wait; read it only after done
 }
 
-// PID is also the id of the process group.
+// PID returns the process id, which is also the id of the process group.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Signal sends sig to the process group. It is no error if the process has ended already.
+// Signal sends sig to the process group. It is no error if the process has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
 	select {
 	case <-p.done:
 		return nil
 	default:
 	}
-	// Between exit and Wait the group still exists as a zombie; ESRCH can only mean that Wait just returned.
+	// Between exit and Wait the group still exists as a zombie, so ESRCH can only mean that Wait
+	// has just returned.
 	if err := syscall.Kill(-p.PID(), sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("send %v to %s: %w", sig, p.Name, err)
 	}
@@ -53,8 +54,8 @@ func (p *Process) Signal(sig syscall.Signal) error {
 
 func (p *Process) kill() { _ = p.Signal(syscall.SIGKILL) }
 
-// Wait waits for the end of the process. The result is nil for exit code 0, otherwise an *exec.ExitError,
-// or ctx's cause if that ends first; the process then goes on.
+// Wait waits for the end of the process. It returns nil for exit code 0, otherwise an
+// *exec.ExitError. If ctx ends first, it returns the cause, and the process continues.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.done:
@@ -64,7 +65,8 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// ExitCode is that of the ended process: -1 while it runs, 128 + the signal if a signal ended it.
+// ExitCode returns the exit code of the ended process: -1 while it runs, 128 + the signal if a
+// signal ended it.
 func (p *Process) ExitCode() int {
 	select {
 	case <-p.done:
@@ -77,8 +79,8 @@ func (p *Process) ExitCode() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// Stop sends SIGTERM, and SIGKILL after the grace period or when ctx ends, and waits for the end.
-// A kill is reported as an error, an exit code is not.
+// Stop sends SIGTERM, sends SIGKILL after the grace period or when ctx ends, and waits for the end.
+// It returns an error for a kill, but not for an exit code.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -101,13 +103,13 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Lines yields what the process has logged and goes on to log, line by line without the newline, until
-// the process has ended or ctx does.
+// Lines yields the lines of the process's log, without the newline, from its start until the
+// process or ctx has ended.
 func (p *Process) Lines(ctx context.Context) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		f, err := os.Open(p.Log)
 		if err != nil {
-			return // the file went with the sandbox
+			return // the file was removed with the sandbox
 		}
 		defer f.Close()
 		if _, err := f.Seek(p.begin, io.SeekStart); err != nil {
@@ -142,7 +144,7 @@ func (p *Process) Lines(ctx context.Context) iter.Seq[string] {
 			case <-ctx.Done():
 				return
 			case <-p.done:
-				ended = true // read once more: what it wrote last
+				ended = true // read once more, for its last output
 			case <-tick.C:
 			}
 		}
@@ -150,7 +152,7 @@ func (p *Process) Lines(ctx context.Context) iter.Seq[string] {
 }
 
 // WaitForLine returns the first line of the process's log that contains text, also if it was logged
-// before the call. It fails when the process or ctx ends without it.
+// before the call. It returns an error if the process or ctx ends before.
 func (p *Process) WaitForLine(ctx context.Context, text string) (string, error) {
 	for line := range p.Lines(ctx) {
 		if strings.Contains(line, text) {

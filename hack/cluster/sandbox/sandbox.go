@@ -1,11 +1,12 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox runs processes in a directory and removes both on every way out: Close, a panic, the
-// time-out of `go test`, Ctrl-C, and SIGKILL of the program that made the sandbox.
+// Package sandbox runs processes in a directory and removes both, however the program that created
+// the sandbox ends: by Close, a panic, the time-out of `go test`, Ctrl-C or SIGKILL.
 //
-// A shell of its own session, the reaper, reads from a pipe that only this program holds. When the pipe
-// ends, for whatever reason, it kills the process groups of the sandbox and removes the directory.
+// A shell in its own session, the reaper, reads from a pipe that only this program holds. When the
+// pipe ends, for whatever reason, the reaper kills the process groups of the sandbox and removes
+// the directory.
 package sandbox
 
 import (
@@ -22,9 +23,9 @@ import (
 	"syscall"
 )
 
-// reaper gets the directory as $1. Moving pids/ away first closes the door: a process that has not
-// registered by then cannot start any more, see launcher.
-// A killed process may still be creating a file for an instant, so that removing is tried again.
+// reaper gets the directory as $1. It first moves pids/ away: a process that has not registered by
+// then can no longer start, see launcher. A killed process may still be creating a file for an
+// instant, so removing is retried.
 const reaper = `
 trap '' HUP INT QUIT TERM
 echo ready
@@ -50,7 +51,7 @@ type Sandbox struct {
 	Dir string
 
 	reaper *exec.Cmd
-	pipe   io.Closer // its end is the reaper's sign
+	pipe   io.Closer // its end is the signal for the reaper
 
 	mu        sync.Mutex
 	closed    bool
@@ -60,9 +61,9 @@ type Sandbox struct {
 	closeErr error
 }
 
-// New makes dir, which must not exist, and starts its reaper. With an empty dir it makes one below
-// os.TempDir. The reaper keeps the given files open, so that a lock (flock) on one of them is held
-// until the clean-up is done, even if this program is killed.
+// New creates dir, which must not exist, and starts its reaper. If dir is empty, it creates one
+// below os.TempDir. The reaper keeps the files in hold open, so that a lock (flock) on one of them
+// is held until the clean-up is done, even if this program is killed.
 func New(ctx context.Context, dir string, hold ...*os.File) (*Sandbox, error) {
 	var err error
 	if dir == "" {
@@ -86,7 +87,7 @@ func (s *Sandbox) startReaper(ctx context.Context, hold []*os.File) error {
 			return err
 		}
 	}
-	// The reaper must outlive ctx: it is the one that cleans up.
+	// The reaper does the clean-up, so it must outlive ctx.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", "-c", reaper, "quartermaster-reaper", s.Dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.ExtraFiles = hold
@@ -102,15 +103,15 @@ func (s *Sandbox) startReaper(ctx context.Context, hold []*os.File) error {
 		return err
 	}
 	s.reaper, s.pipe = cmd, pipe
-	// Before this line the reaper's traps are not set, and it could be killed by the very Ctrl-C it is for.
+	// Before it prints this line, the reaper has not set its traps, and Ctrl-C could kill it.
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		return errors.Join(fmt.Errorf("read its first line: %w", err), pipe.Close(), cmd.Wait())
 	}
 	return nil
 }
 
-// Close kills what still runs, waits for it, and removes the directory. Further calls return the first
-// one's result.
+// Close kills all running processes, waits for them, and removes the directory. Further calls
+// return the first one's result.
 func (s *Sandbox) Close() error {
 	s.closing.Do(func() {
 		s.mu.Lock()
@@ -130,14 +131,14 @@ func (s *Sandbox) Close() error {
 
 // Command says what to start.
 type Command struct {
-	Name string   // names the log file, logs/NAME.log in the sandbox; a second process of the name appends
+	Name string   // of the log file, logs/NAME.log in the sandbox; processes append to it
 	Path string   // of the executable
 	Args []string // without the executable's name
 	Env  []string // nil: this program's environment
 	Dir  string   // working directory; empty: the sandbox
 }
 
-// Start starts a process in a process group of its own, which Ctrl-C on the terminal does not reach.
+// Start starts a process in its own process group, which Ctrl-C on the terminal does not reach.
 func (s *Sandbox) Start(c Command) (*Process, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,12 +165,13 @@ func (s *Sandbox) start(c Command) (*Process, error) {
 		return nil, err
 	}
 	if _, err := os.Stat(c.Path); err != nil {
-		return nil, err // the launcher would only say so in the log
+		return nil, err // otherwise the launcher would report it only in the log
 	}
 	pids := filepath.Join(s.Dir, "pids")
 	//nolint:noctx // the sandbox ends its processes itself, by group
 	cmd := exec.Command("/bin/sh", append([]string{"-c", launcher, pids, c.Path}, c.Args...)...)
-	cmd.Stdout, cmd.Stderr = out, out // a file, not a pipe: nobody has to read for the process to go on
+	// A file, not a pipe: the process continues even if nobody reads.
+	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env, cmd.Dir = c.Env, c.Dir
 	if c.Dir == "" {
 		cmd.Dir = s.Dir
@@ -182,7 +184,7 @@ func (s *Sandbox) start(c Command) (*Process, error) {
 	go func() {
 		defer close(p.done)
 		p.err = cmd.Wait()
-		// Deregister: the pid may be given to somebody else from now on.
+		// Deregister: from now on the pid may belong to somebody else.
 		_ = os.Remove(filepath.Join(pids, strconv.Itoa(cmd.Process.Pid)))
 	}()
 	return p, nil

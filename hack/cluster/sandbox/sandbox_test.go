@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// ownerEnv makes this test binary play the owner of a sandbox that ends in the way it names.
+// ownerEnv makes this test binary act as the owner of a sandbox; its value says how the owner ends.
 const ownerEnv = "SANDBOX_TEST_OWNER"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// owner makes a sandbox with two processes, tells about them, and ends without closing it.
+// owner creates a sandbox with two processes, prints them, and ends without closing it.
 func owner(how string) {
 	s, err := New(context.Background(), "")
 	if err != nil {
@@ -46,7 +46,8 @@ func owner(how string) {
 		}
 		pids = append(pids, strconv.Itoa(p.PID()))
 	}
-	// Asked for, since a program inherits that they are ignored from a shell that runs the tests in the background.
+	// Interrupts are handled explicitly: a program started in the background by a shell inherits
+	// that they are ignored.
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGHUP)
 	fmt.Println(s.Dir, strings.Join(pids, " "))
@@ -72,7 +73,7 @@ func TestNothingIsLeftWhenTheOwnerEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), ownerEnv+"="+name)
-			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the foreground group of a terminal
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // like the foreground group of a terminal
 			out, err := cmd.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -90,7 +91,7 @@ func TestNothingIsLeftWhenTheOwnerEnds(t *testing.T) {
 				}
 			}
 			if err := cmd.Wait(); err == nil {
-				t.Error("the owner ended well; it was to be killed or to fail")
+				t.Error("the owner succeeded; it should have been killed or failed")
 			}
 			fields := strings.Fields(line)
 			eventually(t, "the directory is removed", func() bool { return !exists(fields[0]) })
@@ -107,7 +108,7 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	// A stubborn process with a child that the sandbox knows nothing of.
+	// A stubborn process with a child that the sandbox does not know.
 	p, err := s.Start(Command{Name: "stubborn", Path: "/bin/sh", Args: []string{"-c", "trap '' TERM; sleep 1000 & echo $!; wait; sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +180,7 @@ func TestTheReaperHoldsTheLock(t *testing.T) {
 
 func TestAProcessThatComesTooLateDoesNotStart(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
-	gone := filepath.Join(t.TempDir(), "pids") // as after the reaper moved it away
+	gone := filepath.Join(t.TempDir(), "pids") // as after the reaper has moved it away
 	if err := exec.Command("/bin/sh", "-c", launcher, gone, "/bin/sh", "-c", ": >"+mark).Run(); err == nil {
 		t.Error("the launcher reports no error")
 	}
@@ -213,7 +214,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("Signal of an ended process: %v", err)
 	}
 
-	// The second of the name appends to the log and sees its own lines only.
+	// The second process of this name appends to the log and sees only its own lines.
 	second, err := s.Start(Command{Name: "p", Path: "/bin/sh", Args: []string{"-c", "echo three; sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
@@ -258,7 +259,8 @@ func TestStopKillsAfterTheGracePeriod(t *testing.T) {
 	}
 }
 
-// eventually fails the test if cond is not met within a generous time: the clean-up runs in another process.
+// eventually fails the test if cond is not met within a generous time. The clean-up runs in another
+// process.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -278,7 +280,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// alive does not count zombies: an orphan's waits for the init process, which is not ours.
+// alive ignores zombies: an orphan's zombie waits for the init process, which is not ours.
 func alive(t *testing.T, pid string) bool {
 	t.Helper()
 	out, err := exec.Command("ps", "-o", "stat=", "-p", pid).Output()

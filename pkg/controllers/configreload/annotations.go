@@ -22,14 +22,14 @@ const (
 	reloadAuto = "auto"
 )
 
-// Annotations of the original whose keys cannot be replaced.
+// Annotations of stakater/Reloader (the original) whose keys cannot be replaced.
 const (
 	compatMark     = "reloader.stakater.com/last-reloaded-from"
 	compatStrategy = "reloader.stakater.com/rollout-strategy"
 )
 
-// defaultKeys are the original's keys by the logical name that replaces them,
-// which is the name of the original's own flag without "-annotation".
+// defaultKeys maps a logical name, which is the name of the original's flag without "-annotation",
+// to the original's annotation key.
 var defaultKeys = map[string]string{
 	"configmap":             "configmap.reloader.stakater.com/reload",
 	"secret":                "secret.reloader.stakater.com/reload",
@@ -82,10 +82,10 @@ func SourceAnnotations(cfg Config) []string {
 	return list
 }
 
-// WorkloadAnnotations returns the keys that the cache must keep of workloads.
-// WorkloadDigest keeps the same of their pod templates.
+// WorkloadAnnotations returns the keys that the cache must keep of workloads and, through
+// WorkloadDigest, of their pod templates.
 func WorkloadAnnotations(cfg Config) []string {
-	// The mark is written under either strategy's key without compat as well.
+	// A workload may carry the mark under either strategy's key, also without compat.
 	list := []string{nativeReload, nativeDelay, nativeState, nativeMark, compatMark}
 	if k := newKeys(&cfg); cfg.Compat {
 		list = append(list, compatStrategy, k.auto, k.search, k.pause, k.pauseAt)
@@ -97,8 +97,7 @@ func WorkloadAnnotations(cfg Config) []string {
 	return list
 }
 
-// csiKeys of the original are about secrets that a CSI driver mounts, and not
-// supported.
+// csiKeys are the original's keys for secrets that a CSI driver mounts. They are not supported.
 var csiKeys = []string{
 	"secretproviderclass.reloader.stakater.com/auto", "secretproviderclass.reloader.stakater.com/reload",
 	"secretproviderclasses.exclude.reloader.stakater.com/reload",
@@ -108,18 +107,18 @@ func asksForCSI(w *workload) bool {
 	return slices.ContainsFunc(csiKeys, func(key string) bool { _, ok := fallback(w.meta, w.Template, key); return ok })
 }
 
-// match is how a source concerns a workload.
+// match is how a workload selects a source.
 type match int
 
 const (
 	no    match = iota
-	auto        // demands a reference
-	named       // needs none
+	auto        // needs a reference
+	named       // needs no reference
 )
 
-// rules are a workload's annotations, parsed.
+// rules are the parsed annotations of a workload.
 type rules struct {
-	native bool // marked by annotation, under the native key
+	native bool // it has the native annotation, so it is marked by annotation under the native key
 	types  [2]typeRules
 }
 
@@ -128,13 +127,13 @@ type typeRules struct {
 	search   bool
 	named    []pattern
 	excluded []pattern
-	// never: an exclusion is too large to be known, and rolling what was excluded
-	// would be worse than not rolling.
+	// never is set if the list of exclusions is too large to compile. Then nothing matches: it is
+	// better not to roll at all than to roll for something excluded.
 	never bool
 }
 
-// match decides as the original does: an exclusion beats a name, a name beats
-// the rest, and nothing else vetoes a name.
+// match decides as the original does: an exclusion beats a name, a name beats everything else, and
+// nothing but an exclusion vetoes a name.
 func (r *rules) match(key sourceKey, s source) match {
 	t := &r.types[key.typ]
 	switch {
@@ -148,18 +147,18 @@ func (r *rules) match(key sourceKey, s source) match {
 	return no
 }
 
-// waitsFor says that an item is the source's very name, so that its absence
-// means something.
+// waitsFor reports whether an item is exactly the source's name, so that the source's absence is
+// recorded.
 func (r *rules) waitsFor(key sourceKey) bool {
 	return slices.ContainsFunc(r.types[key.typ].named, func(p pattern) bool { return p.literal && p.text == key.name })
 }
 
-// problem is an annotation that could not be understood.
+// problem describes an annotation that could not be parsed.
 type problem struct{ key, text string }
 
 func (p problem) String() string { return p.key + ": " + cut(p.text) }
 
-// cut leaves no more of a text than fits into an Event, which holds 1 KiB in all.
+// cut shortens a text so that it fits into an Event, which holds 1 KiB in all.
 func cut(text string) string {
 	const most = 500
 	if len(text) <= most {
@@ -168,12 +167,13 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// stateTooLarge is no fault of a value, but of how much it would have to hold.
+// stateTooLarge reports a state that is too large for an annotation. The annotation's value is not
+// at fault.
 var stateTooLarge = problem{nativeState, fmt.Sprintf("the workload watches so many sources that their state takes more than %d KiB, "+
 	"so it is kept in memory and a change while no manager runs is not noticed; name fewer sources", maxStateBytes>>10)}
 
-// rules are those of a workload; none for one that is rolled through another
-// object: a Job by its CronJob, a Rollout by the workload that it refers to.
+// rules returns the rules of a workload. They are empty for a workload that is rolled through
+// another object: a Job through its CronJob, a Rollout through the workload that it refers to.
 func (k *keys) rules(w *workload) (rules, []problem) {
 	if w.Elsewhere || w.kind == "Job" && w.OwnedBy == "CronJob" {
 		return rules{}, nil
@@ -217,8 +217,7 @@ func fallback(meta, template map[string]string, key string) (string, bool) {
 }
 
 func (k *keys) parseCompat(t sourceType, r *typeRules, meta, template map[string]string) []problem {
-	// All or nothing, and by presence: one key on the workload and the
-	// template's are not looked at.
+	// The template's annotations count only if the workload has none of these keys.
 	from := meta
 	if !slices.ContainsFunc([]string{k.reload[t], k.auto, k.typedAuto[t], k.search},
 		func(key string) bool { _, ok := meta[key]; return ok }) {
@@ -250,7 +249,7 @@ func (k *keys) parseCompat(t sourceType, r *typeRules, meta, template map[string
 	return bad.of(k.reload[t])
 }
 
-// name adds to the names, as far as they count.
+// name adds p to the names, up to maxNames.
 func (r *typeRules) name(p pattern, bad *badItems) {
 	if len(r.named) == maxNames {
 		bad.add("only the first %d names count", maxNames)
@@ -259,8 +258,8 @@ func (r *typeRules) name(p pattern, bad *badItems) {
 	r.named = append(r.named, p)
 }
 
-// badItems are what was wrong with an annotation's items; the first of them, as
-// nobody reads more.
+// badItems describes the invalid items of an annotation. It keeps only the first ones, since nobody
+// reads more.
 type badItems []string
 
 func (b *badItems) add(format string, args ...any) {
@@ -269,7 +268,7 @@ func (b *badItems) add(format string, args ...any) {
 	}
 }
 
-// of makes one problem of all of them.
+// of returns one problem for all of them.
 func (b badItems) of(key string) []problem {
 	if len(b) == 0 {
 		return nil
@@ -277,7 +276,7 @@ func (b badItems) of(key string) []problem {
 	return []problem{{key, strings.Join(b, "; ")}}
 }
 
-// items are the trimmed, non-empty items of a comma list.
+// items yields the trimmed, non-empty items of a comma-separated list.
 func items(list string) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for item := range strings.SplitSeq(list, ",") {
@@ -311,7 +310,7 @@ func (k *keys) parseNative(value string) (rules, []problem) {
 		if never {
 			p, err := exclusions.glob(key.name)
 			if err != nil {
-				bad.add("item %q: %v; until it is mended, no %s rolls the workload", item, err, key.typ.kind())
+				bad.add("item %q: %v; until it is fixed, no %s rolls the workload", item, err, key.typ.kind())
 				t.never = true
 				continue
 			}

@@ -22,7 +22,7 @@ const (
 	StrategyAnnotations = "annotations"
 )
 
-// Where the state of a workload is kept, and what the first sight of one does.
+// Where the state of a workload is kept, and what happens when a workload is first seen.
 const (
 	StateWorkload     = "workload"
 	StateOff          = "off"
@@ -30,25 +30,24 @@ const (
 	FirstSightCompare = "compare"
 )
 
-// Config of the controller; the zero value is not valid, see [DefaultConfig].
+// Config configures the controller. The zero value is not valid; use [DefaultConfig].
 type Config struct {
-	// Strategy is env-vars or annotations. Workloads with native annotations
-	// are always marked by annotation.
+	// Strategy is env-vars or annotations. Workloads with native annotations are always marked by
+	// annotation.
 	Strategy string
 	// AutoAll rolls every workload that does not opt out.
 	AutoAll bool
-	// OnCreate and OnDelete count the appearance and the disappearance of a
-	// source as a change.
+	// OnCreate and OnDelete count the appearance and the disappearance of a source as a change.
 	OnCreate, OnDelete bool
 
-	// Scope are the only namespaces that may be read; empty means all. It is the
-	// host's to say.
+	// Scope lists the only namespaces that may be read; empty means all. The host sets it.
 	Scope []string
-	// Namespaces to work in; empty means all, and only then the next two count.
+	// Namespaces lists the namespaces to work in; empty means all. The next two count only if it is
+	// empty.
 	Namespaces        []string
 	IgnoredNamespaces []string
-	// NamespaceSelector and SourceSelector are label selectors, one or more
-	// requirements an item; k:v is understood as k=v, k:* and k=* as existence.
+	// NamespaceSelector and SourceSelector are label selectors; an item holds one or more
+	// requirements. k:v means k=v; k:* and k=* mean that the label exists.
 	NamespaceSelector []string
 	SourceSelector    []string
 	IgnoredSources    []string
@@ -57,11 +56,11 @@ type Config struct {
 	// AnnotationKeys replaces keys of the compatible annotations, by logical name.
 	AnnotationKeys map[string]string
 
-	// QuietPeriod must pass without another change before a workload is rolled;
-	// MaxDelay after the first change it is rolled all the same.
+	// A workload is rolled when QuietPeriod has passed without another change, or MaxDelay after
+	// the first change, whichever comes first.
 	QuietPeriod, MaxDelay time.Duration
 	AbsorbRollouts        bool
-	// MaxRolloutsPerMinute over all workloads; 0 means no limit.
+	// MaxRolloutsPerMinute is the limit over all workloads; 0 means no limit.
 	MaxRolloutsPerMinute int
 
 	State      string
@@ -70,8 +69,7 @@ type Config struct {
 	DryRun          bool
 	ConcurrentSyncs int
 
-	// Compat makes the annotations of stakater/Reloader count. The host sets it;
-	// it has no flag here.
+	// Compat enables the annotations of stakater/Reloader. The host sets it; it has no flag here.
 	Compat bool
 }
 
@@ -89,8 +87,7 @@ func DefaultConfig() Config {
 
 const flagPrefix = "config-reload-"
 
-// AddFlags binds the --config-reload-* flags; the values that c has now are
-// their defaults.
+// AddFlags binds the --config-reload-* flags. The current values of c are their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Strategy, flagPrefix+"strategy", c.Strategy,
 		"How a reload marks the pod template: env-vars or annotations.")
@@ -195,9 +192,8 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 	}
 }
 
-// parseSelector understands the grammar of the selector flags: items are joined
-// by commas; k:v is k=v; k:* and k=* ask only for the label's existence.
-// No item selects everything.
+// parseSelector parses the value of a selector flag. Items are joined by commas; k:v means k=v; k:*
+// and k=* require only that the label exists. Without items the selector selects everything.
 func parseSelector(items []string) (labels.Selector, error) {
 	var parts []string
 	for item := range strings.SplitSeq(strings.Join(items, ","), ",") {
@@ -225,7 +221,7 @@ func (c *Config) sourceIgnored(t sourceType) bool {
 	})
 }
 
-// kindEnabled wants the plural, as in kindNames.
+// kindEnabled takes the plural, as in kindNames.
 func (c *Config) kindEnabled(plural string) bool {
 	if plural == "rollouts" && !c.ArgoRollouts {
 		return false

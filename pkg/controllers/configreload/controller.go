@@ -3,12 +3,11 @@
 
 // Package configreload rolls workloads whose ConfigMaps or Secrets changed.
 //
-// A change of a source enqueues the workloads that it concerns, and never more:
-// reconciling a workload compares the sources that it watches with what is
-// recorded of them in an annotation of the workload. A difference is a reload:
-// one patch that marks the pod template and records the new state together, so
-// that a crash can neither lose a reload nor repeat it. The steps of a
-// reconcile are in files of their own:
+// A change of a source enqueues the workloads that it concerns and does nothing else. Reconciling a
+// workload compares the sources that it watches with what an annotation of the workload records of
+// them. If they differ, one patch marks the pod template and records the new state together, so
+// that a crash neither loses nor repeats a reload. The steps of a reconcile are in files of their
+// own:
 //
 //	annotations.go, patterns.go   what the workload asks for
 //	workload.go                   what it refers to
@@ -16,7 +15,7 @@
 //	patch.go                      the bytes that do it: pure
 //	controller.go, write.go       reading, writing, Events
 //
-// The annotations of stakater/Reloader are understood under Config.Compat.
+// With Config.Compat, the annotations of stakater/Reloader count too.
 package configreload
 
 import (
@@ -43,11 +42,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-// Name of the controller.
+// Name is the name of the controller.
 const Name = "config-reload"
 
-// conflictAttempts bound the decisions in one reconcile, all but the first on a
-// live read after a conflict, or after a 404.
+// conflictAttempts limits the decisions in one reconcile. After a conflict or a 404, the next one
+// is made on a live read.
 const conflictAttempts = 4
 
 // Controller rolls workloads. Build it with [New].
@@ -65,14 +64,14 @@ type Controller struct {
 	memory    *memory
 	selector  labels.Selector // of namespaces
 	perMinute *rate.Limiter   // nil: no limit
-	csi       sync.Once       // for the line about CSI secrets
+	csi       sync.Once       // guards the line about CSI secrets
 }
 
 var _ controllers.Controller = &Controller{}
 
-// New checks the configuration and adds indexers to the informers of workloads
-// and sources, so it has to be called before they are started. The dynamic
-// client is for Argo Rollouts and may be nil without them.
+// New checks the configuration and adds indexers to the informers of workloads and sources, so it
+// must be called before they are started. The dynamic client is for Argo Rollouts and may be nil
+// without them.
 func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
 	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
 ) (*Controller, error) {
@@ -129,7 +128,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	return err
 }
 
-// Status tells what the controller is doing.
+// Status returns the state of the controller's loop.
 func (c *Controller) Status() controllers.Status { return c.loop.Status() }
 
 func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Duration, error) {
@@ -153,7 +152,7 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 	}
 	e := c.memory.get(key, w.uid)
 	if e.behind(w.version) {
-		return 0, nil // the cache's next event brings what was written
+		return 0, nil // the write will arrive as the cache's next event
 	}
 	if e.written != "" {
 		c.memory.update(key, w.uid, c.clock.Now(), func(e *entry) { e.written = "" })
@@ -183,7 +182,7 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 	}
 }
 
-// cachedUID is empty for a workload that the cache does not have.
+// cachedUID returns the UID of the cached workload; empty if the cache does not have it.
 func (c *Controller) cachedUID(key workloadKey) types.UID {
 	obj, exists, err := c.kinds[key.kind].informer.GetIndexer().GetByKey(key.ObjectName.String())
 	if err != nil || !exists {
@@ -192,8 +191,8 @@ func (c *Controller) cachedUID(key workloadKey) types.UID {
 	return obj.(metav1.Object).GetUID()
 }
 
-// step decides on one version of a workload and does what is due. A conflict in
-// the last attempt is a failure that is told of.
+// step decides on one version of a workload and does what is due. A conflict is reported as a
+// failure only if last is set.
 func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) (time.Duration, error) {
 	now := c.clock.Now()
 	r, problems := c.keys.rules(w)
@@ -209,7 +208,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) 
 	}
 	if c.cfg.Compat && asksForCSI(w) {
 		c.csi.Do(func() {
-			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses are not supported and have no effect; this is said once")
+			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses are not supported and have no effect; logged once")
 		})
 	}
 
@@ -227,8 +226,8 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) 
 		return soonest(settle, pauseLeft), nil // the event comes sooner
 	}
 	if len(p.reloads) > 0 && c.perMinute != nil && f.window.notBefore.IsZero() {
-		// The turn is kept until the reload has succeeded, so that one which
-		// fails takes no other's.
+		// The turn is kept until the reload has succeeded, so that a failing reload does not take
+		// the turn of another one.
 		f.window.notBefore = now.Add(c.perMinute.ReserveN(now, 1).DelayFrom(now))
 		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.window.notBefore = f.window.notBefore })
 		p = c.cfg.decide(f)
@@ -241,16 +240,15 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) 
 		after, err = c.record(ctx, k, f, &p, &e)
 	}
 	if err != nil {
-		return pauseLeft, err // the end of a pause does not wait for a reload that fails
+		return pauseLeft, err // a failing reload does not delay the end of a pause
 	}
 	return soonest(after, pauseLeft), nil
 }
 
-// cacheIsBehind says that a reload would go back to an old version of a source,
-// or to its absence. The cache of sources may be late by any time, on a replica
-// that has just begun to lead as on others: what is recorded on the workload may
-// be newer. A version of a source is surely the newer one if it comes after the
-// workload's; else the API server is asked whether it is the last one.
+// cacheIsBehind reports whether the cached version of a source is outdated, so that a reload would
+// go back to it. The cache of sources may lag by any time, also on a replica that has just begun to
+// lead, while what is recorded on the workload may be newer. A version of a source that is newer
+// than the workload's is safe; for any other, the API server is asked whether it is the latest.
 func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []reload) (bool, error) {
 	w := f.workload
 	for _, r := range reloads {
@@ -260,7 +258,7 @@ func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []relo
 		}
 		live, err := c.in.LiveVersion(ctx, r.key.typ.resource(), cache.NewObjectName(w.Namespace, r.key.name))
 		if err != nil {
-			return false, fmt.Errorf("look whether the cache is behind: %w", err)
+			return false, fmt.Errorf("check whether the cache is behind: %w", err)
 		}
 		if live != cached.version {
 			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.key, "cached", cached.version)
@@ -270,7 +268,7 @@ func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []relo
 	return false, nil
 }
 
-// soonest ignores zeros, which ask for nothing.
+// soonest returns the shorter delay. Zero asks for nothing and is ignored.
 func soonest(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
@@ -278,7 +276,7 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// facts gathers what the decision on w depends on.
+// facts collects what the decision on w depends on.
 func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, now time.Time) (*facts, []problem) {
 	f := &facts{workload: w, rules: r, window: e.window, rolled: e.rolled, now: now}
 	recorded, annotated, err := c.recorded(w)
@@ -304,8 +302,8 @@ func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, n
 	return f, problems
 }
 
-// recorded returns the state that stands on w; an empty one if none does, or if
-// it does not count. The error is about its text.
+// recorded returns the state in the annotation of w; it is empty if there is none or if it does not
+// count. The error says that the annotation could not be parsed.
 func (c *Controller) recorded(w *workload) (s state, annotated bool, err error) {
 	text, annotated := w.meta[nativeState]
 	if !annotated || !c.readsState(w.kind) {
@@ -317,14 +315,14 @@ func (c *Controller) recorded(w *workload) (s state, annotated bool, err error) 
 	return s, true, nil
 }
 
-// inMemory says that the state of w is not on the workload.
+// inMemory reports whether the state of w is kept in memory and not on the workload.
 func (c *Controller) inMemory(w *workload) bool { return c.cfg.DryRun || !c.readsState(w.kind) }
 
-// readsState says that an annotation with the state of a workload counts: it is no
-// leftover of another configuration, and no copy on a Job.
+// readsState reports whether a state annotation on a workload of this kind counts. It does not with
+// state=off, where it is left over from another configuration, nor on a Job, where it is a copy.
 func (c *Controller) readsState(kind string) bool { return c.cfg.State != StateOff && kind != "Job" }
 
-// selected says whether the controller works in a namespace.
+// selected reports whether the controller works in a namespace.
 func (c *Controller) selected(namespace string) bool {
 	if len(c.cfg.Namespaces) > 0 {
 		return contains(c.cfg.Namespaces, namespace)

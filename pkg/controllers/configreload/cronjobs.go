@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// activeJobPoll is how often a CronJob that must not run twice at once is
-	// looked at again while it runs; its end usually brings an event before.
+	// activeJobPoll is how often the controller checks a running CronJob that must not run twice at
+	// once. Usually an event reports the end earlier.
 	activeJobPoll = 10 * time.Second
 	// maxCronJobName leaves room for the suffix of a Job's name (63).
 	maxCronJobName = 52
@@ -44,7 +44,7 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 		return outcome{}, errOutdated(w)
 	}
 	name, hashes := runName(live, f, p), p.hashes()
-	// A reload of which the Job was created and the state not written is here again.
+	// If the same reload is decided on again, its Job was created but the state was not written.
 	busy, ran := false, maps.Equal(f.window.ran, hashes)
 	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && !ran {
 		if busy, ran, err = c.runs(ctx, live, name); err != nil {
@@ -64,16 +64,18 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	default:
 		job := c.cronJobRun(live, name, f, p)
 		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
-		// The name tells this version of the sources, so one that is there is ours.
+		// The name contains the versions of the sources, so an existing Job is ours.
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return outcome{}, err
 		}
-		// The Job may be gone before the state is written: its user may have asked for that.
+		// The Job may be deleted before the state is written, for instance because it finished and
+		// has a TTL.
 		c.memory.update(w.workloadKey, w.uid, f.now, func(e *entry) { e.window.ran = hashes })
 	}
 	patch := metadataPatch(w, p.state)
 	if c.inMemory(w) {
-		patch = metadataPatch(w, nil) // a leftover would count again under another configuration
+		// A leftover state would count again under another configuration.
+		patch = metadataPatch(w, nil)
 	}
 	if len(patch["metadata"].(object)["annotations"].(object)) > 0 {
 		out.version, err = c.patch(ctx, k, w, k.merge, patch)
@@ -81,7 +83,7 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan)
 	return out, err
 }
 
-// hashes are those of the sources that reloads are for.
+// hashes returns the hashes of the sources that cause the reloads.
 func (p *plan) hashes() state {
 	s := state{}
 	for _, r := range p.reloads {
@@ -90,12 +92,13 @@ func (p *plan) hashes() state {
 	return s
 }
 
-// byName says that a reload needs no reference.
+// byName reports whether a reload is for a source named by an annotation, so that it needs no
+// reference.
 func (p *plan) byName() bool {
 	return slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
 }
 
-// skipsCronJob tells why a CronJob is not run, if that shows without a live read.
+// skipsCronJob returns why a CronJob is not run, as far as the cache shows it; empty if it is run.
 func (p *plan) skipsCronJob(w *workload) string {
 	if w.kind == "CronJob" && w.Suspended && !p.byName() {
 		return "Suspended"
@@ -103,9 +106,9 @@ func (p *plan) skipsCronJob(w *workload) string {
 	return ""
 }
 
-// runs says that a Job of a CronJob has not finished, and whether there is the
-// one of that name. The CronJob's status tells only of those that its controller
-// created, and those of ours may be newer than the cache.
+// runs reports whether a Job of the CronJob has not finished (busy) and whether the Job of that
+// name exists (ran). The CronJob's status lists only the Jobs that its controller created, and the
+// cache may not have ours yet.
 func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, name string) (busy, ran bool, err error) {
 	finished := func(c batchv1.JobCondition) bool {
 		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
@@ -121,14 +124,14 @@ func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, name string)
 			return nil
 		})
 	if err != nil {
-		return false, false, fmt.Errorf("look whether a Job is active: %w", err)
+		return false, false, fmt.Errorf("check whether a Job is active: %w", err)
 	}
 	return busy, ran, nil
 }
 
-// runName is made of the CronJob and what its Job runs for, so that a repetition
-// creates the Job only once. The versions are in it because a source may go back
-// to data that a Job ran for before, and that Job may still be there.
+// runName derives the Job's name from the CronJob and the versions of the sources that it runs for,
+// so that a retry does not create a second Job. The versions matter because a source may go back to
+// data for which a Job still exists.
 func runName(cj *batchv1.CronJob, f *facts, p *plan) string {
 	s := p.hashes()
 	for key, hash := range s {
@@ -138,12 +141,13 @@ func runName(cj *batchv1.CronJob, f *facts, p *plan) string {
 	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 
-// cutName leaves room for a suffix, and no end that a suffix may not follow.
+// cutName shortens a name to leave room for a suffix, and cuts characters that must not precede
+// one.
 func cutName(name string) string {
 	return strings.TrimRight(name[:min(len(name), maxCronJobName)], "-.")
 }
 
-// cronJobRun is the Job of one reload.
+// cronJobRun returns the Job of one reload.
 func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *facts, p *plan) *batchv1.Job {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
@@ -152,7 +156,7 @@ func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *facts, p *p
 			Labels:      maps.Clone(cj.Spec.JobTemplate.Labels),
 			Annotations: maps.Clone(cj.Spec.JobTemplate.Annotations),
 			OwnerReferences: []metav1.OwnerReference{{
-				// Without blockOwnerDeletion, which would ask for more rights.
+				// blockOwnerDeletion is not set; it would require more permissions.
 				APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "CronJob",
 				Name: cj.Name, UID: cj.UID, Controller: ptr.To(true),
 			}},

@@ -12,22 +12,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// settle is how long a difference is left alone that no event announced: it is
-// found after a start, when the caches of sources and workloads may still be
-// moments apart from each other, or just before the event comes. It saves
-// requests, see cacheIsBehind.
+// settle is how long the controller waits with a difference that no event announced. Such a
+// difference is found after a start, when the caches of sources and workloads may be moments apart,
+// or just before the event arrives. Waiting saves requests, see cacheIsBehind.
 const settle = time.Second
 
-// window is the time in which changes are collected for one reload.
+// window collects the changes for one reload.
 type window struct {
 	first, last time.Time
 	changed     map[sourceKey]change // the last one of each source
 	notBefore   time.Time            // turn in the rollout limit; zero: none taken
-	waits       bool                 // it was told that the reload waits for a Job
-	ran         state                // hashes that a CronJob's Job was created for, before that is recorded
+	waits       bool                 // the Event about waiting for a Job was sent
+	ran         state                // hashes that a Job was created for, until recorded
 }
 
-// change is one of a source, as it was seen.
+// change is when a source was seen to change.
 type change struct {
 	at      time.Time
 	oldMark bool // see hasOldMark
@@ -39,19 +38,18 @@ func (w *window) open() bool { return !w.first.IsZero() }
 type facts struct {
 	workload *workload
 	rules    rules
-	// sources holds what the cache has of those that the workload references,
-	// names or has recorded.
+	// sources are the cached sources that the workload references, names or has recorded.
 	sources map[sourceKey]source
-	// recorded is what the annotation or the memory knows.
+	// recorded is the state in the annotation or in memory.
 	recorded state
-	// seen are those of recorded that only the memory of this process knows.
+	// seen is the part of recorded that only the memory of this process holds.
 	seen state
-	// firstSight: nothing was ever recorded of the workload, except for changes
-	// that were seen since.
+	// firstSight is set if nothing was ever recorded of the workload, except for changes seen
+	// since.
 	firstSight bool
 	window     window
-	// rolled is the workload's resourceVersion when somebody else last changed
-	// its template, as far as seen.
+	// rolled is the workload's resourceVersion when somebody else last changed its template, as far
+	// as seen.
 	rolled string
 	now    time.Time
 }
@@ -65,22 +63,21 @@ type reload struct {
 	changed   time.Time
 }
 
-// plan is what is to be done about a workload.
+// plan is what is to be done with a workload.
 type plan struct {
-	// state is what is to be recorded, with the reloads or without; nil if
-	// nothing is for now.
+	// state is what is to be recorded, with or without reloads; nil means nothing for now.
 	state state
-	// reloads that are due now, in the order of the changes.
+	// reloads are due now, in the order of the changes.
 	reloads []reload
-	// pending: there are reloads, or the window may still bring some; decide
-	// again after this time.
+	// pending is set if there are reloads, or the window may still bring some; decide again after
+	// this time.
 	pending bool
 	after   time.Duration
-	// found: a difference without a window; open one.
+	// found is set if there is a difference without a window; open one.
 	found bool
 }
 
-// decide is the heart of the controller, and pure.
+// decide returns what is to be done with a workload. It is pure.
 func (c *Config) decide(f *facts) plan {
 	next := state{}
 	var reloads []reload
@@ -92,7 +89,7 @@ func (c *Config) decide(f *facts) plan {
 		next[key] = value
 	}
 	for _, key := range f.onlyPatterns() {
-		// Its disappearance may roll the workload; then it is forgotten.
+		// If the disappearance of a source rolls the workload, the source is forgotten with it.
 		if _, r := c.decideSource(f, key); r != nil {
 			reloads = append(reloads, *r)
 		}
@@ -102,23 +99,23 @@ func (c *Config) decide(f *facts) plan {
 	if !due {
 		return plan{state: f.meanwhile(next, reloads), pending: true, after: wait, found: !f.window.open()}
 	}
-	// The order in which they are written: among those of one instant, the
-	// first by type and name is the last to be written.
+	// This is the order in which the reloads are written. Among changes of one instant, the first
+	// by type and name is written last.
 	slices.SortFunc(reloads, func(a, b reload) int {
 		return cmp.Or(a.changed.Compare(b.changed), -compareKeys(a.key, b.key))
 	})
 	return plan{state: next, reloads: reloads}
 }
 
-// meanwhile returns what is to be recorded while reloads wait. It is nil, which
-// is to say that one write later does for both, unless the old value of a
-// reload is in memory only and would be lost with the process.
+// meanwhile returns what is to be recorded while reloads wait. Usually it is nil, so that one write
+// later does both. If the old value of a reload is only in memory, it is recorded now, since it
+// would be lost with the process.
 func (f *facts) meanwhile(next state, reloads []reload) state {
 	var must bool
 	for _, r := range reloads {
 		was, known := f.recorded[r.key]
 		if !known {
-			// Recording anything would make the next sight the second one.
+			// After any record, the next sight would no longer be the first one.
 			return nil
 		}
 		next[r.key] = was
@@ -132,8 +129,8 @@ func (f *facts) meanwhile(next state, reloads []reload) state {
 	return next
 }
 
-// due says whether the window is over, or how long it still lasts. Without a
-// window and without reloads it is always over.
+// due reports whether the window is over, and if not, how long it still lasts. Without a window and
+// without reloads it is always over.
 func (c *Config) due(f *facts, reloads []reload) (bool, time.Duration) {
 	first, last := f.window.first, f.window.last
 	if !f.window.open() {
@@ -161,14 +158,14 @@ func (c *Config) due(f *facts, reloads []reload) (bool, time.Duration) {
 	return wait <= 0, wait
 }
 
-// reloadDelay is the workload's own quiet period.
+// reloadDelay returns the workload's own quiet period.
 func (w *workload) reloadDelay() (time.Duration, bool) {
 	d, err := time.ParseDuration(w.meta[nativeDelay])
 	return d, err == nil && d > 0
 }
 
-// match is the decision on a source; one that is absent cannot say that it is
-// matched, so what was recorded speaks for it.
+// match returns how the workload selects a source. An absent source has no match annotation, so a
+// recorded one counts as matched.
 func (f *facts) match(key sourceKey) match {
 	s := f.sources[key]
 	if _, known := f.recorded[key]; known && !s.exists() {
@@ -177,8 +174,8 @@ func (f *facts) match(key sourceKey) match {
 	return f.rules.match(key, s)
 }
 
-// watchSet returns the sources whose state is recorded: the referenced ones and
-// the named ones that are not excluded or ignored.
+// watchSet returns the sources whose state is recorded: those that are referenced or named, and
+// neither excluded nor ignored.
 func (f *facts) watchSet() []sourceKey {
 	set := map[sourceKey]bool{}
 	for _, key := range f.workload.references() {
@@ -192,8 +189,7 @@ func (f *facts) watchSet() []sourceKey {
 	return collect(set)
 }
 
-// onlyPatterns returns recorded sources that are gone and that nothing but a
-// pattern named.
+// onlyPatterns returns the recorded sources that are gone and that only a pattern names.
 func (f *facts) onlyPatterns() []sourceKey {
 	set := map[sourceKey]bool{}
 	for key, value := range f.recorded {
@@ -205,7 +201,7 @@ func (f *facts) onlyPatterns() []sourceKey {
 	return collect(set)
 }
 
-// unreferenced returns what may be named besides the references.
+// unreferenced returns the sources that may be named without a reference.
 func (f *facts) unreferenced() []sourceKey {
 	list := slices.Collect(maps.Keys(f.sources))
 	for _, t := range sourceTypes {
@@ -229,8 +225,8 @@ func collect(set map[sourceKey]bool) []sourceKey {
 	return list
 }
 
-// decideSource compares one source with what is recorded of it. It returns the
-// value to record once everything is done, and the reload if there is to be one.
+// decideSource compares one source with what is recorded of it. It returns the value to record once
+// everything is done, and the reload if there is one.
 func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
 	current := f.sources[key]
 	was, known := f.recorded[key]
@@ -249,7 +245,7 @@ func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
 	case was == "" && !c.OnCreate:
 		return now, nil
 	case now == "" && !c.OnDelete:
-		// Kept, so that coming back with the same data is no change.
+		// The old value is kept, so that a source that comes back with the same data is no change.
 		return was, nil
 	case c.marked(f, r) && !f.changedSince(current) && !f.window.changed[key].oldMark, c.absorbed(f, current):
 		return now, nil
@@ -257,8 +253,8 @@ func (c *Config) decideSource(f *facts, key sourceKey) (string, *reload) {
 	return now, r
 }
 
-// outOfDate is first-sight=compare: a variable that an earlier reload left says
-// what the pods have read.
+// outOfDate reports whether, under first-sight=compare, a variable of an earlier reload shows that
+// the pods have read other data.
 func (c *Config) outOfDate(f *facts, r *reload) bool {
 	if !f.firstSight || c.FirstSight != FirstSightCompare || r.hash == "" || c.byAnnotation(f) {
 		return false
@@ -267,9 +263,8 @@ func (c *Config) outOfDate(f *facts, r *reload) bool {
 	return ok && value != r.hash
 }
 
-// marked says that the template carries the mark of this reload already,
-// because somebody else does the same work and was first, or because a
-// variable that is to be removed is not there.
+// marked reports whether the template already carries the mark of this reload, because another
+// manager was first, or because a variable that is to be removed is not there.
 func (c *Config) marked(f *facts, r *reload) bool {
 	w := f.workload
 	if c.restarts(f) {
@@ -281,21 +276,21 @@ func (c *Config) marked(f *facts, r *reload) bool {
 	return marksSource(w.Template[f.rules.markKey()], w.Namespace, r.key, cmp.Or(r.hash, deletedHash))
 }
 
-// hasVariable says that a container has the variable that is to be set, or has
-// not the one that is to be removed.
+// hasVariable reports whether a container has the variable that is to be set, or lacks the one that
+// is to be removed.
 func (f *facts) hasVariable(e envMark) bool {
 	value, ok := f.workload.Containers[e.container].Vars[e.name]
 	return ok == (e.value != "") && value == e.value
 }
 
-// changedSince says that nobody wrote to the workload since the source changed, so
-// that a mark of the same data is from an earlier time at which it had them.
+// changedSince reports whether the source changed after the last write to the workload. If so, a
+// mark of the same data is from an earlier time at which the source had them.
 func (f *facts) changedSince(s source) bool {
 	order, err := resourceversion.CompareResourceVersion(f.workload.version, s.version)
 	return err == nil && order < 0
 }
 
-// absorbed says that a rollout by somebody else began after the source changed.
+// absorbed reports whether somebody else rolled the workload after the source changed.
 func (c *Config) absorbed(f *facts, s source) bool {
 	if !c.AbsorbRollouts || f.rolled == "" || !s.exists() {
 		return false
@@ -308,7 +303,7 @@ func (c *Config) byAnnotation(f *facts) bool {
 	return f.rules.native || c.Strategy == StrategyAnnotations
 }
 
-// markKey is the template's annotation under the annotations strategy.
+// markKey returns the template's annotation under the annotations strategy.
 func (r *rules) markKey() string {
 	if r.native {
 		return nativeMark

@@ -4,7 +4,7 @@
 package configreload
 
 import (
-	"crypto/sha1" // The hash has to equal the one in existing marks; nothing is secured by it.
+	"crypto/sha1" // The hash has to equal the one in existing marks; it protects nothing.
 	"encoding/base64"
 	"hash"
 	"io"
@@ -19,12 +19,11 @@ import (
 // deletedHash is the SHA-1 of the text that stands for a deleted source.
 const deletedHash = "aae45badef99284e4dae01d6046154ea9d99532f"
 
-// helmRelease Secrets are a release's history; nothing mounts them.
+// helmRelease Secrets hold a release's history; nothing mounts them.
 const helmRelease = "helm.sh/release.v1"
 
-// DigestConfigMap returns the SHA-1 (20 bytes) of the entries key=value of data
-// and key=base64 of binaryData, sorted bytewise and joined by semicolons.
-// Labels, annotations and the rest of the object are not in it.
+// DigestConfigMap returns the SHA-1 (20 bytes) of the entries, key=value for data and key=base64
+// for binaryData, sorted bytewise and joined by semicolons. Nothing else of the object is hashed.
 func DigestConfigMap(cm *corev1.ConfigMap) []byte {
 	keys := make([]string, 0, len(cm.Data)+len(cm.BinaryData))
 	for key := range cm.Data {
@@ -44,7 +43,7 @@ func DigestConfigMap(cm *corev1.ConfigMap) []byte {
 	})
 }
 
-// DigestSecret is DigestConfigMap for the raw bytes of a Secret's data.
+// DigestSecret is like DigestConfigMap, for the raw bytes of a Secret's data.
 func DigestSecret(s *corev1.Secret) []byte {
 	keys := make([]string, 0, len(s.Data))
 	for key := range s.Data {
@@ -53,9 +52,9 @@ func DigestSecret(s *corev1.Secret) []byte {
 	return digest(keys, func(h hash.Hash, key string) { _, _ = h.Write(s.Data[key]) })
 }
 
-// digest sorts by key and the = that follows it, which orders whole entries:
-// keys are unique (the API server refuses one that is both in data and in
-// binaryData) and cannot contain a =. Writing to a hash never fails.
+// digest sorts by key and the = that follows it. This orders whole entries: keys are unique (the
+// API server refuses a key that is both in data and in binaryData) and cannot contain a =. Writing
+// to a hash never fails.
 func digest(keys []string, write func(h hash.Hash, key string)) []byte {
 	slices.SortFunc(keys, compareEntries)
 	h := sha1.New()
@@ -68,7 +67,7 @@ func digest(keys []string, write func(h hash.Hash, key string)) []byte {
 		write(h, key)
 	}
 	sum := h.Sum(nil)
-	// The hash keeps its last block, in which a short password would survive it.
+	// The hash keeps its last block, which may contain a short password, so it is overwritten.
 	_, _ = h.Write(make([]byte, h.BlockSize()))
 	return sum
 }
@@ -85,10 +84,10 @@ func compareEntries(a, b string) int {
 	return strings.Compare(a[n:n+1], "=")
 }
 
-// SourceDigest returns the function that an informer's transform calls on a
-// ConfigMap or Secret. It returns nil for a source that does not count under
-// cfg, which the controller takes as absent: one that the source selector does
-// not select, or one that holds a Helm release.
+// SourceDigest returns the function that an informer's transform calls on a ConfigMap or Secret.
+// That function returns nil for a source that does not count under cfg, because the source selector
+// does not select it or because it holds a Helm release. The controller treats such a source as
+// absent.
 func SourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
 	selector, err := parseSelector(cfg.SourceSelector)
 	if err != nil {

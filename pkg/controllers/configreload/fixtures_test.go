@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The hashes of the fixture's sources, in full.
+// The full hashes of the fixture's sources.
 const (
 	h1 = "fc284a838ce31ea4fb2467fe13c7ac02add6ef3c"
 	h2 = "021bc5a93e1158e601054a83173249b9c3f8d40d"
@@ -30,7 +30,7 @@ const (
 	dbVar = "STAKATER_DB_SECRET"
 )
 
-// stateOf is a state annotation with the short forms of hashes, by key.
+// stateOf returns a state annotation with shortened hashes. The pairs are keys and hashes.
 func stateOf(pairs ...string) string {
 	s := map[string]string{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -44,8 +44,8 @@ const (
 	dbKey = "secret/db"
 )
 
-// env is the patch of the env-vars strategy on the Deployment web: state, and
-// pairs of container/variable and hash, where an empty hash removes it.
+// env returns the patch of the env-vars strategy on the Deployment web: the state, and pairs of
+// container/variable and hash. An empty hash removes the variable.
 func env(state string, pairs ...string) string {
 	return envOn("deployments/web", state, pairs...)
 }
@@ -85,7 +85,7 @@ func cutLast(s string) (string, string, bool) {
 	return "", s, false
 }
 
-// ann is the patch of the annotations strategy.
+// ann returns the patch of the annotations strategy.
 func ann(state, key, mark string) string {
 	return "patch deployments/web " + toJSON(object{
 		"metadata": object{"annotations": object{nativeState: state}},
@@ -93,7 +93,7 @@ func ann(state, key, mark string) string {
 	})
 }
 
-// stateOnly is a patch of the metadata alone; an empty state removes it.
+// stateOnly returns a patch of the metadata alone; an empty state removes the annotation.
 func stateOnly(state string) string {
 	return "patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: orNull(state)}}})
 }
@@ -108,7 +108,7 @@ func cm(name string, data ...string) *corev1.ConfigMap {
 	return c
 }
 
-// hashOf is the hash of a ConfigMap with this data.
+// hashOf returns the hash of a ConfigMap with this data.
 func hashOf(data ...string) string { return hex.EncodeToString(DigestConfigMap(cm("", data...))) }
 
 func cm1() *corev1.ConfigMap { return cm("app-config", "color", "blue", "size", "10") }
@@ -140,7 +140,7 @@ func annotated[T metav1.Object](obj T, pairs ...string) T {
 
 type podOption func(*corev1.PodTemplateSpec)
 
-// pod is a template with the container web, which reads app-config.
+// pod returns a template with the container web, which reads app-config.
 func pod(options ...podOption) corev1.PodTemplateSpec {
 	t := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 		Name: "web", Image: "registry.example/web:1",
@@ -190,7 +190,7 @@ func containersNamed(names ...string) podOption {
 	}
 }
 
-// deploy is the Deployment web with annotations.
+// deploy returns the Deployment web with annotations.
 func deploy(template corev1.PodTemplateSpec, annotations ...string) *appsv1.Deployment {
 	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
 	d.Spec.Template = template

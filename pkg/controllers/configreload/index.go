@@ -24,7 +24,7 @@ import (
 const (
 	// bySource finds workloads by a source that they reference or name.
 	bySource = Name + "/source"
-	// byPatterns finds, by namespace, workloads that name sources by a pattern.
+	// byPatterns finds workloads that name sources by a pattern, by namespace.
 	byPatterns = Name + "/patterns"
 )
 
@@ -45,7 +45,7 @@ func (c *Controller) addIndexers() error {
 			continue
 		}
 		if _, has := informer.GetIndexer().GetIndexers()[cache.NamespaceIndex]; has {
-			continue // shared with others who wanted it
+			continue // shared with another controller that added it
 		}
 		err := informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 		if err != nil {
@@ -57,8 +57,8 @@ func (c *Controller) addIndexers() error {
 
 func sourceIndexValue(namespace string, key sourceKey) string { return namespace + "/" + key.String() }
 
-// indexBySource returns no error, on which the cache would panic: an object that
-// cannot be read is not found here, and reported when reconciled.
+// indexBySource never returns an error, because the cache would panic. An object that cannot be
+// read is not indexed; its reconcile reports it.
 func (c *Controller) indexBySource(kind string, obj any) []string {
 	w, err := newWorkload(kind, obj)
 	if err != nil {
@@ -94,12 +94,12 @@ func (c *Controller) indexByPatterns(kind string, obj any) []string {
 	return nil
 }
 
-// patterns says that sources may be named otherwise than by their very name.
+// patterns reports whether a source may be named by anything but its exact name.
 func (r *rules) patterns(t sourceType) bool {
 	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil || p.dots })
 }
 
-// lookUp returns what the cache has of the sources that may concern w.
+// lookUp returns the cached sources that may concern w.
 func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey]source {
 	found := map[sourceKey]source{}
 	get := func(key sourceKey) {
@@ -128,7 +128,8 @@ func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey
 		if c.sources[t] == nil || !r.patterns(t) {
 			continue
 		}
-		objs, _ := c.sources[t].GetIndexer().ByIndex(cache.NamespaceIndex, w.Namespace) // fails without the index only
+		// Fails only without the index.
+		objs, _ := c.sources[t].GetIndexer().ByIndex(cache.NamespaceIndex, w.Namespace)
 		for _, obj := range objs {
 			key := sourceKey{t, obj.(Source).GetName()}
 			if matchesAny(r.types[t].named, key.name) {
@@ -139,7 +140,7 @@ func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey
 	return found
 }
 
-// watches are those of all kinds, types and namespaces.
+// watches returns the watches of all kinds, types and namespaces.
 func (c *Controller) watches() []controllers.Watch[workloadKey] {
 	var list []controllers.Watch[workloadKey]
 	for name, k := range c.kinds {
@@ -160,14 +161,13 @@ func (c *Controller) watches() []controllers.Watch[workloadKey] {
 	return list
 }
 
-// sourceChanged maps a source to the workloads that it concerns, and notes the
-// change with each of them.
+// sourceChanged returns the workloads that a source concerns and notes the change for each of them.
 func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]) []workloadKey {
 	before, after := c.keys.source(event.Old), c.keys.source(event.New)
 	c.metrics.sourceSeen(t, before, after, event.Initial)
-	before.version = after.version // which is no change by itself
-	// What was in the cache when the run began is compared when the workloads
-	// are, which are all enqueued.
+	before.version = after.version // a new version alone is no change
+	// All workloads are enqueued when the run begins, so sources that were in the cache by then are
+	// compared with them.
 	if event.Initial || before == after {
 		return nil
 	}
@@ -194,10 +194,11 @@ func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]
 	return list
 }
 
-// concerned returns cached workloads that a source may concern.
+// concerned returns the cached workloads that a source may concern.
 func (c *Controller) concerned(k *kind, namespace string, key sourceKey) []any {
 	indexer := k.informer.GetIndexer()
-	list, _ := indexer.ByIndex(bySource, sourceIndexValue(namespace, key)) // fails without the index only
+	// Fails only without the index.
+	list, _ := indexer.ByIndex(bySource, sourceIndexValue(namespace, key))
 	more, _ := indexer.ByIndex(byPatterns, namespace)
 	for _, obj := range more {
 		if !slices.Contains(list, obj) {
@@ -207,8 +208,8 @@ func (c *Controller) concerned(k *kind, namespace string, key sourceKey) []any {
 	return list
 }
 
-// noteChange says whether a change of a source matters to w, and opens or
-// extends its window if it does.
+// noteChange reports whether a change of a source matters to w. If it does, it opens or extends the
+// window of w.
 func (c *Controller) noteChange(w *workload, key sourceKey, before, after source) bool {
 	r, _ := c.keys.rules(w)
 	referenced := slices.Contains(w.references(), key)
@@ -226,13 +227,13 @@ func (c *Controller) noteChange(w *workload, key sourceKey, before, after source
 	case !after.exists():
 		is = was
 	}
-	recorded, _, _ := c.recorded(w) // told of when the workload is reconciled
+	recorded, _, _ := c.recorded(w) // the error is reported when the workload is reconciled
 	_, known := recorded[key]
 	if was == no && is == no {
 		return known
 	}
 	if before.hash == after.hash {
-		return true // a flag changed: what is recorded may have to
+		return true // an annotation of the source changed, so what is recorded may have to change
 	}
 	now := c.clock.Now()
 	oldMark := c.hasOldMark(&facts{workload: w, rules: r}, &reload{key: key, match: is, hash: after.hash}, after)
@@ -250,17 +251,16 @@ func (c *Controller) noteChange(w *workload, key sourceKey, before, after source
 	return true
 }
 
-// hasOldMark says that a workload carried the mark of the source's data before
-// the source had it. Who writes to the workload meanwhile, its controller the
-// status for one, makes that unknown later.
+// hasOldMark reports whether the workload carried the mark of the source's data before the source
+// had it. Any later write to the workload, such as a status update, hides this.
 func (c *Controller) hasOldMark(f *facts, r *reload, after source) bool {
 	var ok bool
 	r.container, ok = f.workload.chooseContainer(r.key, r.match)
 	return ok && f.changedSince(after) && c.cfg.marked(f, r)
 }
 
-// workloadChanged enqueues the workload itself. It notes what only a change
-// shows: that somebody removed our annotation, or changed the template.
+// workloadChanged enqueues the workload itself. It notes what only a change shows: that somebody
+// removed our annotation or changed the template.
 func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1.Object]) []workloadKey {
 	obj := event.New
 	if obj == nil {
@@ -282,7 +282,7 @@ func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1
 	return []workloadKey{key}
 }
 
-// cachedDigest is the digest of the template of a cached workload; nil if it has none.
+// cachedDigest returns the digest of a cached workload's template; nil if it has none.
 func cachedDigest(kind string, obj metav1.Object) []byte {
 	if whole, ok := obj.(runtime.Object); ok {
 		if digest := digestTemplate(whole); digest != nil {
@@ -296,7 +296,7 @@ func cachedDigest(kind string, obj metav1.Object) []byte {
 	return w.Digest
 }
 
-// noteRemoval keeps in memory what was recorded if somebody removed the record.
+// noteRemoval keeps the recorded state in memory if somebody removed the annotation.
 func (c *Controller) noteRemoval(key workloadKey, uid types.UID, before, after map[string]string) {
 	if !c.readsState(key.kind) {
 		return
@@ -316,8 +316,7 @@ func (c *Controller) noteRemoval(key workloadKey, uid types.UID, before, after m
 	})
 }
 
-// namespaceChanged enqueues the workloads of a namespace that becomes selected,
-// or ceases to be.
+// namespaceChanged enqueues the workloads of a namespace that begins or ceases to be selected.
 func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []workloadKey {
 	was := event.Old != nil && c.selects(event.Old)
 	is := event.New != nil && c.selects(event.New)
@@ -341,7 +340,7 @@ func (c *Controller) selects(namespace any) bool {
 	return err == nil && c.selector.Matches(labels.Set(m.GetLabels()))
 }
 
-// logger names the workload.
+// workloadLogger returns a logger with the workload's name.
 func workloadLogger(ctx context.Context, w *workload) klog.Logger {
 	return klog.FromContext(ctx).WithValues("kind", w.kind, "workload", w.ObjectName)
 }

@@ -23,16 +23,16 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-// terminatingPoll is how often the creation of a Job is tried while the old one
-// of its name terminates.
+// terminatingPoll is how often the controller tries to create a Job while the old one of its name
+// terminates.
 const terminatingPoll = time.Second
 
-// errOutdated makes the reconcile decide again on the live object.
+// errOutdated makes reconcile decide again on the live object.
 func errOutdated(w *workload) error {
 	return apierrors.NewConflict(batchv1.Resource(w.kind), w.Name, fmt.Errorf("is not at version %s any more", w.version))
 }
 
-// apply sets the marks in a template that is to be created.
+// apply sets the marks in the template of an object that is to be created.
 func (m *marks) apply(template *corev1.PodTemplateSpec) {
 	if m.key != "" {
 		if template.Annotations == nil {
@@ -49,8 +49,8 @@ func (m *marks) apply(template *corev1.PodTemplateSpec) {
 	}
 }
 
-// replaceJob deletes a Job and creates it again. A process that is killed
-// between the two loses the Job; nothing else does, see recreateJob.
+// replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed
+// between the two, see recreateJob.
 func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome, error) {
 	w := f.workload
 	jobs := c.client.BatchV1().Jobs(w.Namespace)
@@ -71,43 +71,43 @@ func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome
 	m := c.cfg.marks(f, p.reloads)
 	m.apply(&job.Spec.Template)
 
-	// What admission refuses must be known before the Job is deleted.
+	// A refusal by admission must be known before the Job is deleted.
 	trial := job.DeepCopy()
 	trial.Name, trial.GenerateName = "", cutName(job.Name)+"-"
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
 	r := &replacement{facts: f, plan: p, job: job, old: metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}}
-	// Remembered first: the deletion may stand though its answer is lost.
+	// This is noted first, because the deletion may take effect although its response is lost.
 	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(e *entry) { e.recreate = r })
 	if err := c.deleteOld(ctx, w.workloadKey, r); err != nil {
 		return outcome{}, err
 	}
 	after, _, err := c.recreateJob(ctx, w.workloadKey)
 	if err != nil {
-		// The deletion stands, so this is not to be decided on again: the queue
-		// comes back to recreateJob, which tells of an error that lasts.
+		// The Job is deleted, so the reload must not be decided on again. The queue returns to
+		// recreateJob, which reports an error that lasts.
 		klog.FromContext(ctx).Info("Job was deleted and could not be created yet", "reason", err.Error())
 		after = terminatingPoll
 	}
 	return outcome{after: after, replaced: true}, nil
 }
 
-// replacement is a Job that takes the place of one that is deleted for it.
+// replacement is a Job to be created in place of one that was deleted.
 type replacement struct {
 	facts   *facts // of the reload
 	plan    *plan
 	job     *batchv1.Job
 	old     metav1.Preconditions
-	unsure  bool // a deletion was sent and not answered, so the reload is not told of yet
+	unsure  bool // the outcome of the deletion is unknown, so the reload is not announced yet
 	deleted bool
-	created *batchv1.Job // as it was answered; until the cache has it
+	created *batchv1.Job // the created Job as the API server returned it, until the cache has it
 }
 
-// deleteOld deletes the Job that r replaces. Where the answer is lost the deletion
-// is tried again, which by its preconditions harms nothing else; a Job that is gone
-// then counts as deleted by us. Where the Job surely stays r is forgotten, and the
-// reload decided on again.
+// deleteOld deletes the Job that r replaces. If the response is lost, it tries again; the
+// preconditions keep the second deletion from hitting another object, and a Job that is gone counts
+// as deleted by us. If the Job was certainly not deleted, r is forgotten and the reload is decided
+// on again.
 func (c *Controller) deleteOld(ctx context.Context, key workloadKey, r *replacement) error {
 	jobs := c.client.BatchV1().Jobs(key.Namespace)
 	err := jobs.Delete(ctx, key.Name, metav1.DeleteOptions{
@@ -115,7 +115,7 @@ func (c *Controller) deleteOld(ctx context.Context, key workloadKey, r *replacem
 		Preconditions:     &r.old,
 	})
 	if r.unsure && apierrors.IsConflict(err) {
-		// Also a deletion that waits for finalizers changes the version.
+		// A deletion that waits for finalizers changes the version as well.
 		live, getErr := jobs.Get(ctx, key.Name, metav1.GetOptions{})
 		if getErr != nil && !apierrors.IsNotFound(getErr) {
 			return fmt.Errorf("get %s: %w", key, getErr)
@@ -136,18 +136,18 @@ func (c *Controller) deleteOld(ctx context.Context, key workloadKey, r *replacem
 	return err
 }
 
-// refused says that a request surely changed nothing.
+// refused reports whether a request certainly changed nothing.
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		return controllers.IsNotLeading(err) // not sent; others may be broken connections
+		return controllers.IsNotLeading(err) // not sent; other errors may be broken connections
 	}
 	code := status.Status().Code
 	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
-// jobCopy is the Job as it was asked for, without what the API server and the
-// job controller added.
+// jobCopy returns the Job as its user created it, without what the API server and the job
+// controller added.
 func jobCopy(live *batchv1.Job) *batchv1.Job {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
@@ -167,8 +167,8 @@ func jobCopy(live *batchv1.Job) *batchv1.Job {
 	return job
 }
 
-// recreateJob creates a Job that replaceJob has deleted, if there is one. busy
-// tells that there was, so that the key has nothing else to do for now.
+// recreateJob creates the Job that replaceJob has deleted, if there is one. busy reports that there
+// was one, so that nothing else is to be done for the key now.
 func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after time.Duration, busy bool, err error) {
 	r := c.memory.replacement(key)
 	if r == nil {
@@ -199,7 +199,7 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	existing, err := jobs.Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case err == nil && existing.UID != *r.old.UID && createdByUs(existing):
-		return c.recreated(ctx, key, r, existing) // the answer to the creation was lost
+		return c.recreated(ctx, key, r, existing) // the response to the creation was lost
 	case err == nil && existing.UID != *r.old.UID:
 		c.giveUpJob(ctx, key, "somebody else created one of that name")
 		return 0, true, nil
@@ -207,7 +207,7 @@ func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after ti
 	if err != nil && !apierrors.IsNotFound(err) {
 		return 0, true, fmt.Errorf("get %s: %w", key, err)
 	}
-	return terminatingPoll, true, nil // the old one terminates
+	return terminatingPoll, true, nil // the old one is still terminating
 }
 
 func (c *Controller) recreated(ctx context.Context, key workloadKey, r *replacement, job *batchv1.Job) (time.Duration, bool, error) {
@@ -215,12 +215,11 @@ func (c *Controller) recreated(ctx context.Context, key workloadKey, r *replacem
 		c.announce(ctx, c.kinds[key.kind], r.facts, r.plan, reasonReloaded, "Reloaded for ", resultSuccess)
 	}
 	r.created = job
-	return settle, true, nil // its event comes sooner
+	return settle, true, nil // its event arrives sooner
 }
 
-// succeedJob hands what is recorded of a Job over to the one that was created
-// again, as soon as the cache has that. A change until then is noted with the
-// old one, if at all, and is found by the difference.
+// succeedJob hands the recorded state of a Job to the new Job as soon as the cache has it. A change
+// before that is at most noted for the old one; the comparison finds it.
 func (c *Controller) succeedJob(ctx context.Context, key workloadKey, r *replacement) (after time.Duration, busy bool, err error) {
 	if c.cachedUID(key) == r.created.UID {
 		c.memory.succeed(key, r.created.UID, c.readBy(r))
@@ -229,7 +228,7 @@ func (c *Controller) succeedJob(ctx context.Context, key workloadKey, r *replace
 	live, err := c.client.BatchV1().Jobs(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && live.UID != r.created.UID:
-		c.memory.forget(key) // gone again before the cache had it
+		c.memory.forget(key) // deleted before the cache had it
 		return 0, false, nil
 	case err != nil:
 		return 0, true, fmt.Errorf("get %s: %w", key, err)
@@ -237,8 +236,8 @@ func (c *Controller) succeedJob(ctx context.Context, key workloadKey, r *replace
 	return settle, true, nil
 }
 
-// readBy is what the pods of the new Job have read: of a source that changed
-// between the decision and the creation, the new data.
+// readBy returns what the pods of the new Job have read. If a source changed between the decision
+// and the creation, that is the new data.
 func (c *Controller) readBy(r *replacement) state {
 	s := maps.Clone(r.plan.state)
 	for key, current := range c.lookUp(r.facts.workload, &r.facts.rules, s) {
@@ -250,7 +249,7 @@ func (c *Controller) readBy(r *replacement) state {
 	return s
 }
 
-// isAboutNamespace tells a 404 of a namespace from one that admission asked for.
+// isAboutNamespace distinguishes a 404 for the namespace from one that admission returned.
 func isAboutNamespace(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
@@ -266,7 +265,7 @@ func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string)
 	c.memory.forget(key)
 }
 
-// giveUpJobs is for the end of a run.
+// giveUpJobs is called at the end of a run.
 func (c *Controller) giveUpJobs(ctx context.Context) {
 	for key, r := range c.memory.replacements() {
 		switch {
@@ -274,7 +273,7 @@ func (c *Controller) giveUpJobs(ctx context.Context) {
 		case r.deleted:
 			c.giveUpJob(ctx, key, "the controller stops")
 		default:
-			klog.FromContext(ctx).Error(nil, "Job may have been deleted for a reload, as the deletion was not answered before the controller stops", "job", key.ObjectName)
+			klog.FromContext(ctx).Error(nil, "Job may have been deleted for a reload: the controller stops before the deletion was answered", "job", key.ObjectName)
 		}
 	}
 }

@@ -27,11 +27,12 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// cronJob is the CronJob web, whose pods read app-config.
+// cronJob returns the CronJob web, whose pods read app-config.
 func cronJob(change func(*batchv1.CronJob), annotations ...string) *batchv1.CronJob {
 	cj := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "cj-1"}}
 	cj.Spec.JobTemplate.Labels = map[string]string{"app": "web"}
-	cj.Spec.JobTemplate.Annotations = map[string]string{"team": "shop", kAuto: "true"} // the last is never read
+	// kAuto is not read here.
+	cj.Spec.JobTemplate.Annotations = map[string]string{"team": "shop", kAuto: "true"}
 	cj.Spec.JobTemplate.Spec.Template = pod(reads("app-config"))
 	annotated(cj, annotations...)
 	if change != nil {
@@ -40,7 +41,7 @@ func cronJob(change func(*batchv1.CronJob), annotations ...string) *batchv1.Cron
 	return cj
 }
 
-// asCreated leaves out what stands in for the API server's own fields.
+// asCreated ignores the fields that stand in for those set by the API server.
 var asCreated = cmp.Options{
 	cmpopts.IgnoreTypes(metav1.TypeMeta{}),
 	cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ManagedFields"),
@@ -63,7 +64,7 @@ func TestReconcileCronJobs(t *testing.T) {
 
 	forbid := func(cj *batchv1.CronJob) { cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent }
 	const waits = "Normal ReloadWaits A Job is active and concurrencyPolicy is Forbid, waits to reload for ConfigMap shop/app-config"
-	// run is a Job of the CronJob.
+	// run returns a Job of the CronJob.
 	run := func(name string, conditions ...batchv1.JobConditionType) *batchv1.Job {
 		return job(func(j *batchv1.Job) {
 			j.Name, j.UID, j.Annotations, j.Status = name, types.UID(name), nil, batchv1.JobStatus{}
@@ -274,7 +275,7 @@ func TestCronJobRun(t *testing.T) {
 		if len(jobs) != 1 {
 			t.Fatalf("%d jobs, want 1", len(jobs))
 		}
-		// The name of a run tells for what version of the source it is.
+		// The name of a run depends on the version of the source.
 		sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + w.version(cm1()) + `"}`))
 		want := batchv1.Job{
 			ObjectMeta: metav1.ObjectMeta{
@@ -293,7 +294,7 @@ func TestCronJobRun(t *testing.T) {
 	})
 }
 
-// job is a finished Job of its own, as the API server returns it.
+// job returns a finished Job of its own, as the API server returns it.
 func job(change func(*batchv1.Job)) *batchv1.Job {
 	generated := map[string]string{
 		"controller-uid": "job-1", "job-name": "web",
@@ -401,7 +402,7 @@ func TestReconcileJobs(t *testing.T) {
 	})
 }
 
-// The API server may have done what it did not live to answer.
+// The API server may have done a request although its response was lost.
 func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	const try, remove, create = "dry run: create jobs/web-", "delete jobs/web", "create jobs/web"
 	jobs := batchv1.Resource("jobs")
@@ -413,8 +414,8 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	})
 	for name, tc := range map[string]struct {
 		verb    string
-		tries   int                                            // to create it while the old one terminates
-		answers []func(w *world, a clienttesting.Action) error // nil: as the API server does
+		tries   int                                            // creations while the old one terminates
+		answers []func(w *world, a clienttesting.Action) error // nil: like the API server
 		want    []string
 		events  []string
 	}{
@@ -452,7 +453,8 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 			answers: []func(w *world, a clienttesting.Action) error{
 				func(w *world, _ clienttesting.Action) error { w.put(terminating); return timeout },
 				func(w *world, _ clienttesting.Action) error {
-					time.AfterFunc(time.Minute+terminatingPoll/2, func() { w.remove(terminating) }) // between two tries
+					// Between two tries.
+					time.AfterFunc(time.Minute+terminatingPoll/2, func() { w.remove(terminating) })
 					return apierrors.NewConflict(jobs, "web", errors.New("changed"))
 				},
 			},
@@ -542,7 +544,7 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	}
 }
 
-// The new Job may be in the cache long before the answer to its creation comes.
+// The new Job may be in the cache long before the response to its creation arrives.
 func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
 	for name, answer := range map[string]error{"and the answer comes late": nil, "and the answer is lost": apierrors.NewTimeoutError("no answer", 1)} {
 		t.Run(name, func(t *testing.T) {
@@ -577,7 +579,7 @@ func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
 	}
 }
 
-// What a Job was created again for is known before the cache has it.
+// The controller remembers what a Job was created again for before the cache has that Job.
 func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 	deny := func(w *world, until *atomic.Bool, err error) {
 		w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -600,7 +602,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(w *world)
 		want   string // the mark
-		n      int    // of Jobs that were created
+		n      int    // Jobs created
 	}{
 		"is not lost": {
 			change: func(w *world) {
@@ -703,7 +705,7 @@ func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
 
 func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
 	cases := map[string]struct {
-		create func(w *world) error // what the API server says to the creation
+		create func(w *world) error // the API server's response to the creation
 		end    bool                 // the controller stops
 	}{
 		"somebody else took the name": {create: func(w *world) error {
@@ -769,15 +771,15 @@ func (w *world) refuseStates(n int) {
 	})
 }
 
-// runUnrecorded changes the ConfigMap and lets the quiet period pass, so that a Job
-// is created; the next n patches of its CronJob are refused.
+// runUnrecorded changes the ConfigMap and lets the quiet period pass, so that a Job is created. The
+// next n patches of its CronJob are refused.
 func (w *world) runUnrecorded(n int) {
 	w.refuseStates(n)
 	changeCM(w)
 	w.pass(1500 * time.Millisecond)
 }
 
-// runs returns the Jobs that there are.
+// runs returns the existing Jobs.
 func (w *world) runs() []*batchv1.Job {
 	w.t.Helper()
 	obj, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")

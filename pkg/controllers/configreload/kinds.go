@@ -25,28 +25,27 @@ var kindNames = []string{"deployments", "statefulsets", "daemonsets", "cronjobs"
 // RolloutsResource is the resource of Argo Rollouts.
 var RolloutsResource = schema.GroupVersionResource{Group: "argoproj.io", Version: "v1alpha1", Resource: "rollouts"}
 
-// fieldManager names this controller in the managedFields of what it writes.
+// fieldManager is this controller's name in managedFields.
 const fieldManager = "quartermaster-config-reload"
 
-// Informers are the caches that the controller reads. Those of kinds and types
-// that Config leaves out may be nil, and so may any other: what has no informer
-// is not handled.
+// Informers are the caches that the controller reads. Any of them may be nil: a type without an
+// informer is not handled.
 //
-// Sources are stored as [Source]. Workloads are stored in the same way, with
-// WorkloadAnnotations and what WorkloadDigest makes of them; or as the ordinary
-// types, Rollouts unstructured. Namespaces are read for their labels alone.
+// Sources are stored as [Source]. Workloads are stored either in the same way, with
+// WorkloadAnnotations and the result of WorkloadDigest, or as the ordinary types, Rollouts as
+// unstructured. Of namespaces, only the labels are read.
 type Informers struct {
 	ConfigMaps, Secrets                   cache.SharedIndexInformer
 	Deployments, StatefulSets, DaemonSets cache.SharedIndexInformer
 	CronJobs, Jobs, Rollouts              cache.SharedIndexInformer
-	// Namespaces is needed with NamespaceSelector only.
+	// Namespaces is needed only with NamespaceSelector.
 	Namespaces cache.SharedIndexInformer
-	// LiveVersion asks the API server for the resourceVersion of a source; empty if
-	// it does not exist.
+	// LiveVersion asks the API server for the resourceVersion of a source; empty if it does not
+	// exist.
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
 }
 
-// Resources returns what cfg needs an informer of.
+// Resources returns the resources for which cfg needs an informer.
 func Resources(cfg Config) []schema.GroupVersionResource {
 	var list []schema.GroupVersionResource
 	for _, t := range sourceTypes {
@@ -75,7 +74,8 @@ func kindResource(plural string) schema.GroupVersionResource {
 	return appsv1.SchemeGroupVersion.WithResource(plural)
 }
 
-// Rules returns what the controller may do under cfg, and nothing more. Events are the host's to send.
+// Rules returns exactly the permissions that the controller needs under cfg. The host sends the
+// Events.
 func Rules(cfg Config) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
 	allow := func(group string, resources []string, verbs ...string) {
@@ -108,7 +108,8 @@ func Rules(cfg Config) []rbacv1.PolicyRule {
 	}
 	allow(RolloutsResource.Group, byGroup[RolloutsResource.Group], verbs("patch")...)
 	if cfg.Compat {
-		// Only to warn when the original is still at work. A list that selects one name asks for no more than this.
+		// This is needed only to warn if the original is still running. A list that selects one
+		// name needs no more than this.
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
 			ResourceNames: []string{originalLease}, Verbs: []string{"list"}})
 	}
@@ -119,19 +120,19 @@ func (c *Config) needsNamespaces() bool {
 	return len(c.Namespaces) == 0 && len(c.NamespaceSelector) > 0
 }
 
-// kind is how a kind of workload is read and written.
+// kind reads and writes one kind of workload.
 type kind struct {
 	gvk      schema.GroupVersionKind
 	informer cache.SharedIndexInformer
-	// get reads live.
+	// get reads from the API server.
 	get func(ctx context.Context, name cache.ObjectName) (metav1.Object, error)
 	// patch returns the new resourceVersion.
 	patch func(ctx context.Context, name cache.ObjectName, as types.PatchType, data []byte) (string, error)
-	// merge is the type of patch for what stands outside of lists.
+	// merge is the patch type for everything outside of lists.
 	merge types.PatchType
 }
 
-// getPatcher is what a typed client offers for one namespace.
+// getPatcher is the part of a typed client for one namespace that is used here.
 type getPatcher[T any] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (T, error)
@@ -175,7 +176,7 @@ func newKinds(cfg *Config, in Informers, client kubernetes.Interface, dyn dynami
 	return kinds
 }
 
-// newRolloutKind goes through the dynamic client, so that no field is lost.
+// newRolloutKind uses the dynamic client, so that no field is lost.
 func newRolloutKind(informer cache.SharedIndexInformer, dyn dynamic.Interface) *kind {
 	client := dyn.Resource(RolloutsResource)
 	return &kind{

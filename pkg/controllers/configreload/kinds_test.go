@@ -28,7 +28,7 @@ func TestOtherKindsAreRolledAlike(t *testing.T) {
 	daemon := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
 	daemon.Spec.Template = pod(reads("app-config"))
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	// A pause is for Deployments alone.
+	// Only Deployments can be paused.
 	annotations := []string{kAuto, "true", kPause, "5m", nativeState, known1}
 	runCases(t, map[string]reconcileCase{
 		"a StatefulSet": {
@@ -45,8 +45,8 @@ func TestOtherKindsAreRolledAlike(t *testing.T) {
 }
 
 func TestTwoNamesOfOneVariable(t *testing.T) {
-	// app.config and app-config share a variable: the later change stands, and
-	// the state tells them apart.
+	// app.config and app-config share a variable. The later change sets it, and the state
+	// distinguishes them.
 	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }
 	hash := func(v string) string { return hashOf("v", v) }
 	state := func(cmHash, dottedHash string) string {
@@ -104,7 +104,7 @@ func TestWarningOfTheOriginal(t *testing.T) {
 	const image = "ghcr.io/stakater/reloader:v1.4.21"
 	cases := map[string]struct {
 		objects []runtime.Object
-		want    string // in the one warning; empty: none
+		want    string // in the only warning; empty: no warning
 	}{
 		"its Deployment runs":            {objects: []runtime.Object{deployment(image, 1)}, want: `deployment="shop/reloader-reloader"`},
 		"its Deployment is scaled to 0":  {objects: []runtime.Object{deployment(image, 0)}},
@@ -162,7 +162,7 @@ func TestMemoryIsOfOneObject(t *testing.T) {
 	}
 }
 
-// The names and labels are what dashboards rest on.
+// Dashboards depend on the names and labels.
 func TestMetricNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)

@@ -20,8 +20,8 @@ import (
 
 func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.QuietPeriod = d } }
 
-// requests returns what the controller asked of the API server, except for the
-// informers' lists and watches at the start.
+// requests counts the controller's requests to the API server, except for the informers' lists and
+// watches at the start.
 func (w *world) requests() map[string]int {
 	count := map[string]int{}
 	for _, a := range w.client.Actions() {
@@ -37,8 +37,8 @@ func (w *world) requests() map[string]int {
 
 func TestAChangeIsOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// The cache of workloads is behind what the controller wrote, and the
-		// workload is looked at again meanwhile.
+		// The cache of workloads lags behind the controller's write, and the workload is reconciled
+		// again meanwhile.
 		w := newLaggingWorld(t, map[string]time.Duration{"deployments": 500 * time.Millisecond}, quietPeriod(0),
 			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		w.pass(time.Second)
@@ -135,7 +135,7 @@ func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	})
 }
 
-// A workload that names sources by a pattern is looked at whenever one changes.
+// A workload that names sources by a pattern is reconciled whenever one of them changes.
 func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
 	for name, annotations := range map[string][]string{
 		"beside a pattern":        {kAuto, "true", kCM, "zzz-.*"},
@@ -155,7 +155,8 @@ func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
 					t.Errorf("%d writes after the quiet period, want 1", n)
 				}
 				now := w.deployment("web")
-				now.Spec.Template = pod(reads("app-config"), reads("noise")) // a rollout of its own
+				// A rollout by somebody else.
+				now.Spec.Template = pod(reads("app-config"), reads("noise"))
 				w.put(now)
 				w.pass(time.Minute)
 				if got := w.writes(); len(got) != 2 || strings.Contains(got[1], "template") {
@@ -166,14 +167,14 @@ func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
 	}
 }
 
-// After a hand-over the cache of sources may be older, by any time, than what the
-// former leader acted on.
+// After a hand-over, the cache of sources may be older, by any time, than what the former leader
+// acted on.
 func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
 	green := hashOf("color", "green")
 	acted := deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h2))
 	for name, tc := range map[string]struct {
 		lag     time.Duration
-		between time.Duration // after that, the source changes once more
+		between time.Duration // then the source changes once more
 		want    []string
 	}{
 		"for a moment": {lag: settle / 2},
@@ -183,7 +184,7 @@ func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				// The fake's watch begins with what is there; it does so late here.
+				// The fake's watch begins with the existing objects; here it begins late.
 				w := newLaggingWorld(t, map[string]time.Duration{"configmaps": tc.lag}, quietPeriod(0))
 				w.stop()
 				w.put(cm2(), acted)
@@ -206,8 +207,7 @@ func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
 	}
 }
 
-// What the cache has is compared with the API server if the workload may have
-// been written later.
+// The cache is compared with the API server if the workload may have been written after the source.
 func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 	rolled := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
 	known := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
@@ -218,7 +218,7 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 		objects   []runtime.Object // in the order in which they were written
 		failures  int              // of the comparison
 		removed   bool             // and the cache does not know yet
-		behind    bool             // the cache does not know of app-config
+		behind    bool             // the cache does not have app-config
 		want      []string
 		asked     int
 	}{
@@ -247,7 +247,7 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 				}
 				for _, obj := range tc.objects {
 					w.put(obj)
-					synctest.Wait() // the watches have no order among each other
+					synctest.Wait() // the watches are not ordered among each other
 				}
 				w.pass(10*time.Second - settle/2)
 				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
@@ -281,7 +281,8 @@ func TestMaxRolloutsPerMinute(t *testing.T) {
 			w.pass(100 * time.Millisecond)
 		}
 		w.pass(time.Hour)
-		want := []string{"c 1s", "a 11s", "d 21s", "b 31s"} // one every 10 s, in the order in which they were due
+		// One every 10 s, in the order in which they were due.
+		want := []string{"c 1s", "a 11s", "d 21s", "b 31s"}
 		if diff := cmp.Diff(want, order); diff != "" {
 			t.Errorf("rollouts differ (-want +got):\n%s", diff)
 		}
@@ -308,7 +309,7 @@ func TestAWorkloadThatFailsTakesOneTurn(t *testing.T) {
 		})
 		changeCM(w)
 		w.pass(time.Hour)
-		// b has the first turn or the second one, a minute later.
+		// b is first, or second a minute later.
 		if len(rolled) != 1 || rolled[0] != time.Second && rolled[0] != 61*time.Second {
 			t.Errorf("the other workload is rolled after %v, want 1s or 1m1s", rolled)
 		}
@@ -350,7 +351,7 @@ func TestAbsorbRollouts(t *testing.T) {
 	})
 }
 
-// A mark tells what a workload was rolled for once, not what its pods have read since.
+// A mark shows what a workload was once rolled for, not what its pods have read since.
 func TestDataThatComesBackRollsAgain(t *testing.T) {
 	native := func(hash string) string {
 		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":%d}`
@@ -362,7 +363,7 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		configure func(*Config)
-		// meanwhile the pods come to read the second version, with a mark of the first.
+		// meanwhile makes the pods read the second version while the mark is of the first.
 		meanwhile func(w *world)
 		mark      string // the annotation
 	}{
@@ -413,7 +414,8 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 				back := time.Now()
 				w.put(cm1())
 				w.pass(100 * time.Millisecond)
-				w.put(annotated(w.deployment("web"), "deployment.kubernetes.io/revision", "2")) // as its controller does at any time
+				// As its controller does at any time.
+				w.put(annotated(w.deployment("web"), "deployment.kubernetes.io/revision", "2"))
 				w.pass(time.Hour)
 				got := w.deployment("web")
 				if want := fmt.Sprintf(native(h1), back.Add(time.Second).Unix()); got.Spec.Template.Annotations[tc.mark] != want {
@@ -433,7 +435,7 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 	}
 }
 
-// An annotation that outgrew the API server's limit would make every write of the workload fail.
+// An annotation above the API server's limit would make every write of the workload fail.
 func TestStateThatIsTooLargeIsKeptInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 300
@@ -472,7 +474,7 @@ func TestStateThatIsTooLargeIsKeptInMemory(t *testing.T) {
 		for i := range n - 1 {
 			w.remove(source(i+1, ""))
 			if i%50 == 0 {
-				synctest.Wait() // the fake watch takes 100 events
+				synctest.Wait() // the fake watch holds 100 events
 			}
 		}
 		w.pass(time.Minute)

@@ -12,38 +12,36 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// entry is what the process remembers of one workload. Most workloads have
-// none: it exists while there is something to remember.
+// entry is what the process remembers of one workload. It exists only while there is something to
+// remember; most workloads have none.
 type entry struct {
 	uid    types.UID
 	window window
-	// touched counts the changes that came into the window, so that one that
-	// comes while a reload is being written is not lost with it.
+	// touched counts the changes in the window, so that a change during the write of a reload is
+	// not dropped with the window.
 	touched uint64
-	// seen are values from before changes that were seen live, of sources of
-	// which nothing is recorded yet, and what an annotation held that somebody
-	// removed. What is recorded beats it.
+	// seen holds the values before changes seen live, for sources of which nothing is recorded yet,
+	// and the content of an annotation that somebody removed. What is recorded takes precedence.
 	seen state
-	// kept is the state where it is not on the workload; nil before the first
-	// decision.
+	// kept is the state if it is not kept on the workload; nil before the first decision.
 	kept state
-	// removed: somebody removed the annotation. It is written again, but not
-	// sooner than rewriteInterval after the last time.
+	// removed is set if somebody removed the annotation. It is written again, but not sooner than
+	// rewriteInterval after the last time.
 	removed   bool
 	rewritten time.Time
-	// written is the resourceVersion of the last write; until the cache has it,
-	// a decision from the cache would repeat it.
+	// written is the resourceVersion of the last write. Until the cache has it, a decision from the
+	// cache would repeat the write.
 	written string
 	rolled  string // see facts
-	// reported are the problems that had their Event.
+	// reported are the problems for which an Event was sent.
 	reported string
-	// recreate is a Job that was deleted, or may have been, and has to be created
-	// again. Only the worker that has the key changes it.
+	// recreate is a Job that was, or may have been, deleted and has to be created again. Only the
+	// worker that holds the key changes it.
 	recreate *replacement
 }
 
-// rewriteInterval is the least time between two writes of a state annotation
-// that somebody else removes.
+// rewriteInterval is the least time between two writes of a state annotation that somebody else
+// removes.
 const rewriteInterval = 10 * time.Minute
 
 func (e *entry) empty(now time.Time) bool {
@@ -52,13 +50,13 @@ func (e *entry) empty(now time.Time) bool {
 		e.reported == "" && e.recreate == nil
 }
 
-// memory holds the entries. Handlers and workers use it at the same time.
+// memory holds the entries. Handlers and workers use it concurrently.
 type memory struct {
 	mu      sync.Mutex
 	entries map[workloadKey]*entry
 	paused  map[workloadKey]struct{}
-	// cached returns the UID of the object that the cache has now. It is asked
-	// under the lock, so that nobody else has seen a later one.
+	// cached returns the UID of the object that is now in the cache. It is called under the lock,
+	// so that nobody else has seen a later one.
 	cached func(workloadKey) types.UID
 }
 
@@ -66,8 +64,8 @@ func newMemory(cached func(workloadKey) types.UID) *memory {
 	return &memory{entries: map[workloadKey]*entry{}, paused: map[workloadKey]struct{}{}, cached: cached}
 }
 
-// get returns a copy for a decision. An entry of another object of the same
-// name counts for nothing, except for a Job that has to be created again.
+// get returns a copy for a decision. An entry of another object of the same name is ignored, unless
+// it holds a Job that has to be created again.
 func (m *memory) get(key workloadKey, uid types.UID) entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -81,10 +79,10 @@ func (m *memory) get(key workloadKey, uid types.UID) entry {
 	return c
 }
 
-// update changes an entry under the lock, and drops it if nothing is left. An
-// entry of another object of the same name makes room for that which the cache
-// has now, unless it is of a Job that has to be created again; otherwise the one
-// to be changed is the former object, and update does nothing.
+// update changes an entry under the lock and deletes it if nothing is left. If the entry belongs to
+// another object of the same name, the object in the cache wins: update replaces the entry if uid
+// is that object's, and otherwise does nothing. An entry that holds a Job to be created again is
+// never replaced.
 func (m *memory) update(key workloadKey, uid types.UID, now time.Time, change func(e *entry)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,14 +109,14 @@ func (m *memory) forget(key workloadKey) {
 	delete(m.paused, key)
 }
 
-// succeed makes an entry that of the Job that was created again.
+// succeed replaces the entry by one of the Job that was created again.
 func (m *memory) succeed(key workloadKey, uid types.UID, kept state) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.entries[key] = &entry{uid: uid, kept: kept}
 }
 
-// clear is for the end of a run: the next one begins with what is recorded.
+// clear is called at the end of a run; the next run begins with what is recorded.
 func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,7 +124,7 @@ func (m *memory) clear() {
 	clear(m.paused)
 }
 
-// setPaused keeps the set that the gauge counts.
+// setPaused updates the set that the gauge counts.
 func (m *memory) setPaused(key workloadKey, paused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,7 +135,7 @@ func (m *memory) setPaused(key workloadKey, paused bool) {
 	}
 }
 
-// counts returns the open windows and the Deployments that are paused.
+// counts returns the number of open windows and of paused Deployments.
 func (m *memory) counts() (pending, paused int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -162,8 +160,8 @@ func (m *memory) replacements() map[workloadKey]*replacement {
 	return list
 }
 
-// touch notes a change of a source. It returns false if the change joins others
-// that wait already.
+// touch notes a change of a source. It returns false if the change joins others that are already
+// waiting.
 func (e *entry) touch(key sourceKey, is change) bool {
 	first := !e.window.open()
 	if first {
@@ -181,7 +179,7 @@ func (e *entry) touch(key sourceKey, is change) bool {
 	return first
 }
 
-// see notes a value from before a change, unless an older one is known.
+// see notes the value before a change, unless an older one is known.
 func (e *entry) see(key sourceKey, value string) {
 	if _, known := e.seen[key]; known {
 		return
@@ -192,8 +190,7 @@ func (e *entry) see(key sourceKey, value string) {
 	e.seen[key] = value
 }
 
-// close ends the window that the decision was made in. Changes that came since
-// keep one open.
+// close ends the window in which the decision was made. Changes since then keep a window open.
 func (e *entry) close(decided entry, now time.Time) {
 	if e.touched == decided.touched {
 		e.window = window{}
@@ -202,7 +199,7 @@ func (e *entry) close(decided entry, now time.Time) {
 	e.window.first, e.window.notBefore, e.window.waits = now, time.Time{}, false
 }
 
-// behind says that a cached version is older than the last write.
+// behind reports whether a cached version is older than the last write.
 func (e *entry) behind(version string) bool {
 	if e.written == "" {
 		return false

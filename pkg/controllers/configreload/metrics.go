@@ -7,7 +7,7 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Results, as they stand in labels.
+// Results, as used in labels.
 const (
 	resultSuccess = "success"
 	resultError   = "error"
@@ -15,7 +15,7 @@ const (
 	resultDryRun  = "dry_run"
 )
 
-// Events of a source, as they stand in labels.
+// Events of a source, as used in labels.
 const (
 	eventCreate = "create"
 	eventUpdate = "update"
@@ -24,8 +24,7 @@ const (
 
 const metricPrefix = "quartermaster_config_reload_"
 
-// domainMetrics are this controller's own; the loop's are in package
-// controllers.
+// domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 type domainMetrics struct {
 	reloads       *metrics.CounterVec // kind, result
 	sourceChanges *metrics.CounterVec // type, event
@@ -90,7 +89,7 @@ func (d *domainMetrics) zero(kinds map[string]*kind) {
 	d.stopped()
 }
 
-// sourceSeen counts a source, and its change unless it is one of the first list.
+// sourceSeen counts a source. It counts a change too, unless the source is part of the first list.
 func (d *domainMetrics) sourceSeen(t sourceType, before, after source, initial bool) {
 	event := ""
 	switch {
@@ -108,7 +107,7 @@ func (d *domainMetrics) sourceSeen(t sourceType, before, after source, initial b
 	}
 }
 
-// stopped: sources are counted while the controller runs.
+// stopped resets the gauges: sources are counted only while the controller runs.
 func (d *domainMetrics) stopped() {
 	for _, t := range sourceTypes {
 		d.sources.WithLabelValues(t.String()).Set(0)

@@ -14,12 +14,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// originalLease is the one that the original holds where it runs with several
-// replicas.
+// originalLease is the Lease that the original holds if it runs with several replicas.
 const originalLease = "stakater-reloader-lock"
 
-// warnOfOriginal warns when stakater/Reloader is at work as well. Both together
-// do no harm, see Config.decide, but somebody meant to switch it off.
+// warnOfOriginal warns if stakater/Reloader is also running. Together they do no harm, see
+// Config.decide, but somebody meant to switch it off.
 func (c *Controller) warnOfOriginal(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	const warning = "The operator that this controller replaces is still running"
@@ -31,7 +30,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 			}
 			live, err := k.get(ctx, w.ObjectName)
 			if err != nil {
-				logger.Info("Could not look whether this is the operator that this controller replaces", "deployment", w.ObjectName, "reason", err.Error())
+				logger.Info("Could not check whether this is the operator that this controller replaces", "deployment", w.ObjectName, "reason", err.Error())
 				continue
 			}
 			if d, ok := live.(*appsv1.Deployment); ok && isOriginal(d) {
@@ -47,7 +46,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 		leases, err := c.client.CoordinationV1().Leases(namespace).List(ctx,
 			metav1.ListOptions{FieldSelector: "metadata.name=" + originalLease})
 		if err != nil {
-			logger.Info("Could not look for the lease of the operator that this controller replaces", "lease", klog.KRef(namespace, originalLease), "reason", err.Error())
+			logger.Info("Could not get the lease of the operator that this controller replaces", "lease", klog.KRef(namespace, originalLease), "reason", err.Error())
 			continue
 		}
 		for i := range leases.Items {
@@ -63,7 +62,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 	}
 }
 
-// looksLikeOriginal narrows down by names, which are all that the cache has.
+// looksLikeOriginal filters by names, since the cache has nothing else.
 func looksLikeOriginal(w *workload) bool {
 	if strings.Contains(w.Name, "reloader") {
 		return true

@@ -59,7 +59,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// The digest never builds the text that it hashes; this does.
+// The digest never builds the whole text; this test does.
 func TestDigestEqualsThatOfTheWholeText(t *testing.T) {
 	key := rapid.StringMatching(`[-._a-c=]{1,4}`).Filter(func(s string) bool { return !strings.Contains(s, "=") })
 	rapid.Check(t, func(t *rapid.T) {

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// marks are what reloads leave in a pod template.
+// marks are what reloads write into a pod template.
 type marks struct {
 	env []envMark
-	// key and value of an annotation; no annotation if key is empty.
+	// key and value are those of an annotation; without a key there is no annotation.
 	key, value string
 }
 
@@ -24,14 +24,14 @@ type envMark struct {
 	value     string
 }
 
-// variable is the mark of one reload, where that is by variable.
+// variable returns the mark of one reload as a variable.
 func (r *reload) variable() envMark {
 	return envMark{container: r.container, name: variable(r.key), value: r.hash}
 }
 
-// marks turns reloads, in order, into marks: all of them by variable, the last
-// of them by annotation. Variables that are all there, from an earlier time at
-// which the sources had this data, would roll nothing; the annotation does.
+// marks turns reloads, in order, into marks: all of them as variables, or the last of them as an
+// annotation. If all variables are there already, from an earlier time at which the sources had
+// this data, they would not roll the workload; then the annotation is used.
 func (c *Config) marks(f *facts, reloads []reload) marks {
 	key := f.rules.markKey()
 	if !c.byAnnotation(f) {
@@ -53,8 +53,8 @@ func (c *Config) marks(f *facts, reloads []reload) marks {
 	return marks{key: key, value: string(value)}
 }
 
-// variables are those that reloads leave. Two names may come to one: the later
-// write stands.
+// variables returns the variables of reloads. If two names map to one variable, the later reload
+// sets it.
 func variables(reloads []reload) []envMark {
 	var env []envMark
 	for _, r := range reloads {
@@ -72,8 +72,8 @@ func variables(reloads []reload) []envMark {
 // object is a JSON object under construction.
 type object = map[string]any
 
-// metadataPatch carries the resourceVersion, so that a write that rests on an
-// outdated read is refused. The state is removed if it is empty or too large.
+// metadataPatch contains the resourceVersion, so that a write based on an outdated read is refused.
+// The state is removed if it is empty or too large.
 func metadataPatch(w *workload, s state) object {
 	annotations := object{}
 	text := s.annotation()
@@ -90,8 +90,8 @@ func orNull(text string) any {
 	return text
 }
 
-// templatePatch is a strategic merge patch with everything that a reload
-// changes: marks, state, and the pause if there is one.
+// templatePatch returns a strategic merge patch with everything that a reload changes: marks, state
+// and, if there is one, the pause.
 func (c *Config) templatePatch(f *facts, k *keys, p *plan) object {
 	s := p.state
 	if c.State == StateOff {
@@ -108,7 +108,7 @@ func (c *Config) templatePatch(f *facts, k *keys, p *plan) object {
 	return patch
 }
 
-// template is the part of a strategic merge patch below spec.template.
+// template returns the part of a strategic merge patch below spec.template.
 func (m *marks) template(w *workload) object {
 	if m.key != "" {
 		return object{"metadata": object{"annotations": object{m.key: m.value}}}
@@ -132,7 +132,7 @@ func (m *marks) template(w *workload) object {
 	return object{"spec": object{"containers": containers}}
 }
 
-// pausePatch ends a pause, or clears up after one that somebody else ended.
+// pausePatch ends a pause, or removes what is left of one that somebody else ended.
 func (k *keys) pausePatch(w *workload, step pauseStep) object {
 	patch := object{"metadata": object{
 		"resourceVersion": w.version,

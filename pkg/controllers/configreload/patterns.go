@@ -17,7 +17,7 @@ import (
 type pattern struct {
 	text    string
 	re      *regexp.Regexp // nil: text itself
-	literal bool           // text is also a name, so a source of that name may be waited for
+	literal bool           // text is also a valid name, so a source of that name may be waited for
 	dots    bool           // each dot of the literal text stands for any character
 }
 
@@ -40,24 +40,24 @@ func matchesAny(list []pattern, name string) bool {
 	return slices.ContainsFunc(list, func(p pattern) bool { return p.matches(name) })
 }
 
-// isName says that text may be the name of a source: small letters, digits, and
-// between them - and .
+// isName reports whether text may be the name of a source: lower-case letters, digits, and - and .
+// between them.
 func isName(text string) bool {
 	const alphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
 	return text != "" && len(text) <= validation.DNS1123SubdomainMaxLength && strings.Trim(text, "-.") == text && strings.Trim(text, alphanumeric+"-.") == ""
 }
 
 const (
-	// maxNames is how many names and expressions of one list count. They and
-	// maxExpressions are far more than anybody needs, and keep an annotation,
-	// which may have 256 KiB, from costing every replica its memory.
+	// maxNames is how many names and expressions of one list count. It and maxExpressions are far
+	// more than anybody needs. They keep an annotation, which may have 256 KiB, from exhausting the
+	// memory of every replica.
 	maxNames = 1000
-	// maxExpressions is how large the expressions of one list may be in all: in
-	// bytes, and also in steps of the compiled programs.
+	// maxExpressions limits the expressions of one list, in bytes and also in steps of the compiled
+	// programs.
 	maxExpressions = 10_000
 )
 
-// budget is how large the expressions of a list may still be.
+// budget is what is left for the expressions of a list.
 type budget struct{ bytes, steps int }
 
 func newBudget() *budget { return &budget{maxExpressions, maxExpressions} }
@@ -70,7 +70,7 @@ func (b *budget) compile(item string) (*regexp.Regexp, error) {
 	if len(item) > b.bytes {
 		return nil, errExpressions
 	}
-	b.bytes -= len(item) // also of what is refused below: to find that out is what takes time
+	b.bytes -= len(item) // a refused expression counts too, since refusing it takes the time
 	parsed, err := syntax.Parse("^"+item+"$", syntax.Perl)
 	if err != nil {
 		return nil, err
@@ -80,13 +80,13 @@ func (b *budget) compile(item string) (*regexp.Regexp, error) {
 		return nil, errExpressions
 	}
 	b.steps -= n
-	// Names have one line, so its start is theirs. For a ^ alone the compiler looks
-	// for a special form, in a time of the third power of the expression's size.
+	// Names have one line, so (?m:^) matches only at their start. For a plain ^ the compiler looks
+	// for a special form, which takes time cubic in the expression's size.
 	return regexp.Compile("(?m:^)" + item + "$")
 }
 
-// steps is about how many instructions an expression compiles to, and the ranges
-// of its classes. The parser bounds repetitions of repetitions by 1,000 in all.
+// steps returns about how many instructions an expression compiles to, including the ranges of its
+// classes. The parser limits nested repetitions to 1,000 in all.
 func steps(re *syntax.Regexp) int {
 	n := 1 + len(re.Rune)
 	for _, sub := range re.Sub {
@@ -98,7 +98,7 @@ func steps(re *syntax.Regexp) int {
 	return n
 }
 
-// glob compiles a name in which * stands for any text, also none.
+// glob compiles a name in which * stands for any text, including none.
 func (b *budget) glob(text string) (pattern, error) {
 	if !strings.Contains(text, "*") {
 		return pattern{text: text, literal: true}, nil

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// pauseRetry is how soon a pause is tried to be ended again if that failed, also
-// where other failures of the workload have made its back-off longer.
+// pauseRetry is how soon the end of a pause is retried after a failure, also if other failures of
+// the workload have made its back-off longer.
 const pauseRetry = 10 * time.Second
 
-// pauseStep is what a Deployment's pause asks for, apart from any reload.
+// pauseStep is what has to be done for a Deployment's pause, apart from any reload.
 type pauseStep int
 
 const (
@@ -21,9 +21,9 @@ const (
 	pauseOver                    // somebody resumed it: remove the time only
 )
 
-// pauseState decides on a pause by the annotations alone, so that a restart or
-// another leader comes to the same end. The duration says when to look again;
-// zero means no pause of ours is on.
+// pauseState decides on a pause by the annotations alone, so that a restart or another leader comes
+// to the same decision. The duration says when to check again; zero means that no pause of ours is
+// active.
 func (k *keys) pauseState(w *workload, r *rules, now time.Time) (pauseStep, time.Duration) {
 	since, ours := w.meta[k.pauseAt]
 	if !k.compat || w.kind != "Deployment" || !ours {
@@ -40,8 +40,8 @@ func (k *keys) pauseState(w *workload, r *rules, now time.Time) (pauseStep, time
 	return pauseEnds, 0
 }
 
-// pausePeriod is how long a reload pauses the Deployment; zero means not at
-// all. The problem is nil unless the annotation is there and no good.
+// pausePeriod returns how long a reload pauses the Deployment; zero means not at all. The problem
+// is nil unless the annotation is there and invalid.
 func (k *keys) pausePeriod(w *workload, r *rules) (time.Duration, *problem) {
 	value, set := w.meta[k.pause]
 	if !k.compat || r.native || w.kind != "Deployment" || !set {

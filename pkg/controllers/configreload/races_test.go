@@ -99,14 +99,15 @@ func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 	})
 }
 
-// A webhook may deny a write by any status, and 404 is also that of a workload that is gone.
+// A webhook may deny a write with any status, including 404, which also means that the workload is
+// gone.
 func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 	known2 := stateOf(cmKey, h2)
 	for name, tc := range map[string]struct {
 		web    *appsv1.Deployment
 		change func(w *world)
 		want   string   // the last write
-		events []string // which tell of no failure that the next attempt mends
+		events []string // without failures that the next attempt repairs
 		denied int
 	}{
 		"a reload": {
@@ -167,7 +168,8 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 	}
 }
 
-// The answer to a write may come when there is another object of that name, of which more is known.
+// When the response to a write arrives, there may be another object of that name, of which more is
+// known.
 func TestALateAnswerIsNotAboutTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
@@ -201,8 +203,8 @@ func TestALateAnswerIsNotAboutTheSuccessor(t *testing.T) {
 	})
 }
 
-// A state that is removed while a reload is on its way is known from the version that the reload was decided on, even if
-// the watch is late to tell.
+// If the state is removed while a reload is being written, it is known from the version that the
+// reload was decided on, even if the watch is late.
 func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := pod(reads("app-config"))
@@ -264,7 +266,7 @@ func TestDifferenceSettlesUnlessAnEventAnnouncedIt(t *testing.T) {
 	}
 }
 
-// raceStep is something that happens; n is drawn from 0 to 2999.
+// raceStep is one event; n is drawn from 0 to 2999.
 type raceStep struct {
 	name string
 	n    int
@@ -286,8 +288,7 @@ var raceSteps = map[string]func(w *world, n int){
 	"no manager runs for a while": func(w *world, _ int) { w.stop(); w.pass(time.Second) },
 }
 
-// Whatever happens in whatever order, and whatever becomes of the requests, no
-// change is lost and none rolls twice.
+// In any order of events and with any outcome of requests, no change is lost and none rolls twice.
 func TestNoChangeIsLostAndNoneRollsTwice(t *testing.T) {
 	step := rapid.Custom(func(t *rapid.T) raceStep {
 		return raceStep{rapid.SampledFrom(slices.Sorted(maps.Keys(raceSteps))).Draw(t, "name"), rapid.IntRange(0, 2999).Draw(t, "n")}
@@ -305,13 +306,13 @@ func TestNoChangeIsLostAndNoneRollsTwice(t *testing.T) {
 	})
 }
 
-// race returns what was wrong at the end.
+// race returns the problems found at the end.
 func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string, lags map[string]time.Duration) (problems []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		initial, final := cm("app-config", "v", "0"), cm("app-config", "v", "final")
 		known := stateOf(cmKey, hex.EncodeToString(DigestConfigMap(initial)))
-		// By annotation, every patch rolls; a variable would hide a second one.
+		// By annotation, every patch rolls; a variable would hide a second patch.
 		w := newLaggingWorld(t, lags, func(c *Config) { c.QuietPeriod = quiet; strategyAnnotations(c) },
 			initial, deploy(pod(reads("app-config")), kAuto, "true", nativeState, known))
 		w.faults(outcomes)
@@ -326,7 +327,7 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 			w.start()
 		}
 		w.put(final)
-		w.pass(24 * time.Hour) // back-off included
+		w.pass(24 * time.Hour) // including back-off
 		for i := 1; i < len(*rolled); i++ {
 			if (*rolled)[i] == (*rolled)[i-1] {
 				problems = append(problems, fmt.Sprintf("rolled twice to the same data: %v", *rolled))
@@ -371,7 +372,7 @@ func (w *world) faults(outcomes []string) {
 	})
 }
 
-// apply does what a patch asks for, past the faults.
+// apply applies a patch, bypassing the faults.
 func (w *world) apply(a clienttesting.Action) error {
 	for _, r := range w.client.ReactionChain[1:] {
 		if !r.Handles(a) {
@@ -384,8 +385,7 @@ func (w *world) apply(a clienttesting.Action) error {
 	return errors.New("nobody handled the patch")
 }
 
-// audit collects the hash in the mark each time that the pod template changes,
-// as the API server sees it.
+// audit collects the hash in the mark each time the pod template changes in the API server.
 func (w *world) audit() *[]string {
 	var values []string
 	watch, err := w.client.Tracker().Watch(deploymentResource, "shop")

@@ -29,11 +29,11 @@ const (
 	kPausedAt  = "deployment.reloader.stakater.com/paused-at"
 )
 
-// started is the second at which every test's bubble of time begins.
+// started is the second at which every test's bubble begins.
 const started = 946684800
 
-// reconcileCase is one row: objects as they are at the start, what then
-// happens, and the complete list of writes and Events that come of it.
+// reconcileCase is one row: the objects at the start, what then happens, and the complete list of
+// resulting writes and Events.
 type reconcileCase struct {
 	configure func(*Config)
 	objects   []runtime.Object
@@ -58,7 +58,7 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 				if diff := cmp.Diff(tc.events, w.events(), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("events differ (-want +got):\n%s", diff)
 				}
-				// Nothing may be left to do: neither later, nor after a restart.
+				// Nothing may be left to do, neither later nor after a restart.
 				before := len(w.writes())
 				w.pass(time.Hour)
 				w.restart()
@@ -85,7 +85,7 @@ func TestReconcileAnnotations(t *testing.T) {
 	rolled := []string{env(known2, "web/"+cmVar, h2)}
 	web := pod(reads("app-config"))
 
-	// one is a row with the Deployment web that reads app-config, which changes.
+	// one returns a row with the Deployment web that reads app-config, which changes.
 	one := func(annotations []string, want []string) reconcileCase {
 		tc := reconcileCase{
 			objects: []runtime.Object{cm1(), deploy(web, append(annotations, nativeState, known1)...)},
@@ -208,7 +208,7 @@ func TestReconcileAnnotations(t *testing.T) {
 			func(c *Config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
 	}
 	for name, tc := range cases {
-		// A row whose only write drops the state has no Event.
+		// A row whose only write removes the state has no Event.
 		if len(tc.want) == 1 && tc.want[0] == stateOnly("") {
 			tc.events = []string{}
 			cases[name] = tc

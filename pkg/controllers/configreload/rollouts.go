@@ -16,18 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// rolloutRestart is the value of compatStrategy that asks for a restart instead
-// of a mark.
+// rolloutRestart is the value of compatStrategy that asks for a restart instead of a mark.
 const rolloutRestart = "restart"
 
-// restarts says that the workload is an Argo Rollout that takes no mark.
+// restarts reports whether the workload is an Argo Rollout that takes no mark.
 func (c *Config) restarts(f *facts) bool {
 	return c.Compat && !f.rules.native && f.workload.kind == "Rollout" && f.workload.meta[compatStrategy] == rolloutRestart
 }
 
-// patchRollout reloads an Argo Rollout. A custom resource knows no strategic
-// merge, so a variable is set by JSON patch, at its index in the live object;
-// everything else by merge patch.
+// patchRollout reloads an Argo Rollout. Custom resources have no strategic merge, so a variable is
+// set by JSON patch, at its index in the live object; everything else is a merge patch.
 func (c *Controller) patchRollout(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
 	w := f.workload
 	s := p.state
@@ -59,15 +57,16 @@ func (c *Controller) patchRollout(ctx context.Context, k *kind, f *facts, p *pla
 	}
 	version, err := c.patch(ctx, k, w, types.JSONPatchType, ops)
 	if apierrors.IsInvalid(err) {
-		// Also a test that fails says so, before the version is looked at.
+		// The API server evaluates the patch's tests before it compares the versions, so a failed
+		// test means a conflict as well.
 		err = apierrors.NewConflict(RolloutsResource.GroupResource(), w.Name, err)
 	}
 	return outcome{version: version}, err
 }
 
-// jsonPatch sets the variables of m and the annotations of a merge patch in the
-// object that live is. Setting the resourceVersion makes the API server refuse
-// the patch with a conflict if the object is another by now.
+// jsonPatch sets the variables of m and the annotations of a merge patch in live. It sets the
+// resourceVersion too, so that the API server refuses the patch with a conflict if the object has
+// changed.
 func jsonPatch(live *unstructured.Unstructured, merge object, m *marks) ([]object, error) {
 	template, err := rolloutTemplate(live)
 	if err != nil {
@@ -92,7 +91,7 @@ func jsonPatch(live *unstructured.Unstructured, merge object, m *marks) ([]objec
 		base := fmt.Sprintf("/spec/template/spec/containers/%d", e.container)
 		ops = append(ops, op("test", base+"/name", ctr.Name))
 		ops = append(ops, envOps(base, ctr, e)...)
-		// Later operations see what the earlier ones leave.
+		// Later operations see the results of the earlier ones.
 		switch i := indexOf(ctr.Env, e.name); {
 		case e.value == "" && i >= 0:
 			ctr.Env = slices.Delete(ctr.Env, i, i+1)

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// rollout is the Argo Rollout web; a nil template leaves it out.
+// rollout returns the Argo Rollout web; a nil template leaves the template out.
 func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...string) *unstructured.Unstructured {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{
@@ -69,8 +69,8 @@ func TestReconcileRollouts(t *testing.T) {
 	cases := map[string]struct {
 		configure func(*Config)
 		rollout   *unstructured.Unstructured
-		remove    bool  // the source goes, instead of changing
-		denied    error // of the first patch
+		remove    bool  // the source is deleted instead of changed
+		denied    error // the first patch fails with this
 		want      []string
 		events    []string
 	}{

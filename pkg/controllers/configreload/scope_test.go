@@ -19,7 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// second renders a time of the bubble as a pause annotation has it.
+// second formats a time of the bubble like a pause annotation.
 func second(n int) string { return time.Unix(started+int64(n), 0).UTC().Format(time.RFC3339) }
 
 // paused adds a pause to the body of a reload.
@@ -149,7 +149,7 @@ func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
 	})
 }
 
-// The end of a pause does not wait for the back-off of a reload that fails.
+// The end of a pause does not wait for the back-off of a failing reload.
 func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 	for name, fail := range map[string]func(w *world){
 		"as the patch is refused": func(w *world) {
@@ -368,7 +368,8 @@ func TestDryRunWritesNothing(t *testing.T) {
 		if diff := cmp.Diff([]string{"Normal WouldReload Would reload for ConfigMap shop/app-config"}, w.events()); diff != "" {
 			t.Errorf("events differ (-want +got):\n%s", diff)
 		}
-		w.put(annotated(d.DeepCopy(), "example.org/touched", "1")) // decided on again, and nothing new
+		// It is decided on again, with nothing new.
+		w.put(annotated(d.DeepCopy(), "example.org/touched", "1"))
 		w.pass(time.Minute)
 		w.put(cm1())
 		w.pass(time.Minute)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// sourceType says what a source is.
+// sourceType is the type of a source.
 type sourceType int
 
 const (
@@ -25,13 +25,13 @@ const (
 
 var sourceTypes = []sourceType{configMap, secret}
 
-// String is the type as it stands in keys of the state and in metrics.
+// String returns the type as used in keys of the state and in metrics.
 func (t sourceType) String() string { return [...]string{"configmap", "secret"}[t] }
 
-// mark is the type as it stands in marks.
+// mark returns the type as used in marks.
 func (t sourceType) mark() string { return strings.ToUpper(t.String()) }
 
-// kind is the type as people write it.
+// kind returns the type as people write it.
 func (t sourceType) kind() string { return [...]string{"ConfigMap", "Secret"}[t] }
 
 func (t sourceType) resource() schema.GroupVersionResource {
@@ -44,14 +44,14 @@ type sourceKey struct {
 	name string
 }
 
-// String is the key as it stands in the state.
+// String returns the key as used in the state.
 func (k sourceKey) String() string { return k.typ.String() + "/" + k.name }
 
-// MarshalText is String, for what the cache keeps of a workload.
+// MarshalText returns String, for what the cache keeps of a workload.
 func (k sourceKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads what MarshalText writes. The name may be empty: the API server
-// does not ask for one in env.
+// UnmarshalText reads what MarshalText writes. The name may be empty, since the API server does not
+// require one in env.
 func (k *sourceKey) UnmarshalText(text []byte) error {
 	t, name, _ := strings.Cut(string(text), "/")
 	at := slices.IndexFunc(sourceTypes, func(s sourceType) bool { return s.String() == t })
@@ -73,7 +73,7 @@ func parseSourceKey(text string) (sourceKey, bool) {
 	return key, err == nil && key.name != ""
 }
 
-// Source is what the controller reads of a ConfigMap or Secret in the cache.
+// Source is what the controller reads of a cached ConfigMap or Secret.
 type Source interface {
 	GetNamespace() string
 	GetName() string
@@ -81,15 +81,15 @@ type Source interface {
 	GetResourceVersion() string
 	// GetAnnotations returns at least those of SourceAnnotations.
 	GetAnnotations() map[string]string
-	// Digest returns what SourceDigest made of the object, asked for by the
-	// controller's Name; nil if the object does not count.
+	// Digest returns the result of SourceDigest for the controller's Name; nil if the object does
+	// not count.
 	Digest(of string) []byte
 }
 
-// source is what the decision needs of a source; the zero value is absent, and so
-// is one that does not count, of which the version alone is known.
+// source is what the decision needs of a source. The zero value is absent. A source that does not
+// count is absent too, but its version is known.
 type source struct {
-	hash    string // 40 hex digits; empty for one that does not exist
+	hash    string // 40 hex digits; empty if it does not exist
 	ignored bool
 	matched bool
 	version string // resourceVersion
@@ -97,7 +97,7 @@ type source struct {
 
 func (s source) exists() bool { return s.hash != "" }
 
-// short is the hash as the state records it; empty for an absent source.
+// short returns the hash as recorded in the state; empty for an absent source.
 func (s source) short() string { return s.hash[:min(len(s.hash), stateDigits)] }
 
 func (k *keys) source(obj Source) source {

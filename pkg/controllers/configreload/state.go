@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// stateDigits of a source's hash are recorded: 64 bits tell its versions apart.
+// stateDigits is how many digits of a source's hash are recorded; 64 bits distinguish its versions.
 const stateDigits = 16
 
-// maxStateBytes is how long the annotation may become. The API server takes 256 KiB of annotations for a whole object,
-// and others need room too.
+// maxStateBytes is the maximum length of the annotation. The API server accepts 256 KiB of
+// annotations per object, and others need room too.
 const maxStateBytes = 64 << 10
 
-// state is what was last known of the sources that a workload watches: the
-// first digits of each hash, or the empty string for one known to be absent.
+// state is what was last known of the sources that a workload watches: the first digits of each
+// hash, or the empty string for a source known to be absent.
 type state map[sourceKey]string
 
 // parseState reads a state annotation.
@@ -40,8 +40,8 @@ func parseState(text string) (state, error) {
 	return s, nil
 }
 
-// String is the state as it stands in the annotation; empty if nothing is
-// watched, which asks for no annotation at all.
+// String returns the text of the annotation. It is empty if nothing is watched; then there is no
+// annotation.
 func (s state) String() string {
 	if len(s) == 0 {
 		return ""
@@ -50,11 +50,12 @@ func (s state) String() string {
 	for key, value := range s {
 		raw[key.String()] = value
 	}
-	text, _ := json.Marshal(raw) // a map of strings always marshals, by sorted keys
+	text, _ := json.Marshal(raw) // a map of strings always marshals, with sorted keys
 	return string(text)
 }
 
-// annotation is String, or empty for a state that is too large: that one is kept in memory.
+// annotation returns String, or the empty string for a state that is too large and is kept in
+// memory.
 func (s state) annotation() string {
 	if text := s.String(); len(text) <= maxStateBytes {
 		return text
@@ -64,8 +65,8 @@ func (s state) annotation() string {
 
 func (s state) tooLarge() bool { return len(s) > 0 && s.annotation() == "" }
 
-// mark is the value of the annotation that marks a template, in the order of
-// fields that the original writes.
+// mark is the value of the annotation that marks a template, with the fields in the order in which
+// the original writes them.
 type mark struct {
 	Type          string   `json:"type"`
 	Name          string   `json:"name"`
@@ -75,8 +76,7 @@ type mark struct {
 	ObservedAt    int64    `json:"observedAt"`
 }
 
-// marksSource says that the annotation's text names this source at this hash.
-// A text that is no mark names none.
+// marksSource reports whether the annotation's text is a mark of this source at this hash.
 func marksSource(text, namespace string, key sourceKey, hash string) bool {
 	var m mark
 	if text == "" || json.Unmarshal([]byte(text), &m) != nil {

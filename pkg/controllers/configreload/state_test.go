@@ -194,7 +194,7 @@ func TestReconcileState(t *testing.T) {
 			configure: func(c *Config) { c.QuietPeriod = 10 * time.Second },
 			objects:   []runtime.Object{cm1()},
 			change: func(w *world) {
-				// The write of the state fails until the change is there.
+				// Writing the state fails until the change is there.
 				var fail bool
 				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
 					fail = !fail
@@ -205,8 +205,8 @@ func TestReconcileState(t *testing.T) {
 				changeCM(w)
 				w.pass(time.Minute)
 			},
-			// The first of them failed. The second saves the old hash, so that
-			// even a crash would not lose the change, and the third fails again.
+			// The first write fails. The second saves the old hash, so that not even a crash would
+			// lose the change. The third fails again.
 			want: []string{stateOnly(known1), stateOnly(known1), env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 			events: []string{
 				"Normal Reloaded Reloaded for ConfigMap shop/app-config",
@@ -301,7 +301,7 @@ func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
 
 func TestMaxDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// A new value every 1.9 s, so that a quiet period of 3 s never passes.
+		// The source changes every 1.9 s, so a quiet period of 3 s never passes.
 		w := newWorld(t, func(c *Config) { c.QuietPeriod = 3 * time.Second },
 			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		var when []time.Duration
@@ -315,8 +315,8 @@ func TestMaxDelay(t *testing.T) {
 			w.pass(1900 * time.Millisecond)
 		}
 		w.pass(time.Minute)
-		// The second window opens with the first change after the first patch,
-		// at 30.4 s; what came after the second is quiet at 60.8 + 3 s.
+		// The second window opens with the first change after the first patch, at 30.4 s. The
+		// changes after the second window are quiet at 60.8 + 3 s.
 		want := []time.Duration{30 * time.Second, 60400 * time.Millisecond, 63800 * time.Millisecond}
 		if diff := cmp.Diff(want, when); diff != "" {
 			t.Errorf("patches differ (-want +got):\n%s", diff)
@@ -337,14 +337,14 @@ func TestAnnotationRemovedByOthers(t *testing.T) {
 		if diff := cmp.Diff([]string{stateOnly(known1)}, w.writes()); diff != "" {
 			t.Fatalf("it is written again at once (-want +got):\n%s", diff)
 		}
-		for range 20 { // ten minutes of a fight
+		for range 20 { // ten minutes of removing and restoring
 			w.put(bare)
 			w.pass(29 * time.Second)
 		}
 		if n := len(w.writes()); n != 1 {
 			t.Errorf("%d writes within ten minutes, want 1", n)
 		}
-		// A change still rolls, from memory, and brings the state along.
+		// A change still rolls the workload, from memory, and writes the state with it.
 		changeCM(w)
 		w.pass(2 * time.Second)
 		want := []string{stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2)}

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// workloadKey is what the queue holds.
+// workloadKey is the key in the queue.
 type workloadKey struct {
 	kind string // as in a manifest
 	cache.ObjectName
@@ -31,7 +31,7 @@ type workloadKey struct {
 
 func (k workloadKey) String() string { return k.kind + "/" + k.ObjectName.String() }
 
-// workload is what the decision needs of a workload, whatever its kind.
+// workload is what the decision needs of a workload of any kind.
 type workload struct {
 	workloadKey
 	uid     types.UID
@@ -40,22 +40,21 @@ type workload struct {
 	content
 }
 
-// content is what the decision needs of a workload beyond its metadata. The cache
-// keeps it as the JSON that WorkloadDigest makes of it, one for each workload of
-// the cluster, so the names are short there and nothing is kept in vain.
+// content is what the decision needs of a workload besides its metadata. The cache keeps it as the
+// JSON from WorkloadDigest, one for each workload of the cluster, so the names are short and empty
+// fields are left out.
 type content struct {
 	Template   map[string]string      `json:"t,omitempty"` // annotations of the pod template
 	Inits      []container            `json:"i,omitempty"`
 	Containers []container            `json:"c,omitempty"`
-	Volumes    map[string][]sourceKey `json:"v,omitempty"` // by name, those that are of sources
+	Volumes    map[string][]sourceKey `json:"v,omitempty"` // by name, those of sources
 	Paused     bool                   `json:"p,omitempty"` // Deployments
 	Suspended  bool                   `json:"s,omitempty"` // CronJobs
 	OwnedBy    string                 `json:"o,omitempty"` // kind of the controlling owner
-	Elsewhere  bool                   `json:"e,omitempty"` // Rollouts: the template is another object's
-	// Digest tells versions of the template apart. The cache has it with
-	// AbsorbRollouts only.
+	Elsewhere  bool                   `json:"e,omitempty"` // Rollouts: another object has the template
+	// Digest identifies the version of the template. The cache has it only with AbsorbRollouts.
 	Digest []byte `json:"d,omitempty"`
-	// Problem is why a workload cannot be read; the rest is empty then.
+	// Problem is why the workload cannot be read; if it is set, the rest is empty.
 	Problem string `json:"x,omitempty"`
 }
 
@@ -63,11 +62,11 @@ type container struct {
 	Name   string            `json:"n"`
 	Mounts []string          `json:"m,omitempty"` // names of Volumes
 	Env    []sourceKey       `json:"e,omitempty"` // through env and envFrom
-	Vars   map[string]string `json:"v,omitempty"` // variables of ours, value by name
+	Vars   map[string]string `json:"v,omitempty"` // our variables, value by name
 }
 
-// WorkloadDigest returns the function that an informer's transform calls on a
-// workload, for what it returns to be read from the cache instead of the content.
+// WorkloadDigest returns the function that an informer's transform calls on a workload. What that
+// function returns is kept in the cache in place of the content.
 func WorkloadDigest(cfg Config) func(obj runtime.Object) []byte {
 	annotations := WorkloadAnnotations(cfg)
 	return func(obj runtime.Object) []byte {
@@ -75,7 +74,7 @@ func WorkloadDigest(cfg Config) func(obj runtime.Object) []byte {
 		if err != nil {
 			c = content{Problem: err.Error()}
 		}
-		c.Template = maps.Clone(c.Template) // the object's own
+		c.Template = maps.Clone(c.Template) // the map belongs to the object
 		maps.DeleteFunc(c.Template, func(key, _ string) bool { return !slices.Contains(annotations, key) })
 		if cfg.AbsorbRollouts {
 			c.Digest = digestTemplate(obj)
@@ -85,9 +84,9 @@ func WorkloadDigest(cfg Config) func(obj runtime.Object) []byte {
 	}
 }
 
-// newWorkload reads a workload: one from the cache as its metadata and what
-// WorkloadDigest made of the rest; one from the API server, or from a cache that
-// has it whole, as the API type, or an Argo Rollout as unstructured.
+// newWorkload reads a workload. One that the cache has reduced consists of its metadata and the
+// result of WorkloadDigest. One from the API server or from a complete cache is the API type, or
+// unstructured for an Argo Rollout.
 func newWorkload(kind string, obj any) (*workload, error) {
 	m, err := meta.Accessor(obj)
 	if err != nil {
@@ -146,8 +145,7 @@ func describeRollout(o *unstructured.Unstructured) (content, error) {
 	return c, nil
 }
 
-// rolloutTemplate returns the template of a Rollout; an empty one if it has none,
-// or null.
+// rolloutTemplate returns the template of a Rollout; an empty one if it has none or null.
 func rolloutTemplate(o *unstructured.Unstructured) (*corev1.PodTemplateSpec, error) {
 	var template corev1.PodTemplateSpec
 	if value, _, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "template"); value == nil {
@@ -239,8 +237,8 @@ func (c *content) describeContainers(list []corev1.Container) []container {
 	return out
 }
 
-// references returns every source that a container of the template uses, in
-// order and once. Volumes that nobody mounts do not count.
+// references returns every source that a container of the template uses, in order and without
+// duplicates. Volumes that nobody mounts do not count.
 func (w *workload) references() []sourceKey {
 	var list []sourceKey
 	for _, c := range slices.Concat(w.Inits, w.Containers) {
@@ -249,17 +247,16 @@ func (w *workload) references() []sourceKey {
 		}
 		list = append(list, c.Env...)
 	}
-	// The API server takes a variable of a source without a name.
+	// The API server accepts a variable of a source without a name.
 	list = slices.DeleteFunc(list, func(key sourceKey) bool { return key.name == "" })
 	slices.SortFunc(list, compareKeys)
 	return slices.Compact(list)
 }
 
-// chooseContainer returns the index of the container that carries the mark for
-// a source: the first that mounts it, else the first that reads its
-// environment from it. An init container is never changed, so
-// the first container stands in for one, and for a named source that nobody
-// references. It returns false if no container is to be had.
+// chooseContainer returns the index of the container that carries the mark for a source: the first
+// that mounts it, else the first that reads its environment from it. Init containers are never
+// changed: if an init container uses the source, or the source is named and nobody references it,
+// the first container carries the mark. It returns false if there is no such container.
 func (w *workload) chooseContainer(key sourceKey, m match) (int, bool) {
 	mounts := func(c container) bool {
 		return slices.ContainsFunc(c.Mounts, func(v string) bool { return slices.Contains(w.Volumes[v], key) })
@@ -278,12 +275,12 @@ func (w *workload) chooseContainer(key sourceKey, m match) (int, bool) {
 
 const variablePrefix = "STAKATER_"
 
-// variable is the name of the environment variable that marks a source: upper
-// case, every run of other characters one underscore, none at the start.
+// variable returns the name of the environment variable that marks a source: upper case, each run
+// of other characters replaced by one underscore, no underscore at the start.
 func variable(key sourceKey) string {
 	var b strings.Builder
 	b.WriteString(variablePrefix)
-	last := false // the last character was one that stays
+	last := false // the last character was kept
 	for _, r := range strings.ToUpper(key.name) {
 		stays := r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 		if stays {
@@ -298,8 +295,8 @@ func variable(key sourceKey) string {
 	return b.String()
 }
 
-// digestTemplate returns a digest of a workload's pod template, nil for kinds
-// that nobody else rolls, and for what the cache has reduced.
+// digestTemplate returns a digest of a workload's pod template; nil for kinds that nobody else
+// rolls and for objects that the cache has reduced.
 func digestTemplate(obj runtime.Object) []byte {
 	var template *corev1.PodTemplateSpec
 	switch o := obj.(type) {

@@ -19,7 +19,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-// references is a template that refers to sources in every way there is, and to other things.
+// references returns a template that refers to sources in every possible way, and to other things.
 func references() corev1.PodTemplateSpec {
 	named := func(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
 	t := pod(readsSecret("db"), reads("app-config"), variableSet(cmVar, h1), variableSet("PLAIN", "x"),
@@ -104,7 +104,7 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			delete(live.Template, "example.com/other") // the one thing more
+			delete(live.Template, "example.com/other") // the only other difference
 			if diff := cmp.Diff(live, cached, cmp.AllowUnexported(workload{}, workloadKey{}, sourceKey{})); diff != "" {
 				t.Errorf("live and cached differ (-live +cached):\n%s", diff)
 			}

@@ -39,7 +39,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a namespace with one controller at work, in a bubble of fake time.
+// world is a namespace with one running controller, in a bubble of fake time.
 type world struct {
 	t        *testing.T
 	cfg      Config
@@ -53,13 +53,13 @@ type world struct {
 	stop     func()
 }
 
-// newWorld puts the objects there and starts the controller.
+// newWorld creates the objects and starts the controller.
 func newWorld(t *testing.T, configure func(*Config), objects ...runtime.Object) *world {
 	t.Helper()
 	return newLaggingWorld(t, nil, configure, objects...)
 }
 
-// newLaggingWorld has watches whose events arrive late, by resource.
+// newLaggingWorld returns a world whose watch events arrive late, by resource.
 func newLaggingWorld(t *testing.T, lags map[string]time.Duration, configure func(*Config), objects ...runtime.Object) *world {
 	t.Helper()
 	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
@@ -82,7 +82,7 @@ func (w *world) begin(lags map[string]time.Duration, configure func(*Config), ob
 	w.t.Cleanup(func() { w.stop() })
 }
 
-// start begins as a new process does: with empty caches and no memory.
+// start starts a controller like a new process, with empty caches and no memory.
 func (w *world) start() {
 	w.t.Helper()
 	digest, err := SourceDigest(w.cfg)
@@ -147,13 +147,13 @@ func (w *world) start() {
 	synctest.Wait()
 }
 
-// liveReads are what was asked of the API server about versions of sources.
+// liveReads counts the requests for versions of sources.
 type liveReads struct {
 	mu       sync.Mutex
 	count    int
-	failures int    // so many fail first
-	gone     bool   // nothing is there any more, as the cache does not know yet
-	newer    string // this version is there, as the cache does not know yet
+	failures int    // this many fail first
+	gone     bool   // nothing exists any more, which the cache does not know yet
+	newer    string // this version exists, which the cache does not know yet
 }
 
 func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
@@ -180,7 +180,7 @@ func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResou
 	return m.GetResourceVersion(), nil
 }
 
-// version is what the API server has now of a ConfigMap.
+// version returns the version of a ConfigMap in the API server.
 func (w *world) version(of *corev1.ConfigMap) string {
 	w.t.Helper()
 	obj, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), of.Namespace, of.Name)
@@ -210,7 +210,7 @@ func (w *world) remove(obj runtime.Object) {
 	w.versions.Remove(w.t, obj)
 }
 
-// pass lets time pass, and everything happen that happens in it.
+// pass lets time pass, with everything that happens in it.
 func (w *world) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
@@ -228,7 +228,7 @@ func (w *world) failPatches(n int) *int {
 	return &n
 }
 
-// deployment returns what is in the API server now.
+// deployment returns the Deployment in the API server.
 func (w *world) deployment(name string) *appsv1.Deployment {
 	w.t.Helper()
 	obj, err := w.client.Tracker().Get(deploymentResource, "shop", name)
@@ -238,11 +238,11 @@ func (w *world) deployment(name string) *appsv1.Deployment {
 	return obj.(*appsv1.Deployment).DeepCopy()
 }
 
-// runSuffix is what distinguishes the Jobs of a CronJob.
+// runSuffix is the part of a name that distinguishes the Jobs of a CronJob.
 var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
 
-// writes returns the controller's writes so far: verb, resource/name, and what
-// was sent. Every patch must carry a resourceVersion; it is left out.
+// writes returns the controller's writes so far: verb, resource/name and body. Every patch must
+// carry a resourceVersion, which is left out of the result.
 func (w *world) writes() []string {
 	w.t.Helper()
 	var list []string
@@ -308,7 +308,7 @@ func (w *world) events() []string {
 	}
 }
 
-// count returns the sum of a metric over the series that have these labels.
+// count returns the sum of a metric over the series with these labels.
 func (w *world) count(name string, labels map[string]string) float64 {
 	w.t.Helper()
 	families, err := w.registry.Gather()

@@ -29,21 +29,21 @@ const (
 	reasonTooLarge     = "ReloadStateTooLarge"
 )
 
-// outcome is what became of a reload.
+// outcome is the result of a reload.
 type outcome struct {
 	// version is the workload's resourceVersion if it was written.
 	version string
-	// skipped tells why nothing was rolled though the state is recorded.
+	// skipped is why nothing was rolled although the state is recorded.
 	skipped string
-	// wait: nothing was done, and it is to be decided again after this time.
+	// wait is set if nothing was done; decide again after this time.
 	wait time.Duration
-	// after: it was done, and something is left to be done after this time.
+	// after is set if it was done and something is left to do after this time.
 	after time.Duration
-	// replaced: the workload is another object by now, of which nothing is known.
+	// replaced is set if the workload is now another object, of which nothing is known.
 	replaced bool
 }
 
-// reload does what is due, and then tells of it.
+// reload does what is due and then reports it.
 func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *entry, last bool) (time.Duration, error) {
 	w := f.workload
 	if c.cfg.DryRun {
@@ -58,7 +58,7 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 	out, err := c.write(ctx, k, f, p)
 	switch {
 	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
-		return 0, err // no failure of this reload: it is decided on again
+		return 0, err // not a failure of this reload: it is decided on again
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(w.kind, resultError).Inc()
 		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", cut(p.names(w)), cut(err.Error()))
@@ -81,11 +81,11 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *
 	return out.after, nil
 }
 
-// outdated says that the workload is another by now, or gone. Admission may say
-// the same of something else, so a live read has to show it.
+// outdated reports whether the workload has changed or is gone. Admission may return the same
+// errors for other reasons, so a live read has to confirm it.
 func outdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
-// write sends the writes of a reload, in the way of the workload's kind.
+// write sends the writes of a reload, as its kind requires.
 func (c *Controller) write(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
 	switch f.workload.kind {
 	case "CronJob":
@@ -120,7 +120,7 @@ func (c *Controller) done(w *workload, p *plan, e *entry, version string) {
 		if live.kept = nil; c.inMemory(w) && len(p.state) > 0 || p.state.tooLarge() {
 			live.kept = p.state
 		}
-		// What is recorded now needs no memory, nor does what is watched no more.
+		// What is recorded now, or not watched any more, needs no memory.
 		for key := range live.seen {
 			if _, recorded := p.state[key]; recorded || !p.pending && live.touched == e.touched {
 				delete(live.seen, key)
@@ -132,7 +132,7 @@ func (c *Controller) done(w *workload, p *plan, e *entry, version string) {
 	})
 }
 
-// record writes the state alone if it is not what stands on the workload.
+// record writes the state alone, if it differs from the one on the workload.
 func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *entry) (time.Duration, error) {
 	w, now := f.workload, f.now
 	if p.found {
@@ -173,8 +173,8 @@ func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *
 	return p.after, nil
 }
 
-// forgetRemoval is for an annotation that is there again, or that is missing
-// because nothing is watched any more.
+// forgetRemoval is called when the annotation is there again, or is missing because nothing is
+// watched any more.
 func (c *Controller) forgetRemoval(w *workload, e *entry) {
 	if e.removed {
 		c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.removed = false })
@@ -196,8 +196,7 @@ func (c *Controller) endPause(ctx context.Context, k *kind, w *workload, step pa
 	return nil
 }
 
-// report tells of annotations that could not be understood, or written, once for
-// each set of them.
+// report reports annotations that could not be parsed or written, once for each set of them.
 func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems []problem) {
 	texts := make([]string, len(problems))
 	for i, p := range problems {
@@ -229,15 +228,14 @@ func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, r
 	names := p.names(w)
 	level := 2
 	if result == resultDryRun {
-		level = 0 // the line is all that a dry run leaves
+		level = 0 // a dry run leaves nothing but this line
 	}
 	workloadLogger(ctx, w).V(level).Info("Reload", "sources", names, "result", result)
 	c.metrics.reloads.WithLabelValues(w.kind, result).Inc()
 	c.events.Event(w.reference(k), corev1.EventTypeNormal, reason, cut(text+names))
 }
 
-// tellOfWait tells once that a reload waits for a Job to end, which it may do for
-// ever.
+// tellOfWait sends one Event that a reload waits for a Job to end, which may take forever.
 func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *facts, p *plan) {
 	w := f.workload
 	if f.window.waits {
@@ -248,7 +246,7 @@ func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *facts, p *plan)
 	c.memory.update(w.workloadKey, w.uid, f.now, func(live *entry) { live.window.waits = true })
 }
 
-// names tells type, name and namespace of the reloads' sources.
+// names returns type, name and namespace of the reloads' sources.
 func (p *plan) names(w *workload) string {
 	list := make([]string, len(p.reloads))
 	for i, r := range p.reloads {
@@ -257,7 +255,7 @@ func (p *plan) names(w *workload) string {
 	return strings.Join(list, ", ")
 }
 
-// reference is what an Event is about.
+// reference returns the object that an Event is about.
 func (w *workload) reference(k *kind) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: k.gvk.GroupVersion().String(), Kind: k.gvk.Kind,

@@ -1,11 +1,11 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command unfenced is the control of the tests with faults: the manager's controller config-reload behind an elector,
-// but without the write fence, with as little else as possible. What it writes after its term shows that the tests see
-// such writes. It is no program to be used.
+// Command unfenced is the control of the tests with faults: the manager's controller config-reload
+// behind an elector, but without the write fence, and with as little else as possible. What it
+// writes after its term shows that the tests see such writes. Do not use it for anything else.
 //
-// With --elector=client-go it is what most controllers are today.
+// With --elector=client-go it is like most controllers today.
 package main
 
 import (
@@ -60,7 +60,7 @@ func main() {
 	fs.IntVar(&o.burst, "kube-api-burst", 30, "Requests beyond it that may go out at once.")
 	o.election.AddFlags(fs)
 	o.reload.AddFlags(fs)
-	_ = fs.Parse(os.Args[1:]) // exits by itself
+	_ = fs.Parse(os.Args[1:]) // exits on an error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, o); err != nil {
@@ -97,7 +97,7 @@ func run(ctx context.Context, o options) error {
 	return runOurs(ctx, o, config, identity, controller, registry)
 }
 
-// newController builds the controller with a client that has no fence.
+// newController returns the controller with a client that has no fence.
 func newController(o options, config *rest.Config, registry metrics.KubeRegistry) (*configreload.Controller, *informers.Factory, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -122,7 +122,8 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	in := configreload.Informers{LiveVersion: cache.LiveVersion}
 	in.ConfigMaps, _ = cache.Informer(configreload.Name, informers.ConfigMaps)
 	in.Deployments, _ = cache.Informer(configreload.Name, informers.Deployments)
-	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}) // which nobody gets
+	// Nobody receives them.
+	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"})
 	controller, err := configreload.New(o.reload, in, client, nil, events, clock.RealClock{}, loops, registry)
 	return controller, cache, err
 }
@@ -145,7 +146,7 @@ func runOurs(ctx context.Context, o options, config *rest.Config, identity strin
 	return election.Run(ctx, o.election, lock, controller.Run)
 }
 
-// runClientGo does as the examples of client-go do: the process ends when it has lost the lease.
+// runClientGo follows client-go's examples: the process ends when it has lost the lease.
 func runClientGo(ctx context.Context, o options, config *rest.Config, identity string, controller *configreload.Controller) error {
 	client, err := kubernetes.NewForConfig(rest.AddUserAgent(config, "leader-election"))
 	if err != nil {

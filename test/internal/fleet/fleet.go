@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet is the world of the tests on a real control plane: one control plane for a package's tests, managers on
-// it, what they work on, tokens and proxies, what their ports answer, and waiting for what they do.
+// Package fleet is the common part of the tests on a real control plane: one control plane for a
+// package's tests, managers on it, the objects they work on, tokens and proxies, requests to their
+// ports, and waits.
 package fleet
 
 import (
@@ -26,27 +27,29 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 )
 
-// ShortTimings are the shortest round ones that are safe, for tests that wait for a lease to expire.
+// ShortTimings are the shortest round timings that are safe, for tests that wait for a lease to
+// expire.
 var ShortTimings = []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms"}
 
-// Options are those of Start; the zero value is a complete control plane and managers as they are released.
+// Options are those of Start. The zero value is a complete control plane, and managers as they are
+// released.
 type Options struct {
 	Cluster cluster.Options
-	// Program is the folder of the managers' program; empty: cmd/manager.
+	// Program is the folder of the managers' program; empty means cmd/manager.
 	Program string
 	// Race builds it with the race detector.
 	Race bool
-	// Components of deploy/components that are installed besides the default.
+	// Components are installed from deploy/components in addition to the default.
 	Components []string
 }
 
 // Fleet is a control plane with everything of deploy/ but the Deployment, and managers on it.
 //
-// Its managers compete for one Lease, so tests that run some do not run in parallel.
+// Its managers compete for one Lease, so tests that run managers do not run in parallel.
 type Fleet struct {
 	*cluster.Cluster
 
-	// Of the administrator.
+	// The administrator's clients.
 	Admin   *kubernetes.Clientset
 	Objects dynamic.Interface
 
@@ -54,7 +57,7 @@ type Fleet struct {
 
 	components []string // see Options
 	replicas   atomic.Int32
-	managers   atomic.Int32       // that were started
+	managers   atomic.Int32       // started so far
 	deployment *appsv1.Deployment // as installed
 
 	mu       sync.Mutex
@@ -90,7 +93,7 @@ func (f *Fleet) prepare(ctx context.Context) (err error) {
 	return f.installComponents(ctx)
 }
 
-// NewReplica makes a Pod and a token that is bound to it for one manager.
+// NewReplica creates a Pod and a token bound to it for one manager.
 func (f *Fleet) NewReplica(ctx context.Context, t testing.TB) *cluster.Replica {
 	t.Helper()
 	r, err := f.Cluster.NewReplica(ctx, fmt.Sprint(f.replicas.Add(1)))
@@ -111,7 +114,8 @@ func (f *Fleet) NewProxy(t testing.TB) *faultproxy.Proxy {
 	return proxy
 }
 
-// NewReplicaBehindProxy is NewReplica for one that reaches the API server through a proxy of its own.
+// NewReplicaBehindProxy is like NewReplica for a manager that reaches the API server through its
+// own proxy.
 func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*cluster.Replica, *faultproxy.Proxy) {
 	t.Helper()
 	proxy, r := f.NewProxy(t), f.NewReplica(ctx, t)
@@ -121,8 +125,8 @@ func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*clust
 	return r, proxy
 }
 
-// StartManager is cluster.StartManager with the arguments and the environment of the installed Deployment before those
-// that are given.
+// StartManager is like cluster.StartManager. It puts the arguments and the environment of the
+// installed Deployment before those in o.
 func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*cluster.Manager, error) {
 	o, err := AsDeployed(f.deployment.Spec.Template.Spec, r.Pod, o)
 	if err != nil {
@@ -132,11 +136,12 @@ func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*clu
 	return f.Cluster.StartManager(r, o)
 }
 
-// alarms are what no manager may write to its log.
+// alarms are texts that no manager may write to its log.
 var alarms = []string{"WARNING: DATA RACE", "A controller changed an object in the cache"}
 
-// Run starts a manager with the given options, which looks for changed objects in its cache. It is stopped at the end of
-// the test, with grace, so that the cache has been looked through; the next test finds the lease free in any case.
+// Run starts a manager with the given options, which checks for changed objects in its cache. It is
+// stopped gracefully at the end of the test, so that the check is complete. The next test finds the
+// lease free in any case.
 func (f *Fleet) Run(t testing.TB, r *cluster.Replica, o cluster.ManagerOptions) *cluster.Manager {
 	t.Helper()
 	if o.Binary == "" {
@@ -152,7 +157,7 @@ func (f *Fleet) Run(t testing.TB, r *cluster.Replica, o cluster.ManagerOptions) 
 	return m
 }
 
-// StopAtEnd stops a manager at the end of the test, with grace, and judges its log.
+// StopAtEnd stops a manager gracefully at the end of the test and checks its log.
 func StopAtEnd(t testing.TB, m *cluster.Manager) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -160,7 +165,8 @@ func StopAtEnd(t testing.TB, m *cluster.Manager) {
 			t.Logf("log of %s:\n%s", m.Pod, m.Tail(60))
 		}
 		_ = m.Signal(syscall.SIGCONT)
-		_ = m.Stop(context.Background(), grace) // a test that cares has stopped it before
+		// A test that cares about the result has stopped it before.
+		_ = m.Stop(context.Background(), grace)
 		log, err := os.ReadFile(m.Log)
 		if err != nil {
 			t.Error(err)
@@ -195,9 +201,10 @@ func (f *Fleet) RunStandby(ctx context.Context, t testing.TB, args ...string) *c
 	return m
 }
 
-// Main runs the tests of a package with a fleet in *f, after the preparations, and returns the exit code, which is 1 also
-// if a manager was refused what no test expects. The context of the preparations ends after the tests. What is still
-// alive of the fleet when the program ends in another way ends with it.
+// Main calls the preparations, runs the tests of a package with a fleet in *f, and returns the exit
+// code. The code is 1 also if a manager was refused a request that no test expects to be refused.
+// The context of the preparations ends after the tests. However the program ends, the fleet ends
+// with it.
 func Main(m *testing.M, f **Fleet, o Options, prepare ...func(context.Context) error) int {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

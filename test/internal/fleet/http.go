@@ -14,7 +14,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// Get asks a manager; the certificate is judged by a test of its own. token may be empty.
+// Get sends a request to a manager. It does not verify the certificate, which another test checks.
+// token may be empty.
 func Get(url, token string) (code int, body string, err error) {
 	client := &http.Client{
 		Timeout:   10 * time.Second,
@@ -36,24 +37,24 @@ func Get(url, token string) (code int, body string, err error) {
 	return response.StatusCode, string(text), err
 }
 
-// Answers tells what is wrong if url does not answer with the code, and a body that contains all parts.
+// Answers returns an error unless url returns the code and a body that contains all parts.
 func Answers(url, token string, code int, parts ...string) error {
 	got, body, err := Get(url, token)
 	if err != nil {
 		return err
 	}
 	if got != code {
-		return fmt.Errorf("%s answers %d, not %d: %s", url, got, code, body)
+		return fmt.Errorf("%s returned %d, want %d: %s", url, got, code, body)
 	}
 	for _, part := range parts {
 		if !strings.Contains(body, part) {
-			return fmt.Errorf("%s does not say %q: %s", url, part, body)
+			return fmt.Errorf("%s returned no %q: %s", url, part, body)
 		}
 	}
 	return nil
 }
 
-// Ready answers nil when m answers 200 on /readyz.
+// Ready returns nil if m returns 200 on /readyz.
 func Ready(m *cluster.Manager) error {
 	return Answers(m.InsecureURL+"/readyz?verbose", "", http.StatusOK)
 }

@@ -26,12 +26,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 )
 
-// localFlags are those that have to differ between a Pod and a process on this machine: how it finds the API server,
-// and where it listens. cluster.StartManager gives them.
+// localFlags are those that differ between a Pod and a process on this machine: how it finds the
+// API server, and where it listens. cluster.StartManager sets them.
 var localFlags = []string{"--kubeconfig", "--bind-address", "--secure-port", "--insecure-port"}
 
-// Overlay writes a kustomization of the default installation with the named components of deploy/components, and
-// returns its directory, which ends with the fleet.
+// Overlay writes a kustomization of the default installation with the named components of
+// deploy/components, and returns its directory, which is removed with the fleet.
 func (f *Fleet) Overlay(components ...string) (string, error) {
 	root, err := controlplane.Root()
 	if err != nil {
@@ -41,7 +41,8 @@ func (f *Fleet) Overlay(components ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	deploy, err := filepath.Rel(dir, filepath.Join(root, "deploy")) // kustomize takes no absolute paths
+	// Kustomize does not accept absolute paths.
+	deploy, err := filepath.Rel(dir, filepath.Join(root, "deploy"))
 	if err != nil {
 		return "", err
 	}
@@ -55,8 +56,8 @@ func (f *Fleet) Overlay(components ...string) (string, error) {
 	return dir, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600)
 }
 
-// Install applies a kustomization without its Deployment, whose arguments and environment the managers get that are
-// started from now on.
+// Install applies a kustomization without its Deployment. Managers that start from now on get that
+// Deployment's arguments and environment.
 func (f *Fleet) Install(ctx context.Context, kustomization string) error {
 	if err := f.ApplyDir(ctx, kustomization, "Deployment"); err != nil {
 		return err
@@ -86,7 +87,7 @@ func (f *Fleet) InstallWith(ctx context.Context, t testing.TB, components ...str
 	}
 }
 
-// installComponents installs the default with those of the fleet and others.
+// installComponents installs the default with the fleet's components and others.
 func (f *Fleet) installComponents(ctx context.Context, others ...string) error {
 	overlay, err := f.Overlay(slices.Concat(f.components, others)...)
 	if err != nil {
@@ -116,7 +117,7 @@ func deploymentIn(manifests []byte) (*appsv1.Deployment, error) {
 	}
 }
 
-// AsDeployed puts the arguments and the environment of a Pod's manager before those that the options have.
+// AsDeployed puts the arguments and the environment of a Pod's manager before those in the options.
 func AsDeployed(pod corev1.PodSpec, name string, o cluster.ManagerOptions) (cluster.ManagerOptions, error) {
 	manager := pod.Containers[0]
 	args := slices.DeleteFunc(slices.Clone(manager.Args), func(arg string) bool {

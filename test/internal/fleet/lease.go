@@ -33,13 +33,13 @@ func (f *Fleet) Lease(ctx context.Context, t testing.TB) *coordinationv1.Lease {
 	return l
 }
 
-// HolderPod is the Pod in the holder's identity, "" when nobody holds the Lease.
+// HolderPod returns the Pod in the holder's identity, "" if nobody holds the Lease.
 func (f *Fleet) HolderPod(ctx context.Context, t testing.TB) string {
 	t.Helper()
 	return PodOf(ptr.Deref(f.Lease(ctx, t).Spec.HolderIdentity, ""))
 }
 
-// PodOf is the Pod's name in the identity of a holder, PODNAME_UUID.
+// PodOf returns the Pod's name in the identity of a holder, PODNAME_UUID.
 func PodOf(identity string) string {
 	pod, _, _ := strings.Cut(identity, "_")
 	return pod
@@ -56,8 +56,8 @@ func (f *Fleet) WaitForLeader(ctx context.Context, t testing.TB, m *cluster.Mana
 	})
 }
 
-// FreeLease takes the Lease from a manager that has ended without giving it up, so that nobody has to wait until it
-// expires.
+// FreeLease takes the Lease from a manager that has ended without releasing it, so that nobody has
+// to wait until it expires.
 func (f *Fleet) FreeLease(t testing.TB, m *cluster.Manager) {
 	t.Helper()
 	ctx := Within(context.Background(), t, Patience)
@@ -92,7 +92,8 @@ func (f *Fleet) AuditSince(t testing.TB, begin time.Time, match func(auditv1.Eve
 	return got
 }
 
-// IsControllerWrite tells a write of the Pod's manager that only a leader may make: not of Leases or Events.
+// IsControllerWrite reports whether the event is a write by the Pod's manager that only a leader
+// may do: not of a Lease or an Event.
 func IsControllerWrite(e auditv1.Event, pod string) bool {
 	if !cluster.AuditWrite(e) || cluster.AuditPod(e) != pod || e.ObjectRef == nil {
 		return false
@@ -100,12 +101,13 @@ func IsControllerWrite(e auditv1.Event, pod string) bool {
 	return e.ObjectRef.Resource != "leases" && e.ObjectRef.Resource != "events"
 }
 
-// IsRelease tells the write by which a Pod's manager gives its Lease up.
+// IsRelease reports whether the event is the write with which the Pod's manager releases its Lease.
 func IsRelease(e auditv1.Event, pod string) bool {
 	return isLeaseWrite(e, pod) && !strings.Contains(string(e.RequestObject.Raw), `"holderIdentity":"`+pod)
 }
 
-// IsRenewal tells the writes by which a Pod's manager takes and keeps its Lease.
+// IsRenewal reports whether the event is a write with which the Pod's manager takes or renews its
+// Lease.
 func IsRenewal(e auditv1.Event, pod string) bool {
 	return isLeaseWrite(e, pod) && !IsRelease(e, pod)
 }

@@ -14,23 +14,24 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// decision is the annotation of the audit log by which authorization is told from admission, which answers 403 too.
+// decision is the annotation of the audit log that distinguishes authorization from admission,
+// which returns 403 too.
 const decision = "authorization.k8s.io/decision"
 
-// interval is when an API server was starting.
+// interval is a time in which an API server was starting.
 type interval struct{ begin, end time.Time }
 
-// Allowed tells whether authorization let the request pass.
+// Allowed reports whether authorization let the request pass.
 func Allowed(e auditv1.Event) bool { return e.Annotations[decision] == "allow" }
 
-// ExpectRefusals says that refusals that match are provoked by a test on purpose.
+// ExpectRefusals excuses refusals that match, because a test provokes them.
 func (f *Fleet) ExpectRefusals(match func(auditv1.Event) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.expected = append(f.expected, match)
 }
 
-// StartAPIServer is cluster.StartAPIServer; what is refused meanwhile does not count.
+// StartAPIServer calls cluster.StartAPIServer. Refusals meanwhile do not count.
 func (f *Fleet) StartAPIServer(ctx context.Context) error {
 	begin := time.Now()
 	err := f.Cluster.StartAPIServer(ctx)
@@ -40,7 +41,7 @@ func (f *Fleet) StartAPIServer(ctx context.Context) error {
 	return err
 }
 
-// RestartAPIServer is cluster.RestartAPIServer; what is refused meanwhile does not count.
+// RestartAPIServer calls cluster.RestartAPIServer. Refusals meanwhile do not count.
 func (f *Fleet) RestartAPIServer(ctx context.Context) error {
 	if err := f.StopAPIServer(ctx); err != nil {
 		return err
@@ -48,8 +49,9 @@ func (f *Fleet) RestartAPIServer(ctx context.Context) error {
 	return f.StartAPIServer(ctx)
 }
 
-// Refused lists the requests of managers that authorization has refused: deploy/ grants too little for them. An API
-// server that is starting refuses everything until it has read the roles; these do not count, nor those expected.
+// Refused returns an error with the requests of managers that authorization has refused, for which
+// deploy/ grants too little. A starting API server refuses everything until it has read the roles;
+// these refusals do not count, nor do expected ones.
 func (f *Fleet) Refused(ctx context.Context) error {
 	managers, err := f.Accounts(ctx)
 	if err != nil {
@@ -80,7 +82,7 @@ func (f *Fleet) Refused(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Accounts are the user names of the ServiceAccounts that managers and their controllers have.
+// Accounts returns the user names of the ServiceAccounts of managers and their controllers.
 func (f *Fleet) Accounts(ctx context.Context) (map[string]bool, error) {
 	list, err := f.Admin.CoreV1().ServiceAccounts(metav1.NamespaceSystem).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster"})
@@ -94,7 +96,7 @@ func (f *Fleet) Accounts(ctx context.Context) (map[string]bool, error) {
 	return names, nil
 }
 
-// isExcused tells whether a refusal is nothing that deploy/ has to answer for.
+// isExcused reports whether deploy/ is not the reason for a refusal.
 func (f *Fleet) isExcused(e auditv1.Event) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,7 +113,8 @@ func (f *Fleet) isExcused(e auditv1.Event) bool {
 	return false
 }
 
-// path is the request's URI without its query, which would make every request of a list another one.
+// path returns the request's URI without its query, which may differ between requests of the same
+// list.
 func path(e auditv1.Event) string {
 	p, _, _ := strings.Cut(e.RequestURI, "?")
 	return p

@@ -14,7 +14,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 )
 
-// InstallRollouts defines the resource of Argo Rollouts, which keeps every field, and waits until it is served.
+// InstallRollouts defines the resource of Argo Rollouts, which keeps every field, and waits until
+// it is served.
 func (f *Fleet) InstallRollouts(ctx context.Context) error {
 	gvr := configreload.RolloutsResource
 	crd := &unstructured.Unstructured{Object: map[string]any{

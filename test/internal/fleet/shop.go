@@ -13,15 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Shop is a namespace with ConfigMap app-config, Secret db and Deployment web, which takes its environment from both and
-// asks to be rolled when they change.
+// Shop is a namespace with ConfigMap app-config, Secret db and Deployment web, which takes its
+// environment from both and is rolled when they change.
 type Shop struct {
 	Namespace string
 
 	fleet *Fleet
 }
 
-// NewShop creates one, which is deleted at the end of the test.
+// NewShop creates a shop, which is deleted at the end of the test.
 func (f *Fleet) NewShop(ctx context.Context, t testing.TB) Shop {
 	t.Helper()
 	s := Shop{f.NewNamespace(ctx, t, nil), f}
@@ -31,7 +31,8 @@ func (f *Fleet) NewShop(ctx context.Context, t testing.TB) Shop {
 	return s
 }
 
-// Deploy creates a Deployment with the annotations that takes its environment from app-config and db.
+// Deploy creates a Deployment with the annotations that takes its environment from app-config and
+// db.
 func (s Shop) Deploy(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
 	t.Helper()
 	d := NewDeployment(name, "app-config", annotations)
@@ -42,7 +43,7 @@ func (s Shop) Deploy(ctx context.Context, t testing.TB, name string, annotations
 	}
 }
 
-// CreateConfigMap creates one with the annotations.
+// CreateConfigMap creates a ConfigMap with the annotations.
 func (s Shop) CreateConfigMap(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
 	t.Helper()
 	_, err := s.fleet.Admin.CoreV1().ConfigMaps(s.Namespace).Create(ctx, &corev1.ConfigMap{
@@ -54,7 +55,7 @@ func (s Shop) CreateConfigMap(ctx context.Context, t testing.TB, name string, an
 	}
 }
 
-// CreateSecret creates one of the type with a value.
+// CreateSecret creates a Secret of a type with a value.
 func (s Shop) CreateSecret(ctx context.Context, t testing.TB, name string, kind corev1.SecretType, value string) {
 	t.Helper()
 	_, err := s.fleet.Admin.CoreV1().Secrets(s.Namespace).Create(ctx, &corev1.Secret{
@@ -83,7 +84,8 @@ func (s Shop) SetSecret(ctx context.Context, t testing.TB, value string) {
 	}
 }
 
-// WaitUntilKnown waits until config-reload has recorded what the Deployment uses, so that a change is one.
+// WaitUntilKnown waits until config-reload has recorded what the Deployment uses, so that it
+// notices the next change.
 func (s Shop) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
 	t.Helper()
 	Eventually(ctx, t, func() error {
@@ -95,7 +97,8 @@ func (s Shop) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
 	})
 }
 
-// ReplicaSets counts the Deployment's ReplicaSets: kube-controller-manager makes one for each new template.
+// ReplicaSets counts the Deployment's ReplicaSets. kube-controller-manager creates one for each new
+// template.
 func (s Shop) ReplicaSets(ctx context.Context, t testing.TB, name string) int {
 	t.Helper()
 	list, err := s.fleet.Admin.AppsV1().ReplicaSets(s.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
@@ -105,7 +108,7 @@ func (s Shop) ReplicaSets(ctx context.Context, t testing.TB, name string) int {
 	return len(list.Items)
 }
 
-// WaitForReplicaSets waits until there are n.
+// WaitForReplicaSets waits until there are n ReplicaSets.
 func (s Shop) WaitForReplicaSets(ctx context.Context, t testing.TB, name string, n int) {
 	t.Helper()
 	Eventually(ctx, t, func() error {

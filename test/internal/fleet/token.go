@@ -14,7 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// AdminToken returns a token of a ServiceAccount that may do everything, for the paths of managers that need permission.
+// AdminToken returns a token of a ServiceAccount that may do everything, for the managers' paths
+// that need permission.
 func (f *Fleet) AdminToken(ctx context.Context) (string, error) {
 	return f.newToken(ctx, "fleet-observer", "cluster-admin")
 }

@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// Patience bounds every wait. It is generous: a test that passes does not use it up.
+	// Patience limits every wait. It is generous: a passing test does not use it up.
 	Patience = 90 * time.Second
 
 	// grace is longer than a manager's --shutdown-timeout.
 	grace = 30 * time.Second
 )
 
-// Context ends with the test, or when Patience does.
+// Context returns a context that ends with the test or after Patience.
 func Context(t testing.TB) context.Context {
 	t.Helper()
 	return Within(t.Context(), t, Patience)
 }
 
-// Within ends with ctx, with the test, or after d.
+// Within returns a context that ends with ctx, with the test, or after d.
 func Within(ctx context.Context, t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, d, fmt.Errorf("it took longer than %s", d))
@@ -35,7 +35,8 @@ func Within(ctx context.Context, t testing.TB, d time.Duration) context.Context 
 	return ctx
 }
 
-// Poll calls check every 50 ms until it answers nil, or fails with its last answer when ctx ends.
+// Poll calls check every 50 ms until it returns nil. If ctx ends before, Poll returns check's last
+// error.
 func Poll(ctx context.Context, check func() error) error {
 	last := errors.New("never checked")
 	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
@@ -48,7 +49,7 @@ func Poll(ctx context.Context, check func() error) error {
 	return nil
 }
 
-// Eventually is Poll for what a test cannot go on without.
+// Eventually is Poll for what a test cannot continue without.
 func Eventually(ctx context.Context, t testing.TB, check func() error) {
 	t.Helper()
 	if err := Poll(ctx, check); err != nil {

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// ReloadAnnotation with the value auto asks for a Deployment to be rolled when its ConfigMap changes.
+	// ReloadAnnotation with the value auto makes a Deployment roll when its ConfigMap changes.
 	ReloadAnnotation = "quartermaster.dev/reload"
-	// StateAnnotation is where the manager records of a Deployment what it knows of the ConfigMap.
+	// StateAnnotation is where the manager records on a Deployment what it knows of the ConfigMap.
 	StateAnnotation = "quartermaster.dev/reload-state"
 )
 

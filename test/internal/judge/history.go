@@ -22,24 +22,25 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// History collects what has happened to the Lease and what was written. Its methods may be called from several
-// goroutines.
+// History collects what has happened to the Lease and what was written. Its methods may be called
+// from several goroutines.
 type History struct {
 	lease types.NamespacedName
-	// isReplica tells by the name of its program whether a process is one that elects.
+	// isReplica reports whether a process elects, by the name of its program.
 	isReplica func(process string) bool
-	// annotation is one that every write of a leader changes.
+	// annotation is changed by every write of a leader.
 	annotation string
 
 	mu        sync.Mutex
 	logged    record
 	watched   record
 	processOf map[string]string // by identity
-	// attempts are the processes whose requests to write a value of the annotation had no certain outcome.
+	// attempts holds, for each value of the annotation, the processes whose requests to write it
+	// had no certain outcome.
 	attempts map[attempt]map[string]bool
 }
 
-// attempt is what a request would have written, or what a version of an object shows.
+// attempt is what a request would have written, or what a version of an object contains.
 type attempt struct{ object, value string }
 
 type record struct {
@@ -51,24 +52,24 @@ func newRecord() record {
 	return record{versions: map[uint64]LeaseVersion{}, writes: map[uint64]Write{}}
 }
 
-// leaseField is one that every write of a replica to the Lease changes.
+// leaseField is a field that every write of a replica to the Lease changes.
 const leaseField = `"f:renewTime"`
 
-// New returns an empty history. Writes of replicas to anything but Leases and Events are those of a leader. Each must
-// change the annotation to a value that no other process writes: by that it is known whose write it was, if the log does
-// not tell.
+// New returns an empty history. Writes of replicas to anything but Leases and Events are those of a
+// leader. Each must change the annotation to a value that no other process writes. From this value
+// it is known whose write it was, if the log does not show it.
 func New(lease types.NamespacedName, annotation string, isReplica func(process string) bool) *History {
 	return &History{lease: lease, isReplica: isReplica, annotation: annotation, logged: newRecord(), watched: newRecord(),
 		processOf: map[string]string{}, attempts: map[attempt]map[string]bool{}}
 }
 
-// Process is the name of the program that a user agent begins with.
+// Process returns the name of the program with which a user agent begins.
 func Process(userAgent string) string {
 	process, _, _ := strings.Cut(userAgent, "/")
 	return process
 }
 
-// AddEvent takes note of an event of the audit log, in any order.
+// AddEvent adds an event of the audit log, in any order.
 func (h *History) AddEvent(e auditv1.Event) error {
 	if e.ObjectRef == nil {
 		return nil
@@ -76,7 +77,7 @@ func (h *History) AddEvent(e auditv1.Event) error {
 	isLease := e.ObjectRef.Resource == "leases"
 	ours := isLease && e.ObjectRef.Namespace == h.lease.Namespace && e.ObjectRef.Name == h.lease.Name
 	switch replica := h.isReplica(Process(e.UserAgent)); {
-	case isLease && (!ours || e.Verb == "delete"): // the revision of a deletion is known to a watch only
+	case isLease && (!ours || e.Verb == "delete"): // only a watch shows the revision of a deletion
 		return nil
 	case !isLease && (!replica || e.ObjectRef.Resource == "events"):
 		return nil
@@ -84,7 +85,7 @@ func (h *History) AddEvent(e auditv1.Event) error {
 		h.addAttempt(e)
 		return nil
 	case e.ResponseObject == nil:
-		return fmt.Errorf("the audit log lacks the answer of %s %s", e.Verb, e.RequestURI)
+		return fmt.Errorf("the audit log lacks the response to %s %s", e.Verb, e.RequestURI)
 	case isLease:
 		return h.addLeaseWrite(e)
 	}
@@ -125,8 +126,8 @@ func (h *History) addWrite(e auditv1.Event) error {
 	return nil
 }
 
-// addAttempt takes note of a request that may have been executed although it was not answered with success: its client
-// has gone, or the API server has lost patience.
+// addAttempt adds a request that may have been executed although it got no successful response: its
+// client has disconnected, or the API server has timed out.
 func (h *History) addAttempt(e auditv1.Event) {
 	var object metav1.PartialObjectMetadata
 	certain := e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && e.ResponseStatus.Code < 499
@@ -144,7 +145,7 @@ func (h *History) addAttempt(e auditv1.Event) {
 
 func nameOf(e auditv1.Event) string { return e.ObjectRef.Resource + "/" + e.ObjectRef.Name }
 
-// AddLease takes note of a version of the Lease that a watch has shown.
+// AddLease adds a version of the Lease that a watch has shown.
 func (h *History) AddLease(lease *coordinationv1.Lease, deleted bool) error {
 	if lease.Namespace != h.lease.Namespace || lease.Name != h.lease.Name {
 		return nil
@@ -160,8 +161,8 @@ func (h *History) AddLease(lease *coordinationv1.Lease, deleted bool) error {
 	return nil
 }
 
-// AddObject takes note of a version of an object that a watch has shown, if a replica has written it: one that has the
-// annotation.
+// AddObject adds a version of an object that a watch has shown. Without the annotation it is not
+// from a replica and does not count.
 func (h *History) AddObject(resource string, object metav1.Object) error {
 	value := object.GetAnnotations()[h.annotation]
 	if value == "" {
@@ -177,7 +178,7 @@ func (h *History) AddObject(resource string, object metav1.Object) error {
 	return nil
 }
 
-// attribute finds out who has made a write that only a watch has shown.
+// attribute finds out which process made a write that only a watch has shown.
 func (h *History) attribute(w Write) Write {
 	processes := slices.Sorted(maps.Keys(h.attempts[attempt{w.Object, w.value}]))
 	w.By = strings.Join(processes, " or ")
@@ -189,7 +190,7 @@ func (h *History) Judge() *Judgement {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	versions, writes := maps.Clone(h.watched.versions), maps.Clone(h.watched.writes)
-	maps.Copy(versions, h.logged.versions) // the log knows better
+	maps.Copy(versions, h.logged.versions) // the log takes precedence
 	for revision, w := range writes {
 		writes[revision] = h.attribute(w)
 	}
@@ -199,7 +200,7 @@ func (h *History) Judge() *Judgement {
 	return result
 }
 
-// Around tells what happened shortly before and after a revision, for people.
+// Around returns a readable list of what happened shortly before and after a revision.
 func (h *History) Around(revision uint64) string {
 	const span = 60 // revisions
 	h.mu.Lock()
@@ -233,7 +234,7 @@ func revisionOf(object metav1.Object) (uint64, error) {
 	return revision, nil
 }
 
-// owner is who has last changed a field.
+// owner returns who has last changed a field.
 func owner(object metav1.Object, field string) string {
 	for _, entry := range object.GetManagedFields() {
 		if entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), field) {

@@ -1,14 +1,17 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package judge tells from an API server's audit log whether anybody has written who did not lead.
+// Package judge finds out from an API server's audit log whether anybody has written without
+// leading.
 //
-// The order is that of etcd: a write and a version of the Lease are compared by resourceVersion, which counts the
-// changes of everything. Clocks decide nothing. Since a request may be executed without being logged as successful (its
-// client has gone, the API server is killed), versions that a watch has seen complete the log. Whose write such a version
-// was tells a request of the log that would have written the same and had no certain outcome.
+// The order is that of etcd: a write and a version of the Lease are compared by resourceVersion,
+// which counts all changes. Clocks do not matter. A request may be executed without being logged as
+// successful (its client disconnects, the API server is killed), so versions that a watch has seen
+// complete the log. To find out whose write such a version was, the log is searched for a request
+// with an uncertain outcome that would have written the same.
 //
-// Processes are told apart by the name of their program in the user agent, so that two lives of one Pod are two.
+// Processes are distinguished by the name of their program in the user agent, so that two lives of
+// one Pod count as two.
 package judge
 
 import (
@@ -29,7 +32,7 @@ type LeaseVersion struct {
 	Holder      string // identity
 	Transitions int32
 	By          string    // the process that wrote it
-	Time        time.Time // when the API server had answered, or when a watch has shown it
+	Time        time.Time // when the API server had responded, or when a watch has shown it
 	Deleted     bool
 }
 
@@ -39,7 +42,7 @@ type Write struct {
 	Object   string
 	By       string    // process
 	Received time.Time // by the API server; zero if only a watch has shown it
-	Done     time.Time // when the API server had answered, or when a watch has shown it
+	Done     time.Time // when the API server had responded, or when a watch has shown it
 
 	value string // of the history's annotation; empty if the log has it
 }
@@ -49,18 +52,19 @@ type Verdict string
 
 // The verdicts, from bad to harmless.
 const (
-	// NeverLed: its process had not acquired the Lease.
+	// NeverLed means that the process had not acquired the Lease.
 	NeverLed Verdict = "never led"
-	// Overlap: another process had acquired the Lease, and written.
+	// Overlap means that another process had acquired the Lease, and written.
 	Overlap Verdict = "overlaps with the successor's writes"
-	// Late: another process had acquired the Lease, but not yet written.
+	// Late means that another process had acquired the Lease, but not yet written.
 	Late Verdict = "late, before the successor's first write"
-	// AfterRelease: its process had released the Lease, and nobody has acquired it yet.
+	// AfterRelease means that the process had released the Lease, and nobody had acquired it yet.
 	AfterRelease Verdict = "after the release"
-	// Revoked: the Lease had been changed or deleted by hand, and nobody has acquired it yet. To nobody's harm: replicas
-	// wait for a lease duration after such a change.
+	// Revoked means that the Lease had been changed or deleted by hand, and nobody had acquired it
+	// yet. This does no harm: replicas wait for a lease duration after such a change.
 	Revoked Verdict = "after a change by hand"
-	// Unknown: nobody knows whose write it was, as the API server was killed before it logged the request.
+	// Unknown means that it is not known whose write it was, because the API server was killed
+	// before it logged the request.
 	Unknown Verdict = "by nobody knows whom"
 )
 
@@ -68,14 +72,15 @@ const (
 type Finding struct {
 	Write
 	Verdict Verdict
-	// Since is the version of the Lease by which the process ceased to hold it; zero for NeverLed.
+	// Since is the version of the Lease with which the process ceased to hold it; zero for
+	// NeverLed.
 	Since LeaseVersion
 }
 
-// Stale tells whether another may have been leading at the time, or had the right to.
+// Stale reports whether another process may have been leading at the time, or had the right to.
 func (f Finding) Stale() bool { return f.Verdict != Revoked && f.Verdict != Unknown }
 
-// String tells the whole finding on one line.
+// String returns the whole finding on one line.
 func (f Finding) String() string {
 	s := fmt.Sprintf("%s: %s wrote %s at revision %d (received %s, done %s)", f.Verdict, f.By, f.Object, f.Revision, clock(f.Received), clock(f.Done))
 	if f.Since.Revision > 0 {
@@ -86,23 +91,23 @@ func (f Finding) String() string {
 
 func clock(t time.Time) string { return t.Format("15:04:05.000000") }
 
-// Acquisition is the begin of a term.
+// Acquisition is the beginning of a term.
 type Acquisition struct {
 	LeaseVersion
 	Process string
-	// Previous is the version before, the last word of whoever held the Lease.
+	// Previous is the version before, the last one of the previous holder.
 	Previous LeaseVersion
 }
 
-// Judgement is what a History comes to.
+// Judgement is the result for a History.
 type Judgement struct {
-	Writes       int // that were judged
-	Unlogged     int // of them, those that the audit log does not have as successful
+	Writes       int // the judged writes
+	Unlogged     int // those of them that the audit log does not have as successful
 	Findings     []Finding
 	Acquisitions []Acquisition
 }
 
-// Stale are the findings that must not be.
+// Stale returns the findings that must not occur.
 func (j *Judgement) Stale() []Finding {
 	return slices.DeleteFunc(slices.Clone(j.Findings), func(f Finding) bool { return !f.Stale() })
 }
@@ -115,7 +120,7 @@ type judging struct {
 	wrote        map[string][]uint64 // revisions by process, in order
 }
 
-// judge judges all writes. processOf tells the replicas' processes by identity.
+// judge judges all writes. processOf maps identities to the replicas' processes.
 func judge(versions []LeaseVersion, writes []Write, processOf map[string]string) *Judgement {
 	j := &judging{processOf: processOf, versions: versions, wrote: map[string][]uint64{}}
 	j.findAcquisitions()
@@ -131,8 +136,9 @@ func judge(versions []LeaseVersion, writes []Write, processOf map[string]string)
 	return result
 }
 
-// findAcquisitions: a term begins with the first version that names a replica under a new number of transitions. To
-// create the Lease (0 transitions) is a claim only, as nobody can know whether somebody leads on one that was deleted.
+// findAcquisitions finds the beginnings of terms. A term begins with the first version that names a
+// replica under a new number of transitions. Creating the Lease (0 transitions) is only a claim,
+// since somebody may lead on a deleted one.
 func (j *judging) findAcquisitions() {
 	var previous LeaseVersion
 	for _, v := range j.versions {
@@ -145,13 +151,13 @@ func (j *judging) findAcquisitions() {
 	}
 }
 
-// find returns what is wrong with the write, if anything is.
+// find returns what is wrong with the write, if anything.
 func (j *judging) find(w Write) (Finding, bool) {
 	if w.By == "" || strings.Contains(w.By, " or ") {
 		return Finding{Write: w, Verdict: Unknown}, true
 	}
 	after, _ := slices.BinarySearchFunc(j.acquisitions, w.Revision, func(a Acquisition, r uint64) int { return cmp.Compare(a.Revision, r) })
-	before := j.acquisitions[:after] // than the write
+	before := j.acquisitions[:after] // those before the write
 	last := -1
 	for i, a := range slices.Backward(before) {
 		if a.Process == w.By {
@@ -173,7 +179,7 @@ func (j *judging) find(w Write) (Finding, bool) {
 	return j.findEnd(w, before[last])
 }
 
-// findEnd looks for the end of a term without a successor.
+// findEnd finds the end of a term without a successor.
 func (j *judging) findEnd(w Write, term Acquisition) (Finding, bool) {
 	for _, v := range j.versions {
 		switch {

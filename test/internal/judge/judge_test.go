@@ -18,14 +18,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The history of a test is a list of steps; each is one revision of etcd, from 1 on. Processes are a, b and c, their
-// identities a_1, b_1, c_1; hand is somebody else.
+// historyOf builds the history of a test from a list of steps; each is one revision of etcd, from 1
+// on. The processes are a, b and c, their identities a_1, b_1, c_1; hand is somebody else.
 //
 //	"a acquires"  "a renews"  "a releases"  "a creates"  "a writes"
 //	"hand takes"  "hand clears"  "hand edits"  "hand deletes"
 //
-// "unlogged:", before a step, says that the log does not have it: a watch has shown it. "cancelled:" says that the log has
-// a request without success, but a watch has shown that it was executed.
+// A step with the prefix "unlogged:" is not in the log; a watch has shown it. A step with the
+// prefix "cancelled:" is in the log without success, but a watch has shown that it was executed.
 func historyOf(t *testing.T, steps []string) *History {
 	t.Helper()
 	h := New(types.NamespacedName{Namespace: "ns", Name: "lease"}, "state", func(p string) bool { return p == "a" || p == "b" || p == "c" })
@@ -82,7 +82,7 @@ func add(t *testing.T, unlogged bool, watched func() error, h *History, logged a
 }
 
 func event(by, verb, resource string, object any) auditv1.Event {
-	raw, _ := json.Marshal(object) // of API types: always marshals
+	raw, _ := json.Marshal(object) // API types always marshal
 	e := auditv1.Event{Stage: auditv1.StageResponseComplete, Verb: verb, UserAgent: by + "/v1 (linux)/x",
 		ResponseStatus: &metav1.Status{Code: 200}, ResponseObject: &runtime.Unknown{Raw: raw},
 		ObjectRef: &auditv1.ObjectReference{Resource: resource, Namespace: "ns", Name: "web"}}

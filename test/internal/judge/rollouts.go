@@ -18,9 +18,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// Rollouts collects the versions of workloads and tells which of them changed the pod template. Who made a version is
-// known from the audit log; versions that a watch has shown complete it, since a request may be executed without being
-// logged as successful. Its methods may be called from several goroutines.
+// Rollouts collects the versions of workloads and finds those that changed the pod template. The
+// audit log shows who wrote a version. A request may be executed without being logged as
+// successful, so versions that a watch has shown complete the log. Its methods may be called from
+// several goroutines.
 type Rollouts struct {
 	mu       sync.Mutex
 	versions map[string]map[uint64]Template // by object and revision
@@ -29,26 +30,27 @@ type Rollouts struct {
 // Template is a version of a workload.
 type Template struct {
 	Revision uint64
-	// By is the Pod whose manager wrote it, or else the program in the user agent; empty if only a watch has shown it.
+	// By is the Pod whose manager wrote it, or else the program in the user agent; empty if only a
+	// watch has shown it.
 	By string
 	corev1.PodTemplateSpec
 
 	uid  types.UID
-	text string // of the template, to compare
+	text string // the template as text, to compare
 }
 
 // NewRollouts returns an empty collection.
 func NewRollouts() *Rollouts { return &Rollouts{versions: map[string]map[uint64]Template{}} }
 
-// AddEvent takes note of an event of the audit log, in any order: of successful patches of apps and Argo Rollouts, which
-// are logged with their answers.
+// AddEvent adds an event of the audit log, in any order. Only successful patches of apps and Argo
+// Rollouts count, which are logged with their responses.
 func (r *Rollouts) AddEvent(e auditv1.Event) error {
 	if e.ObjectRef == nil || e.ObjectRef.Subresource != "" || e.Verb != "patch" || !cluster.AuditWrite(e) ||
 		e.ObjectRef.APIGroup != appsv1.GroupName && e.ObjectRef.APIGroup != "argoproj.io" {
 		return nil
 	}
 	if e.ResponseObject == nil {
-		return fmt.Errorf("the audit log lacks the answer of %s %s", e.Verb, e.RequestURI)
+		return fmt.Errorf("the audit log lacks the response to %s %s", e.Verb, e.RequestURI)
 	}
 	by := cluster.AuditPod(e)
 	if by == "" {
@@ -57,7 +59,7 @@ func (r *Rollouts) AddEvent(e auditv1.Event) error {
 	return r.add(e.ObjectRef.Resource+"/"+e.ObjectRef.Namespace+"/"+e.ObjectRef.Name, e.ResponseObject.Raw, by)
 }
 
-// AddObject takes note of a version of RESOURCE/NAMESPACE/NAME that the test has seen otherwise.
+// AddObject adds a version of RESOURCE/NAMESPACE/NAME that the test has seen otherwise.
 func (r *Rollouts) AddObject(object string, version any) error {
 	raw, err := json.Marshal(version)
 	if err != nil {
@@ -81,7 +83,7 @@ func (r *Rollouts) add(object string, raw []byte, by string) error {
 	if err != nil {
 		return fmt.Errorf("version of %s: %w", object, err)
 	}
-	// Decoded and encoded again, so that all versions are written alike.
+	// The template is decoded and encoded, so that all versions have the same format.
 	text, err := json.Marshal(o.Spec.Template)
 	if err != nil {
 		return err
@@ -98,7 +100,7 @@ func (r *Rollouts) add(object string, raw []byte, by string) error {
 	return nil
 }
 
-// Saw tells whether the revision of the object is known.
+// Saw reports whether the revision of the object is known.
 func (r *Rollouts) Saw(object string, revision uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +108,7 @@ func (r *Rollouts) Saw(object string, revision uint64) bool {
 	return ok
 }
 
-// Objects are the names of those of which a version is known, sorted.
+// Objects returns the sorted names of the objects with a known version.
 func (r *Rollouts) Objects() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,8 +120,8 @@ func (r *Rollouts) Objects() []string {
 	return names
 }
 
-// Of returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from that of the version
-// before. The first version of an object is no rollout.
+// Of returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from
+// that of the version before. The first version of an object is no rollout.
 func (r *Rollouts) Of(object string) []Template {
 	r.mu.Lock()
 	defer r.mu.Unlock()

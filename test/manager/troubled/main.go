@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command troubled is a manager with controllers that have one trouble each, for tests of what it does to the others.
+// Command troubled is a manager whose controllers have one trouble each, for tests of the effect on
+// the others.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command build builds the control plane unless it is there, and prints its folder.
+// Command build builds the control plane if it is missing, and prints its folder.
 package main
 
 import (
