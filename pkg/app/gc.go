@@ -16,7 +16,7 @@ import (
 const (
 	gcPercent    = 25
 	gcPercentMax = 200
-	gcHeadroom   = 12 << 20
+	gcHeadroom   = 16 << 20
 )
 
 // gcPacer sets how much the heap may grow, after each collection, by what that has left.

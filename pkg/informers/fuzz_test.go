@@ -36,7 +36,7 @@ func FuzzReduce(f *testing.F) {
 	whole := &reducer{plan: mustPlan(f, Need{For: "a", Resource: Deployments, Form: Typed}), panics: reduced.panics}
 	detector := newMutationDetector(clock.RealClock{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, decoder := range []runtime.Decoder{info().Serializer, jsonInfo.Serializer, unstructured.UnstructuredJSONScheme} {
+		for _, decoder := range []runtime.Decoder{info().Serializer, leanDecoder{info().Serializer, scheme.Scheme}, jsonInfo.Serializer, unstructured.UnstructuredJSONScheme} {
 			obj, _, err := decoder.Decode(data, nil, nil)
 			if err != nil {
 				continue

@@ -106,7 +106,8 @@ func newTypedSource(p *plan, c Clients, namespace string) (source, error) {
 	if version.Group == "" {
 		config.APIPath = "/api"
 	}
-	config.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(c.scheme, serializer.NewCodecFactory(c.scheme)).WithoutConversion()
+	codecs := rest.CodecFactoryForGeneratedClient(c.scheme, serializer.NewCodecFactory(c.scheme))
+	config.NegotiatedSerializer = leanSerializer{codecs.WithoutConversion(), c.scheme}
 	client, err := rest.RESTClientForConfigAndClient(config, c.http)
 	if err != nil {
 		return source{}, fmt.Errorf("client of %s: %w", resourceName(p.resource), err)
