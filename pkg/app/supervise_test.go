@@ -93,6 +93,8 @@ func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
 		"one that panics": {[]func(context.Context) error{func(context.Context) error { panic("x") }}, 4 * second,
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
+		"one that returns a nil pointer as its error": {[]func(context.Context) error{func(context.Context) error { var g *gone; return g }}, 4 * second,
+			[]time.Duration{0, 1 * second, 3 * second}, 3},
 		"the back-off starts anew after a long healthy run": {
 			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(healthyRun), failsAfter(0), untilTheEnd}, time.Hour,
 			[]time.Duration{0, 1 * second, 3 * second, 4*second + healthyRun, 6*second + healthyRun}, 4},
@@ -119,6 +121,11 @@ func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
 		})
 	}
 }
+
+// gone is an error whose text panics on a nil pointer.
+type gone struct{ text string }
+
+func (g *gone) Error() string { return g.text }
 
 func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +156,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		is("while it waits for the first restart", false)
 		pass(time.Minute)
 		is("a minute after the last restart", false)
-		if e := h.Status().LastError; e == nil || e.Key != "Run" || !strings.HasPrefix(e.Text, "panic: poison") {
+		if e := h.Status().LastError; e == nil || e.Key != "Run" || e.Text != "panic: a value of type string" {
 			t.Errorf("last error %+v", e)
 		}
 		pass(healthyRun)

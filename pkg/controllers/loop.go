@@ -170,17 +170,14 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 		return true // a queue that shuts down still hands out what it has
 	}
 
-	after, err := l.reconcile(work, key)
+	after, notBefore, err := l.reconcile(work, key)
 	switch {
 	case err != nil:
 		delay := limiter.When(key)
 		if after > 0 {
 			delay = min(delay, after)
 		}
-		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-			delay = max(delay, time.Duration(seconds)*time.Second)
-		}
-		q.AddAfter(key, delay)
+		q.AddAfter(key, max(delay, notBefore))
 	case after > 0:
 		limiter.Forget(key)
 		q.AddAfter(key, after)
@@ -190,8 +187,9 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 	return true
 }
 
-// reconcile calls Reconcile and records its outcome.
-func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) {
+// reconcile calls Reconcile and records its outcome. notBefore is how long the API server asked to
+// wait.
+func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.Duration, err error) {
 	// Only people read the text of a key, so the loop requires no method for it.
 	logger := klog.FromContext(work).WithValues("key", fmt.Sprint(key))
 	work = klog.NewContext(work, logger)
@@ -200,9 +198,13 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	var after time.Duration
-	stack, err := contain(func() (err error) {
+	notLeading := false
+	stack, err := Contain(func() (err error) {
 		after, err = l.opts.Reconcile(work, key)
+		notLeading = IsNotLeading(err)
+		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
+			notBefore = time.Duration(seconds) * time.Second
+		}
 		return err
 	})
 
@@ -211,7 +213,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	case stack != nil:
 		result = resultPanic
 		logger.Error(err, "Reconcile panicked", "stack", string(stack))
-	case IsNotLeading(err):
+	case notLeading:
 		// The fence has closed: this replica is stopping, and its successor does the work. That is
 		// not worth a line per key.
 		result = resultNotLeading
@@ -240,7 +242,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 			l.counts.errors++
 		}
 	}
-	return after, err
+	return after, notBefore, err
 }
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:

@@ -5,7 +5,6 @@ package controllers
 
 import (
 	"fmt"
-	"runtime/debug"
 	"sync"
 
 	"k8s.io/client-go/tools/cache"
@@ -88,7 +87,7 @@ func (m *mapper[K]) again(object cache.ObjectName) {
 // try calls the mapping. The caller holds mu.
 func (m *mapper[K]) try(c change) {
 	var keys []K
-	stack, err := contain(func() (err error) {
+	stack, err := Contain(func() (err error) {
 		keys, err = m.watch.keys(c)
 		return err
 	})
@@ -168,15 +167,4 @@ func (c change) then(later change) change {
 		return later // an addition and a deletion
 	}
 	return change{old: c.old, new: later.new, initial: c.initial}
-}
-
-// contain calls f. If f panics, it returns the panic as an error, with the stack.
-func contain(f func() error) (stack []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			stack = debug.Stack()
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
-	return nil, f()
 }
