@@ -29,6 +29,7 @@ type scripted struct {
 	mu     sync.Mutex
 	starts []time.Duration // since begun
 	status controllers.Status
+	panics bool // in Status
 }
 
 func (c *scripted) Run(ctx context.Context) error {
@@ -39,7 +40,12 @@ func (c *scripted) Run(ctx context.Context) error {
 	return run(ctx)
 }
 
-func (c *scripted) Status() controllers.Status { return c.status }
+func (c *scripted) Status() controllers.Status {
+	if c.panics {
+		panic("hunter2")
+	}
+	return c.status
+}
 
 func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }
 
@@ -178,6 +184,21 @@ func TestOneThatCannotBeMappedIsAProblem(t *testing.T) {
 		t.Errorf("problem %v", err)
 	}
 	series(t, registry, "quartermaster_controller_problem", 1)
+}
+
+func TestAStatusThatPanicsIsAProblem(t *testing.T) {
+	const want = "its status: panic: a value of type string"
+	h, c, registry := host(t, untilTheEnd)
+	c.panics = true
+	series(t, registry, "quartermaster_controller_problem", 1) // a scrape
+	if err := h.health.Check(nil); err == nil || err.Error() != want {
+		t.Errorf("problem %v", err)
+	}
+	if got := h.Status(); got.Problem != want || got.Name != "x" {
+		t.Errorf("status %+v", got)
+	}
+	c.panics = false
+	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
 func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {
