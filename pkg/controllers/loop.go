@@ -54,7 +54,7 @@ type Loop[K comparable] struct {
 	queue    queue[K]
 	inFlight map[K]time.Time
 	counts   struct{ reconciles, errors, panics uint64 }
-	unmapped int // objects with events that could not be mapped yet
+	retries  *mappingRetries[K] // of the latest run
 	lastErr  *LastError
 }
 
@@ -91,14 +91,13 @@ func (l *Loop[K]) Run(ctx context.Context, watches ...Watch[K]) (err error) {
 
 func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	logger := klog.FromContext(ctx)
-	q, err := l.start(&logger)
+	q, retries, err := l.start(&logger)
 	if err != nil {
 		return err
 	}
 	defer l.setPhase(Stopped)
 	defer q.ShutDown()
 
-	retries := l.newMappingRetries(&logger)
 	var mapping sync.WaitGroup
 	mapping.Go(retries.run)
 	defer mapping.Wait()
@@ -144,19 +143,19 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	return nil
 }
 
-// start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
+// start creates the queues of one run. It returns an error if the loop is already running.
+func (l *Loop[K]) start(logger *klog.Logger) (queue[K], *mappingRetries[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != Stopped {
-		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
+		return nil, nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
 	l.phase = Syncing
-	l.unmapped = 0 // those of an earlier run; this one gets their events again
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
 		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
 	})
-	return l.queue, nil
+	l.retries = l.newMappingRetries(logger)
+	return l.queue, l.retries, nil
 }
 
 // next takes one key and reconciles it. It returns false when the queue has shut down.
@@ -272,11 +271,11 @@ func (l *Loop[K]) Status() Status {
 		Reconciles: l.counts.reconciles,
 		Errors:     l.counts.errors,
 		Panics:     l.counts.panics,
-		Unmapped:   l.unmapped,
 		LastError:  l.lastErr,
 	}
 	if l.queue != nil {
 		s.QueueDepth = l.queue.Len()
+		s.Unmapped = int(l.retries.unmapped.Load())
 	}
 	for key, since := range l.inFlight {
 		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
