@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -32,6 +33,8 @@ type hosted struct {
 	loops  *controllers.Metrics
 	health healthz.Check
 	runs   runs
+
+	statusPanicked sync.Once // the first panic of Status is logged
 }
 
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
@@ -47,8 +50,9 @@ func newHosted(
 
 // Problem implements healthz.Worker.
 func (h *hosted) Problem() error {
-	errs := []error{h.runs.problem(), h.cache.Problem(h.name)}
-	if n := h.Controller.Status().Unmapped; n > 0 {
+	s, err := h.own()
+	errs := []error{h.runs.problem(), h.cache.Problem(h.name), err}
+	if n := s.Unmapped; n > 0 {
 		errs = append(errs, fmt.Errorf("the events of %d object(s) cannot be mapped to keys; they are tried again, and the log names them", n))
 	}
 	return errors.Join(errs...)
@@ -56,18 +60,33 @@ func (h *hosted) Problem() error {
 
 // LongestRunning implements healthz.Worker.
 func (h *hosted) LongestRunning(now time.Time) (string, time.Duration) {
-	return h.Controller.Status().LongestRunning(now)
+	s, _ := h.own() // Problem has the error
+	return s.LongestRunning(now)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
 // knows.
 func (h *hosted) Status() controllers.Status {
-	s := h.Controller.Status()
+	s, _ := h.own() // Problem has the error
 	h.runs.report(&s)
 	if err := h.health.Check(nil); err != nil {
 		s.Problem = err.Error()
 	}
 	return s
+}
+
+// own returns the controller's own status. If that panics, it returns an error: a scrape, which asks
+// for it in a goroutine of the metrics library, must not end the process.
+func (h *hosted) own() (s controllers.Status, err error) {
+	stack, err := controllers.Contain(func() error { s = h.Controller.Status(); return nil })
+	if stack == nil {
+		return s, nil
+	}
+	h.loops.Panicked(h.name)
+	h.statusPanicked.Do(func() {
+		klog.Background().Error(err, "Status of a controller panicked", "controller", h.name, "stack", string(stack))
+	})
+	return controllers.Status{Name: h.name}, fmt.Errorf("its status: %w", err)
 }
 
 // hostedControllers are the enabled controllers in the order of the registry.

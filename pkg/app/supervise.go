@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -33,7 +32,10 @@ func (h *hosted) supervise(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logger)
 	for {
 		h.runs.began()
-		stack, err := h.runRecovered(ctx)
+		stack, err := controllers.Contain(func() error { return h.Run(ctx) })
+		if stack != nil {
+			h.loops.Panicked(h.name)
+		}
 		if ctx.Err() != nil {
 			return err
 		}
@@ -51,16 +53,6 @@ func (h *hosted) supervise(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-func (h *hosted) runRecovered(ctx context.Context) (stack []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			h.loops.Panicked(h.name)
-			stack, err = debug.Stack(), fmt.Errorf("panic: %v", r)
-		}
-	}()
-	return nil, h.Run(ctx)
 }
 
 // runs records how the runs of one controller ended.

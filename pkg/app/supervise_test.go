@@ -29,6 +29,7 @@ type scripted struct {
 	mu     sync.Mutex
 	starts []time.Duration // since begun
 	status controllers.Status
+	panics bool // in Status
 }
 
 func (c *scripted) Run(ctx context.Context) error {
@@ -39,7 +40,12 @@ func (c *scripted) Run(ctx context.Context) error {
 	return run(ctx)
 }
 
-func (c *scripted) Status() controllers.Status { return c.status }
+func (c *scripted) Status() controllers.Status {
+	if c.panics {
+		panic("hunter2")
+	}
+	return c.status
+}
 
 func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }
 
@@ -93,6 +99,8 @@ func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
 		"one that panics": {[]func(context.Context) error{func(context.Context) error { panic("x") }}, 4 * second,
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
+		"one that returns a nil pointer as its error": {[]func(context.Context) error{func(context.Context) error { var g *gone; return g }}, 4 * second,
+			[]time.Duration{0, 1 * second, 3 * second}, 3},
 		"the back-off starts anew after a long healthy run": {
 			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(healthyRun), failsAfter(0), untilTheEnd}, time.Hour,
 			[]time.Duration{0, 1 * second, 3 * second, 4*second + healthyRun, 6*second + healthyRun}, 4},
@@ -119,6 +127,11 @@ func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
 		})
 	}
 }
+
+// gone is an error whose text panics on a nil pointer.
+type gone struct{ text string }
+
+func (g *gone) Error() string { return g.text }
 
 func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +162,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		is("while it waits for the first restart", false)
 		pass(time.Minute)
 		is("a minute after the last restart", false)
-		if e := h.Status().LastError; e == nil || e.Key != "Run" || !strings.HasPrefix(e.Text, "panic: poison") {
+		if e := h.Status().LastError; e == nil || e.Key != "Run" || e.Text != "panic: a value of type string" {
 			t.Errorf("last error %+v", e)
 		}
 		pass(healthyRun)
@@ -171,6 +184,21 @@ func TestOneThatCannotBeMappedIsAProblem(t *testing.T) {
 		t.Errorf("problem %v", err)
 	}
 	series(t, registry, "quartermaster_controller_problem", 1)
+}
+
+func TestAStatusThatPanicsIsAProblem(t *testing.T) {
+	const want = "its status: panic: a value of type string"
+	h, c, registry := host(t, untilTheEnd)
+	c.panics = true
+	series(t, registry, "quartermaster_controller_problem", 1) // a scrape
+	if err := h.health.Check(nil); err == nil || err.Error() != want {
+		t.Errorf("problem %v", err)
+	}
+	if got := h.Status(); got.Problem != want || got.Name != "x" {
+		t.Errorf("status %+v", got)
+	}
+	c.panics = false
+	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
 func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {

@@ -54,7 +54,7 @@ type Loop[K comparable] struct {
 	queue    queue[K]
 	inFlight map[K]time.Time
 	counts   struct{ reconciles, errors, panics uint64 }
-	unmapped int // objects with events that could not be mapped yet
+	retries  *mappingRetries[K] // of the latest run
 	lastErr  *LastError
 }
 
@@ -91,14 +91,13 @@ func (l *Loop[K]) Run(ctx context.Context, watches ...Watch[K]) (err error) {
 
 func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	logger := klog.FromContext(ctx)
-	q, err := l.start(&logger)
+	q, retries, err := l.start(&logger)
 	if err != nil {
 		return err
 	}
 	defer l.setPhase(Stopped)
 	defer q.ShutDown()
 
-	retries := l.newMappingRetries(&logger)
 	var mapping sync.WaitGroup
 	mapping.Go(retries.run)
 	defer mapping.Wait()
@@ -144,19 +143,19 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	return nil
 }
 
-// start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (queue[K], error) {
+// start creates the queues of one run. It returns an error if the loop is already running.
+func (l *Loop[K]) start(logger *klog.Logger) (queue[K], *mappingRetries[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != Stopped {
-		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
+		return nil, nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
 	l.phase = Syncing
-	l.unmapped = 0 // those of an earlier run; this one gets their events again
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
 		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
 	})
-	return l.queue, nil
+	l.retries = l.newMappingRetries(logger)
+	return l.queue, l.retries, nil
 }
 
 // next takes one key and reconciles it. It returns false when the queue has shut down.
@@ -170,17 +169,14 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 		return true // a queue that shuts down still hands out what it has
 	}
 
-	after, err := l.reconcile(work, key)
+	after, notBefore, err := l.reconcile(work, key)
 	switch {
 	case err != nil:
 		delay := limiter.When(key)
 		if after > 0 {
 			delay = min(delay, after)
 		}
-		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-			delay = max(delay, time.Duration(seconds)*time.Second)
-		}
-		q.AddAfter(key, delay)
+		q.AddAfter(key, max(delay, notBefore))
 	case after > 0:
 		limiter.Forget(key)
 		q.AddAfter(key, after)
@@ -190,8 +186,9 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 	return true
 }
 
-// reconcile calls Reconcile and records its outcome.
-func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) {
+// reconcile calls Reconcile and records its outcome. notBefore is how long the API server asked to
+// wait.
+func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.Duration, err error) {
 	// Only people read the text of a key, so the loop requires no method for it.
 	logger := klog.FromContext(work).WithValues("key", fmt.Sprint(key))
 	work = klog.NewContext(work, logger)
@@ -200,9 +197,13 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	var after time.Duration
-	stack, err := contain(func() (err error) {
+	notLeading := false
+	stack, err := Contain(func() (err error) {
 		after, err = l.opts.Reconcile(work, key)
+		notLeading = IsNotLeading(err)
+		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
+			notBefore = time.Duration(seconds) * time.Second
+		}
 		return err
 	})
 
@@ -211,7 +212,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 	case stack != nil:
 		result = resultPanic
 		logger.Error(err, "Reconcile panicked", "stack", string(stack))
-	case IsNotLeading(err):
+	case notLeading:
 		// The fence has closed: this replica is stopping, and its successor does the work. That is
 		// not worth a line per key.
 		result = resultNotLeading
@@ -240,7 +241,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (time.Duration, error) 
 			l.counts.errors++
 		}
 	}
-	return after, err
+	return after, notBefore, err
 }
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
@@ -270,11 +271,11 @@ func (l *Loop[K]) Status() Status {
 		Reconciles: l.counts.reconciles,
 		Errors:     l.counts.errors,
 		Panics:     l.counts.panics,
-		Unmapped:   l.unmapped,
 		LastError:  l.lastErr,
 	}
 	if l.queue != nil {
 		s.QueueDepth = l.queue.Len()
+		s.Unmapped = int(l.retries.unmapped.Load())
 	}
 	for key, since := range l.inFlight {
 		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})

@@ -335,7 +335,7 @@ func TestPanicOfOneKeyLeavesTheOthers(t *testing.T) {
 		if status.Panics != 2 || status.Errors != 0 || status.Reconciles != 4 {
 			t.Errorf("status = %+v, want 2 panics, no errors, 4 reconciles", status)
 		}
-		if status.LastError == nil || status.LastError.Key != "shop/bad" || status.LastError.Text != "panic: poison" {
+		if status.LastError == nil || status.LastError.Key != "shop/bad" || status.LastError.Text != "panic: a value of type string" {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
 		}
 		if n := counter(t, h.registry, resultPanic); n != 2 {

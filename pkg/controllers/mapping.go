@@ -5,17 +5,26 @@ package controllers
 
 import (
 	"fmt"
-	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 )
 
+const (
+	// maxUnmapped limits how many objects of a loop are kept to be mapped again, since anybody may
+	// create them. What fails beyond it is counted, and waits for the object's next event.
+	maxUnmapped = 1000
+	// maxDeletionTries is how often the deletion of an object is mapped before it is given up. No
+	// later event of the object would end that.
+	maxDeletionTries = 5
+)
+
 // mapper maps the events of one watch to keys. If the mapping panics or fails, the event is kept
 // and mapped again with back-off. Later events of that object are merged with it. So no event is
-// lost, and other objects do not wait.
+// lost, within the limits above, and other objects do not wait.
 type mapper[K comparable] struct {
 	loop    *Loop[K]
 	watch   Watch[K]
@@ -32,6 +41,9 @@ type mapper[K comparable] struct {
 type mappingRetries[K comparable] struct {
 	workqueue.TypedDelayingInterface[failedMapping[K]]
 	limiter workqueue.TypedRateLimiter[failedMapping[K]]
+	// unmapped counts the objects that all mappers of the run keep. A mapping may still fail when
+	// the next run has begun, which has its own count.
+	unmapped atomic.Int64
 }
 
 type failedMapping[K comparable] struct {
@@ -70,8 +82,13 @@ func (m *mapper[K]) handle(c change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.failed) > 0 {
-		if earlier, ok := m.failed[c.object()]; ok {
+		object := c.object()
+		if earlier, ok := m.failed[object]; ok {
 			c = earlier.then(c)
+		}
+		if c.old == nil && c.new == nil {
+			m.forget(object)
+			return
 		}
 	}
 	m.try(c)
@@ -88,7 +105,7 @@ func (m *mapper[K]) again(object cache.ObjectName) {
 // try calls the mapping. The caller holds mu.
 func (m *mapper[K]) try(c change) {
 	var keys []K
-	stack, err := contain(func() (err error) {
+	stack, err := Contain(func() (err error) {
 		keys, err = m.watch.keys(c)
 		return err
 	})
@@ -108,13 +125,22 @@ func (m *mapper[K]) try(c change) {
 // of an object. Later ones show in the metric, the status and the health check.
 func (m *mapper[K]) keep(c change, stack []byte, err error) {
 	object := c.object()
-	_, known := m.failed[object]
-	m.failed[object] = c
-	if !known {
+	m.loop.mappingFailed(object, stack != nil, err)
+	if c.new == nil {
+		if c.deletionTries++; c.deletionTries == maxDeletionTries {
+			m.forget(object)
+			return
+		}
+	}
+	if _, known := m.failed[object]; !known {
+		if m.retries.unmapped.Add(1) > maxUnmapped {
+			m.retries.unmapped.Add(-1)
+			return
+		}
 		m.logger.Error(err, "Event could not be mapped to keys, trying again with back-off",
 			"object", object.String(), "stack", string(stack))
 	}
-	m.loop.mappingFailed(object, known, stack != nil, err)
+	m.failed[object] = c
 	f := failedMapping[K]{m, object}
 	m.retries.AddAfter(f, m.retries.limiter.When(f))
 }
@@ -125,22 +151,16 @@ func (m *mapper[K]) forget(object cache.ObjectName) {
 	}
 	delete(m.failed, object)
 	m.retries.limiter.Forget(failedMapping[K]{m, object})
-	m.loop.mu.Lock()
-	defer m.loop.mu.Unlock()
-	m.loop.unmapped--
+	m.retries.unmapped.Add(-1)
 }
 
-// mappingFailed records a failure of the mapping. known says that it has failed for that object
-// before.
-func (l *Loop[K]) mappingFailed(object cache.ObjectName, known, panicked bool, err error) {
+// mappingFailed records a failure of the mapping.
+func (l *Loop[K]) mappingFailed(object cache.ObjectName, panicked bool, err error) {
 	if panicked {
 		l.opts.Metrics.Panicked(l.opts.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !known {
-		l.unmapped++
-	}
 	if panicked {
 		l.counts.panics++
 	} else {
@@ -162,21 +182,12 @@ func (c change) object() cache.ObjectName {
 	return name
 }
 
-// then returns c merged with a later change of the same object.
+// then returns c merged with a later change of the same object. The result is empty if the object
+// came and went: then nothing has been done for it that its deletion must undo. That may have been
+// done for an initial object, by an earlier run.
 func (c change) then(later change) change {
-	if c.old == nil && later.new == nil {
-		return later // an addition and a deletion
+	if c.old == nil && later.new == nil && c.initial {
+		return later
 	}
 	return change{old: c.old, new: later.new, initial: c.initial}
-}
-
-// contain calls f. If f panics, it returns the panic as an error, with the stack.
-func contain(f func() error) (stack []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			stack = debug.Stack()
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
-	return nil, f()
 }

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	fcache "k8s.io/client-go/tools/cache/testing"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2/textlogger"
 )
@@ -111,10 +113,13 @@ func TestAnEventWhoseMappingPanicsIsMappedAgain(t *testing.T) {
 			t.Errorf("%v panics counted, want 2", n)
 		}
 		log := m.log.String()
-		if n := strings.Count(log, "cannot map this"); n != 1 {
+		if n := strings.Count(log, "could not be mapped"); n != 1 {
 			t.Errorf("logged %d times, want once:\n%s", n, log)
 		}
-		for _, want := range []string{`object="shop/bad"`, "mapping_test.go", "panic: cannot map this"} {
+		if strings.Contains(log, "cannot map this") {
+			t.Errorf("the log has the panic's value, which may be part of a Secret:\n%s", log)
+		}
+		for _, want := range []string{`object="shop/bad"`, "mapping_test.go", "panic: a value of type string"} {
 			if !strings.Contains(log, want) {
 				t.Errorf("the log lacks %q:\n%s", want, log)
 			}
@@ -149,7 +154,7 @@ func TestEventsOfAnObjectThatCannotBeMappedJoin(t *testing.T) {
 		"two changes are one, from the first to the last": {true, []string{"1", "2"}, "->2"},
 		"a change of a new object makes an addition":      {false, []string{"1"}, "none->1"},
 		"a deletion is one of what was mapped last":       {true, []string{"1", ""}, "->none"},
-		"an object that came and went is deleted":         {false, []string{"1", ""}, "1->none"},
+		"an initial object that went is deleted":          {false, []string{"1", ""}, "1->none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -223,6 +228,146 @@ func TestAWatchOfAnotherTypeIsAFailureAndNoPanic(t *testing.T) {
 			t.Errorf("status = %+v", got)
 		}
 		h.stop()
+		if err := <-h.stopped; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// neverMapped runs a loop whose mapping always fails.
+func neverMapped(t *testing.T, names ...string) *mapped {
+	t.Helper()
+	m := newMapped(t, func() { panic("cannot map this") }, names...)
+	t.Cleanup(func() {
+		m.stop()
+		if err := <-m.stopped; err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func (m *mapped) remove(t *testing.T, name string) {
+	t.Helper()
+	if err := m.client.CoreV1().ConfigMaps("shop").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+func TestADeletedObjectThatCannotBeMappedIsForgotten(t *testing.T) {
+	for name, tc := range map[string]struct {
+		initial  bool // the object was there when the watch began
+		want     []string
+		unmapped int // right after the deletion
+	}{
+		"at once if it came and went": {false, []string{"none->"}, 0},
+		"after five tries if it was there before": {true,
+			[]string{"none->", "->none", "->none", "->none", "->none", "->none"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var names []string
+				if tc.initial {
+					names = []string{"bad"}
+				}
+				m := neverMapped(t, names...)
+				if !tc.initial {
+					create(t, m.client, "bad")
+					synctest.Wait()
+				}
+				m.remove(t, "bad")
+				if got := m.loop.Status().Unmapped; got != tc.unmapped {
+					t.Errorf("%d objects unmapped after the deletion, want %d", got, tc.unmapped)
+				}
+				pass(time.Hour)
+				if diff := cmp.Diff(tc.want, m.bad); diff != "" {
+					t.Errorf("mappings (-want +got):\n%s", diff)
+				}
+				if got := m.loop.Status().Unmapped; got != 0 {
+					t.Errorf("%d objects still unmapped", got)
+				}
+			})
+		})
+	}
+}
+
+func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const objects = maxUnmapped + 10
+		source := fcache.NewFakeControllerSource() // much faster than a clientset
+		defer source.Shutdown()
+		object := func(i int) *corev1.ConfigMap {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("o", i)}}
+		}
+		for i := range objects {
+			source.Add(object(i))
+		}
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
+		})
+		h.informer.SharedIndexInformer = cache.NewSharedIndexInformer(source, &corev1.ConfigMap{}, 0, cache.Indexers{})
+		var log bytes.Buffer
+		h.logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+		broken := true
+		mapped := map[string]bool{}
+		h.runWith(t, WatchMapped(h.informer, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+			if broken {
+				panic("cannot map this")
+			}
+			mapped[e.New.Name] = true
+			return nil
+		}))
+		if got := h.loop.Status(); got.Unmapped != maxUnmapped || got.Panics != objects {
+			t.Errorf("%d unmapped after %d panics, want %d and %d", got.Unmapped, got.Panics, maxUnmapped, objects)
+		}
+		if n := strings.Count(log.String(), "could not be mapped"); n != maxUnmapped {
+			t.Errorf("logged %d objects, want %d", n, maxUnmapped)
+		}
+		broken = false
+		pass(time.Hour)
+		if got := h.loop.Status().Unmapped; got != 0 || len(mapped) != maxUnmapped {
+			t.Errorf("%d mapped again, %d still unmapped; want %d and 0", len(mapped), got, maxUnmapped)
+		}
+		for i := range objects { // the next event brings the others
+			source.Modify(object(i))
+		}
+		synctest.Wait()
+		if len(mapped) != objects {
+			t.Errorf("%d objects mapped, want all %d", len(mapped), objects)
+		}
+		h.stop()
+		if err := <-h.stopped; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAMappingThatFailsAfterItsRunIsNotOneOfTheNextRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, Options[cache.ObjectName]{
+			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
+		})
+		fail := make(chan struct{})
+		h.runWith(t, WatchMapped(h.informer, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
+			<-fail
+			panic("cannot map this")
+		}))
+		create(t, h.client, "late")
+		synctest.Wait()
+		h.stop()
+		if err := <-h.stopped; err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer)) }()
+		synctest.Wait()
+		close(fail)
+		synctest.Wait()
+		if got := h.loop.Status(); got.Panics != 1 || got.Unmapped != 0 {
+			t.Errorf("status %+v, want one panic and nothing unmapped: this run has mapped the object", got)
+		}
+		stop()
 		if err := <-h.stopped; err != nil {
 			t.Error(err)
 		}

@@ -22,8 +22,8 @@ type Status struct {
 	Reconciles uint64 `json:"reconciles"`
 	Errors     uint64 `json:"errors"`
 	Panics     uint64 `json:"panics"`
-	// Unmapped counts the objects with an event that cannot be mapped to keys. The mapping is tried
-	// again with back-off.
+	// Unmapped counts the objects with an event that cannot be mapped to keys, up to 1,000. The
+	// mapping is tried again with back-off.
 	Unmapped int `json:"unmapped,omitempty"`
 
 	LastError *LastError `json:"lastError,omitempty"`

@@ -20,6 +20,8 @@ type Watch[K comparable] struct {
 type change struct {
 	old, new any
 	initial  bool
+	// deletionTries counts how often the mapping has failed since the object was deleted.
+	deletionTries int
 }
 
 // Event is a change of one object. Old is the zero T for an addition, New for a deletion. If the
@@ -53,7 +55,8 @@ func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 // event at a time, in the order of an object's events. keys must not block and must not change the
 // objects, which belong to the cache. If keys panics, it is called again with back-off. Later
 // events of that object are then merged with this one: Old is that of the first and New that of the
-// last.
+// last. An object that was added and deleted meanwhile is forgotten, a deletion is tried 5 times,
+// and 1,000 failing objects are kept at most.
 func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
 	return Watch[K]{
 		informer: informer,
