@@ -30,6 +30,7 @@ import (
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 )
 
 // In this ConfigMap, kube-apiserver publishes the CAs of client certificates and of front proxies.
@@ -229,9 +230,9 @@ func reviewConfig(c connection, name, kubeconfig string) (*rest.Config, error) {
 			return nil, fmt.Errorf("--%s-kubeconfig: %w", name, err)
 		}
 	}
-	// A person or a scraper waits for each review. Caches and timeouts bound the number of
-	// requests.
-	config.QPS, config.RateLimiter = -1, nil
+	// A person or a scraper waits for each review, so they do not share the limit of the rest. But
+	// whoever reaches the port causes them: they have kube-apiserver's limit for such reviews.
+	config.QPS, config.Burst, config.RateLimiter = 200, 400, nil
 	return config, nil
 }
 
@@ -295,7 +296,18 @@ func (a *auth) run(ctx context.Context) {
 
 // protect passes a request to next if its caller is allowed to see the path.
 func (a *auth) protect(next http.Handler) http.Handler {
-	next = genericapifilters.WithAuthorization(next, a.authorizer, scheme.Codecs)
+	next = genericapifilters.WithAuthorization(next, authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
 	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
 	return genericapifilters.WithRequestInfo(next, &apirequest.RequestInfoFactory{})
+}
+
+// authorize decides as the authorizer does. The caller sees the error, and must not learn from it
+// where the API server is.
+func (a *auth) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Failed to authorize a request", "path", attributes.GetPath(), "reason", err.Error())
+		err = errors.New("it is not known whether you may see it")
+	}
+	return decision, reason, err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -127,13 +128,14 @@ func (c *clients) controller(name string) *rest.Config {
 }
 
 // asServiceAccount replaces the credentials in config with tokens of a ServiceAccount. A token is
-// requested when it is needed and renewed before it expires.
+// requested when it is needed, and again before it expires or when the API server refuses it, as
+// that of a ServiceAccount that was deleted and created anew.
 func asServiceAccount(config *rest.Config, tokens kubernetes.Interface, namespace, name string) {
 	source := transport.NewCachedTokenSource(tokenSource{tokens: tokens, namespace: namespace, name: name})
 	anonymous := rest.AnonymousClientConfig(config)
 	anonymous.WrapTransport = config.WrapTransport
 	*config = *anonymous
-	config.Wrap(transport.TokenSourceWrapTransport(source))
+	config.Wrap(transport.ResettableTokenSourceWrapTransport(source))
 }
 
 type tokenSource struct {
@@ -141,7 +143,8 @@ type tokenSource struct {
 	namespace, name string
 }
 
-// Token implements oauth2.TokenSource, which takes no context. It requests a token for one hour.
+// Token implements oauth2.TokenSource, which takes no context. It requests a token for one hour,
+// which the cache replaces a few minutes early: clocks differ, and requests take time.
 func (s tokenSource) Token() (*oauth2.Token, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -150,12 +153,18 @@ func (s tokenSource) Token() (*oauth2.Token, error) {
 	if err != nil {
 		return nil, fmt.Errorf("token of ServiceAccount %s/%s: %w", s.namespace, s.name, err)
 	}
-	return &oauth2.Token{AccessToken: got.Status.Token, TokenType: "Bearer", Expiry: got.Status.ExpirationTimestamp.Time}, nil
+	expiry := got.Status.ExpirationTimestamp.Add(-5 * time.Minute)
+	return &oauth2.Token{AccessToken: got.Status.Token, TokenType: "Bearer", Expiry: expiry}, nil
 }
+
+// refusalsOfReadyz is how many seconds in a row an API server may refuse to say whether it is ready.
+const refusalsOfReadyz = 10
 
 // waitForAPIServer returns nil when the API server reports that it is ready. It returns an error if
 // ctx ends first or no client can be built. An API server that is not ready may still lack the
-// roles, and then refuses requests that it will allow later.
+// roles, and then refuses requests that it will allow later. But one that goes on to refuse lets
+// nobody see its health, as without the binding system:public-info-viewer: it answers, which is
+// enough.
 func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	config.Timeout = 5 * time.Second
@@ -164,14 +173,19 @@ func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 		return err
 	}
 	logger := klog.FromContext(ctx)
-	waited := false
+	waited, refused := false, 0
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 		if err != nil && ctx.Err() == nil {
 			logger.Info("Waiting for the API server", "server", config.Host, "reason", err.Error())
 			waited = true
 		}
-		return err == nil, nil
+		if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
+			refused++
+		} else {
+			refused = 0
+		}
+		return err == nil || refused == refusalsOfReadyz, nil
 	})
 	if err == nil && waited {
 		logger.Info("The API server answers", "server", config.Host)

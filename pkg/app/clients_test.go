@@ -4,13 +4,19 @@
 package app
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -257,5 +263,89 @@ func TestClientThatCannotBeConfiguredIsNotWaitedWith(t *testing.T) {
 	config := &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "/no/such/file"}}
 	if err := waitForAPIServer(t.Context(), config); err == nil || t.Context().Err() != nil {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestWaitForAPIServer answers /readyz with one code after the other, the last one for ever.
+func TestWaitForAPIServer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		codes []int
+		asks  int
+	}{
+		"a ready API server is not waited for":                            {[]int{200}, 1},
+		"one that is not ready is asked until it is":                      {[]int{500, 500, 200}, 3},
+		"one that refuses while it lacks the roles is asked until it can": {[]int{403, 401, 403, 500, 403, 200}, 6},
+		"one that forbids for good answers, which is enough":              {[]int{500, 403}, 1 + refusalsOfReadyz},
+		"one that knows nobody for good too":                              {[]int{401}, refusalsOfReadyz},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				config := &rest.Config{QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
+					code := tc.codes[min(asked, len(tc.codes)-1)]
+					asked++
+					return &http.Response{StatusCode: code, Header: http.Header{}, Body: http.NoBody}, nil
+				})}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := waitForAPIServer(ctx, config); err != nil {
+					t.Error(err)
+				}
+				if asked != tc.asks {
+					t.Errorf("asked %d times, want %d", asked, tc.asks)
+				}
+			})
+		})
+	}
+}
+
+// TestTokensOfServiceAccountsAreRenewed counts the tokens that are requested for three requests
+// of a controller.
+func TestTokensOfServiceAccountsAreRenewed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		expires time.Duration
+		refused bool // the first token, after the first request
+		tokens  int
+	}{
+		"not while a token counts":             {time.Hour, false, 1},
+		"a few minutes before a token expires": {4 * time.Minute, false, 3},
+		"when the API server refuses a token, as after the ServiceAccount was deleted and created": {time.Hour, true, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var tokens atomic.Int64
+			var deleted atomic.Bool
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/token"):
+					_, _ = fmt.Fprintf(w, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","status":{"token":"t%d","expirationTimestamp":%q}}`,
+						tokens.Add(1), time.Now().Add(tc.expires).UTC().Format(time.RFC3339))
+				case deleted.Load() && r.Header.Get("Authorization") == "Bearer t1":
+					w.WriteHeader(http.StatusUnauthorized)
+				default:
+					_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"ConfigMap"}`)
+				}
+			}))
+			defer server.Close()
+			config := &rest.Config{Host: server.URL}
+			client, err := kubernetes.NewForConfig(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			asServiceAccount(config, client, "kube-system", "probe")
+			if client, err = kubernetes.NewForConfig(config); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 3 {
+				_, err := client.CoreV1().ConfigMaps("a").Get(t.Context(), "x", metav1.GetOptions{})
+				if wantError := tc.refused && i == 1; (err != nil) != wantError {
+					t.Errorf("request %d: error %v, want one: %v", i, err, wantError)
+				}
+				deleted.Store(tc.refused) // and created anew
+			}
+			if got := tokens.Load(); got != int64(tc.tokens) {
+				t.Errorf("%d tokens were requested, want %d", got, tc.tokens)
+			}
+		})
 	}
 }

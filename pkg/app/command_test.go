@@ -90,6 +90,12 @@ func TestCommandLineIsChecked(t *testing.T) {
 		"all problems are reported at once, each with its flag": {
 			[]string{"--shutdown-timeout=0s", "--insecure-port=70000", "--leader-elect-renew-deadline=20s", "--standby=tepid", "--kube-api-qps=0", "--tls-cert-file=x"},
 			[]string{"--shutdown-timeout", "--insecure-port", "--leader-elect-renew-deadline", "--standby", "--kube-api-qps", "--tls-private-key-file"}},
+		"a limit that is no number is refused": {
+			[]string{"--kube-api-qps=NaN"}, []string{"--kube-api-qps", "at least 0.1"}},
+		"a limit without end is refused": {
+			[]string{"--kube-api-qps=+Inf"}, []string{"--kube-api-qps", "negative for no limit"}},
+		"a limit with which the start would take hours is refused": {
+			[]string{"--kube-api-qps=0.001"}, []string{"--kube-api-qps", "at least 0.1"}},
 		"what would be no client is refused": {
 			[]string{"--kube-api-qps=7", "--kube-api-burst=0", "--kube-api-content-type=text/plain"}, []string{"--kube-api-burst", "--kube-api-content-type", "text/plain"}},
 		"what TLS and front proxies cannot be is reported at once": {

@@ -93,7 +93,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			[]string{
 				`:7: --compat: "helm" is not known; known are reloader, reflector, replicator, ttl-controller, janitor`,
 				":5: --shutdown-timeout: 0s must be greater than 0",
-				":6: --kube-api-qps: 0 must be greater than 0, or negative for no limit",
+				":6: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
 				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",

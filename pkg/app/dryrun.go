@@ -108,6 +108,14 @@ func reads(r *http.Request) bool {
 	return false
 }
 
+// plainRead reports whether r is a read that does not ask for a connection in both directions.
+// client-go names a protocol in another header; it adds Connection: Upgrade after this transport.
+func plainRead(r *http.Request) bool {
+	connection := strings.ToLower(strings.Join(r.Header.Values("Connection"), ","))
+	return reads(r) && !strings.Contains(connection, "upgrade") &&
+		r.Header.Get("X-Stream-Protocol-Version") == "" && r.Header.Get("Sec-Websocket-Protocol") == ""
+}
+
 // refuses returns why the request must not be sent, or "" if it may.
 func (d *dryRun) refuses(r *http.Request) string {
 	path := url.URL{Path: strings.TrimPrefix(r.URL.Path, d.prefix), RawQuery: r.URL.RawQuery}
@@ -127,11 +135,12 @@ func (d *dryRun) refuses(r *http.Request) string {
 	case "attach", "exec", "portforward", "proxy":
 		return "what it connects to does not know dry runs" // for any method: exec by websocket is a GET
 	case "binding", "eviction":
-		if !builtIn {
+		if !builtIn && !plainRead(r) {
 			return "it is not a subresource of custom resources"
 		}
 	default:
-		if !builtIn {
+		// A plain read is, for instance, of a metric: its name stands where a subresource does.
+		if !builtIn && !plainRead(r) {
 			return "it is not a subresource of custom resources"
 		}
 		// For instance, the token of a ServiceAccount would be valid.

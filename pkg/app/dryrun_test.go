@@ -48,6 +48,30 @@ func newTestDryRun(t *testing.T) *dryRun {
 	return d
 }
 
+// TestDryRunRefusesAConnectionToAnAggregatedAPI gives requests the headers with which clients ask
+// for a connection in both directions. The console of a virtual machine is one.
+func TestDryRunRefusesAConnectionToAnAggregatedAPI(t *testing.T) {
+	d := newTestDryRun(t)
+	for name, header := range map[string]http.Header{
+		"any client":           {"Connection": {"keep-alive, Upgrade"}, "Upgrade": {"websocket"}},
+		"client-go, SPDY":      {"X-Stream-Protocol-Version": {"v4.channel.k8s.io"}},
+		"client-go, websocket": {"Sec-Websocket-Protocol": {"v5.channel.k8s.io"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodGet, "https://example.com/clusters/c/apis/aggregated.example.com/v1/things/a/console", nil)
+			r.Header = header
+			_, err := d.wrap(roundTripper(func(*http.Request) (*http.Response, error) {
+				t.Error("it was sent")
+				return nil, nil
+			})).RoundTrip(r) //nolint:bodyclose // there is no response
+			var refused *DryRunError
+			if !errors.As(err, &refused) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
 func TestDryRunSendsOrRefuses(t *testing.T) {
 	d := newTestDryRun(t)
 	for name, tc := range map[string]struct {
@@ -77,7 +101,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 		"another subresource cannot be its own":                       {"PUT /apis/custom.example.com/v1/things/a/restart", "", "not a subresource of custom resources"},
 		"an aggregated API is refused":                                {"POST /apis/aggregated.example.com/v1/things", "", "aggregated"},
 		"a group whose APIService cannot be read is refused":          {"POST /apis/other.example.com/v1/things", "", "APIService v1.other.example.com"},
-		"a read of a subresource that can only be aggregated is, too": {"GET /apis/aggregated.example.com/v1/things/a/console", "", "not a subresource of custom resources"},
+		"a metric is read, though its name stands like a subresource": {"GET /apis/custom.metrics.k8s.io/v1beta2/namespaces/a/pods/*/http_requests?x=y", "x=y", ""},
 		"the token of a ServiceAccount is refused":                    {"POST /api/v1/namespaces/a/serviceaccounts/b/token", "", "despite dryRun"},
 		"a command in a container is refused":                         {"POST /api/v1/namespaces/a/pods/b/exec?command=rm", "", "connects"},
 		"a command by websocket, which is a GET, is refused":          {"GET /api/v1/namespaces/a/pods/b/exec?command=rm", "", "connects"},

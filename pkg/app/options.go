@@ -6,6 +6,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -226,8 +227,8 @@ func (o *Options) validate() error {
 	if g.UseServiceAccountTokens && g.ServiceAccountsNamespace == "" {
 		add("service-accounts-namespace", "is empty, but --use-service-account-credentials needs it")
 	}
-	if o.Client.QPS == 0 {
-		add("kube-api-qps", "0 must be greater than 0, or negative for no limit")
+	if qps := float64(o.Client.QPS); math.IsNaN(qps) || math.IsInf(qps, 0) || qps >= 0 && o.Client.QPS < 0.1 {
+		add("kube-api-qps", "%v must be a number of at least 0.1, or negative for no limit", qps)
 	}
 	if o.Client.QPS > 0 && o.Client.Burst <= 0 {
 		add("kube-api-burst", "%d must be greater than 0", o.Client.Burst)

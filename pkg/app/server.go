@@ -67,7 +67,7 @@ type servers struct {
 func startServers(ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler) (*servers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
-	err := s.startInsecure(o.Insecure, metrics)
+	err := s.startInsecure(ctx, o.Insecure, metrics)
 	if err == nil {
 		err = s.startSecure(ctx, &o.Secure, auth, protected)
 	}
@@ -78,7 +78,7 @@ func startServers(ctx context.Context, o *Options, h health, auth *auth, protect
 	return s, nil
 }
 
-func (s *servers) startInsecure(cfg InsecureConfig, metrics http.Handler) error {
+func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics http.Handler) error {
 	if cfg.Port == 0 {
 		return nil
 	}
@@ -87,7 +87,7 @@ func (s *servers) startInsecure(cfg InsecureConfig, metrics http.Handler) error 
 	if cfg.Metrics {
 		mux.Handle("/metrics", metrics)
 	}
-	if err := s.serve(cfg.BindAddress, cfg.Port, mux, nil); err != nil {
+	if err := s.serve(ctx, cfg.BindAddress, cfg.Port, mux, nil); err != nil {
 		return fmt.Errorf("--insecure-port: %w", err)
 	}
 	return nil
@@ -105,20 +105,22 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	mux := http.NewServeMux()
 	s.health.install(mux)
 	mux.Handle("/", auth.protect(protected))
-	if err := s.serve(cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
+	if err := s.serve(ctx, cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
 		return fmt.Errorf("--secure-port: %w", err)
 	}
 	return nil
 }
 
-// serve starts to listen and returns. It serves until stop is called.
-func (s *servers) serve(address net.IP, port int, handler http.Handler, config *tls.Config) error {
+// serve starts to listen and returns. It serves until stop is called, which ends ctx, and with it
+// what requests wait for: a review, a profile.
+func (s *servers) serve(ctx context.Context, address net.IP, port int, handler http.Handler, config *tls.Config) error {
 	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(port)))
 	if err != nil {
 		return err
 	}
 	server := &http.Server{
 		Handler:           handler,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
 		TLSConfig:         config,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       90 * time.Second,
@@ -175,7 +177,11 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	slis.SLIMetricsWithReset{}.Install(m)
 	configz.InstallHandler(m)
 	flagz.Install(m, "manager", flagz.NamedFlagSetsReader{FlagSets: o.flags})
-	routes.DebugFlags{}.Install(m, "v", routes.StringFlagPutHandler(logs.GlogSetter))
+	setVerbosity := routes.StringFlagPutHandler(logs.GlogSetter)
+	routes.DebugFlags{}.Install(m, "v", func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, 1<<10)
+		setVerbosity(w, r)
+	})
 	if o.Generic.Debugging.EnableProfiling {
 		routes.Profiling{}.Install(m)
 	}

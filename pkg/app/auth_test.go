@@ -1,0 +1,162 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2/ktesting"
+)
+
+func TestReviewsHaveALimitOfTheirOwn(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	content := clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://c"}},
+		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c"}},
+		CurrentContext: "c",
+	}
+	if err := clientcmd.WriteToFile(content, kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
+	for name, file := range map[string]string{"by default": "", "with a kubeconfig of their own": kubeconfig} {
+		t.Run(name, func(t *testing.T) {
+			config, err := reviewConfig(process, "authorization", file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client, err := process.typed(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			limiter := client.AuthenticationV1().RESTClient().GetRateLimiter()
+			if limiter == nil || limiter.QPS() != 200 || config.Burst != 400 {
+				t.Errorf("limiter %v, burst %d", limiter, config.Burst)
+			}
+		})
+	}
+}
+
+func TestCallersDoNotLearnWhereTheAPIServerIs(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	o, err := NewOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Authentication.SkipLookup = true
+	o.Client.Master = gone.URL
+	connection, err := newConnection(o.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	auth, err := newAuth(o, connection)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		token string
+		code  int
+	}{
+		"a caller without credentials":  {"", http.StatusInternalServerError},
+		"a caller that nobody can know": {"Bearer x", http.StatusUnauthorized},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, ctx := ktesting.NewTestContext(t)
+			r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", nil)
+			r.Header.Set("Authorization", tc.token)
+			w := httptest.NewRecorder()
+			auth.protect(http.NotFoundHandler()).ServeHTTP(w, r)
+			if address := gone.Listener.Addr().String(); w.Code != tc.code || strings.Contains(w.Body.String(), address) {
+				t.Errorf("code %d, want %d; the API server is %s: %s", w.Code, tc.code, address, w.Body)
+			}
+		})
+	}
+}
+
+// TestReviewsDoNotHoldUpTheExit stops the servers while a request waits for its review.
+func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	port, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := port.Addr().(*net.TCPAddr)
+	if err := port.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reviewing, ended, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	defer close(over)
+	auth := &auth{
+		authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+			return &authenticator.Response{User: &user.DefaultInfo{Name: user.Anonymous}}, true, nil
+		}),
+		authorizer: authorizer.AuthorizerFunc(func(ctx context.Context, _ authorizer.Attributes) (authorizer.Decision, string, error) {
+			close(reviewing)
+			select {
+			case <-ctx.Done():
+				close(ended)
+			case <-over:
+			}
+			return authorizer.DecisionNoOpinion, "", ctx.Err()
+		}),
+	}
+	o := &Options{Secure: SecureConfig{BindAddress: address.IP, BindPort: address.Port}}
+	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := insecureClient()
+	go func() {
+		if response, err := client.Get("https://" + address.String() + "/metrics"); err == nil {
+			_ = response.Body.Close()
+		}
+	}()
+	<-reviewing
+	s.stop()
+	select {
+	case <-ended:
+	default:
+		t.Error("the servers stopped while the review went on")
+	}
+}
+
+func TestVerbosityIsNotReadWithoutEnd(t *testing.T) {
+	handler := introspection(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
+	for name, tc := range map[string]struct {
+		body string
+		code int
+	}{
+		"a number is taken":      {"0", http.StatusOK},
+		"a long body is cut off": {strings.Repeat("0", 2<<10), http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/debug/flags/v", strings.NewReader(tc.body)))
+			if w.Code != tc.code {
+				t.Errorf("code %d, want %d: %s", w.Code, tc.code, w.Body)
+			}
+		})
+	}
+}
+
+// insecureClient returns a client that trusts every certificate.
+func insecureClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+}
