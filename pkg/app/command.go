@@ -54,10 +54,7 @@ the others stand by with warm caches.`,
 			if len(args) > 0 {
 				errs = append(errs, fmt.Errorf("takes no arguments, and %q is no command; see --help", args))
 			}
-			if err := o.readConfigFile(); err != nil {
-				return errors.Join(append(errs, err)...)
-			}
-			return errors.Join(append(errs, o.Validate())...)
+			return errors.Join(append(errs, o.readConfigFile(), o.Validate())...)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.File.Print {
@@ -108,10 +105,7 @@ func (o *Options) subcommand(name, short, long string, print func(io.Writer) err
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.readConfigFile(); err != nil {
-				return err
-			}
-			if err := o.Validate(); err != nil {
+			if err := errors.Join(o.readConfigFile(), o.Validate()); err != nil {
 				return err
 			}
 			return print(cmd.OutOrStdout())

@@ -144,8 +144,13 @@ func (r *configReader) flag(key, value *yaml.Node) {
 		}
 		items = append(items, key+n.Value)
 	}
-	kind, _ := getItems(f.Value)
+	kind, was := getItems(f.Value)
+	own := kind
 	if value.Kind != kind {
+		if value.Kind == yaml.ScalarNode && strings.ContainsAny(value.Value, "\r\n") {
+			// The flag would take the first line and drop the others.
+			r.bad(value, "%s: must be a list or a map, or a single line as on the command line", f.Name)
+		}
 		kind = yaml.ScalarNode // a text, as on the command line
 	}
 	switch kind {
@@ -163,6 +168,7 @@ func (r *configReader) flag(key, value *yaml.Node) {
 	}
 	if err := setItems(f.Value, kind, items); err != nil {
 		r.bad(value, "%s: %v", f.Name, err)
+		_ = setItems(f.Value, own, was) // some are zero now, which Validate would report too
 	}
 }
 

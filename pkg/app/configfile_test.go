@@ -48,7 +48,8 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			configHeader + "flags: {config: x, print-effective-config: true, help: true, version: true}\n",
 			[]string{
 				`:3: "config" is not a flag that the file can set`, `:3: "print-effective-config" is not a flag that the file can set`,
-				`:3: "help" is not a flag that the file can set`, `:3: "version" is not a flag that the file can set`}},
+				`:3: "help" is not a flag that the file can set`, `:3: "version" is not a flag that the file can set`,
+				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"a key beside flags": {
 			configHeader + "metadata: {}\n",
 			[]string{`:3: "metadata" is not known; the file has apiVersion, kind and flags`}},
@@ -95,6 +96,19 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				":5: --shutdown-timeout: 0s must be greater than 0",
 				":6: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
 				"--insecure-port: 70000 must be between 0 and 65535"}},
+		"a value that its flag does not take, one that is out of bounds, and one of the command line": {
+			configHeader + "flags:\n  v: x\n  kube-api-qps: 0\n",
+			[]string{
+				`:4: v: strconv.ParseUint: parsing "x": invalid syntax`,
+				":5: --kube-api-qps: 0 must be greater than 0, or negative for no limit",
+				"--insecure-port: 70000 must be between 0 and 65535"}},
+		"lists and maps in a text of several lines": {
+			configHeader + "flags:\n  config-reload-ignored-namespaces: |\n    a\n    b\n" +
+				"  allow-metric-labels: |\n    m,l=a\n    n,l=b\n  tls-sni-cert-key: \"/a,/b\\n/c,/d\"\n",
+			[]string{
+				":4: config-reload-ignored-namespaces: must be a list or a map, or a single line as on the command line",
+				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line",
+				":10: tls-sni-cert-key: must be a list or a map, or a single line as on the command line"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
 			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "quartermaster.dev/v1" and "ManagerConfiguration"`}},

@@ -34,10 +34,13 @@ The roles are bound to the ServiceAccount quartermaster in the namespace of the
 Lease, see --leader-elect-resource-namespace. Those named quartermaster-cache-*
 are for reading into the cache; quartermaster-controller-* is what a controller
 does itself, as an account of its own if --use-service-account-credentials is
-given.
+given. So that installations do not replace each other's, names of Roles in
+other namespaces than that of the Lease end in it, and so do those of
+ClusterRoles if it is not kube-system.
 
 With --namespaces there are Roles in each of these in place of ClusterRoles. The
-secure port needs a ClusterRole even then; --secure-port=0 switches it off.`,
+secure port, which --secure-port=0 switches off, and --dry-run need a
+ClusterRole even then.`,
 		func(w io.Writer) error {
 			objects, err := o.rbac()
 			if err != nil {
@@ -74,6 +77,7 @@ func (o *Options) rbac() (objects []any, err error) {
 	grant := func(name string, account metav1.ObjectMeta, namespaces []string, rules ...rbacv1.PolicyRule) {
 		for _, namespace := range namespaces {
 			if len(rules) > 0 {
+				name := roleName(name, namespace, home)
 				objects = append(objects, role(name, namespace, rules), binding(name, namespace, account))
 			}
 		}
@@ -152,6 +156,16 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 		r.ResourceNames = []string{name}
 	}
 	return r
+}
+
+// roleName tells the installations of a cluster apart: applying the roles of one must not take those
+// of another. Nothing is added in the installation's own namespace, home, nor to the ClusterRoles of
+// the default one.
+func roleName(name, namespace, home string) string {
+	if namespace == home || namespace == metav1.NamespaceAll && home == election.NewConfig().ResourceNamespace {
+		return name
+	}
+	return name + "-" + home
 }
 
 // role returns a ClusterRole if namespace is empty, otherwise a Role.

@@ -126,30 +126,30 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		"a controller has an account of its own for what it does itself": {
 			args: []string{"--use-service-account-credentials", "--service-accounts-namespace=accounts", "--leader-elect=false", "--secure-port=0"},
 			rules: slices.Concat(events, controller(""),
-				[]string{"quartermaster-tokens in accounts: create serviceaccounts/token,config-reload"}),
+				[]string{"quartermaster-tokens-kube-system in accounts: create serviceaccounts/token,config-reload"}),
 			bindings: []string{
 				"quartermaster-events: quartermaster in kube-system",
 				"quartermaster-cache-config-reload: quartermaster in kube-system",
 				"quartermaster-controller-config-reload: config-reload in accounts",
-				"quartermaster-tokens in accounts: quartermaster in kube-system",
+				"quartermaster-tokens-kube-system in accounts: quartermaster in kube-system",
 			},
 		},
 		"in two namespaces nothing is granted in the cluster, and Events of the Lease are in its own": {
 			args: []string{"--namespaces=a,b", "--leader-elect-resource-namespace=home", "--secure-port=0"},
 			rules: slices.Concat(host("home"),
-				[]string{"quartermaster-events in a: create,patch events", "quartermaster-events in b: create,patch events",
+				[]string{"quartermaster-events-home in a: create,patch events", "quartermaster-events-home in b: create,patch events",
 					"quartermaster-events in home: create,patch events"},
-				controller(" in a"), controller(" in b")),
+				controller("-home in a"), controller("-home in b")),
 			bindings: []string{
 				"quartermaster-host in home: quartermaster in home",
 				"quartermaster-fence in home: quartermaster in home",
-				"quartermaster-events in a: quartermaster in home",
-				"quartermaster-events in b: quartermaster in home",
+				"quartermaster-events-home in a: quartermaster in home",
+				"quartermaster-events-home in b: quartermaster in home",
 				"quartermaster-events in home: quartermaster in home",
-				"quartermaster-cache-config-reload in a: quartermaster in home",
-				"quartermaster-cache-config-reload in b: quartermaster in home",
-				"quartermaster-controller-config-reload in a: quartermaster in home",
-				"quartermaster-controller-config-reload in b: quartermaster in home",
+				"quartermaster-cache-config-reload-home in a: quartermaster in home",
+				"quartermaster-cache-config-reload-home in b: quartermaster in home",
+				"quartermaster-controller-config-reload-home in a: quartermaster in home",
+				"quartermaster-controller-config-reload-home in b: quartermaster in home",
 			},
 		},
 		"the Lease's own namespace may be one of those": {
@@ -165,6 +165,35 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				slices.Sort(both[1])
 				if diff := cmp.Diff(both[0], both[1]); diff != "" && both[0] != nil {
 					t.Errorf("(-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestInstallationsDoNotReplaceEachOthersRoles(t *testing.T) {
+	for name, both := range map[string][2][]string{
+		"the default one and one of another namespace": {nil, {"--leader-elect-resource-namespace=team-a"}},
+		"two of other namespaces": {
+			{"--leader-elect-resource-namespace=team-a"}, {"--leader-elect-resource-namespace=team-b"}},
+		"two that share a watched namespace": {
+			{"--leader-elect-resource-namespace=team-a", "--namespaces=shop"}, {"--leader-elect-resource-namespace=team-b", "--namespaces=shop"}},
+		"one in its own namespace, which the default one watches": {
+			{"--leader-elect-resource-namespace=team-a", "--namespaces=team-a"}, {"--namespaces=team-a"}},
+		"two with accounts for their controllers in one namespace": {
+			{"--leader-elect-resource-namespace=team-a", "--use-service-account-credentials"}, {"--use-service-account-credentials"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, first := printRBAC(t, both[0]...)
+			_, second := printRBAC(t, both[1]...)
+			named := map[string]bool{}
+			for _, b := range first {
+				role, _, _ := strings.Cut(b, ": ")
+				named[role] = true
+			}
+			for _, b := range second {
+				if role, _, _ := strings.Cut(b, ": "); named[role] {
+					t.Errorf("both have %s", role)
 				}
 			}
 		})

@@ -47,7 +47,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
 			"becomes the leader; or \"cold\", none: it saves the memory and lists everything on becoming the leader.")
 	fs.StringSliceVar(&c.Namespaces, "namespaces", c.Namespaces,
-		"The only namespaces to watch and to work in. Default: all. No permission in the whole cluster is needed then.")
+		"The only namespaces to watch and to work in. Default: all. With --secure-port=0 and without "+
+			"--dry-run no permission in the whole cluster is needed then.")
 	fs.DurationVar(&c.MinResyncPeriod, "min-resync-period", c.MinResyncPeriod,
 		"The resync period of informers is random between this and twice this; 0 switches resyncs off.")
 	fs.BoolVar(&c.CacheMutationDetection, "cache-mutation-detection", c.CacheMutationDetection,

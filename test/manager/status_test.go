@@ -161,9 +161,9 @@ func TestStatusOfTwoReplicas(t *testing.T) {
 		t.Errorf("exit code %d, replicas %+v", code, s.Replicas)
 	})
 	t.Run("another Lease does not exist", func(t *testing.T) {
-		_, errs, code := runStatus(ctx, t, "--lease-name=other")
-		if code != 1 || !strings.Contains(errs, "Error: nobody leads: Lease kube-system/other does not exist") {
-			t.Errorf("exit code %d: %s", code, errs)
+		out, errs, code := runStatus(ctx, t, "--lease-name=other")
+		if code != 1 || strings.TrimSpace(errs) != "Error: nobody leads" || !strings.Contains(string(out), "Lease kube-system/other: does not exist") {
+			t.Errorf("exit code %d: %s\n%s", code, errs, out)
 		}
 	})
 	t.Run("an expired Lease is nobody's", func(t *testing.T) {

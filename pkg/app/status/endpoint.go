@@ -114,7 +114,14 @@ func (o *options) endpointClient(config *rest.Config, endpoint string) (*url.URL
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	}
 	client, err := rest.HTTPClientFor(config)
-	return base, client, err
+	if err != nil {
+		return nil, nil, err
+	}
+	// The credentials are for this endpoint only.
+	client.CheckRedirect = func(to *http.Request, _ []*http.Request) error {
+		return fmt.Errorf("redirects to %s, which is not followed", to.URL.Redacted())
+	}
+	return base, client, nil
 }
 
 // errForbidden means that the user may not read a path. Other paths may be allowed.

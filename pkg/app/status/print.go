@@ -10,6 +10,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -40,7 +41,7 @@ func (r *report) write(w io.Writer, format string, now time.Time) error {
 		fmt.Fprintf(w, "\nNot all could be read:\n")
 	}
 	for _, p := range r.Problems {
-		fmt.Fprintf(w, "  %s\n", p)
+		fmt.Fprintf(w, "  %s\n", printable(oneLine(p)))
 	}
 	return nil
 }
@@ -49,6 +50,8 @@ func (r *report) printLeader(t table, now time.Time) {
 	l := r.Leader
 	who := fmt.Sprintf("%s (%s)", l.Pod, l.Holder)
 	switch {
+	case l.Holder == "" && l.Leads:
+		who = l.Pod + ", as it says itself"
 	case l.Holder == "":
 		who = none
 	case !l.Leads:
@@ -62,9 +65,11 @@ func (r *report) printLeader(t table, now time.Time) {
 	}
 	t.row("Lease:", l.Lease)
 	t.row("Leader:", who)
-	t.row("Leads since:", at(l.Since))
-	t.row("Term:", fmt.Sprintf("%d of the Lease with UID %s", l.Term, l.LeaseUID))
-	t.row("Renewed:", fmt.Sprintf("%s, for %ds each time", at(l.Renewed), l.LeaseDurationSeconds))
+	if l.LeaseUID != "" { // the Lease has been read
+		t.row("Leads since:", at(l.Since))
+		t.row("Term:", fmt.Sprintf("%d of the Lease with UID %s", l.Term, l.LeaseUID))
+		t.row("Renewed:", fmt.Sprintf("%s, for %ds each time", at(l.Renewed), l.LeaseDurationSeconds))
+	}
 	t.row("API fence:", fmt.Sprintf("%s (%s)", r.Fence.State, r.Fence.Source))
 	t.end()
 }
@@ -107,6 +112,16 @@ func (r *report) printControllers(t table, now time.Time) {
 
 func oneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }
 
+// printable replaces what could move the cursor of a terminal or reorder its text.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
+}
+
 // label returns how a row names the replica: by its Pod or, if that is unknown, by its endpoint.
 func (r *replica) label() string {
 	if r.Name == "" {
@@ -128,7 +143,7 @@ type table struct{ *tabwriter.Writer }
 
 func (t table) row(cells ...string) {
 	for i := range cells {
-		if cells[i] == "" {
+		if cells[i] = printable(cells[i]); cells[i] == "" {
 			cells[i] = none
 		}
 	}

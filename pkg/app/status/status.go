@@ -117,7 +117,8 @@ type report struct {
 type leader struct {
 	Lease string `json:"lease"`
 	// Leads reports whether the Lease has a holder that renewed it in time, by the clock of this
-	// machine, or that reports that it leads.
+	// machine, or that reports that it leads. If the Lease could not be read, a replica that
+	// reports so is enough.
 	Leads    bool   `json:"leads"`
 	Holder   string `json:"holder"`
 	Pod      string `json:"pod"`
@@ -127,6 +128,8 @@ type leader struct {
 	Since                *metav1.Time `json:"since,omitempty"`
 	Renewed              *metav1.Time `json:"renewed,omitempty"`
 	LeaseDurationSeconds int32        `json:"leaseDurationSeconds"`
+
+	unread bool // the Lease may exist, but could not be read
 }
 
 // fence describes the fence in the API server.
@@ -162,8 +165,7 @@ func (o *options) clientConfig() (*rest.Config, error) {
 	return rest.AddUserAgent(config, "status"), nil
 }
 
-// gather reads everything that the report shows. It returns an error if it cannot read the Lease.
-// The report lists what else could not be read.
+// gather reads everything that the report shows. The report lists what could not be read.
 func (o *options) gather(ctx context.Context) (*report, error) {
 	config, err := o.clientConfig()
 	if err != nil {
@@ -175,7 +177,7 @@ func (o *options) gather(ctx context.Context) (*report, error) {
 	}
 	r := &report{Replicas: []replica{}}
 	if r.Leader, err = o.readLease(ctx, client); err != nil {
-		return nil, err
+		r.problem("%v", err)
 	}
 	pods, err := client.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: podSelector})
 	if err != nil {
@@ -196,11 +198,12 @@ func (r *report) problem(format string, args ...any) {
 }
 
 // trustLeader sets Leads if the holder itself reports that it leads: the clock of this machine may
-// be wrong.
+// be wrong. If the Lease could not be read, any replica that reports so is the leader.
 func (r *report) trustLeader() {
+	l := &r.Leader
 	for _, replica := range r.Replicas {
-		if replica.Reached && replica.Name == r.Leader.Pod && replica.Phase == "Leading" {
-			r.Leader.Leads = true
+		if replica.Reached && replica.Phase == "Leading" && (replica.Name == l.Pod || l.unread && !l.Leads) {
+			l.Leads, l.Pod = true, replica.Name
 		}
 	}
 }
@@ -209,9 +212,10 @@ func (o *options) readLease(ctx context.Context, client kubernetes.Interface) (l
 	l := leader{Lease: o.namespace + "/" + o.leaseName}
 	lease, err := client.CoordinationV1().Leases(o.namespace).Get(ctx, o.leaseName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return l, fmt.Errorf("%w: Lease %s does not exist; see --namespace and --lease-name", errNobodyLeads, l.Lease)
+		return l, fmt.Errorf("read Lease %s: does not exist; see --namespace and --lease-name", l.Lease)
 	}
 	if err != nil {
+		l.unread = true
 		return l, fmt.Errorf("read Lease %s: %w", l.Lease, err)
 	}
 	spec := lease.Spec
@@ -252,7 +256,7 @@ func newReplica(pod *corev1.Pod) replica {
 // for the binding of the policy.
 func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r *report) fence {
 	for _, replica := range r.Replicas {
-		if replica.Reached && replica.Name == r.Leader.Pod {
+		if replica.Reached && replica.Name != "" && replica.Name == r.Leader.Pod {
 			return fence{replica.serverFence, "tested by the leader"}
 		}
 	}

@@ -4,6 +4,7 @@
 package status
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -160,6 +161,83 @@ func TestAHolderThatSaysSoLeads(t *testing.T) {
 				t.Errorf("leads: %t", r.Leader.Leads)
 			}
 		})
+	}
+}
+
+func TestWithoutALeaseTheEndpointsAreShown(t *testing.T) {
+	forbidden := httptest.NewTLSServer(respond(403, "no"))
+	defer forbidden.Close()
+	absent := httptest.NewTLSServer(respond(404, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`))
+	defer absent.Close()
+	gone := httptest.NewTLSServer(nil)
+	gone.Close()
+	leading := newManager(t, "/debug/leader", "/debug/controllers/")
+	unnamed := newManager(t, "/debug/controllers/")
+	for name, tc := range map[string]struct {
+		server, endpoint string
+		want             []string
+		err              error
+	}{
+		"the user may not read it, and a replica says that it leads": {forbidden.URL, leading,
+			[]string{"Leader:      pod-1, as it says itself", "API fence:   Enforced (tested by the leader)", "Leading", "Running", "  read Lease kube-system/quartermaster: "}, nil},
+		"the user may not read it, and no replica says that it leads": {forbidden.URL, unnamed,
+			[]string{"Leader:      <none>", "API fence:   Unknown", "Running", "  read Lease kube-system/quartermaster: "}, errNobodyLeads},
+		"the API server is gone, and a replica says that it leads": {gone.URL, leading,
+			[]string{"Leader:      pod-1, as it says itself", "Leading", "Running", "refused"}, nil},
+		"it does not exist, so the word of a replica is not enough": {absent.URL, leading,
+			[]string{"Leader:      <none>", "Leading", "Running", "quartermaster: does not exist; see --namespace and --lease-name"}, errNobodyLeads},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+			text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], users: [{name: u, user: {token: t}}]}`, tc.server)
+			if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var out strings.Builder
+			cmd := NewCommand()
+			cmd.SetOut(&out)
+			cmd.SetErr(io.Discard)
+			cmd.SetArgs([]string{"--kubeconfig", kubeconfig, "--endpoint", tc.endpoint, "--endpoint-insecure"})
+			if err := cmd.ExecuteContext(t.Context()); !errors.Is(err, tc.err) {
+				t.Errorf("error %v, want %v", err, tc.err)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("no %q in\n%s", want, out.String())
+				}
+			}
+		})
+	}
+}
+
+func TestARedirectIsNotFollowed(t *testing.T) {
+	asked := false
+	elsewhere := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
+	defer elsewhere.Close()
+	endpoint := httptest.NewTLSServer(http.RedirectHandler(elsewhere.URL+"/x", http.StatusTemporaryRedirect))
+	defer endpoint.Close()
+	o := options{endpointInsecure: true}
+	r := o.ask(t.Context(), &rest.Config{Host: "https://unused", BearerToken: "t"}, endpoint.URL)
+	if want := "redirects to " + elsewhere.URL + "/x, which is not followed"; asked || r.Reached || !strings.Contains(r.Error, want) {
+		t.Errorf("followed: %t; %+v, want %q", asked, r, want)
+	}
+}
+
+func TestControlCharactersAreNotPrinted(t *testing.T) {
+	const bad = "e\x1b[2J\tx\r\u009b\u202e"
+	r := report{
+		Leader:   leader{Lease: bad, Holder: bad, Pod: bad, Leads: true, LeaseUID: bad},
+		Fence:    fence{bad, bad},
+		Replicas: []replica{{Name: bad, Node: bad, answer: answer{Reached: true, Error: bad, Controllers: []controllers.Status{{Name: bad, Problem: bad}}}}},
+		Problems: []string{bad + "\n" + bad},
+	}
+	var out strings.Builder
+	if err := r.write(&out, "", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(out.String(), "\x1b\t\r\u009b\u202e") || strings.Count(out.String(), "e\ufffd[2J\ufffdx") != 14 {
+		t.Errorf("%q", out.String())
 	}
 }
 
