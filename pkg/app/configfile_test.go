@@ -100,7 +100,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			configHeader + "flags:\n  v: x\n  kube-api-qps: 0\n",
 			[]string{
 				`:4: v: strconv.ParseUint: parsing "x": invalid syntax`,
-				":5: --kube-api-qps: 0 must be greater than 0, or negative for no limit",
+				":5: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
 				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"lists and maps in a text of several lines": {
 			configHeader + "flags:\n  config-reload-ignored-namespaces: |\n    a\n    b\n" +
