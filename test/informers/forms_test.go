@@ -34,7 +34,7 @@ type Sprocket struct {
 // DeepCopyObject implements runtime.Object.
 func (s *Sprocket) DeepCopyObject() runtime.Object {
 	out := *s
-	s.ObjectMeta.DeepCopyInto(&out.ObjectMeta)
+	s.DeepCopyInto(&out.ObjectMeta)
 	return &out
 }
 
@@ -116,7 +116,7 @@ func TestAnyResourceCanBeHadInAnyForm(t *testing.T) {
 						}
 						return isOf(obj, tc.want)
 					}
-					return fmt.Errorf("not in the cache: %v", c.Problem("test"))
+					return fmt.Errorf("not in the cache: %w", c.Problem("test"))
 				})
 			})
 		}
