@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -309,10 +310,11 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 		h.informer.SharedIndexInformer = cache.NewSharedIndexInformer(source, &corev1.ConfigMap{}, 0, cache.Indexers{})
 		var log bytes.Buffer
 		h.logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
-		broken := true
+		var broken atomic.Bool
+		broken.Store(true)
 		mapped := map[string]bool{}
 		h.runWith(t, WatchMapped(h.informer, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
-			if broken {
+			if broken.Load() {
 				panic("cannot map this")
 			}
 			mapped[e.New.Name] = true
@@ -324,7 +326,7 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 		if n := strings.Count(log.String(), "could not be mapped"); n != maxUnmapped {
 			t.Errorf("logged %d objects, want %d", n, maxUnmapped)
 		}
-		broken = false
+		broken.Store(false)
 		pass(time.Hour)
 		if got := h.loop.Status().Unmapped; got != 0 || len(mapped) != maxUnmapped {
 			t.Errorf("%d mapped again, %d still unmapped; want %d and 0", len(mapped), got, maxUnmapped)
