@@ -51,14 +51,13 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	everything := []rbacv1.PolicyRule{
-		{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
-		// What manager rbac --dry-run grants.
-		{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}},
-	}
+	var everything []rbacv1.PolicyRule
 	for _, group := range []string{"", "apps", "policy", gadgets.Group, "aggregated.example.com"} {
 		everything = append(everything, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{"*"}, Verbs: []string{"*"}})
 	}
+	everything = append(everything, rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
+		// as manager rbac --dry-run has it
+		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}})
 	shop := newDryShop(ctx, t)
 	h := host(ctx, t, app.Entry{Rules: func() []rbacv1.PolicyRule { return everything }}, true)
 	before := shop.versions(ctx, t)
