@@ -83,7 +83,7 @@ func TestAWarmStandbyHasTheCachesAndDoesNothingUntilItLeads(t *testing.T) {
 		t.Fatal(err)
 	}
 	fleet.Eventually(ctx, t, func() error {
-		return fleet.Answers(standby.InsecureURL+"/readyz/informers-sync", "", 500, "secrets not synced yet")
+		return fleet.Answers(standby.InsecureURL+"/readyz/informers-sync", "", http.StatusInternalServerError)
 	})
 	secrets.Remove()
 	close(release)

@@ -34,7 +34,7 @@ func says(ctx context.Context, t *testing.T, url, token string, code int, parts 
 		if err != nil {
 			return err
 		}
-		for _, part := range parts {
+		for _, part := range append(parts, "") {
 			if got != code || !strings.Contains(body, part) {
 				return fmt.Errorf("%s returned %d, want %d with %q: %.2000s", url, got, code, part, body)
 			}
@@ -120,15 +120,20 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	standby := start()
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(standby) })
 
-	// Each trouble shows at its controller, with the reason, and nowhere else.
+	// Each trouble shows at its controller and nowhere else, the reason to those who may see it.
 	check := func(name string, code int, parts ...string) {
 		t.Helper()
 		says(ctx, t, m.InsecureURL+"/healthz/controller-"+name, "", code, parts...)
 	}
-	check("absent", http.StatusInternalServerError, "cannot list doodads.test.example.com: NotFound")
-	check("forbidden", http.StatusInternalServerError, "cannot list leases.coordination.k8s.io: Forbidden")
-	check("failing", http.StatusInternalServerError, "stopped unexpectedly")
-	check("poisoned", http.StatusInternalServerError, "cannot be mapped")
+	explains := func(name, reason string) {
+		t.Helper()
+		check(name, http.StatusInternalServerError, "reason withheld")
+		says(ctx, t, m.SecureURL+"/debug/controllers/"+name, token, http.StatusOK, reason)
+	}
+	explains("absent", "cannot list doodads.test.example.com: NotFound")
+	explains("forbidden", "cannot list leases.coordination.k8s.io: Forbidden")
+	explains("failing", "stopped unexpectedly")
+	explains("poisoned", "cannot be mapped")
 	check("config-reload", http.StatusOK, "ok")
 	says(ctx, t, m.InsecureURL+"/livez", "", http.StatusOK, "ok")
 	says(ctx, t, m.SecureURL+"/metrics", token, http.StatusOK,
