@@ -294,7 +294,7 @@ func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
 	s.WaitUntilKnown(ctx, t, "web")
 
 	s.CreateConfigMap(ctx, t, "nobody", map[string]string{"example.com/greet": ""})
-	if _, err := m.WaitForLine(ctx, "a greeting for nobody"); err != nil {
+	if _, err := m.WaitForLine(ctx, `"Reconcile panicked"`); err != nil {
 		t.Fatal(err)
 	}
 	s.Paint(ctx, t, "red")
