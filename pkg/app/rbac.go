@@ -141,7 +141,7 @@ func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.
 		reviews = append(reviews, rule("authentication.k8s.io", "tokenreviews", "", "create"))
 		if !o.Authentication.SkipLookup {
 			grant("quartermaster-authentication-reader", authenticationNamespace,
-				rule("", "configmaps", authenticationConfigMap, "get", "list", "watch"))
+				rule("", "configmaps", authenticationConfigMap, "list", "watch"))
 		}
 	}
 	if o.Authorization.Kubeconfig == "" {

@@ -86,7 +86,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		}
 	}
 	secure := []string{
-		"quartermaster-authentication-reader in kube-system: get,list,watch configmaps,extension-apiserver-authentication",
+		"quartermaster-authentication-reader in kube-system: list,watch configmaps,extension-apiserver-authentication",
 		"quartermaster-reviews: create tokenreviews",
 		"quartermaster-reviews: create subjectaccessreviews",
 	}
