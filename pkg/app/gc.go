@@ -10,13 +10,13 @@ import (
 	"runtime/metrics"
 )
 
-// The heap may grow by gcPercent before garbage is collected: Go's default, 100, lets garbage take as
-// much room as the cache. A small heap may grow by gcHeadroom, though: it would be collected again and
-// again for the garbage of a few hundred events.
+// The heap may grow by gcPercent before garbage is collected: with Go's default of 100, garbage takes
+// as much memory as the cache. A small heap may grow by gcHeadroom, though, up to gcPercentMax: it
+// would be collected again and again for the garbage of a few hundred events.
 const (
 	gcPercent    = 25
-	gcPercentMax = 200
-	gcHeadroom   = 16 << 20
+	gcPercentMax = 50
+	gcHeadroom   = 5 << 20
 )
 
 // gcPacer sets how much the heap may grow, after each collection, by what that has left.

@@ -15,10 +15,9 @@ func TestGCPercentFor(t *testing.T) {
 		want int
 	}{
 		"before the first collection nothing is known":       {0, gcPercentMax},
-		"a small heap may grow by more than it has":          {5 << 20, gcPercentMax},
-		"the heap of a usual cluster has the headroom":       {16 << 20, 100},
-		"between them it is a part of what is alive":         {32 << 20, 50},
-		"a large heap grows by no more than a quarter":       {64 << 20, gcPercent},
+		"a small heap may grow by more than a large one":     {5 << 20, gcPercentMax},
+		"between them it may grow by the headroom":           {15 << 20, 30},
+		"a large heap grows by no more than a quarter":       {60 << 20, gcPercent},
 		"the heap of a million Secrets grows as a large one": {400 << 20, gcPercent},
 	} {
 		t.Run(name, func(t *testing.T) {
