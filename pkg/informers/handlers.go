@@ -82,12 +82,12 @@ func (i *controllerInformer) AddEventHandlerWithOptions(h cache.ResourceEventHan
 }
 
 func (i *controllerInformer) contained(function string, obj any, call func()) {
-	var m metav1.Object = &metav1.ObjectMeta{} // for what is not an object
 	if tombstone, missed := obj.(cache.DeletedFinalStateUnknown); missed {
 		obj = tombstone.Obj
 	}
-	if known, err := meta.Accessor(obj); err == nil {
-		m = known
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		m = &metav1.ObjectMeta{} // for what is not an object
 	}
 	defer func() { i.resource.panics.contain(recover(), i.controller, function, m) }()
 	call()

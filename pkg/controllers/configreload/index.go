@@ -180,8 +180,9 @@ func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]
 		return nil
 	}
 	var list []workloadKey
+	indexed := sourceIndexValue(namespace, key)
 	for name, k := range c.kinds {
-		for _, obj := range c.concerned(k, namespace, key) {
+		for _, obj := range k.concerned(namespace, indexed) {
 			w, err := newWorkload(name, obj)
 			if err != nil {
 				continue
@@ -194,11 +195,12 @@ func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]
 	return list
 }
 
-// concerned returns the cached workloads that a source may concern.
-func (c *Controller) concerned(k *kind, namespace string, key sourceKey) []any {
+// concerned returns the cached workloads that a source in the namespace may concern. indexed is its
+// sourceIndexValue.
+func (k *kind) concerned(namespace, indexed string) []any {
 	indexer := k.informer.GetIndexer()
 	// Fails only without the index.
-	list, _ := indexer.ByIndex(bySource, sourceIndexValue(namespace, key))
+	list, _ := indexer.ByIndex(bySource, indexed)
 	more, _ := indexer.ByIndex(byPatterns, namespace)
 	for _, obj := range more {
 		if !slices.Contains(list, obj) {

@@ -26,10 +26,10 @@ const metricPrefix = "quartermaster_config_reload_"
 
 // domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 type domainMetrics struct {
-	reloads       *metrics.CounterVec // kind, result
-	sourceChanges *metrics.CounterVec // type, event
-	stateWrites   *metrics.CounterVec // result
-	sources       *metrics.GaugeVec   // type
+	reloads       *metrics.CounterVec                             // kind, result
+	sourceChanges map[sourceType]map[string]metrics.CounterMetric // by event
+	stateWrites   *metrics.CounterVec                             // result
+	sources       *metrics.GaugeVec                               // type
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
 	lostJobs      *metrics.Counter
@@ -46,8 +46,6 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	d := &domainMetrics{
 		reloads: metrics.NewCounterVec(counter("reloads_total",
 			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"}),
-		sourceChanges: metrics.NewCounterVec(counter("source_changes_total",
-			"Changes seen of ConfigMaps and Secrets by type and event (create, update, delete)."), []string{"type", "event"}),
 		stateWrites: metrics.NewCounterVec(counter("state_writes_total",
 			"Patches of the state annotation alone, by result."), []string{"result"}),
 		sources: metrics.NewGaugeVec(gauge("sources", "ConfigMaps and Secrets that count, by type."), []string{"type"}),
@@ -62,12 +60,21 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 			Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300},
 		}),
 	}
+	changes := metrics.NewCounterVec(counter("source_changes_total",
+		"Changes seen of ConfigMaps and Secrets by type and event (create, update, delete)."), []string{"type", "event"})
 	pending := metrics.NewGaugeFunc(gauge("pending_workloads", "Workloads with changes that wait to be acted on."),
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads, d.sourceChanges, d.stateWrites, d.sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(d.reloads, changes, d.stateWrites, d.sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
 	reg.RawMustRegister(pending, paused)
+	d.sourceChanges = map[sourceType]map[string]metrics.CounterMetric{}
+	for _, t := range sourceTypes {
+		d.sourceChanges[t] = map[string]metrics.CounterMetric{}
+		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
+			d.sourceChanges[t][event] = changes.WithLabelValues(t.String(), event)
+		}
+	}
 	d.zero(kinds)
 	return d
 }
@@ -80,11 +87,6 @@ func (d *domainMetrics) zero(kinds map[string]*kind) {
 	}
 	for _, result := range []string{resultSuccess, resultError} {
 		d.stateWrites.WithLabelValues(result).Add(0)
-	}
-	for _, t := range sourceTypes {
-		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges.WithLabelValues(t.String(), event).Add(0)
-		}
 	}
 	d.stopped()
 }
@@ -103,7 +105,7 @@ func (d *domainMetrics) sourceSeen(t sourceType, before, after source, initial b
 		event = eventUpdate
 	}
 	if event != "" && !initial {
-		d.sourceChanges.WithLabelValues(t.String(), event).Inc()
+		d.sourceChanges[t][event].Inc()
 	}
 }
 
