@@ -15,8 +15,8 @@ import (
 // would be collected again and again for the garbage of a few hundred events.
 const (
 	gcPercent    = 25
-	gcPercentMax = 100
-	gcHeadroom   = 8 << 20
+	gcPercentMax = 60
+	gcHeadroom   = 6 << 20
 )
 
 // gcPacer sets how much the heap may grow, after each collection, by what that has left.

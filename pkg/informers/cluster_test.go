@@ -51,8 +51,14 @@ func newCluster(objects ...*corev1.Secret) *cluster {
 
 func (c *cluster) source() source {
 	return source{
-		list:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
-		watch: c.watch,
+		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
+		watch: func(ctx context.Context, o metav1.ListOptions) (stream, error) {
+			w, err := c.watch(ctx, o)
+			if err != nil {
+				return nil, err
+			}
+			return newChannelStream(w)
+		},
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 
 // Factory owns the informers of the process.
 type Factory struct {
-	clock     clock.WithTicker
+	clock     clock.WithTickerAndDelayedExecution
 	resources []*resource
 	clients   Clients
 	panicked  func(controller string)
@@ -53,7 +53,7 @@ type resource struct {
 // client-go's informer metrics and must be unique in the process until Shutdown. panicked is called
 // for each panic in a function of the named controller. New returns an error if the needs
 // contradict each other or cannot be met.
-func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTicker,
+func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (_ *Factory, err error) {
 	plans, err := newPlans(needs)
 	if err != nil {

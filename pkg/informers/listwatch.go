@@ -7,8 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,7 +43,7 @@ type reducingListWatch struct {
 	// scopes has one element for all namespaces, or one for each of --namespaces.
 	scopes []*scope
 	state  *state
-	clock  clock.WithTicker
+	clock  clock.WithDelayedExecution
 	// reduced is called with every object that goes to the cache; may be nil.
 	reduced func(runtime.Object)
 	// inCache reports whether the cache has an object with that key.
@@ -163,35 +163,26 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 		l.wg.Go(idle.run)
 		return idle, nil
 	}
-	if isEmpty(w) {
-		return w, nil
-	}
 	appeared := l.state.isAbsent() && !streaming
 	l.state.watching(ctx, streaming)
 	if appeared {
 		// A watch from no version sends what exists in no order, so it could not be resumed.
-		w.Stop()
+		w.stop()
 		return nil, &apierrors.StatusError{ErrStatus: errAppeared}
 	}
-	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{})}
-	if streaming {
-		out.patience = l.clock.NewTimer(streamPatience)
-	}
+	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{}), streaming: streaming}
 	l.wg.Go(out.run)
 	return out, nil
 }
 
 // open opens the watch. It returns nil, nil if the resource is absent and has already been listed
-// as empty. When the server refuses a streamed list for the moment, open waits and tries again
-// itself: the reflector would sleep for up to a minute without watching ctx, and delay Shutdown.
-func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, streaming bool) (watch.Interface, error) {
+// as empty. When the server does not answer, or refuses a streamed list for the moment, open waits and
+// tries again itself: the reflector would list anew, or sleep for up to a minute without watching ctx,
+// and delay Shutdown.
+func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, streaming bool) (stream, error) {
 	backoff := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	for {
 		w, err := l.watchScopes(ctx, opts)
-		if err == nil && isEmpty(w) && ctx.Err() == nil {
-			l.state.failed("watch", errNoAnswer)
-			l.state.logFailure(ctx, errNoAnswer)
-		}
 		if err == nil {
 			return w, nil
 		}
@@ -202,7 +193,8 @@ func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, s
 			return nil, nil
 		}
 		l.state.failed("watch", err)
-		if !streaming || !apierrors.IsTooManyRequests(err) && !utilnet.IsConnectionRefused(err) {
+		refused := streaming && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err))
+		if !refused && !errors.Is(err, errNoAnswer) {
 			return nil, err
 		}
 		l.state.logFailure(ctx, err)
@@ -216,67 +208,39 @@ func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, s
 	}
 }
 
-// errNoAnswer stands for the error that client-go does not return, see isEmpty.
-var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
-
-// isEmpty reports whether w is the empty watch that client-go's REST client returns instead of an
-// error, when the connection still breaks or times out after ten attempts. The reflector just tries
-// again, for ever.
-func isEmpty(w watch.Interface) bool {
-	return reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch())
-}
-
 // reducingWatch reduces the objects of a watch.
 type reducingWatch struct {
-	from   watch.Interface
+	from   stream
 	l      *reducingListWatch
 	result chan watch.Event
 	done   chan struct{}
 	once   sync.Once
-	// patience fires when the initial events have paused for too long; nil if none are expected, or
-	// all have come.
-	patience clock.Timer
-	// relist fires when the resource must be listed again, see panics; nil if it need not be.
-	relist clock.Timer
+	// streaming is set until all initial events have come.
+	streaming bool
+	// timer fires when the initial events have paused for too long, or when the resource must be listed
+	// again, see panics. It is nil until one of them was expected.
+	timer clock.Timer
+	fired atomic.Bool
 }
 
 func (w *reducingWatch) ResultChan() <-chan watch.Event { return w.result }
 
-func (w *reducingWatch) Stop() { w.once.Do(func() { close(w.done) }) }
+func (w *reducingWatch) Stop() {
+	w.once.Do(func() {
+		close(w.done)
+		w.from.stop()
+	})
+}
 
 func (w *reducingWatch) run() {
 	defer close(w.result)
-	defer w.from.Stop()
-	defer w.stopWaiting()
-	defer w.stopRelist()
+	defer w.from.stop()
 	for {
-		var stalled, relist <-chan time.Time
-		if w.patience != nil {
-			w.patience.Reset(streamPatience)
-			stalled = w.patience.C()
-		} else {
-			relist = w.relistTimer()
-		}
-		var event watch.Event
-		select {
-		case <-w.done:
+		w.startTimer()
+		event, ok := w.next()
+		w.stopTimer()
+		if !ok {
 			return
-		case <-relist:
-			w.l.panics.relisting(w.l.inCache)
-			event = watch.Event{Type: watch.Error, Object: &errRelist}
-		case <-stalled:
-			event = w.l.convert(watch.Event{Type: watch.Error, Object: &errStalled})
-		case e, ok := <-w.from.ResultChan():
-			if !ok {
-				return
-			}
-			if w.patience != nil && e.Type == watch.Error && apierrors.IsTooManyRequests(apierrors.FromObject(e.Object)) {
-				e.Object = &errStalled // for a 429 the reflector would sleep for up to a minute, Shutdown or not
-			}
-			event = w.l.convert(e)
-			if isEndOfList(event) {
-				w.stopWaiting()
-			}
 		}
 		select {
 		case <-w.done:
@@ -287,31 +251,51 @@ func (w *reducingWatch) run() {
 	}
 }
 
-// relistTimer returns the channel of a timer that runs while a function of a controller panics on
-// some object, otherwise nil.
-func (w *reducingWatch) relistTimer() <-chan time.Time {
-	delay, needed := w.l.panics.relistIn()
+// next returns the next event, reduced. When the timer fires, it returns the error that makes the
+// reflector list.
+func (w *reducingWatch) next() (watch.Event, bool) {
+	event, ok := w.from.next()
+	switch {
+	case ok:
+	case !w.fired.Swap(false):
+		return event, false
+	case w.streaming:
+		event = watch.Event{Type: watch.Error, Object: &errStalled}
+	default:
+		w.l.panics.relisting(w.l.inCache)
+		return watch.Event{Type: watch.Error, Object: &errRelist}, true
+	}
+	if w.streaming && event.Type == watch.Error && apierrors.IsTooManyRequests(apierrors.FromObject(event.Object)) {
+		event.Object = &errStalled // for a 429 the reflector would sleep for up to a minute, Shutdown or not
+	}
+	event = w.l.convert(event)
+	if isEndOfList(event) {
+		w.streaming = false
+	}
+	return event, true
+}
+
+// startTimer starts the timer if it is needed.
+func (w *reducingWatch) startTimer() {
+	delay, needed := streamPatience, w.streaming
+	if !needed {
+		delay, needed = w.l.panics.relistIn()
+	}
 	switch {
 	case !needed:
-		w.stopRelist()
-		return nil
-	case w.relist == nil:
-		w.relist = w.l.clock.NewTimer(delay)
-	}
-	return w.relist.C()
-}
-
-func (w *reducingWatch) stopRelist() {
-	if w.relist != nil {
-		w.relist.Stop()
-		w.relist = nil
+	case w.timer != nil:
+		w.timer.Reset(delay)
+	default:
+		w.timer = w.l.clock.AfterFunc(delay, func() {
+			w.fired.Store(true)
+			w.from.stop()
+		})
 	}
 }
 
-func (w *reducingWatch) stopWaiting() {
-	if w.patience != nil {
-		w.patience.Stop()
-		w.patience = nil
+func (w *reducingWatch) stopTimer() {
+	if w.timer != nil {
+		w.timer.Stop()
 	}
 }
 

@@ -150,6 +150,19 @@ func TestHandlersThatPanicAreNoReasonToListAndTakeNoPlaces(t *testing.T) {
 	})
 }
 
+// shortStream ends after some events.
+type shortStream struct {
+	stream
+	left int
+}
+
+func (s *shortStream) next() (watch.Event, bool) {
+	if s.left--; s.left < 0 {
+		s.stop()
+	}
+	return s.stream.next()
+}
+
 func TestAnOptionalResourceThatAppearsIsListed(t *testing.T) {
 	need := reloadNeed
 	need.Optional = true
@@ -182,22 +195,14 @@ func TestAnOptionalResourceThatAppearsIsListed(t *testing.T) {
 			f := newTestFactory(t, newCluster())
 			cut := true
 			source := a.source()
-			source.watch = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				w, err := a.watch(ctx, o)
+			watchOf := source.watch
+			source.watch = func(ctx context.Context, o metav1.ListOptions) (stream, error) {
+				w, err := watchOf(ctx, o)
 				if err != nil || !cut {
 					return w, err
 				}
 				cut = false
-				first := make(chan watch.Event)
-				go func() {
-					defer close(first)
-					defer w.Stop()
-					select {
-					case first <- <-w.ResultChan():
-					case <-ctx.Done():
-					}
-				}()
-				return watch.NewProxyWatcher(first), nil
+				return &shortStream{stream: w, left: 1}, nil
 			}
 			if err := f.add(mustPlan(t, need), []*scope{{source: source, namespace: "a"}, {source: b.source(), namespace: "b"}}); err != nil {
 				t.Fatal(err)

@@ -49,64 +49,67 @@ func (l *reducingListWatch) delivered(event watch.Event) {
 }
 
 // watchScopes opens a watch of each scope and returns one that merges them.
-func (l *reducingListWatch) watchScopes(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+func (l *reducingListWatch) watchScopes(ctx context.Context, opts metav1.ListOptions) (stream, error) {
 	if len(l.scopes) == 1 {
 		return l.scopes[0].watch(ctx, opts)
 	}
-	merged := &mergedWatch{result: make(chan watch.Event), done: make(chan struct{})}
-	var watches []watch.Interface
+	merged := &mergedStream{result: make(chan watch.Event), done: make(chan struct{})}
+	var streams []stream
 	for _, s := range l.scopes {
 		opts.ResourceVersion = s.resume()
 		w, err := s.watch(ctx, opts)
-		if err != nil || isEmpty(w) {
-			for _, opened := range watches {
-				opened.Stop()
+		if err != nil {
+			for _, opened := range streams {
+				opened.stop()
 			}
-			return w, err
+			return nil, err
 		}
-		watches = append(watches, w)
+		streams = append(streams, w)
 	}
-	var forwarding sync.WaitGroup
-	for i, w := range watches {
-		forwarding.Go(func() { merged.forward(w, l.scopes[i].namespace) })
+	for i, from := range streams {
+		l.wg.Go(func() { merged.forward(from, l.scopes[i].namespace) })
 	}
 	l.wg.Go(func() {
-		forwarding.Wait()
-		close(merged.result)
+		<-merged.done
+		for _, from := range streams {
+			from.stop()
+		}
 	})
 	return merged, nil
 }
 
-// mergedWatch ends when one of its watches ends. The reflector then opens all of them again.
-type mergedWatch struct {
+// mergedStream ends when one of its streams ends. The reflector then opens all of them again.
+type mergedStream struct {
 	result chan watch.Event
 	done   chan struct{}
 	once   sync.Once
 }
 
-func (w *mergedWatch) ResultChan() <-chan watch.Event { return w.result }
+func (s *mergedStream) stop() { s.once.Do(func() { close(s.done) }) }
 
-func (w *mergedWatch) Stop() { w.once.Do(func() { close(w.done) }) }
+func (s *mergedStream) next() (watch.Event, bool) {
+	select {
+	case event := <-s.result:
+		return event, true
+	case <-s.done:
+		return watch.Event{}, false
+	}
+}
 
-func (w *mergedWatch) forward(from watch.Interface, namespace string) {
-	defer w.Stop()
-	defer from.Stop()
+func (s *mergedStream) forward(from stream, namespace string) {
+	defer s.stop()
 	for {
-		select {
-		case <-w.done:
+		event, ok := from.next()
+		if !ok {
 			return
-		case event, ok := <-from.ResultChan():
-			if !ok {
-				return
-			}
-			if m, err := meta.Accessor(event.Object); err == nil && event.Type == watch.Bookmark {
-				m.SetNamespace(namespace) // so that delivered knows whose it is
-			}
-			select {
-			case <-w.done:
-				return
-			case w.result <- event:
-			}
+		}
+		if m, err := meta.Accessor(event.Object); err == nil && event.Type == watch.Bookmark {
+			m.SetNamespace(namespace) // so that delivered knows whose it is
+		}
+		select {
+		case <-s.done:
+			return
+		case s.result <- event:
 		}
 	}
 }

@@ -12,12 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 )
 
 // Clients are what the informers read through. They share one HTTP client.
@@ -65,7 +65,7 @@ func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
 // source lists and watches one resource, in one namespace or in all of them.
 type source struct {
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	watch func(context.Context, metav1.ListOptions) (stream, error)
 }
 
 // newSource returns a source that reads no more of the resource than the plan uses. It reads all
@@ -107,13 +107,33 @@ func newTypedSource(p *plan, c Clients, namespace string) (source, error) {
 		config.APIPath = "/api"
 	}
 	codecs := rest.CodecFactoryForGeneratedClient(c.scheme, serializer.NewCodecFactory(c.scheme))
-	config.NegotiatedSerializer = leanSerializer{codecs.WithoutConversion(), c.scheme}
+	serializer := leanSerializer{codecs.WithoutConversion(), c.scheme}
+	config.NegotiatedSerializer = serializer
 	client, err := rest.RESTClientForConfigAndClient(config, c.http)
 	if err != nil {
 		return source{}, fmt.Errorf("client of %s: %w", resourceName(p.resource), err)
 	}
-	lw := cache.NewFilteredListWatchFromClient(client, p.resource.Resource, namespace, func(*metav1.ListOptions) {})
-	return source{list: lw.ListWithContext, watch: lw.WatchWithContext}, nil
+	get := func(opts *metav1.ListOptions) *rest.Request {
+		return client.Get().Namespace(namespace).Resource(p.resource.Resource).VersionedParams(opts, metav1.ParameterCodec)
+	}
+	return source{
+		list: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			return get(&opts).Do(ctx).Get()
+		},
+		watch: func(ctx context.Context, opts metav1.ListOptions) (stream, error) {
+			opts.Watch = true
+			ctx, cancel := context.WithCancel(ctx)
+			body, err := get(&opts).Stream(ctx)
+			if err != nil {
+				cancel()
+				if utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err) {
+					err = errNoAnswer
+				}
+				return nil, err
+			}
+			return &decodedStream{body: body, cancel: cancel, serializer: serializer, version: version}, nil
+		},
+	}, nil
 }
 
 // listWatcher is what the dynamic client and the metadata client have in common.
@@ -124,7 +144,13 @@ type listWatcher[L runtime.Object] interface {
 
 func sourceOf[L runtime.Object](c listWatcher[L]) source {
 	return source{
-		list:  func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, opts) },
-		watch: c.Watch,
+		list: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) { return c.List(ctx, opts) },
+		watch: func(ctx context.Context, opts metav1.ListOptions) (stream, error) {
+			w, err := c.Watch(ctx, opts)
+			if err != nil {
+				return nil, err
+			}
+			return newChannelStream(w)
+		},
 	}
 }

@@ -103,7 +103,6 @@ func TestHostileObjectsEndNoManager(t *testing.T) {
 				t.Fatal(err)
 			}
 			args := []string{"--kube-api-content-type=" + contentType, "--compat=reloader"}
-			args = append(args, fleet.ShortTimings...)
 			leader := shared.RunLeader(ctx, t, args...)
 			s.WaitUntilKnown(ctx, t, "web")
 
