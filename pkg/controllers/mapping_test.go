@@ -297,7 +297,7 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const objects = maxUnmapped + 10
 		source := fcache.NewFakeControllerSource() // much faster than a clientset
-		defer source.Shutdown()
+		t.Cleanup(source.Shutdown) // after the informer has stopped: Shutdown blocks whoever watches again
 		object := func(i int) *corev1.ConfigMap {
 			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("o", i)}}
 		}
