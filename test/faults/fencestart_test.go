@@ -148,11 +148,14 @@ func createLeases(ctx context.Context, t *testing.T, namespace string, n int) {
 	})
 }
 
-// burn keeps every processor busy until the returned function is called.
+// burn leaves the API server a third of the processors until the returned function is
+// called.
 func burn() (stop func()) {
+	const share = 2
 	var stopped atomic.Bool
 	var wg sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
+	before := runtime.GOMAXPROCS(share * runtime.NumCPU())
+	for range share*runtime.NumCPU() - 1 {
 		wg.Go(func() {
 			for !stopped.Load() {
 			}
@@ -161,5 +164,6 @@ func burn() (stop func()) {
 	return func() {
 		stopped.Store(true)
 		wg.Wait()
+		runtime.GOMAXPROCS(before)
 	}
 }
