@@ -225,6 +225,7 @@ func (f *fenceTest) run(ctx context.Context, lead func(context.Context) error) (
 func untilStopped(ctx context.Context) error { <-ctx.Done(); return nil }
 
 func quiet(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
 	return context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 }
 
