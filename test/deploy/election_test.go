@@ -43,7 +43,6 @@ func TestTheElectionHasAPriorityOfItsOwn(t *testing.T) {
 		{http.MethodPost, lease}:                                                                             true,
 		{http.MethodGet, leader}:                                                                             true,
 		{http.MethodPatch, leader}:                                                                           true,
-		{http.MethodGet, "/api/v1/namespaces/default"}:                                                       false,
 		{http.MethodGet, "/api/v1/namespaces/default/configmaps"}:                                            false,
 	} {
 		fleet.Eventually(ctx, t, func() error { // the API server may not have seen the schema yet
