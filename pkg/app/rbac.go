@@ -13,6 +13,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -26,8 +27,8 @@ func newRBACCommand(o *Options) *cobra.Command {
 	return o.subcommand("rbac", "Print the roles that a manager with these flags needs", `
 Prints what a manager with the given flags has to be allowed, as YAML for
 kubectl apply: the rules that the enabled controllers of this build declare, and
-those of the manager itself for its Lease, its Events, the probe of the API
-server's fence and the secure port. All flags of the manager are understood,
+those of the manager itself for its Lease, its Events, the Namespace that names
+the leader to the API server's fence, and the secure port. All flags of the manager are understood,
 --config among them.
 
 The roles are bound to the ServiceAccount quartermaster in the namespace of the
@@ -38,9 +39,9 @@ given. So that installations do not replace each other's, names of Roles in
 other namespaces than that of the Lease end in it, and so do those of
 ClusterRoles if it is not kube-system.
 
-With --namespaces there are Roles in each of these in place of ClusterRoles. The
-secure port, which --secure-port=0 switches off, and --dry-run need a
-ClusterRole even then.`,
+With --namespaces there are Roles in each of these in place of ClusterRoles, and
+the API server's fence is not used. The secure port, which --secure-port=0
+switches off, and --dry-run need a ClusterRole even then.`,
 		func(w io.Writer) error {
 			objects, err := o.rbac()
 			if err != nil {
@@ -91,8 +92,9 @@ func (o *Options) rbac() (objects []any, err error) {
 			// A leader record in one of these means that replicas with another lock type still run.
 			rule("", "configmaps", lease, "get"),
 			rule("", "endpoints", lease, "get"))
-		if !o.Generic.UseServiceAccountTokens {
-			grant("quartermaster-fence", manager, []string{home}, rule("", "configmaps", election.ServerFenceName, "update"))
+		if serverFence(o) == election.ServerFenceUnknown {
+			name := election.LeaderNamespaceName(types.NamespacedName{Namespace: home, Name: lease})
+			grant("quartermaster-fence", manager, []string{metav1.NamespaceAll}, rule("", "namespaces", name, "get", "patch"))
 		}
 	}
 	recorded := scope

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -61,11 +62,15 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer events.stop()
-	lock, err := newLock(o, connection, events, registry)
+	lock, leaderNamespace, err := newLock(o, connection, events, registry)
 	if err != nil {
 		return err
 	}
-	clients, err := newClients(o, connection, lock.Fence)
+	fence := lock.Fence
+	if leaderNamespace != nil {
+		fence = func(next http.RoundTripper) http.RoundTripper { return leaderNamespace.Retry(lock.Fence(next)) }
+	}
+	clients, err := newClients(o, connection, fence)
 	if err != nil {
 		return err
 	}
@@ -126,7 +131,7 @@ func Run(ctx context.Context, o *Options) error {
 	} else if err != nil {
 		return err
 	}
-	if err := checkFences(ctx, o, connection, lock); err != nil {
+	if err := checkLegacyLocks(ctx, o, connection); err != nil {
 		return err
 	}
 	if o.Informers.Standby == informers.StandbyWarm {
@@ -140,52 +145,79 @@ func Run(ctx context.Context, o *Options) error {
 		cache.Start(rest)
 		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
+	if leaderNamespace != nil {
+		defer startAsking(rest, leaderNamespace)()
+		if o.Election.LeaderElect {
+			lead = leaderNamespace.Lead(lead)
+		}
+	} else {
+		lock.SetServerFence(ctx, serverFence(o))
+	}
 	err = election.Run(ctx, o.election(), lock, lead)
 	cutOff(err)
 	return err
 }
 
-// newLock returns the lock of this replica on the Lease.
-func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry) (*election.Lock, error) {
+// newLock returns the lock of this replica on the Lease, and the Namespace by which the API server's
+// fence knows the leader, nil if this installation does not use that fence.
+func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry) (*election.Lock, *election.LeaderNamespace, error) {
 	// In a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set.
 	pod := os.Getenv("POD_NAME")
 	if pod == "" {
 		var err error
 		if pod, err = os.Hostname(); err != nil {
-			return nil, fmt.Errorf("POD_NAME is not set: %w", err)
+			return nil, nil, fmt.Errorf("POD_NAME is not set: %w", err)
 		}
 	}
 	client, err := c.typed(election.ClientConfig(c.base))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	electionMetrics, err := election.NewMetrics(registry)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
-	return election.NewLock(lease, election.NewIdentity(pod), client.CoordinationV1().Leases(lease.Namespace),
+	lock, err := election.NewLock(lease, election.NewIdentity(pod), client.CoordinationV1().Leases(lease.Namespace),
 		e.recorder("quartermaster"), election.NewBootClock(), electionMetrics)
+	if err != nil || serverFence(o) != election.ServerFenceUnknown {
+		return lock, nil, err
+	}
+	return lock, election.NewLeaderNamespace(lock, client.CoreV1().Namespaces()), nil
 }
 
-// checkFences returns an error if a leader of another lock type is running. It also makes the lock
-// find out whether the API server has a fence.
-func checkFences(ctx context.Context, o *Options, c connection, lock *election.Lock) error {
+// serverFence returns what is known of the fence in the API server without asking.
+func serverFence(o *Options) election.ServerFence {
+	switch {
+	case o.Generic.UseServiceAccountTokens:
+		// These tokens are not bound to our Pod, and the API server refuses to bind them.
+		return election.ServerFenceCannotJudge
+	case len(o.Informers.Namespaces) > 0:
+		// Such an installation needs no permission in the cluster, and a Namespace is of the cluster.
+		return election.ServerFenceAbsent
+	}
+	return election.ServerFenceUnknown
+}
+
+// startAsking asks for the fence in the API server until the returned function is called.
+func startAsking(ctx context.Context, n *election.LeaderNamespace) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { n.Run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// checkLegacyLocks returns an error if a leader of another lock type is running.
+func checkLegacyLocks(ctx context.Context, o *Options, c connection) error {
 	client, err := c.typed(c.named("startup"))
 	if err != nil {
 		return err
 	}
 	core, namespace := client.CoreV1(), o.Election.ResourceNamespace
-	if err := election.CheckLegacyLocks(ctx, o.election(), core.ConfigMaps(namespace), core.Endpoints(namespace)); err != nil {
-		return err
-	}
-	if o.Generic.UseServiceAccountTokens {
-		// These tokens are not bound to our Pod, and the API server refuses to bind them.
-		lock.SetServerFence(ctx, election.ServerFenceCannotJudge)
-	} else {
-		lock.ProbeServerFence(core.ConfigMaps(namespace))
-	}
-	return nil
+	return election.CheckLegacyLocks(ctx, o.election(), core.ConfigMaps(namespace), core.Endpoints(namespace))
 }
 
 // newCache returns the informers that the enabled controllers need, not started yet.

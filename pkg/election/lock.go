@@ -47,8 +47,7 @@ type Lock struct {
 	clock    Clock
 	metrics  *lockMetrics
 	fence    *fence
-	probe    ConfigMapUpdater // nil: the fence in the API server is not probed
-	used     atomic.Bool      // by Run
+	used     atomic.Bool // by Run
 
 	mu     sync.Mutex
 	status status

@@ -64,7 +64,6 @@ func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Cont
 		e.timer.Stop()
 	}()
 	klog.FromContext(ctx).Info("Competing for the lease", "lease", lock.name, "identity", lock.identity)
-	e.startProbe(requests)
 	return e.run(ctx, requests, lead)
 }
 
@@ -105,7 +104,6 @@ type elector struct {
 	watchFailures int           // in a row
 	watchesAnew   bool          // the watch begins with the present, not where the last one ended
 
-	stopProbe  context.CancelFunc // of the fence in the API server
 	cancelLead context.CancelCauseFunc
 	leadDone   chan error      // receives once, when lead has returned
 	leadErr    error           // the error of lead
@@ -147,7 +145,6 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 		case msg := <-e.inbox:
 			if e.handle(klog.FromContext(ctx), msg) {
 				e.begin(ctx, lead)
-				e.startProbe(requests)
 			}
 		case e.leadErr = <-e.leadDone:
 			e.leadReturned()
@@ -171,18 +168,6 @@ func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
 	go func() { done <- lead(leadCtx) }()
 	klog.FromContext(ctx).Info("Started leading", "lease", e.lock.name, "term", e.tenure.term)
 	e.lock.record(e.tenure.lease, "became leader")
-}
-
-// startProbe starts to probe for the fence in the API server. It ends a running probe.
-func (e *elector) startProbe(ctx context.Context) {
-	if e.lock.probe == nil {
-		return
-	}
-	if e.stopProbe != nil {
-		e.stopProbe()
-	}
-	ctx, e.stopProbe = context.WithCancel(ctx)
-	e.wg.Go(func() { e.lock.probeServerFence(ctx, e.timeout) })
 }
 
 // drain begins to stop: a standby returns, a leader drains.

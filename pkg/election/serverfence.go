@@ -12,56 +12,58 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
-// The fence in the API server is a ValidatingAdmissionPolicy with the Lease as its parameter. To
-// find out whether it is in force, a replica sends a write that changes nothing in any case: a
-// dry-run update of a ConfigMap that is installed with the policy for this purpose. The policy
-// always refuses it, and the refusal says what the policy would do with a write of this replica.
-// This shows more than reading the policy would: that it is bound and enforced, recognises the
-// replica's token, and uses the right Lease. And it needs no permission except to update that one
-// ConfigMap.
+// The fence in the API server is a ValidatingAdmissionPolicy, deploy/components/fence. Its parameter
+// is an empty Namespace with an annotation that names the one replica that may write. This file asks
+// how the policy judges this replica, serverfence_lead.go names the leader, and
+// serverfence_retry.go handles writes that the policy has refused.
 const (
-	// ServerFenceName is the name of the policy, of its binding, and of the ConfigMap in the
-	// Lease's namespace.
+	// ServerFenceName is the name of the policy and of its binding.
 	ServerFenceName = "quartermaster-fence"
 
-	serverFenceAdmits  = "probe: admits"
-	serverFenceRefuses = "probe: refuses"
-	serverFenceCannot  = "probe: cannot judge"
+	// LeaderAnnotation is the annotation of the Namespace. Its value is the leader's identity, see
+	// NewIdentity. The policy compares the Pod in it with the one that the caller's token is bound
+	// to.
+	LeaderAnnotation = "quartermaster.dev/leader-pod"
+
+	// With these words the policy refuses a write. It answers a dry run, the probe, in the same way,
+	// and always.
+	serverFenceRefusal   = ServerFenceName + ": written by "
+	serverFencePod       = serverFenceRefusal + "Pod %s, "
+	serverFenceAdmission = serverFencePod + "the leader is '%s'"
 )
 
-// ServerFence says whether the API server refuses writes of replicas that do not hold the Lease.
+// LeaderNamespaceName returns the name of the Namespace that names the holder of the Lease. Only
+// the default installation's does not end in the Lease's namespace.
+func LeaderNamespaceName(lease types.NamespacedName) string {
+	name := lease.Name + "-leader"
+	if lease.Namespace != NewConfig().ResourceNamespace {
+		name += "-" + lease.Namespace
+	}
+	return name
+}
+
+// ServerFence says whether the API server refuses writes of replicas that do not lead.
 type ServerFence string
 
 // The possible states of the fence in the API server.
 const (
-	ServerFenceUnknown       ServerFence = "Unknown"       // no response yet, or not probed
+	ServerFenceUnknown       ServerFence = "Unknown"       // no response yet, or not asked
 	ServerFenceEnforced      ServerFence = "Enforced"      // it judges this replica correctly
 	ServerFenceAbsent        ServerFence = "Absent"        // there is none
 	ServerFenceCannotJudge   ServerFence = "CannotJudge"   // controllers use other ServiceAccounts
-	ServerFenceMisconfigured ServerFence = "Misconfigured" // it refuses the leader, or admits another
+	ServerFenceMisconfigured ServerFence = "Misconfigured" // it refuses the leader, or any replica
 )
 
 var serverFences = []ServerFence{ServerFenceUnknown, ServerFenceEnforced, ServerFenceAbsent,
 	ServerFenceCannotJudge, ServerFenceMisconfigured}
 
-// ConfigMapUpdater is the part of a client for ConfigMaps that the probe needs. The client must
-// have the credentials of the controllers' clients, because those are judged, but not the client's
-// fence.
-type ConfigMapUpdater interface {
-	Update(ctx context.Context, configMap *corev1.ConfigMap, opts metav1.UpdateOptions) (*corev1.ConfigMap, error)
-}
-
-// ProbeServerFence makes Run find out, when it starts and when it leads, whether the API server has
-// a fence. It must be called before Run.
-func (l *Lock) ProbeServerFence(client ConfigMapUpdater) {
-	l.probe = client
-}
-
-// SetServerFence sets what is known without a probe. If each controller has its own ServiceAccount,
-// no token is bound to a Pod and the policy does not apply to it: ServerFenceCannotJudge.
+// SetServerFence sets what is known of the fence in the API server. A LeaderNamespace calls it. Call
+// it instead of using one if each controller has its own ServiceAccount: no token is bound to a Pod
+// then and the policy does not apply to it, ServerFenceCannotJudge.
 func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	l.mu.Lock()
 	before := l.status.ServerFence
@@ -76,7 +78,7 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	logger := klog.FromContext(ctx).WithValues("lease", l.name, "serverFence", found)
 	switch found {
 	case ServerFenceEnforced:
-		logger.Info("The API server refuses writes of replicas that do not hold the lease")
+		logger.Info("The API server refuses writes of replicas that do not lead")
 	case ServerFenceAbsent:
 		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off may be " +
 			"executed after another leads; install deploy/components/fence, which " +
@@ -85,85 +87,55 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
 			"a write that a replica sent before it was paused or cut off may be executed after another leads")
 	case ServerFenceMisconfigured:
-		logger.Error(nil, "The fence in the API server would refuse the writes of this replica although it holds the lease, "+
-			"or admit them although it does not; check the lease that the policy's binding names, that the token is bound to the Pod, and the Pod's name in the identity",
-			"identity", l.identity)
+		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
+			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
+			"identity", l.identity, "namespace", LeaderNamespaceName(l.name), "annotation", LeaderAnnotation)
 	}
 }
 
-// probeServerFence probes until there is a reliable result. A wrong verdict may be due to an old
-// version of the Lease, so it is not accepted at once; and an absent policy may be applied together
-// with this replica.
-func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
-	const attempts, pause = 8, 250 * time.Millisecond
-	for attempt := range attempts {
-		request, cancel := context.WithTimeout(ctx, timeout)
-		found, err := l.askServerFence(request)
-		cancel()
-		if ctx.Err() != nil {
-			return
-		}
-		last := attempt == attempts-1
-		believed := err == nil && (found != ServerFenceMisconfigured || attempt >= attempts/2)
-		if err != nil && last {
-			klog.FromContext(ctx).Error(err, "Failed to find out whether the API server has a fence", "lease", l.name)
-		}
-		if believed || last {
-			l.SetServerFence(ctx, found)
-		}
-		if believed && found != ServerFenceAbsent || last || !pauseFor(ctx, pause<<attempt) {
-			return
-		}
-	}
+// NamespaceClient is the part of a client for Namespaces that the fence needs, and the permissions
+// to grant by RBAC: get and patch of the one Namespace. It must have the credentials of the
+// controllers' clients, because those are judged, and must not pass the fence of the Lock: a standby
+// asks as well.
+type NamespaceClient interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, opts metav1.PatchOptions,
+		subresources ...string) (*corev1.Namespace, error)
 }
 
-func (l *Lock) askServerFence(ctx context.Context) (ServerFence, error) {
-	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: l.name.Namespace, Name: ServerFenceName}}
-	leads, follows := l.fence.admits(), l.follows()
-	_, err := l.probe.Update(ctx, probe, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
-	leads, follows = leads && l.fence.admits(), follows && l.follows()
+// verdict says how the API server judges this replica.
+type verdict int
+
+const (
+	verdictNone      verdict = iota // no answer
+	verdictAbsent                   // there is no fence
+	verdictAdmits                   // this replica writes
+	verdictRefuses                  // another writes, or nobody
+	verdictMisjudges                // it does not recognise the Pod of this replica
+)
+
+// serverFenceTimeout limits each request.
+const serverFenceTimeout = 2 * time.Second
+
+// ask finds out how the API server judges this replica: by a dry run that changes nothing and that
+// the policy answers with what it sees, whoever asks. This shows more than reading the policy would:
+// that it is bound and enforced, recognises the replica's token, and how far the API server's watch
+// of the Namespace is.
+func (n *LeaderNamespace) ask(ctx context.Context) (verdict, error) {
+	ctx, cancel := context.WithTimeout(ctx, serverFenceTimeout)
+	defer cancel()
+	_, err := n.client.Patch(ctx, n.name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
-		return ServerFenceAbsent, nil
-	case !isVerdict(err):
-		if apierrors.IsForbidden(err) { // by RBAC: the permission is installed with the policy
-			return ServerFenceAbsent, nil
-		}
-		return ServerFenceUnknown, fmt.Errorf("dry-run update of ConfigMap %s: %w", ServerFenceName, err)
-	case strings.Contains(err.Error(), serverFenceCannot), // and so it refuses every write
-		leads && strings.Contains(err.Error(), serverFenceRefuses),
-		follows && strings.Contains(err.Error(), serverFenceAdmits):
-		return ServerFenceMisconfigured, nil
+		return verdictAbsent, nil
+	case strings.Contains(err.Error(), fmt.Sprintf(serverFenceAdmission, n.pod, n.lock.identity)):
+		return verdictAdmits, nil
+	case strings.Contains(err.Error(), fmt.Sprintf(serverFencePod, n.pod)):
+		return verdictRefuses, nil
+	case strings.Contains(err.Error(), serverFenceRefusal):
+		return verdictMisjudges, nil
+	case apierrors.IsForbidden(err): // by RBAC: the permission is installed with the policy
+		return verdictAbsent, nil
 	}
-	return ServerFenceEnforced, nil
-}
-
-// follows reports whether another replica is known to hold the Lease.
-func (l *Lock) follows() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.status.Holder != "" && l.status.Holder != l.identity
-}
-
-// isVerdict reports whether the error is the policy's response to the probe.
-func isVerdict(err error) bool {
-	text := err.Error()
-	for _, verdict := range []string{serverFenceAdmits, serverFenceRefuses, serverFenceCannot} {
-		if strings.Contains(text, ServerFenceName) && strings.Contains(text, verdict) {
-			return true
-		}
-	}
-	return false
-}
-
-// pauseFor waits for d and reports whether it passed before ctx ended.
-func pauseFor(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return verdictNone, fmt.Errorf("dry-run patch of Namespace %s: %w", n.name, err)
 }

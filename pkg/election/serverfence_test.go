@@ -4,10 +4,16 @@
 package election
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,93 +22,421 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 )
 
-// configMapServer responds to a probe.
-type configMapServer func(probe *corev1.ConfigMap, opts metav1.UpdateOptions) error
+// fenceServer is an API server with the Namespace, its watch, the policy and one workload.
+type fenceServer struct {
+	leases *simStore
+	lag    time.Duration // of the watch that the policy goes by
 
-func (f configMapServer) Update(_ context.Context, probe *corev1.ConfigMap, opts metav1.UpdateOptions) (*corev1.ConfigMap, error) {
-	return probe, f(probe, opts)
+	mu       sync.Mutex
+	version  int
+	ns       *corev1.Namespace // nil: there is none
+	past     []seenName
+	policy   bool
+	rbac     bool
+	down     bool
+	tokenPod string // empty: that of the caller
+	requests int
+	onPatch  func() // called before each patch
 }
 
-func refusal(text string) error {
-	return apierrors.NewForbidden(corev1.Resource("configmaps"), ServerFenceName, errors.New(text))
+// seenName is a value of the annotation since a moment.
+type seenName struct {
+	since time.Time
+	name  string
+}
+
+func newFenceServer() *fenceServer {
+	s := &fenceServer{leases: freeStore(), policy: true, rbac: true}
+	s.install("")
+	return s
+}
+
+// install creates or replaces the Namespace.
+func (s *fenceServer) install(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(name, "lease-leader-ns", types.UID(strconv.Itoa(s.version)))
+}
+
+func (s *fenceServer) set(leader, name string, uid types.UID) {
+	s.version++
+	s.ns = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid, ResourceVersion: strconv.Itoa(s.version)}}
+	if leader != "" {
+		s.ns.Annotations = map[string]string{LeaderAnnotation: leader}
+	}
+	s.past = append(s.past, seenName{time.Now(), leader})
+}
+
+func (s *fenceServer) named() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.past[len(s.past)-1].name
+}
+
+// refuses returns the policy's words if it does not admit the Pod.
+func (s *fenceServer) refuses(pod string) (words string, refused bool) {
+	if !s.policy || s.ns == nil {
+		return "", false
+	}
+	if s.tokenPod != "" {
+		pod = s.tokenPod
+	}
+	leader := ""
+	for _, seen := range s.past {
+		if !seen.since.Add(s.lag).After(time.Now()) {
+			leader = seen.name
+		}
+	}
+	return fmt.Sprintf("ValidatingAdmissionPolicy 'x' with binding 'x' denied request: quartermaster-fence: written by Pod %s, the leader is '%s'",
+		pod, leader), !strings.HasPrefix(leader, pod+"_")
+}
+
+// namespaces is a client of one Pod.
+type namespaces struct {
+	*fenceServer
+	pod string
+}
+
+func (c namespaces) begin(name string) (unlock func(), err error) {
+	pass(time.Millisecond)
+	c.mu.Lock()
+	c.requests++
+	switch {
+	case c.down:
+		err = errors.New("network is down")
+	case !c.rbac:
+		err = apierrors.NewForbidden(corev1.Resource("namespaces"), name, errors.New("User r cannot patch resource"))
+	case c.ns == nil || c.ns.Name != name:
+		err = apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+	}
+	return c.mu.Unlock, err
+}
+
+func (c namespaces) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1.Namespace, error) {
+	unlock, err := c.begin(name)
+	defer unlock()
+	return c.ns.DeepCopy(), err
+}
+
+func (c namespaces) Patch(_ context.Context, name string, _ types.PatchType, patch []byte, opts metav1.PatchOptions, _ ...string) (*corev1.Namespace, error) {
+	if c.onPatch != nil && len(opts.DryRun) == 0 {
+		c.onPatch()
+	}
+	unlock, err := c.begin(name)
+	defer unlock()
+	if err != nil {
+		return nil, err
+	}
+	if len(opts.DryRun) > 0 {
+		if words, _ := c.refuses(c.pod); words != "" {
+			return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(), words, nil)
+		}
+		return c.ns, nil
+	}
+	var want corev1.Namespace
+	if err := json.Unmarshal(patch, &want); err != nil {
+		return nil, err
+	}
+	if want.UID != c.ns.UID || want.ResourceVersion != c.ns.ResourceVersion {
+		return nil, apierrors.NewConflict(corev1.Resource("namespaces"), name, errors.New("the object has been modified"))
+	}
+	c.set(want.Annotations[LeaderAnnotation], name, want.UID)
+	return c.ns, nil
+}
+
+// writes is a transport to the workload.
+func (s *fenceServer) writes(pod string, limit *int) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		*limit++
+		if words, refused := s.refuses(pod); refused {
+			return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{},
+				Body: io.NopCloser(strings.NewReader(`{"kind":"Status","message":"deployments \"d\" is forbidden: ` + words + `"}`))}, nil
+		}
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(body))}, nil
+	})
+}
+
+// fenceTest is one replica, r_1 in Pod r, on the server.
+type fenceTest struct {
+	*fenceServer
+	lock  *Lock
+	names *LeaderNamespace
+	sent  int // writes that the workload's API server has seen
+	write func() error
+}
+
+func newFenceTest(s *fenceServer) *fenceTest {
+	lock := must(NewLock(leaseName, "r_1", newStoreClient(s.leases, "r_1"), &testEvents{}, NewMonotonicClock(), testMetrics()))
+	f := &fenceTest{fenceServer: s, lock: lock, names: NewLeaderNamespace(lock, namespaces{s, "r"})}
+	client := &http.Client{Transport: f.names.Retry(lock.Fence(s.writes("r", &f.sent)))}
+	f.write = func() error {
+		resp, err := client.Post("http://api/deployments", "text/plain", strings.NewReader("content"))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if body := must(io.ReadAll(resp.Body)); resp.StatusCode != http.StatusOK || string(body) != "content" {
+			return fmt.Errorf("%d: %s", resp.StatusCode, body)
+		}
+		return nil
+	}
+	return f
+}
+
+// run lets the replica compete until ctx ends, with lead behind the fence. ended receives the error.
+func (f *fenceTest) run(ctx context.Context, lead func(context.Context) error) (ended chan error) {
+	ended = make(chan error, 1)
+	go func() {
+		asking, stop := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() { f.names.Run(asking) })
+		err := Run(ctx, NewConfig(), f.lock, f.names.Lead(lead))
+		stop()
+		wg.Wait()
+		f.leases.background.Wait()
+		ended <- err
+	}()
+	return ended
+}
+
+func untilStopped(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func quiet(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 }
 
 func TestServerFence(t *testing.T) {
-	verdict := func(text string) error {
-		return refusal("ValidatingAdmissionPolicy 'quartermaster-fence' with binding 'quartermaster-fence' denied request: quartermaster-fence: probe: " + text)
-	}
-	byHolder := func(store *simStore) error {
-		if store.holder() == "r" {
-			return verdict("admits writes of Pod r")
-		}
-		return verdict("refuses writes of Pod r")
-	}
-	asked := 0
 	tests := map[string]struct {
-		answer func(*simStore) error
-		want   ServerFence // of the leader
+		change func(*fenceServer) // before the start
+		later  func(*fenceServer) // while it leads
+		leads  bool               // 30 s after the start
+		want   ServerFence        // a minute after later
+		named  string
 	}{
-		"a policy that is applied later than the replica": {func(s *simStore) error {
-			if asked++; asked < 5 {
-				return nil
-			}
-			return byHolder(s)
-		}, ServerFenceEnforced},
-		"a policy that judges rightly":          {byHolder, ServerFenceEnforced},
-		"no policy":                             {func(*simStore) error { return nil }, ServerFenceAbsent},
-		"no permission, which comes with it":    {func(*simStore) error { return refusal("User r cannot update resource") }, ServerFenceAbsent},
-		"no ConfigMap, which comes with it":     {func(*simStore) error { return apierrors.NewNotFound(corev1.Resource("configmaps"), ServerFenceName) }, ServerFenceAbsent},
-		"a token that is not bound to a Pod":    {func(*simStore) error { return verdict("cannot judge a token without a Pod") }, ServerFenceMisconfigured},
-		"a policy that goes by another lease":   {func(*simStore) error { return verdict("refuses writes of Pod r") }, ServerFenceMisconfigured},
-		"an API server that does not answer it": {func(*simStore) error { return errors.New("network is down") }, ServerFenceUnknown},
+		"a policy that judges rightly":               {leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a Namespace that names the former leader":   {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an API server whose watch lags":             {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"no Namespace":                               {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent},
+		"no policy":                                  {change: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"no permission, which comes with the policy": {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: ServerFenceAbsent},
+		"a token of another Pod":                     {change: func(s *fenceServer) { s.tokenPod = "other" }, want: ServerFenceMisconfigured, named: "r_1"},
+		"a policy that goes by another Namespace":    {change: func(s *fenceServer) { s.lag = time.Hour }, want: ServerFenceMisconfigured, named: "r_1"},
+		"an API server that does not answer":         {change: func(s *fenceServer) { s.down = true }, want: ServerFenceUnknown},
+		"a policy that is installed later":           {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a Namespace that is installed later":        {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a policy that is removed":                   {later: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"a Namespace that is deleted":                {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"a Namespace that is created again":          {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an annotation that somebody has wiped":      {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an annotation that somebody has edited":     {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := freeStore()
-				lock := must(NewLock(leaseName, "r", newStoreClient(store, "r"), &testEvents{}, NewMonotonicClock(), testMetrics()))
-				var mu sync.Mutex
-				lock.ProbeServerFence(configMapServer(func(probe *corev1.ConfigMap, opts metav1.UpdateOptions) error {
-					mu.Lock()
-					defer mu.Unlock()
-					if len(opts.DryRun) != 1 || probe.Name != ServerFenceName || probe.Namespace != "ns" {
-						t.Errorf("probe of %s/%s, dry run %v", probe.Namespace, probe.Name, opts.DryRun)
-					}
-					return test.answer(store)
-				}))
-				ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
-				done := make(chan error, 1)
-				go func() {
-					done <- Run(ctx, NewConfig(), lock, func(ctx context.Context) error { <-ctx.Done(); return nil })
-				}()
-				pass(2 * time.Minute)
-				if got := lock.snapshot().ServerFence; got != test.want {
-					t.Errorf("got %s, want %s", got, test.want)
+				f := newFenceTest(newFenceServer())
+				if test.change != nil {
+					test.change(f.fenceServer)
+				}
+				ctx, stop := quiet(t)
+				leads := false
+				ended := f.run(ctx, func(ctx context.Context) error {
+					leads = true
+					return untilStopped(ctx)
+				})
+				pass(30 * time.Second)
+				if leads != test.leads {
+					t.Errorf("leads: %t", leads)
+				}
+				if test.later != nil {
+					f.mu.Lock()
+					test.later(f.fenceServer)
+					f.mu.Unlock()
+				}
+				pass(61 * time.Second)
+				if got := f.lock.snapshot().ServerFence; got != test.want {
+					t.Errorf("found %s, want %s", got, test.want)
+				}
+				if got := f.named(); got != test.named && f.ns != nil {
+					t.Errorf("named is %q, want %q", got, test.named)
+				}
+				if f.requests > 100 {
+					t.Errorf("%d requests in 90 s", f.requests)
 				}
 				stop()
-				if err := <-done; err != nil {
+				if err := <-ended; err != nil {
 					t.Error(err)
 				}
-				store.background.Wait()
 			})
 		})
 	}
-	t.Run("a policy that admits a standby", func(t *testing.T) {
-		lock := must(NewLock(leaseName, "r", nil, nil, NewMonotonicClock(), testMetrics()))
-		lock.ProbeServerFence(configMapServer(func(*corev1.ConfigMap, metav1.UpdateOptions) error { return verdict("admits writes of Pod r") }))
-		lock.status.Holder = "another"
-		if got, err := lock.askServerFence(t.Context()); got != ServerFenceMisconfigured {
-			t.Errorf("got %s, %v", got, err)
+}
+
+// TestServerFenceOfAStandby checks that whoever follows is neither named nor alarmed.
+func TestServerFenceOfAStandby(t *testing.T) {
+	for name, leader := range map[string]string{
+		"another leads": "a_1", "nobody leads": "", "the process before it in the same Pod led last": "r_0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				f.install(leader)
+				ctx, stop := quiet(t)
+				var wg sync.WaitGroup
+				wg.Go(func() { f.names.Run(ctx) })
+				pass(10 * time.Minute)
+				if got := f.lock.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 13 {
+					t.Errorf("found %s, %q is named, %d requests", got, f.named(), f.requests)
+				}
+				stop()
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// TestNobodyNamesItselfAfterItsSuccessor holds up the leader at each of its requests until another
+// has taken the Lease and named itself. Its own fence believes in its term throughout.
+func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
+	takeOver := func(s *fenceServer) {
+		s.leases.edit("b", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("b_1") })
+		s.install("b_1")
+	}
+	for name, hold := range map[string]func(*fenceTest, func()){
+		"before it reads the Namespace": func(_ *fenceTest, then func()) { then() },
+		"before its patch":              func(f *fenceTest, then func()) { f.onPatch = then },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				f.install("a_1")
+				f.leases.edit("r", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("r_1") })
+				f.lock.fence.turnOff()
+				hold(f, sync.OnceFunc(func() { takeOver(f.fenceServer) }))
+				ctx, stop := quiet(t)
+				defer stop()
+				err := f.names.Lead(func(context.Context) error {
+					t.Error("it leads")
+					return nil
+				})(ctx)
+				var superseded *SupersededError
+				if !errors.As(err, &superseded) || superseded.Holder != "b_1" || f.named() != "b_1" {
+					t.Errorf("got %v, %q is named", err, f.named())
+				}
+			})
+		})
+	}
+}
+
+// TestATermEndsWhenAnotherIsNamed gives the Lease to another while nothing tells the leader.
+func TestATermEndsWhenAnotherIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFenceTest(newFenceServer())
+		f.leases.edit("r", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("r_1") })
+		f.lock.fence.openUntil(time.Hour)
+		ctx, stop := quiet(t)
+		defer stop()
+		ended := make(chan error, 1)
+		go func() { ended <- f.names.Lead(untilStopped)(ctx) }()
+		pass(time.Second)
+		if err := f.write(); err != nil {
+			t.Errorf("the leader's write: %v", err)
+		}
+		f.leases.edit("b", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("b_1") })
+		f.install("b_1")
+		if err := f.write(); !errors.Is(err, ErrNotLeading) || !strings.Contains(err.Error(), "b_1") {
+			t.Errorf("a write after the term: %v", err)
+		}
+		var superseded *SupersededError
+		if err := <-ended; !errors.As(err, &superseded) || f.named() != "b_1" {
+			t.Errorf("lead ended with %v, %q is named", err, f.named())
+		}
+		f.lock.fence.close()
+	})
+}
+
+func TestRefusedWrites(t *testing.T) {
+	tests := map[string]struct {
+		before  func(*fenceTest)
+		refused bool // for good
+		named   string
+	}{
+		"a name that has gone is set again": {before: func(f *fenceTest) { f.install("") }, named: "r_1"},
+		"a watch that lags is waited for":   {before: func(f *fenceTest) { f.lag = 100 * time.Millisecond; f.install("") }, named: "r_1"},
+		"a policy that always refuses":      {before: func(f *fenceTest) { f.lag = time.Hour; f.install("") }, refused: true, named: "r_1"},
+		"no policy":                         {before: func(f *fenceTest) { f.policy = false }, named: "r_1"},
+		"an API server that lags for long behind the one that is asked": {before: func(f *fenceTest) {
+			f.install("a_1")
+			f.names.client = namespaces{newFenceServer(), "r"}
+		}, refused: true, named: "a_1"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				ctx, stop := quiet(t)
+				ended := f.run(ctx, func(ctx context.Context) error {
+					test.before(f)
+					f.sent = 0
+					var writers sync.WaitGroup
+					for range 100 {
+						writers.Go(func() {
+							err := f.write()
+							if test.refused != errors.Is(err, ErrNotLeading) || !test.refused && err != nil {
+								t.Error(err)
+							}
+						})
+					}
+					writers.Wait()
+					return untilStopped(ctx)
+				})
+				pass(20 * time.Second)
+				if f.named() != test.named || f.sent > 100*serverFenceAttempts || f.requests > 60 {
+					t.Errorf("%q is named, %d writes were sent, %d other requests", f.named(), f.sent, f.requests)
+				}
+				stop()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+	t.Run("somebody else's refusal is left alone", func(t *testing.T) {
+		text := strings.Repeat("x", 2*refusalLimit) + serverFenceRefusal
+		resp := &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(text))}
+		words, err := fenceRefusal(resp)
+		if got := must(io.ReadAll(resp.Body)); words != "" || err != nil || string(got) != text {
+			t.Errorf("got %q, %v, and a body of %d bytes", words, err, len(got))
 		}
 	})
+}
+
+func TestLeaderNamespaceName(t *testing.T) {
+	for want, lease := range map[string]types.NamespacedName{
+		"quartermaster-leader":        {Namespace: "kube-system", Name: "quartermaster"},
+		"other-leader":                {Namespace: "kube-system", Name: "other"},
+		"quartermaster-leader-team-a": {Namespace: "team-a", Name: "quartermaster"},
+	} {
+		if got := LeaderNamespaceName(lease); got != want {
+			t.Errorf("%s: got %s, want %s", lease, got, want)
+		}
+	}
 }
 
 func TestSetServerFence(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -270,10 +271,11 @@ func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r 
 		r.problem("read the fence: %v", err)
 		return fence{"Unknown", source}
 	}
+	leader := election.LeaderNamespaceName(types.NamespacedName{Namespace: o.namespace, Name: o.leaseName})
 	for _, action := range binding.Spec.ValidationActions {
-		if p := binding.Spec.ParamRef; action == "Deny" && p != nil && p.Name == o.leaseName && p.Namespace == o.namespace {
+		if p := binding.Spec.ParamRef; action == "Deny" && p != nil && p.Name == leader {
 			return fence{"Installed", source + ", not tested"}
 		}
 	}
-	return fence{"Off", source + " does not deny, or goes by another Lease"}
+	return fence{"Off", source + " does not deny, or goes by another Namespace"}
 }

@@ -1,0 +1,277 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// LeaderNamespace names the leader in the annotation of a Namespace, by which the fence in the API
+// server judges who may write.
+//
+// A replica names itself only in this order: it reads the Namespace, then it reads in the Lease that
+// it still holds it, then it patches the Namespace on the condition that this is the version that it
+// has read. So the names follow each other in the order of the terms, whatever any clock does and
+// however late a patch arrives: see docs/adr/0006-fence-namespace.md.
+type LeaderNamespace struct {
+	lock   *Lock
+	name   string
+	pod    string // of this replica
+	client NamespaceClient
+
+	leads  atomic.Bool   // between the begin and the end of lead
+	again  chan struct{} // wakes keep
+	gate   chan struct{} // held by the one who asks; a channel, since a Mutex knows no context
+	asked  atomic.Int64  // rounds of asking that have begun, written with the gate held
+	raised int64         // the last round in which the API server admitted this replica; guarded by gate
+}
+
+const (
+	serverFencePeriod = 50 * time.Second // to serverFencePeriod + serverFenceJitter
+	serverFenceJitter = 10 * time.Second
+
+	// serverFencePatience is how long an API server may refuse the leader before something must be
+	// wrong: its watch shows the name after milliseconds.
+	serverFencePatience = 2 * time.Second
+
+	serverFenceBackoffMin = 2 * time.Millisecond
+	serverFenceBackoffMax = 10 * time.Second
+)
+
+// NewLeaderNamespace returns the Namespace of the lock's Lease.
+func NewLeaderNamespace(lock *Lock, client NamespaceClient) *LeaderNamespace {
+	pod := lock.identity
+	if i := strings.LastIndex(pod, "_"); i >= 0 {
+		pod = pod[:i]
+	}
+	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.name), pod: pod, client: client,
+		again: make(chan struct{}, 1), gate: make(chan struct{}, 1)}
+}
+
+// SupersededError ends the term of a replica that was to name itself in the Namespace and has found
+// that it does not hold the Lease any more.
+type SupersededError struct {
+	Holder string // empty: the Lease was deleted or released
+}
+
+// Error implements error.
+func (e *SupersededError) Error() string {
+	return fmt.Sprintf("the lease is not held by this replica any more, but by %q", e.Holder)
+}
+
+// Run asks at once and then every minute whether the API server has a fence, until ctx ends. While
+// lead runs, Lead does this.
+func (n *LeaderNamespace) Run(ctx context.Context) {
+	for {
+		if !n.leads.Load() {
+			judged, err := n.ask(ctx)
+			if err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.name, "err", err)
+			}
+			if !n.leads.Load() {
+				n.set(ctx, judged)
+			}
+		}
+		if !pauseFor(ctx, serverFencePeriod+rand.N(serverFenceJitter)) {
+			return
+		}
+	}
+}
+
+// Lead returns a lead that does not begin before the API server admits the writes of this replica,
+// or has no fence. It ends with a *SupersededError if somebody else turns out to hold the Lease.
+func (n *LeaderNamespace) Lead(lead func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		n.leads.Store(true)
+		defer n.leads.Store(false)
+		ctx, end := context.WithCancelCause(ctx)
+		defer end(nil)
+		if err := n.raise(ctx, 0); ctx.Err() != nil {
+			return nil // the term ended before lead began
+		} else if err != nil {
+			return err
+		}
+		kept := make(chan struct{})
+		go func() {
+			defer close(kept)
+			n.keep(ctx, end)
+		}()
+		err := lead(ctx)
+		end(nil)
+		<-kept
+		var superseded *SupersededError
+		if errors.As(context.Cause(ctx), &superseded) {
+			return errors.Join(superseded, err)
+		}
+		return err
+	}
+}
+
+// keep asks every minute, and whenever the API server has refused a write, whether this replica is
+// still admitted, and names it again where its name has gone. It ends ctx if another leads.
+func (n *LeaderNamespace) keep(ctx context.Context, end context.CancelCauseFunc) {
+	for {
+		timer := time.NewTimer(serverFencePeriod + rand.N(serverFenceJitter))
+		select {
+		case <-timer.C:
+		case <-n.again:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+		if err := n.raise(ctx, 0); err != nil && ctx.Err() == nil {
+			end(err)
+			return
+		}
+	}
+}
+
+// raise returns nil when the API server admits the writes of this replica or has no fence, and tries
+// for as long as ctx lasts. A round of asking that is younger than the given one counts.
+func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
+	select {
+	case n.gate <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-n.gate }()
+	if after > 0 && n.raised > after {
+		return nil
+	}
+	round := n.asked.Add(1)
+	began := n.lock.clock.Now()
+	logged := false
+	for backoff := serverFenceBackoffMin; ; backoff = min(2*backoff, serverFenceBackoffMax) {
+		judged, err := n.stand(ctx)
+		var superseded *SupersededError
+		late := n.lock.clock.Now()-began > serverFencePatience
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.As(err, &superseded):
+			return superseded
+		case judged == verdictAbsent, judged == verdictAdmits:
+			n.set(ctx, judged)
+			n.raised = round
+			return nil
+		case judged == verdictMisjudges, judged == verdictRefuses && late:
+			n.lock.SetServerFence(ctx, ServerFenceMisconfigured)
+		case err != nil && late && !logged:
+			logged = true
+			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
+				"lease", n.lock.name, "namespace", n.name)
+		}
+		if !pauseFor(ctx, backoff/2+rand.N(backoff)) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// set sets the state after an answer that does not show a mistake.
+func (n *LeaderNamespace) set(ctx context.Context, judged verdict) {
+	switch {
+	case judged == verdictAbsent:
+		n.lock.SetServerFence(ctx, ServerFenceAbsent)
+	case judged == verdictMisjudges, judged == verdictRefuses && n.lock.fence.isOff():
+		n.lock.SetServerFence(ctx, ServerFenceMisconfigured)
+	case judged != verdictNone: // a standby may be refused or, if it led before in the same Pod, admitted
+		n.lock.SetServerFence(ctx, ServerFenceEnforced)
+	}
+}
+
+// stand names this replica if it is not named, and asks how the API server judges it.
+func (n *LeaderNamespace) stand(ctx context.Context) (verdict, error) {
+	err := n.nameSelf(ctx)
+	switch {
+	case apierrors.IsNotFound(err):
+		return verdictAbsent, nil
+	case apierrors.IsConflict(err):
+		return verdictNone, err
+	}
+	var superseded *SupersededError
+	if errors.As(err, &superseded) {
+		return verdictNone, err
+	}
+	// Even if it could not be named, the API server may have no fence.
+	judged, asked := n.ask(ctx)
+	return judged, errors.Join(err, asked)
+}
+
+// nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
+// there is no Namespace, and a *SupersededError if this replica does not hold the Lease.
+func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, serverFenceTimeout)
+	defer cancel()
+	ns, err := n.client.Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if ns.Annotations[LeaderAnnotation] == n.lock.identity {
+		return nil
+	}
+	if err := n.lock.confirmHolder(ctx); err != nil {
+		return err
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": ns.UID, "resourceVersion": ns.ResourceVersion,
+		"annotations": map[string]string{LeaderAnnotation: n.lock.identity},
+	}})
+	if err != nil {
+		return err
+	}
+	_, err = n.client.Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.identity)
+	}
+	return err
+}
+
+// confirmHolder reads the Lease and returns nil if this replica holds it.
+func (l *Lock) confirmHolder(ctx context.Context) error {
+	lease, err := l.client.Get(ctx, l.name.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &SupersededError{}
+	}
+	if err != nil {
+		return fmt.Errorf("read lease %s: %w", l.name, err)
+	}
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != l.identity {
+		return &SupersededError{Holder: holder}
+	}
+	return nil
+}
+
+// isOff reports whether every write passes because leader election is off.
+func (f *fence) isOff() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state == fenceOff
+}
+
+// pauseFor waits for d and reports whether it passed before ctx ended.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
