@@ -4,8 +4,9 @@
 package election
 
 import (
+	"fmt"
 	"math/rand/v2"
-	"net/http"
+	"strings"
 	"sync"
 	"time"
 )
@@ -127,29 +128,33 @@ func (a *simServer) worstLag(since time.Time) time.Duration {
 	return worst
 }
 
-// admits reports whether the fence of this server admits a write of the Pod.
-func (a *simServer) admits(pod string) bool {
-	if !a.sim.fences.server {
-		return true
-	}
+// judge returns the words with which the fence of this server refuses a write of the Pod, or says
+// that it admits it; unjudged reports that there is no fence.
+func (a *simServer) judge(pod string) (words string, admits, unjudged bool) {
 	known := a.view()
-	return known.absent || known.pod == pod
+	if !a.sim.fences.server || a.sim.store.isPolicyGone() || known.absent {
+		return "", true, true
+	}
+	words = fmt.Sprintf("denied request: quartermaster-fence: written by Pod %s, the leader is '%s'", pod, known.leader)
+	return words, strings.HasPrefix(known.leader, pod+"_"), false
 }
 
-// execute admits the write and, a while later, executes it in the store.
-func (a *simServer) execute(w *simWrite) (int, error) {
-	if !a.admits(w.proc.pod) {
-		a.sim.audit.refuses(w)
-		return http.StatusForbidden, nil
+// execute admits the write and, a while later, executes it in the store. It returns the words of a
+// refusal.
+func (a *simServer) execute(w *simWrite) (refused string, err error) {
+	words, admits, unjudged := a.judge(w.proc.pod)
+	if !admits {
+		a.sim.audit.refuses(w, a)
+		return words, nil
 	}
-	w.server, w.admitted = a, time.Now()
+	w.server, w.admitted, w.unjudged = a, time.Now(), unjudged
 	d := 50*time.Microsecond + time.Duration(w.rng.Int64N(int64(2*time.Millisecond)))
 	if w.rng.IntN(50) == 0 {
 		d += time.Duration(w.rng.Int64N(int64(200 * time.Millisecond)))
 	}
 	pass(d)
 	a.sim.audit.executed(w)
-	return http.StatusOK, nil
+	return "", nil
 }
 
 func latest(times ...time.Time) time.Time {

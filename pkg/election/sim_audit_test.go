@@ -47,6 +47,7 @@ type auditor struct {
 	tampered   time.Time            // when the Lease was last edited or deleted
 	patient    time.Time            // until then, a record or one that was edited may be waited for
 	renewable  bool                 // a renewal ends that
+	fenceless  time.Time            // when there was last no fence in the API server
 	era        int                  // counts the edits after which terms may repeat
 	terms      map[eraTerm]string   // who led each term
 	renewed    map[string]time.Time // by identity, when the store saw it write the Lease
@@ -86,6 +87,7 @@ type reign struct {
 	number int
 	proc   *simProc
 	term   Term
+	began  time.Time
 	wrote  bool      // a write has passed its client's fence
 	named  time.Time // when the fence named its Pod
 }
@@ -103,6 +105,7 @@ type simWrite struct {
 	sent     time.Time
 	server   *simServer
 	admitted time.Time // by the server's fence
+	unjudged bool      // there was none
 }
 
 type simCall struct {
@@ -178,6 +181,13 @@ func (a *auditor) patience() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return max(0, time.Until(a.patient))
+}
+
+// noFence says that there is no fence in the API server for a while, which ends now.
+func (a *auditor) noFence() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fenceless = time.Now()
 }
 
 // newEra says that terms may repeat from now on.
@@ -256,11 +266,11 @@ func (a *auditor) alone(p *simProc, rule string) {
 }
 
 // refuses is called when an API server's fence refuses the write.
-func (a *auditor) refuses(w *simWrite) {
+func (a *auditor) refuses(w *simWrite, server *simServer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.count.refused++
-	a.logLocked(w.proc.identity, "the fence of an API server refuses a write")
+	a.logLocked(w.proc.identity, "the fence of API server %d refuses a write", server.index)
 }
 
 // executed is called when the store executes the write. This is where stale writes are judged.
@@ -297,7 +307,7 @@ func (a *auditor) executed(w *simWrite) {
 		return
 	}
 	a.count.admitted++
-	if named.IsZero() {
+	if w.unjudged || named.IsZero() {
 		return // ruleNamedFirst judges whether the other may lead
 	}
 	late := now.Sub(named)
@@ -324,7 +334,7 @@ func (a *auditor) leads(p *simProc) {
 	if repeated {
 		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term, before)
 	}
-	if a.sim.fences.server && own.named.IsZero() {
+	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) {
 		a.violateLocked(ruleNamedFirst, "%s leads, but the fence has not named %s", p.identity, p.pod)
 	}
 }
@@ -373,7 +383,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 }
 
 func (a *auditor) begin(p *simProc, term Term) *reign {
-	r := &reign{number: len(a.reigns) + 1, proc: p, term: term}
+	r := &reign{number: len(a.reigns) + 1, proc: p, term: term, began: time.Now()}
 	a.reigns = append(a.reigns, r)
 	return r
 }
@@ -408,7 +418,7 @@ func (a *auditor) namingChanged(n *simNaming) {
 	proc := a.sim.find(n.writer)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.logLocked(n.writer, "FENCE names %q", n.pod)
+	a.logLocked(n.writer, "FENCE names %q", n.leader)
 	if proc == nil {
 		return
 	}

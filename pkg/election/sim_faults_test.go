@@ -70,6 +70,19 @@ var simFaults = []simFault{
 		s.servers[rng.IntN(len(s.servers))].clog(long)
 		pass(long)
 	}},
+	{"the fence's policy is deleted for a while", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.store.setPolicyGone(true)
+		pass(long)
+		s.store.setPolicyGone(false)
+		s.audit.noFence()
+	}},
+	{"the fence's Namespace is deleted for a while", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.store.deleteNamespace("admin")
+		pass(long)
+		s.store.createNamespace("admin")
+		s.audit.noFence()
+	}},
+	{"the name of the leader is wiped", 1, func(s *simulation, _ *rand.Rand, _ *simProc, _ time.Duration) { s.store.wipeName("admin") }},
 	{"etcd is restored from a snapshot", 2, (*simulation).restore},
 }
 
@@ -181,7 +194,7 @@ var simTamperings = []simTampering{
 		}
 	}},
 	{"given a longer duration", func(s *simulation, rng *rand.Rand) {
-		longer := int32(rng.IntN(20)+2) * int32(s.cfg.LeaseDuration.Duration/time.Second)
+		longer := int32(rng.IntN(5)+2) * int32(s.cfg.LeaseDuration.Duration/time.Second)
 		s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To(longer) })
 	}},
 	{"given other transitions", func(s *simulation, rng *rand.Rand) {

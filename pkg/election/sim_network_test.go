@@ -5,13 +5,17 @@ package election
 
 import (
 	"context"
+	"encoding/json"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 )
@@ -179,5 +183,54 @@ func (c *simClient) Watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 			return nil, apierrors.NewResourceExpired("too old resource version")
 		}
 		return c.proc.sim.store.watchVia(ctx, server, c.proc.link, rng, opts.ResourceVersion, lifetime), nil
+	})
+}
+
+// simNamespaces is the client of one process for the Namespace that is the fence's parameter.
+type simNamespaces struct {
+	proc *simProc
+}
+
+func (c *simNamespaces) Get(ctx context.Context, name string, _ metav1.GetOptions) (*corev1.Namespace, error) {
+	n, err := exchange(ctx, c.proc, "get namespace", func(*simServer) (*simNaming, error) { return c.proc.sim.store.getNaming(), nil })
+	if err != nil {
+		return nil, err
+	}
+	if n.absent {
+		return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
+		UID: types.UID(strconv.FormatInt(n.uid, 10)), ResourceVersion: strconv.FormatInt(n.rv, 10)}}
+	if n.leader != "" {
+		ns.Annotations = map[string]string{LeaderAnnotation: n.leader}
+	}
+	return ns, nil
+}
+
+func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchType, patch []byte, opts metav1.PatchOptions,
+	_ ...string) (*corev1.Namespace, error) {
+	verb := "patch namespace"
+	if len(opts.DryRun) > 0 {
+		verb = "ask"
+	}
+	return exchange(ctx, c.proc, verb, func(server *simServer) (*corev1.Namespace, error) {
+		store := c.proc.sim.store
+		if verb == "ask" {
+			words, _, unjudged := server.judge(c.proc.pod)
+			switch {
+			case store.getNaming().absent:
+				return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+			case unjudged:
+				return &corev1.Namespace{}, nil
+			}
+			return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(), words, nil)
+		}
+		var want corev1.Namespace
+		if err := json.Unmarshal(patch, &want); err != nil {
+			return nil, err
+		}
+		rv, _ := strconv.ParseInt(want.ResourceVersion, 10, 64)
+		uid, _ := strconv.ParseInt(string(want.UID), 10, 64)
+		return &want, store.name(want.Annotations[LeaderAnnotation], rv, uid)
 	})
 }

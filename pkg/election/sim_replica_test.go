@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,11 +63,19 @@ func runOurs(ctx context.Context, p *simProc) error {
 		return lock.status.Term != nil
 	}
 	p.mu.Unlock()
-	client := &http.Client{Transport: p}
+	var writes http.RoundTripper = p
 	if p.sim.fences.client {
-		client.Transport = lock.Fence(p)
+		writes = lock.Fence(writes)
 	}
-	return Run(ctx, p.sim.cfg, lock, func(ctx context.Context) error { return p.lead(ctx, client) })
+	if !p.sim.fences.server {
+		return Run(ctx, p.sim.cfg, lock, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
+	}
+	names := NewLeaderNamespace(lock, &simNamespaces{p})
+	client := &http.Client{Transport: names.Retry(writes)}
+	asking, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	p.sim.store.background.Go(func() { names.Run(asking) })
+	return Run(ctx, p.sim.cfg, lock, names.Lead(func(ctx context.Context) error { return p.lead(ctx, client) }))
 }
 
 // Eventf implements EventRecorder.
@@ -267,11 +276,15 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	p.sim.audit.sends(w)
-	code, err := exchange(req.Context(), p, "write", func(server *simServer) (int, error) { return server.execute(w) })
+	refused, err := exchange(req.Context(), p, "write", func(server *simServer) (string, error) { return server.execute(w) })
 	if err != nil {
 		return nil, err
 	}
-	return &http.Response{StatusCode: code, Body: http.NoBody, Header: http.Header{}}, nil
+	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Header: http.Header{}}
+	if refused != "" {
+		resp.StatusCode, resp.Body = http.StatusForbidden, io.NopCloser(strings.NewReader(refused))
+	}
+	return resp, nil
 }
 
 // nextRNG returns a source of random numbers for the next use for that purpose.

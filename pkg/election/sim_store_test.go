@@ -37,14 +37,16 @@ type simStore struct {
 	onNaming func(*simNaming)                                         // likewise
 	trouble  simTrouble
 
+	policyGone bool // the fence's policy is deleted
+
 	background sync.WaitGroup // what the network and the API servers still do
 }
 
 // simNaming is one version of the Namespace that is the fence's parameter. Its annotation names the
-// Pod that may write.
+// replica that may write.
 type simNaming struct {
-	rv      int64
-	pod     string
+	rv, uid int64
+	leader  string
 	absent  bool // the Namespace is deleted
 	writer  string
 	written time.Time
@@ -133,36 +135,57 @@ func (s *simStore) getNaming() *simNaming {
 	return s.naming
 }
 
-// name writes the Pod's name into the fence's parameter, if that has the version rv or rv is 0. As
-// in an API server, a write that changes nothing makes no new version.
-func (s *simStore) name(writer, pod string, rv int64) error {
+// name writes the leader's name into the fence's parameter, if that has the version rv of uid.
+func (s *simStore) name(leader string, rv, uid int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.naming.absent:
 		return apierrors.NewNotFound(corev1.Resource("namespaces"), "leader")
-	case rv != 0 && rv != s.naming.rv:
+	case rv != s.naming.rv || uid != s.naming.uid:
 		return apierrors.NewConflict(corev1.Resource("namespaces"), "leader", errors.New("the object has been modified"))
-	case pod != s.naming.pod:
-		s.setNaming(&simNaming{pod: pod, writer: writer})
+	case leader != s.naming.leader: // a write that changes nothing makes no new version
+		s.setNaming(&simNaming{uid: uid, leader: leader, writer: leader})
 	}
 	return nil
 }
 
-// removeNaming deletes the fence's parameter.
-func (s *simStore) removeNaming(writer string) {
+// wipeName removes the name, regardless of versions.
+func (s *simStore) wipeName(writer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.naming.absent {
+		s.setNaming(&simNaming{uid: s.naming.uid, writer: writer})
+	}
+}
+
+// deleteNamespace deletes the fence's parameter.
+func (s *simStore) deleteNamespace(writer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.setNaming(&simNaming{absent: true, writer: writer})
 }
 
-// createNaming installs the fence's parameter without a name.
-func (s *simStore) createNaming(writer string) {
+// createNamespace installs the fence's parameter without a name.
+func (s *simStore) createNamespace(writer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.naming.absent {
-		s.setNaming(&simNaming{writer: writer})
+		s.setNaming(&simNaming{uid: s.rv, writer: writer})
 	}
+}
+
+// setPolicyGone deletes the policy of the fence or installs it.
+func (s *simStore) setPolicyGone(gone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policyGone = gone
+}
+
+func (s *simStore) isPolicyGone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.policyGone
 }
 
 func (s *simStore) setNaming(n *simNaming) {

@@ -232,14 +232,14 @@ func (s *simulation) awaitLeader(when string, bound time.Duration, revive bool) 
 	from := time.Now()
 	for {
 		leader := s.leader()
-		if leader != nil && (!s.fences.server || s.store.getNaming().pod == leader.pod) {
+		if leader != nil && (!s.fences.server || s.store.getNaming().leader == leader.identity) {
 			return
 		}
 		if time.Since(from) > bound {
 			s.audit.violate(ruleSomeoneLeads, "nobody leads %s %s", bound, when)
 			return
 		}
-		pass(10 * time.Millisecond)
+		pass(20 * time.Millisecond)
 		for _, r := range s.replicas {
 			if revive {
 				s.revive(r)
