@@ -20,7 +20,8 @@ type simServer struct {
 	index int
 
 	mu      sync.Mutex
-	stalled time.Time // until when its watch of the store shows nothing new
+	behind  time.Time // since when its watch of the store shows nothing new
+	stalled time.Time // until then
 	busy    time.Time // until when requests wait in its queue
 	seen    []simView // every version of the parameter and when this server sees it
 }
@@ -58,6 +59,9 @@ func (a *simServer) stall(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
+	if !a.stalled.After(now) {
+		a.behind = now
+	}
 	a.stalled = latest(a.stalled, now.Add(d))
 	for i := range a.seen {
 		if a.seen[i].at.After(now) {
@@ -74,12 +78,12 @@ func (a *simServer) clog(d time.Duration) {
 }
 
 // queued returns how long a request waits before the server looks at it. Now and then one is
-// forgotten in a socket.
-func (a *simServer) queued(rng *rand.Rand) time.Duration {
+// forgotten in a socket, when the faults are over only a controller's.
+func (a *simServer) queued(verb string, rng *rand.Rand) time.Duration {
 	a.mu.Lock()
 	left := time.Until(a.busy)
 	a.mu.Unlock()
-	forgotten, wait := rng.IntN(100) == 0, rng.Float64()
+	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" || !a.sim.calm.Load()), rng.Float64()
 	switch {
 	case forgotten:
 		return time.Duration(wait * 2 * float64(a.sim.cfg.LeaseDuration.Duration))
@@ -94,6 +98,16 @@ func (a *simServer) watchDelay(rng *rand.Rand) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return max(lag(rng), time.Until(a.stalled))
+}
+
+// seenUntil returns the time up to which the server has seen the store.
+func (a *simServer) seenUntil() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now := time.Now(); !a.stalled.After(now) {
+		return now
+	}
+	return a.behind
 }
 
 // view returns the version of the parameter that the server knows.

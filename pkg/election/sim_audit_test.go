@@ -4,7 +4,6 @@
 package election
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -47,7 +46,7 @@ type auditor struct {
 	tampered   time.Time            // when the Lease was last edited or deleted
 	patient    time.Time            // until then, a record or one that was edited may be waited for
 	renewable  bool                 // a renewal ends that
-	fenceless  time.Time            // when there was last no fence in the API server
+	fenceless  time.Time            // until when there is no fence in the API server
 	era        int                  // counts the edits after which terms may repeat
 	terms      map[eraTerm]string   // who led each term
 	renewed    map[string]time.Time // by identity, when the store saw it write the Lease
@@ -183,11 +182,11 @@ func (a *auditor) patience() time.Duration {
 	return max(0, time.Until(a.patient))
 }
 
-// noFence says that there is no fence in the API server for a while, which ends now.
-func (a *auditor) noFence() {
+// noFence says that there is no fence in the API server until long has passed.
+func (a *auditor) noFence(long time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.fenceless = time.Now()
+	a.fenceless = latest(a.fenceless, time.Now().Add(long))
 }
 
 // newEra says that terms may repeat from now on.
@@ -311,8 +310,11 @@ func (a *auditor) executed(w *simWrite) {
 		return // ruleNamedFirst judges whether the other may lead
 	}
 	late := now.Sub(named)
+	if now.Before(a.unsure) {
+		return
+	}
 	a.count.latest = max(a.count.latest, late)
-	if bound := w.server.worstLag(named) + now.Sub(w.admitted); late > bound && !now.Before(a.unsure) {
+	if bound := w.server.worstLag(named) + now.Sub(w.admitted); late > bound {
 		a.violateLocked(ruleStale, "%s writes %s after the fence has named another; bound %s", w.proc.identity, late, bound)
 	}
 }
@@ -407,7 +409,7 @@ func (a *auditor) checkRelease(proc *simProc, from string) {
 	}
 	proc.mu.Lock()
 	defer proc.mu.Unlock()
-	if proc.leading || proc.inFlight > 0 {
+	if proc.leading || proc.inFlight > 0 && a.sim.fences.client {
 		a.violateLocked(ruleDrainFirst, "%s releases the lease while lead runs (%t) or writes (%d)", proc.identity, proc.leading, proc.inFlight)
 	}
 }
@@ -439,8 +441,7 @@ func (a *auditor) namingChanged(n *simNaming) {
 
 // returned is called when Run has returned.
 func (a *auditor) returned(p *simProc, err error, refused int) {
-	var lost *LostError
-	if !errors.As(err, &lost) && refused > 0 {
+	if err == nil && refused > 0 {
 		a.violate(ruleDrainWrites, "%s left in good order but %d of its writes were refused", p.identity, refused)
 	}
 }
@@ -453,6 +454,23 @@ func (a *auditor) requested(p *simProc, verb string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.requests[p.identity] = append(a.requests[p.identity], simCall{at: time.Now(), verb: verb})
+}
+
+// requestsBetween returns how many requests the process made, and how many of them were writes of the
+// Lease.
+func (a *auditor) requestsBetween(p *simProc, from, to time.Duration) (all, writes int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, call := range a.requests[p.identity] {
+		if at := call.at.Sub(a.sim.start); at < from || at >= to {
+			continue
+		}
+		all++
+		if call.verb == "create" || call.verb == "update" {
+			writes++
+		}
+	}
+	return all, writes
 }
 
 func describe(lease *coordinationv1.Lease) string {

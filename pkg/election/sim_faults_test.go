@@ -71,16 +71,16 @@ var simFaults = []simFault{
 		pass(long)
 	}},
 	{"the fence's policy is deleted for a while", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.audit.noFence(long)
 		s.store.setPolicyGone(true)
 		pass(long)
 		s.store.setPolicyGone(false)
-		s.audit.noFence()
 	}},
 	{"the fence's Namespace is deleted for a while", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.audit.noFence(long)
 		s.store.deleteNamespace("admin")
 		pass(long)
 		s.store.createNamespace("admin")
-		s.audit.noFence()
 	}},
 	{"the name of the leader is wiped", 1, func(s *simulation, _ *rand.Rand, _ *simProc, _ time.Duration) { s.store.wipeName("admin") }},
 	{"etcd is restored from a snapshot", 2, (*simulation).restore},

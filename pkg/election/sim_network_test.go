@@ -109,7 +109,7 @@ func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simS
 	p.sim.audit.requested(p, verb)
 	rng := p.nextRNG(verb)
 	server := p.sim.servers[rng.IntN(len(p.sim.servers))]
-	out, queued, back := p.link.latency(rng), server.queued(rng), p.link.answerLatency(rng)
+	out, queued, back := p.link.latency(rng), server.queued(verb, rng), p.link.answerLatency(rng)
 	late, failFirst, hangsUp := rng.IntN(3) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
 	answered := make(chan answer, 1)
 	p.sim.store.background.Go(func() {

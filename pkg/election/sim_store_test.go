@@ -31,7 +31,7 @@ type simStore struct {
 	uids     int
 	lease    *coordinationv1.Lease
 	naming   *simNaming
-	past     []watch.Event                                            // every version, oldest first
+	past     []simEvent                                               // every version, oldest first
 	watches  []*simWatch                                              // in the order of their start
 	onChange func(writer string, before, after *coordinationv1.Lease) // called under mu
 	onNaming func(*simNaming)                                         // likewise
@@ -117,16 +117,18 @@ func (s *simStore) restore(from simSnapshot) {
 	defer s.mu.Unlock()
 	before := s.lease
 	s.rv, s.lease = from.rv, from.lease
-	s.past = slices.DeleteFunc(s.past, func(event watch.Event) bool { return versionOf(event) > s.rv })
+	s.past = slices.DeleteFunc(s.past, func(e simEvent) bool { return versionOf(e.event) > s.rv })
 	for _, w := range s.watches {
 		w.Stop()
 	}
 	if s.onChange != nil {
 		s.onChange("backup", before, s.lease)
 	}
-	naming := *from.naming
-	s.setNaming(&naming)
-	s.naming.rv = from.naming.rv
+	if !from.naming.absent {
+		naming := *from.naming
+		s.setNaming(&naming)
+		s.naming.rv = from.naming.rv
+	}
 }
 
 func (s *simStore) getNaming() *simNaming {
@@ -269,7 +271,7 @@ func (s *simStore) set(writer string, kind watch.EventType, lease *coordinationv
 	if s.onChange != nil {
 		s.onChange(writer, before, s.lease)
 	}
-	event := watch.Event{Type: kind, Object: lease}
+	event := simEvent{event: watch.Event{Type: kind, Object: lease}, at: time.Now()}
 	s.past = append(s.past, event)
 	for _, w := range s.watches {
 		w.push(event)
@@ -300,19 +302,34 @@ func (s *simStore) watchVia(ctx context.Context, server *simServer, link *simLin
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	first := 0
 	if from == "" {
-		if s.lease != nil {
-			w.push(watch.Event{Type: watch.Added, Object: s.lease})
-		}
+		first = s.present(w, server)
 	} else {
 		w.after, _ = strconv.ParseInt(from, 10, 64)
-		for _, event := range s.past {
-			w.push(event)
-		}
+	}
+	for _, event := range s.past[first:] {
+		w.push(event)
 	}
 	s.watches = append(s.watches, w)
 	s.background.Go(func() { w.deliver(ctx, lifetime) })
 	return w
+}
+
+// present pushes the state that the API server knows, which may be old, and returns the index of the
+// event that follows.
+func (s *simStore) present(w *simWatch, server *simServer) int {
+	n := len(s.past)
+	if server != nil {
+		until := server.seenUntil()
+		for n > 0 && s.past[n-1].at.After(until) {
+			n--
+		}
+	}
+	if n > 0 && s.past[n-1].event.Type != watch.Deleted {
+		w.push(simEvent{event: watch.Event{Type: watch.Added, Object: s.past[n-1].event.Object}, at: time.Now()})
+	}
+	return n
 }
 
 func versionOf(event watch.Event) int64 {
@@ -343,13 +360,13 @@ type simEvent struct {
 	at    time.Time
 }
 
-func (w *simWatch) push(event watch.Event) {
+func (w *simWatch) push(event simEvent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if versionOf(event) <= w.after {
+	if versionOf(event.event) <= w.after {
 		return
 	}
-	w.queue = append(w.queue, simEvent{event: event, at: time.Now()})
+	w.queue = append(w.queue, event)
 	select {
 	case w.wake <- struct{}{}:
 	default:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -26,6 +27,7 @@ type simulation struct {
 	store   *simStore
 	servers []*simServer
 	audit   *auditor
+	calm    atomic.Bool // the faults are over
 
 	launching     sync.Mutex
 	noLaunchUntil time.Time
@@ -57,9 +59,7 @@ func newSimulation(seed uint64, elect simElector, m *Metrics) *simulation {
 	return s
 }
 
-// newServers makes one to three API servers. Two thirds of all clusters have one.
-func (s *simulation) newServers(rng *rand.Rand) {
-	n := max(1, rng.IntN(5)-1)
+func (s *simulation) addServers(n int) {
 	for i := range n {
 		s.servers = append(s.servers, newSimServer(s, i))
 	}

@@ -122,7 +122,7 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *Metrics, fences fun
 		rng := s.rng("plan", 0)
 		s.cfg = simConfig(rng)
 		s.fences = fences(rng)
-		s.newServers(rng)
+		s.addServers(max(1, rng.IntN(5)-1)) // two thirds of all clusters have one
 		s.run(rng)
 	})
 	return s
@@ -147,7 +147,6 @@ func simConfig(rng *rand.Rand) Config {
 
 // run plays the plan, checks that some replica leads again, and stops everything.
 func (s *simulation) run(rng *rand.Rand) {
-	lease := s.cfg.LeaseDuration.Duration
 	if err := s.cfg.Validate(); err != nil {
 		s.audit.violate("the plan", "%v", err)
 		return
@@ -155,14 +154,8 @@ func (s *simulation) run(rng *rand.Rand) {
 	if rng.IntN(3) > 0 {
 		s.install()
 	}
-	for i := range 2 + rng.IntN(3) {
-		r := &simReplica{index: i}
-		s.mu.Lock()
-		s.replicas = append(s.replicas, r)
-		s.mu.Unlock()
-		s.launch(r)
-	}
-	end := 8 * lease
+	s.launchReplicas(2 + rng.IntN(3))
+	end := 8 * s.cfg.LeaseDuration.Duration
 	var faults sync.WaitGroup
 	for n := range 3 + rng.IntN(10) {
 		at := time.Duration(rng.Int64N(int64(end)))
@@ -173,8 +166,19 @@ func (s *simulation) run(rng *rand.Rand) {
 	}
 	faults.Wait()
 	s.log("plan", "the faults are over")
+	s.calm.Store(true)
 	s.settle()
 	s.finish()
+}
+
+func (s *simulation) launchReplicas(n int) {
+	for i := range n {
+		r := &simReplica{index: i}
+		s.mu.Lock()
+		s.replicas = append(s.replicas, r)
+		s.mu.Unlock()
+		s.launch(r)
+	}
 }
 
 // install creates the Lease without a holder, as deploy/ does.
@@ -263,6 +267,110 @@ func (s *simulation) finish() {
 		p.link.set(func(l *simLink) { l.dead = true })
 	}
 	s.store.background.Wait()
+}
+
+// TestStaleWrites runs the simulation without one fence or both. The judge that finds nothing with
+// both must find stale writes without. See docs/adr/0003-leader-election.md for what each promises.
+func TestStaleWrites(t *testing.T) {
+	tests := map[string]struct {
+		fences simFences
+		want   func(*simCount) bool
+	}{
+		"without a fence, a replaced leader goes on writing": {
+			simFences{}, func(c *simCount) bool { return c.led > 100 && c.refused == 0 }},
+		"with the client's alone, writes under way are late, and a clock that stood still deceives": {
+			simFences{client: true}, func(c *simCount) bool { return c.led > 0 && c.led < 100 && c.clock > 0 && c.refused == 0 }},
+		"with the API server's alone, only writes are late that it admitted before it saw the name": {
+			simFences{server: true}, func(c *simCount) bool { return c.refused > 100 && c.led > 0 && c.led < 100 }},
+		"with both, fewer": {
+			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.led < 10 }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			const enough = 200
+			count := runSeeds(t, 1, enough, ours, testMetrics(), func(*rand.Rand) simFences { return test.fences }).count[test.fences]
+			t.Logf("%s", count)
+			if !test.want(count) {
+				t.Errorf("in %d seeds: %s", enough, count)
+			}
+		})
+	}
+}
+
+// TestFrozenGuest freezes the leader as a hypervisor does, so that its clock does not move, until
+// another leads. Its own fence then believes in its term; only the API server's refuses its writes.
+func TestFrozenGuest(t *testing.T) {
+	for name, fences := range map[string]simFences{
+		"it writes where the API server has no fence": {client: true},
+		"the fence in the API server refuses it":      {client: true, server: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := runPlan(t, ours, fences, 1, func(s *simulation) {
+				s.launchReplicas(2)
+				pass(time.Minute)
+				frozen := s.leader()
+				frozen.freeze(time.Minute)
+				pass(time.Minute)
+				if s.leader() == nil || s.leader() == frozen {
+					s.audit.violate(ruleSomeoneLeads, "the frozen one still leads")
+				}
+			})
+			count := &s.audit.count
+			if (count.clock > 0) == fences.server || (count.refused > 0) != fences.server || count.led != count.clock {
+				t.Errorf("%s\n%s", count, s.audit.report())
+			}
+		})
+	}
+}
+
+// TestRefusalsThatLast checks how many requests a standby makes while the API servers refuse it for
+// long, and that somebody leads soon after.
+func TestRefusalsThatLast(t *testing.T) {
+	const writes, requests = 6, 20 // a minute
+	for name, trouble := range map[string]simTrouble{
+		"429 to everything":                 overload,
+		"403 to writes of the lease":        forbidden,
+		"404: the namespace does not exist": noNamespace,
+		"500 to everything":                 internal,
+	} {
+		t.Run(name, func(t *testing.T) {
+			runPlan(t, ours, simFences{client: true}, 3, func(s *simulation) {
+				s.store.suffer(trouble)
+				if trouble != noNamespace {
+					s.install()
+				}
+				s.launchReplicas(3)
+				pass(10 * time.Minute)
+				for minute := 2; minute < 10; minute++ {
+					for _, p := range s.procs {
+						all, written := s.audit.requestsBetween(p, time.Duration(minute)*time.Minute, time.Duration(minute+1)*time.Minute)
+						if written > writes || all > requests {
+							s.audit.violate(ruleFewRequests, "%s makes %d writes and %d requests in minute %d", p.identity, written, all, minute)
+						}
+					}
+				}
+				s.store.suffer(noTrouble)
+				s.awaitLeader("after the refusals", time.Minute+s.claim(1), false)
+			})
+		})
+	}
+}
+
+// runPlan runs a world without faults but those of the plan, with default timings.
+func runPlan(t *testing.T, elect simElector, fences simFences, servers int, plan func(*simulation)) *simulation {
+	t.Helper()
+	var s *simulation
+	synctest.Test(t, func(*testing.T) {
+		s = newSimulation(1, elect, testMetrics())
+		s.cfg, s.fences = NewConfig(), fences
+		s.addServers(servers)
+		plan(s)
+		s.finish()
+	})
+	for _, v := range s.audit.violations {
+		t.Errorf("%s: %s\n%s", v.rule, v.text, s.audit.report())
+	}
+	return s
 }
 
 // TestSimulationIsReproducible runs seeds twice, because a reported seed must show the same when it
