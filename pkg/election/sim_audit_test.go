@@ -24,6 +24,7 @@ const (
 	ruleNoEarlySteal = "a lease is not taken from a live holder"
 	ruleOwnRelease   = "only the holder releases the lease"
 	ruleDrainFirst   = "the lease is released after the drain"
+	ruleAfterRelease = "no write is executed after its replica has released the lease, unless the API server has a fence"
 	ruleDrainWrites  = "a drain in good order can write"
 	ruleNamedFirst   = "lead starts after the fence names its Pod"
 	ruleNamesInOrder = "the fence never goes back to the Pod of a former leader"
@@ -49,6 +50,7 @@ type auditor struct {
 	fenceless  time.Time            // until when there is no fence in the API server
 	era        int                  // counts the edits after which terms may repeat
 	terms      map[eraTerm]string   // who led each term
+	released   map[string]bool      // by identity
 	renewed    map[string]time.Time // by identity, when the store saw it write the Lease
 	created    map[string]Term      // by identity, the term of the Lease that it created
 	reigns     []*reign             // in order
@@ -127,7 +129,7 @@ type violation struct {
 
 func newAuditor(s *simulation) *auditor {
 	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]time.Time{},
-		created: map[string]Term{}, requests: map[string][]simCall{}}
+		released: map[string]bool{}, created: map[string]Term{}, requests: map[string][]simCall{}}
 }
 
 func (a *auditor) log(who, what string, args ...any) {
@@ -277,6 +279,9 @@ func (a *auditor) executed(w *simWrite) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.count.writes++
+	if a.released[w.proc.identity] && !a.sim.fences.server && a.judges(w.proc) {
+		a.violateLocked(ruleAfterRelease, "a write of %s that was sent %s ago", w.proc.identity, time.Since(w.sent))
+	}
 	next := a.successor(w.proc)
 	if next == nil {
 		return
@@ -407,6 +412,7 @@ func (a *auditor) checkRelease(proc *simProc, from string) {
 	if from != "" && from != proc.identity {
 		a.violateLocked(ruleOwnRelease, "%s releases a lease that %q holds", proc.identity, from)
 	}
+	a.released[proc.identity] = true
 	proc.mu.Lock()
 	defer proc.mu.Unlock()
 	if proc.leading || proc.inFlight > 0 && a.sim.fences.client {
@@ -454,6 +460,25 @@ func (a *auditor) requested(p *simProc, verb string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.requests[p.identity] = append(a.requests[p.identity], simCall{at: time.Now(), verb: verb})
+}
+
+// checkRequests checks that no replica has flooded the API servers, whatever happened. A leader renews
+// every retry period and a standby whose watch is dead reads as often; the rest is for what happens.
+func (a *auditor) checkRequests() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	most := 100 + 2*int(time.Minute/a.sim.cfg.RetryPeriod.Duration)
+	for who, calls := range a.requests {
+		for first, last := 0, 0; last < len(calls); last++ {
+			for calls[last].at.Sub(calls[first].at) >= time.Minute {
+				first++
+			}
+			if last-first >= most {
+				a.violateLocked(ruleFewRequests, "%s makes more than %d requests in the minute before %s", who, most, calls[last].at.Sub(a.sim.start))
+				break
+			}
+		}
+	}
 }
 
 // requestsBetween returns how many requests the process made, and how many of them were writes of the

@@ -267,6 +267,7 @@ func (s *simulation) finish() {
 		p.link.set(func(l *simLink) { l.dead = true })
 	}
 	s.store.background.Wait()
+	s.audit.checkRequests()
 }
 
 // TestStaleWrites runs the simulation without one fence or both. The judge that finds nothing with
