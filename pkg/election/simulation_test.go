@@ -230,13 +230,18 @@ func (s *simulation) quiet() {
 	pass(s.audit.patience())
 }
 
+// isRuled reports whether somebody can write.
+func (s *simulation) isRuled() bool {
+	leader := s.leader()
+	return leader != nil && (!s.fences.server || s.store.getNaming().leader == leader.identity)
+}
+
 // awaitLeader checks that somebody leads within the bound, by the client's fence and the API
 // server's.
 func (s *simulation) awaitLeader(when string, bound time.Duration, revive bool) {
 	from := time.Now()
 	for {
-		leader := s.leader()
-		if leader != nil && (!s.fences.server || s.store.getNaming().leader == leader.identity) {
+		if s.isRuled() {
 			return
 		}
 		if time.Since(from) > bound {
@@ -357,6 +362,56 @@ func TestRefusalsThatLast(t *testing.T) {
 	}
 }
 
+// TestRestoredStore restores etcd from a snapshot under running replicas, so that versions go back.
+func TestRestoredStore(t *testing.T) {
+	const requests = 100 // of a replica in the minute after
+	for name, between := range map[string]func(*simulation){
+		"with the same leader":              func(*simulation) {},
+		"with a leader that has gone since": func(s *simulation) { s.leader().kill() },
+		"with a leader that has left since": func(s *simulation) { s.leader().stop() },
+		"with another lease": func(s *simulation) {
+			s.store.delete("admin")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runPlan(t, ours, simFences{client: true, server: true}, 2, func(s *simulation) {
+				s.calm.Store(true)
+				s.install()
+				s.launchReplicas(3)
+				pass(time.Minute)
+				snapshot := s.store.snapshot()
+				between(s)
+				pass(time.Minute + 700*time.Millisecond)
+				s.audit.suspend()
+				s.audit.newEra()
+				restored := time.Since(s.start)
+				s.store.restore(snapshot)
+				s.awaitRule(time.Minute, s.soon())
+				for _, p := range s.procs {
+					if all, _ := s.audit.requestsBetween(p, restored, restored+time.Minute); all > requests {
+						s.audit.violate(ruleFewRequests, "%s makes %d requests in a minute", p.identity, all)
+					}
+				}
+			})
+		})
+	}
+}
+
+// soon returns the time after which a standby leads at the latest: the lease and two seconds.
+func (s *simulation) soon() time.Duration {
+	return time.Duration(float64(s.cfg.LeaseDuration.Duration)/(1-clockRateError)) + 2*time.Second
+}
+
+// awaitRule checks for a while that nobody leads for no longer than gap. Whoever has lost starts
+// again.
+func (s *simulation) awaitRule(long, gap time.Duration) {
+	for end := time.Now().Add(long); time.Now().Before(end); pass(20 * time.Millisecond) {
+		if !s.isRuled() {
+			s.awaitLeader("", gap, true)
+		}
+	}
+}
+
 // runPlan runs a world without faults but those of the plan, with default timings.
 func runPlan(t *testing.T, elect simElector, fences simFences, servers int, plan func(*simulation)) *simulation {
 	t.Helper()
@@ -368,8 +423,11 @@ func runPlan(t *testing.T, elect simElector, fences simFences, servers int, plan
 		plan(s)
 		s.finish()
 	})
-	for _, v := range s.audit.violations {
-		t.Errorf("%s: %s\n%s", v.rule, v.text, s.audit.report())
+	for i, v := range s.audit.violations {
+		t.Errorf("%s: %s", v.rule, v.text)
+		if i == 0 {
+			t.Logf("%s", s.audit.report())
+		}
 	}
 	return s
 }
