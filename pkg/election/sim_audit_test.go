@@ -5,6 +5,7 @@ package election
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ const (
 	ruleAfterPause   = "a replica that was replaced while it was paused does not write when it goes on"
 	ruleSent         = "the end of a body is not sent after another has taken the lease"
 	ruleCancelled    = "nobody waits for a write of its term when another takes the lease"
+	ruleLostCloses   = "a replica that has lost its term does not pass the fence"
 	ruleTermsUnique  = "a term never repeats"
 	ruleNoEarlySteal = "a lease is not taken from a live holder"
 	ruleOwnRelease   = "only the holder releases the lease"
@@ -232,8 +234,14 @@ func (a *auditor) successor(p *simProc) *reign {
 // passes is called when a write passes the client's fence.
 func (a *auditor) passes(p *simProc) *simWrite {
 	a.alone(p, ruleReplaced)
+	p.mu.Lock()
+	lost := p.lost
+	p.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if lost && a.judges(p) {
+		a.violateLocked(ruleLostCloses, "%s", p.identity)
+	}
 	if own := a.reignOf(p); own != nil {
 		own.wrote = true
 	}
@@ -415,8 +423,9 @@ func (a *auditor) checkRelease(proc *simProc, from string) {
 	a.released[proc.identity] = true
 	proc.mu.Lock()
 	defer proc.mu.Unlock()
-	if proc.leading || proc.inFlight > 0 && a.sim.fences.client {
-		a.violateLocked(ruleDrainFirst, "%s releases the lease while lead runs (%t) or writes (%d)", proc.identity, proc.leading, proc.inFlight)
+	if proc.leading || proc.unfinished || proc.inFlight > 0 && a.sim.fences.client {
+		a.violateLocked(ruleDrainFirst, "%s releases the lease while lead runs (%t), writes (%d) or has left work behind (%t)",
+			proc.identity, proc.leading, proc.inFlight, proc.unfinished)
 	}
 }
 
@@ -481,6 +490,12 @@ func (a *auditor) checkRequests() {
 	}
 }
 
+// writesOf returns how many writes of the Lease the process has sent.
+func (a *auditor) writesOf(p *simProc) int {
+	_, writes := a.requestsBetween(p, 0, math.MaxInt64)
+	return writes
+}
+
 // requestsBetween returns how many requests the process made, and how many of them were writes of the
 // Lease.
 func (a *auditor) requestsBetween(p *simProc, from, to time.Duration) (all, writes int) {
@@ -498,7 +513,14 @@ func (a *auditor) requestsBetween(p *simProc, from, to time.Duration) (all, writ
 	return all, writes
 }
 
-func describe(lease *coordinationv1.Lease) string {
+// described is a Lease in the history. It is only formatted when it is printed.
+type described struct{ *coordinationv1.Lease }
+
+func describe(lease *coordinationv1.Lease) described { return described{lease} }
+
+// String implements fmt.Stringer.
+func (d described) String() string {
+	lease := d.Lease
 	if lease == nil {
 		return "<none>"
 	}

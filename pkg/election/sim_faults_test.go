@@ -54,7 +54,9 @@ var simFaults = []simFault{
 		s.tamper(rng)
 	}},
 	{"the leader is cut off, the lease tampered with, and another replica starts", 2, (*simulation).cutOffAndTamper},
-	{"watches end or show nothing more", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) { s.stallWatches(rng) }},
+	{"watches end or show nothing more", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
+		s.store.stallWatches(func() bool { return rng.IntN(2) == 0 })
+	}},
 	{"the API servers fail", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(internal, long/2) }},
 	{"the API servers are overloaded", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(overload, long) }},
 	{"writing the lease is forbidden", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(forbidden, long) }},
@@ -137,18 +139,6 @@ func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Durat
 	}
 	pass(long)
 	p.link.set(func(l *simLink) { l.lost = loseNothing })
-}
-
-func (s *simulation) stallWatches(rng *rand.Rand) {
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	for _, w := range s.store.watches {
-		if rng.IntN(2) == 0 {
-			w.stall()
-		} else {
-			w.Stop()
-		}
-	}
 }
 
 // restore takes a snapshot of etcd and restores it after a while. What has been acknowledged in

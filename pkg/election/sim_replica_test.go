@@ -36,11 +36,15 @@ type simProc struct {
 	stood    time.Duration     // for how long its clock has stood still
 	frozen   time.Time         // since when it stands still
 	gone     bool
-	leading  bool        // lead runs
-	inFlight int         // writes that have passed the fence
-	refused  int         // writes that were refused while lead ran
-	passes   func() bool // whether a write would pass at this instant, without a pause
-	aware    func() bool // whether it knows the Lease
+	leading  bool // lead runs
+	lost     bool // lead has seen that its term was lost
+	inFlight int  // writes that have passed the fence
+	refused  int  // writes that were refused while lead ran
+
+	unfinished bool // lead has said that work goes on
+
+	passes func() bool // whether a write would pass at this instant, without a pause
+	aware  func() bool // whether it knows the Lease
 }
 
 // ours is our elector.
@@ -213,6 +217,10 @@ func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 		p.write(client)
 		sleep(ctx, time.Duration(p.nextRNG("pace").Int64N(int64(pace))))
 	}
+	var lost *LostError
+	p.mu.Lock()
+	p.lost = errors.As(context.Cause(ctx), &lost)
+	p.mu.Unlock()
 	// Most drain in time, some do not.
 	p.sim.log(p.identity, "lead drains: %v", context.Cause(ctx))
 	rng := p.nextRNG("drain")
@@ -224,6 +232,13 @@ func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 	if rng.IntN(3) == 0 { // leave a goroutine behind
 		p.sim.store.background.Go(func() { p.write(client) })
 		pass(1) // until it has started
+	}
+	if rng.IntN(8) == 0 {
+		p.mu.Lock()
+		p.unfinished = true
+		p.mu.Unlock()
+		p.sim.log(p.identity, "lead returns and leaves work behind")
+		return ErrUnfinished
 	}
 	p.sim.log(p.identity, "lead returns")
 	return nil

@@ -137,14 +137,15 @@ func (s *simStore) getNaming() *simNaming {
 	return s.naming
 }
 
-// name writes the leader's name into the fence's parameter, if that has the version rv of uid.
+// name writes the leader's name into the fence's parameter, if that has the version rv of uid; 0 is
+// any.
 func (s *simStore) name(leader string, rv, uid int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.naming.absent:
 		return apierrors.NewNotFound(corev1.Resource("namespaces"), "leader")
-	case rv != s.naming.rv || uid != s.naming.uid:
+	case rv != 0 && rv != s.naming.rv || uid != 0 && uid != s.naming.uid:
 		return apierrors.NewConflict(corev1.Resource("namespaces"), "leader", errors.New("the object has been modified"))
 	case leader != s.naming.leader: // a write that changes nothing makes no new version
 		s.setNaming(&simNaming{uid: uid, leader: leader, writer: leader})
@@ -400,6 +401,19 @@ func (s *simStore) hasDeadWatch() bool {
 		defer w.mu.Unlock()
 		return w.stalled || w.after > s.rv
 	})
+}
+
+// stallWatches ends the watches or, where dead says so, leaves them open but dead.
+func (s *simStore) stallWatches(dead func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.watches {
+		if dead() {
+			w.stall()
+		} else {
+			w.Stop()
+		}
+	}
 }
 
 func (w *simWatch) deliver(ctx context.Context, lifetime time.Duration) {

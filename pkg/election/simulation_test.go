@@ -20,6 +20,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
+	"k8s.io/utils/ptr"
 )
 
 var (
@@ -311,7 +312,7 @@ func TestFrozenGuest(t *testing.T) {
 		"the fence in the API server refuses it":      {client: true, server: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := runPlan(t, ours, fences, 1, func(s *simulation) {
+			s := runPlan(t, ours, fences, 1, 1, func(s *simulation) {
 				s.launchReplicas(2)
 				pass(time.Minute)
 				frozen := s.leader()
@@ -340,7 +341,7 @@ func TestRefusalsThatLast(t *testing.T) {
 		"500 to everything":                 internal,
 	} {
 		t.Run(name, func(t *testing.T) {
-			runPlan(t, ours, simFences{client: true}, 3, func(s *simulation) {
+			runPlan(t, ours, simFences{client: true}, 3, 1, func(s *simulation) {
 				s.store.suffer(trouble)
 				if trouble != noNamespace {
 					s.install()
@@ -363,38 +364,109 @@ func TestRefusalsThatLast(t *testing.T) {
 }
 
 // TestRestoredStore restores etcd from a snapshot under running replicas, so that versions go back.
+// All of them know a later version than the snapshot's, so their fences must hold.
 func TestRestoredStore(t *testing.T) {
 	const requests = 100 // of a replica in the minute after
-	for name, between := range map[string]func(*simulation){
-		"with the same leader":              func(*simulation) {},
-		"with a leader that has gone since": func(s *simulation) { s.leader().kill() },
-		"with a leader that has left since": func(s *simulation) { s.leader().stop() },
-		"with another lease": func(s *simulation) {
-			s.store.delete("admin")
-		},
-	} {
+	tests := map[string]struct {
+		first bool // the snapshot is of the time before the first leader
+		since func(*simulation)
+	}{
+		"with the same leader":                         {since: func(*simulation) {}},
+		"with a leader that has gone since":            {since: func(s *simulation) { s.leader().kill() }},
+		"with a leader that has left since":            {since: func(s *simulation) { s.leader().stop() }},
+		"with a lease that has been deleted since":     {since: func(s *simulation) { s.store.delete("admin") }},
+		"with a lease that was free":                   {first: true, since: func(*simulation) {}},
+		"with a lease that was free and deleted since": {first: true, since: func(s *simulation) { s.store.delete("admin") }},
+	}
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			runPlan(t, ours, simFences{client: true, server: true}, 2, func(s *simulation) {
-				s.calm.Store(true)
-				s.install()
-				s.launchReplicas(3)
-				pass(time.Minute)
-				snapshot := s.store.snapshot()
-				between(s)
-				pass(time.Minute + 700*time.Millisecond)
-				s.audit.suspend()
-				s.audit.newEra()
-				restored := time.Since(s.start)
-				s.store.restore(snapshot)
-				s.awaitRule(time.Minute, s.soon())
-				for _, p := range s.procs {
-					if all, _ := s.audit.requestsBetween(p, restored, restored+time.Minute); all > requests {
-						s.audit.violate(ruleFewRequests, "%s makes %d requests in a minute", p.identity, all)
+			for seed := range uint64(10) {
+				runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
+					s.install()
+					snapshot := s.store.snapshot()
+					s.launchReplicas(3)
+					pass(time.Minute)
+					if !test.first {
+						snapshot = s.store.snapshot()
 					}
-				}
-			})
+					test.since(s)
+					pass(time.Minute + 700*time.Millisecond)
+					s.audit.newEra()
+					restored := time.Since(s.start)
+					s.store.restore(snapshot)
+					s.awaitRule(time.Minute, s.soon())
+					for _, p := range s.procs {
+						if all, _ := s.audit.requestsBetween(p, restored, restored+time.Minute); all > requests {
+							s.audit.violate(ruleFewRequests, "%s makes %d requests in a minute", p.identity, all)
+						}
+					}
+				})
+			}
 		})
 	}
+}
+
+// TestLossIsNoticed takes the Lease from the leader and checks that its fence closes at once, or with
+// the next renewal if its watch is dead.
+func TestLossIsNoticed(t *testing.T) {
+	for name, lose := range map[string]func(*simulation){
+		"the lease is deleted": func(s *simulation) { s.store.delete("admin") },
+		"the lease is deleted and installed anew": func(s *simulation) {
+			s.store.delete("admin")
+			s.install()
+		},
+		"the lease is deleted and taken by another": func(s *simulation) {
+			s.store.delete("admin")
+			_, _ = s.store.create("thief", newLease(leaseName, "thief", s.cfg.LeaseDuration.Duration, time.Now()))
+		},
+		"another takes the lease": func(s *simulation) {
+			s.store.edit("thief", func(l *coordinationv1.Lease) {
+				*l = *acquiredLease(l, "thief", s.cfg.LeaseDuration.Duration, time.Now())
+			})
+		},
+		"the holder is edited away": func(s *simulation) {
+			s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("") })
+		},
+		"the transitions are edited": func(s *simulation) {
+			s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseTransitions = ptr.To[int32](7) })
+		},
+	} {
+		for _, dead := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, dead watch %t", name, dead), func(t *testing.T) {
+				runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+					s.install()
+					s.launchReplicas(2)
+					pass(time.Minute)
+					leader, bound := s.leader(), 500*time.Millisecond
+					if dead {
+						bound += s.cfg.RetryPeriod.Duration
+						s.store.stallWatches(func() bool { return true })
+					}
+					lose(s)
+					pass(bound)
+					if leader.wouldPass() {
+						s.audit.violate(ruleLostCloses, "%s after it was lost", bound)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestUnansweredAcquisitions lets a replica take the Lease by requests that get no answer.
+func TestUnansweredAcquisitions(t *testing.T) {
+	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+		s.install()
+		s.launchReplicas(1)
+		p := s.replicas[0].proc
+		for s.audit.writesOf(p) == 0 {
+			pass(time.Millisecond)
+		}
+		p.link.set(func(l *simLink) { l.lost = loseResponses })
+		pass(2*s.cfg.timing().requestTimeout() + s.cfg.RetryPeriod.Duration)
+		p.link.set(func(l *simLink) { l.lost = loseNothing })
+		s.awaitLeader("after two acquisitions without an answer", s.cfg.timing().requestTimeout()+s.few(), false)
+	})
 }
 
 // soon returns the time after which a standby leads at the latest: the lease and two seconds.
@@ -413,11 +485,12 @@ func (s *simulation) awaitRule(long, gap time.Duration) {
 }
 
 // runPlan runs a world without faults but those of the plan, with default timings.
-func runPlan(t *testing.T, elect simElector, fences simFences, servers int, plan func(*simulation)) *simulation {
+func runPlan(t *testing.T, elect simElector, fences simFences, servers int, seed uint64, plan func(*simulation)) *simulation {
 	t.Helper()
 	var s *simulation
 	synctest.Test(t, func(*testing.T) {
-		s = newSimulation(1, elect, testMetrics())
+		s = newSimulation(seed, elect, testMetrics())
+		s.calm.Store(true)
 		s.cfg, s.fences = NewConfig(), fences
 		s.addServers(servers)
 		plan(s)
