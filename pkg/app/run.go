@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
@@ -97,7 +96,8 @@ func Run(ctx context.Context, o *Options) error {
 	health := health{
 		healthz: healthz.NewHandler("/healthz", watchdog, healthz.NamedCheck("cache-mutation", cache.CheckMutation)),
 		livez:   healthz.NewHandler("/livez", watchdog),
-		readyz:  healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced)),
+		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced),
+			healthz.NamedCheck("lease-access", func(*http.Request) error { return lock.Problem() })),
 	}
 	for _, c := range running {
 		if err := health.healthz.Add(c.health); err != nil {
@@ -140,7 +140,7 @@ func Run(ctx context.Context, o *Options) error {
 		cache.Start(rest)
 		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
-	err = election.Run(ctx, o.election(), lock, lead)
+	err = lock.Run(ctx, lead)
 	cutOff(err)
 	return err
 }
@@ -159,13 +159,16 @@ func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry)
 	if err != nil {
 		return nil, err
 	}
-	electionMetrics, err := election.NewMetrics(registry)
+	electionMetrics, err := election.NewMetrics(registry, "quartermaster")
 	if err != nil {
 		return nil, err
 	}
-	lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
-	return election.NewLock(lease, election.NewIdentity(pod), client.CoordinationV1().Leases(lease.Namespace),
-		e.recorder("quartermaster"), election.NewBootClock(), electionMetrics)
+	return election.NewLock(o.election(), election.Candidate{
+		Identity: election.NewIdentity(pod),
+		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
+		Events:   e.recorder("quartermaster"),
+		Metrics:  electionMetrics,
+	})
 }
 
 // checkFences returns an error if a leader of another lock type is running. It also makes the lock

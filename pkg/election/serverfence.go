@@ -63,17 +63,17 @@ func (l *Lock) ProbeServerFence(client ConfigMapUpdater) {
 // SetServerFence sets what is known without a probe. If each controller has its own ServiceAccount,
 // no token is bound to a Pod and the policy does not apply to it: ServerFenceCannotJudge.
 func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
-	l.mu.Lock()
-	before := l.status.ServerFence
-	l.status.ServerFence = found
-	l.mu.Unlock()
+	l.shown.mu.Lock()
+	before := l.shown.status.ServerFence
+	l.shown.status.ServerFence = found
+	l.shown.mu.Unlock()
 	for _, state := range serverFences {
-		setBool(l.metrics.serverFence.WithLabelValues(l.name.Name, string(state)), state == found)
+		l.shown.metrics.set(l.shown.metrics.serverFence, state == found, string(state))
 	}
 	if found == before {
 		return
 	}
-	logger := klog.FromContext(ctx).WithValues("lease", l.name, "serverFence", found)
+	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
 	switch found {
 	case ServerFenceEnforced:
 		logger.Info("The API server refuses writes of replicas that do not hold the lease")
@@ -87,8 +87,22 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	case ServerFenceMisconfigured:
 		logger.Error(nil, "The fence in the API server would refuse the writes of this replica although it holds the lease, "+
 			"or admit them although it does not; check the lease that the policy's binding names, that the token is bound to the Pod, and the Pod's name in the identity",
-			"identity", l.identity)
+			"identity", l.who.Identity)
 	}
+}
+
+// startProbe starts to probe for the fence in the API server. The returned function ends it.
+func (l *Lock) startProbe(ctx context.Context) (stop func()) {
+	if l.probe == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.probeServerFence(ctx, l.cfg.timing().requestTimeout())
+	}()
+	return func() { cancel(); <-done }
 }
 
 // probeServerFence probes until there is a reliable result. A wrong verdict may be due to an old
@@ -106,7 +120,7 @@ func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
 		last := attempt == attempts-1
 		believed := err == nil && (found != ServerFenceMisconfigured || attempt >= attempts/2)
 		if err != nil && last {
-			klog.FromContext(ctx).Error(err, "Failed to find out whether the API server has a fence", "lease", l.name)
+			klog.FromContext(ctx).Error(err, "Failed to find out whether the API server has a fence", "lease", l.lease)
 		}
 		if believed || last {
 			l.SetServerFence(ctx, found)
@@ -118,7 +132,7 @@ func (l *Lock) probeServerFence(ctx context.Context, timeout time.Duration) {
 }
 
 func (l *Lock) askServerFence(ctx context.Context) (ServerFence, error) {
-	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: l.name.Namespace, Name: ServerFenceName}}
+	probe := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: l.lease.Namespace, Name: ServerFenceName}}
 	leads, follows := l.fence.admits(), l.follows()
 	_, err := l.probe.Update(ctx, probe, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 	leads, follows = leads && l.fence.admits(), follows && l.follows()
@@ -140,9 +154,8 @@ func (l *Lock) askServerFence(ctx context.Context) (ServerFence, error) {
 
 // follows reports whether another replica is known to hold the Lease.
 func (l *Lock) follows() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.status.Holder != "" && l.status.Holder != l.identity
+	s := l.shown.snapshot()
+	return s.Holder != "" && s.Holder != s.Identity
 }
 
 // isVerdict reports whether the error is the policy's response to the probe.

@@ -68,7 +68,7 @@ func TestServerFence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
-				lock := must(NewLock(leaseName, "r", newStoreClient(store, "r"), &testEvents{}, NewMonotonicClock(), testMetrics()))
+				lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: newStoreClient(store, "r"), Clock: NewMonotonicClock()}))
 				var mu sync.Mutex
 				lock.ProbeServerFence(configMapServer(func(probe *corev1.ConfigMap, opts metav1.UpdateOptions) error {
 					mu.Lock()
@@ -81,10 +81,10 @@ func TestServerFence(t *testing.T) {
 				ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 				done := make(chan error, 1)
 				go func() {
-					done <- Run(ctx, NewConfig(), lock, func(ctx context.Context) error { <-ctx.Done(); return nil })
+					done <- lock.Run(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil })
 				}()
 				pass(2 * time.Minute)
-				if got := lock.snapshot().ServerFence; got != test.want {
+				if got := lock.shown.snapshot().ServerFence; got != test.want {
 					t.Errorf("got %s, want %s", got, test.want)
 				}
 				stop()
@@ -96,9 +96,9 @@ func TestServerFence(t *testing.T) {
 		})
 	}
 	t.Run("a policy that admits a standby", func(t *testing.T) {
-		lock := must(NewLock(leaseName, "r", nil, nil, NewMonotonicClock(), testMetrics()))
+		lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
 		lock.ProbeServerFence(configMapServer(func(*corev1.ConfigMap, metav1.UpdateOptions) error { return verdict("admits writes of Pod r") }))
-		lock.status.Holder = "another"
+		lock.shown.status.Holder = "another"
 		if got, err := lock.askServerFence(t.Context()); got != ServerFenceMisconfigured {
 			t.Errorf("got %s, %v", got, err)
 		}
@@ -107,16 +107,16 @@ func TestServerFence(t *testing.T) {
 
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	lock := must(NewLock(leaseName, "r", nil, nil, NewMonotonicClock(), must(NewMetrics(registry))))
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(NewMetrics(registry, "quartermaster"))}))
 	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), ServerFenceCannotJudge)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
 		# TYPE quartermaster_leader_election_server_fence gauge
-		quartermaster_leader_election_server_fence{name="lease",state="Absent"} 0
-		quartermaster_leader_election_server_fence{name="lease",state="CannotJudge"} 1
-		quartermaster_leader_election_server_fence{name="lease",state="Enforced"} 0
-		quartermaster_leader_election_server_fence{name="lease",state="Misconfigured"} 0
-		quartermaster_leader_election_server_fence{name="lease",state="Unknown"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Absent"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="CannotJudge"} 1
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Enforced"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Misconfigured"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Unknown"} 0
 	`
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "quartermaster_leader_election_server_fence"); err != nil {
 		t.Error(err)
@@ -129,9 +129,8 @@ var update = flag.Bool("update", false, "write the golden files")
 func TestMetricNamesGolden(t *testing.T) {
 	const golden = "testdata/metrics.golden"
 	registry := metrics.NewKubeRegistry()
-	m := must(NewMetrics(registry))
-	m.of("one")
-	m.of("another")
+	m := must(NewMetrics(registry, "quartermaster"))
+	m.of(leaseName)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +161,7 @@ func TestMetricNamesGolden(t *testing.T) {
 	if diff := cmp.Diff(string(want), names.String()); diff != "" {
 		t.Errorf("run with -update if this is intended:\n%s", diff)
 	}
-	if _, err := NewMetrics(registry); err == nil {
+	if _, err := NewMetrics(registry, "quartermaster"); err == nil {
 		t.Error("the metrics were registered twice")
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
 
@@ -189,8 +188,8 @@ func (s *simulation) launch(r *simReplica) {
 
 // ours runs our elector.
 func ours(ctx context.Context, p *simProc) error {
-	lock, err := NewLock(types.NamespacedName{Namespace: "ns", Name: "lease"}, p.identity,
-		&simClient{store: p.sim.store, proc: p}, p, p, p.sim.metrics)
+	lock, err := NewLock(p.sim.cfg, Candidate{Identity: p.identity, Client: &simClient{store: p.sim.store, proc: p},
+		Clock: p, Events: p, Metrics: p.sim.metrics})
 	if err != nil {
 		return err
 	}
@@ -203,7 +202,7 @@ func ours(ctx context.Context, p *simProc) error {
 	}
 	p.mu.Unlock()
 	client := &http.Client{Transport: lock.Fence(p)}
-	return Run(ctx, p.sim.cfg, lock, func(ctx context.Context) error { return p.lead(ctx, client) })
+	return lock.Run(ctx, func(ctx context.Context) error { return p.lead(ctx, client) })
 }
 
 // Eventf implements EventRecorder.

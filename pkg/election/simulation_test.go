@@ -29,7 +29,7 @@ var (
 // TestSimulation runs several electors against each other and against faults. On a violation it
 // prints the seed and the history; -first-seed=SEED -seeds=1 repeats it.
 func TestSimulation(t *testing.T) {
-	m, err := NewMetrics(metrics.NewKubeRegistry())
+	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *Metrics) *simulatio
 
 // simConfig draws timings, half of them as tight as Validate allows.
 func simConfig(rng *rand.Rand) Config {
-	cfg := NewConfig()
+	cfg := testConfig()
 	lease := time.Duration([]int{2, 2, 3, 3, 4, 7, 15}[rng.IntN(7)]) * time.Second
 	deadline := lease * 2 / 3
 	if rng.IntN(2) == 0 {
@@ -264,9 +264,9 @@ func (p *simProc) isAware() bool {
 	if lock == nil {
 		return false
 	}
-	lock.mu.Lock()
-	defer lock.mu.Unlock()
-	return lock.status.Term != nil
+	lock.shown.mu.Lock()
+	defer lock.shown.mu.Unlock()
+	return lock.shown.status.Term != nil
 }
 
 // kill ends the process at once: nothing that it does from now on leaves it.

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -45,10 +46,10 @@ type options struct {
 	output               string
 }
 
-// NewCommand returns the command `manager status`, which fails if nobody leads.
-func NewCommand() *cobra.Command {
-	lease := election.NewConfig()
-	o := options{namespace: lease.ResourceNamespace, leaseName: lease.ResourceName, timeout: 10 * time.Second}
+// NewCommand returns the command `manager status`, which fails if nobody leads. The Lease is that of
+// an installation without flags.
+func NewCommand(lease types.NamespacedName) *cobra.Command {
+	o := options{namespace: lease.Namespace, leaseName: lease.Name, timeout: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show who leads, the replicas and what their controllers do",
