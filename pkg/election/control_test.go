@@ -104,7 +104,7 @@ func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 // TestSimulationFindsFaultsOfClientGo is the control: the simulation must find the known faults of
 // client-go's elector, or it would be too weak.
 func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
-	m, err := NewMetrics(metrics.NewKubeRegistry())
+	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,59 +29,57 @@ var mutations = map[string][]edit{
 		{"requests.go", "done.took = r.clock.Now() - sent", "done.took = r.clock.Now() - sent; done.sent = r.clock.Now()"},
 	},
 	"observation compares records in seconds instead of resourceVersions": {
-		{"decide.go", "next.claim = 0\n\t} else {", "next.claim = 0\n\t} else if previous == nil || previous.Spec.RenewTime == nil || " +
-			"!isSameHolding(previous, lease) || previous.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {"},
+		{"protocol.go", "p.claim, p.duration = claim, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
+			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\n\t\tp.claim, p.duration = claim, duration\n\t}"},
 	},
 	"the release precedes the drain": {
-		{"run.go", "e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx)); e.phase = releasing"},
+		{"run.go", "e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx)); e.protocol.onQuiet(0)"},
 	},
 	"the release does not wait for writes in flight": {
 		{"run.go", "e.idle = e.lock.fence.shut()", "e.lock.fence.shut(); closed := make(chan struct{}); close(closed); e.idle = closed"},
 	},
 	"the lease is released although the drain timed out": {
-		{"decide.go", "return action{kind: actEnd, reason: ReasonDrainTimeout}", "s.phase = releasing; return action{kind: actRelease}"},
+		{"protocol.go", "return action{kind: actEnd, reason: ReasonDrainTimeout}", "p.quietAt = now; return action{kind: actRelease}"},
 	},
 	"the release erases whoever holds the lease": {
-		{"decide.go", "t.lost = ReasonHolderChanged", "t.lease = lease"},
+		{"protocol.go", "p.lost = ReasonHolderChanged", ""},
 	},
 	"the renew deadline leaves no margin": {
 		{"config.go", "deadline: c.RenewDeadline.Duration,", "deadline: c.LeaseDuration.Duration,"},
 	},
 	"the transitions are not counted": {
-		{"record.go", "ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)", "ptr.Deref(lease.Spec.LeaseTransitions, 0))"},
+		{"record.go", "termOf(lease).next().Transitions", "termOf(lease).Transitions"},
 	},
 	"a lease is taken a retry period before its claim runs out": {
-		{"decide.go", "next.claim = max(next.claim, now+duration)", "next.claim = now + duration - own.retry"},
+		{"protocol.go", "claim := now + duration", "claim := now + duration - p.own.retry"},
 	},
 	"whoever creates the lease leads at once": {
-		{"loop.go", "if msg.kind == actCreate {", "if false {"},
+		{"run.go", "p.onCreated(msg.lease, now)", "return p.onAcquired(msg.lease, msg.sent, now)"},
 	},
 	"a deleted lease is forgotten": {
-		{"decide.go", "return view{known: true, distrust: max(v.freeAt(), now+max(own.lease, durationOf(v.lease, 0)))}", "return view{known: true}"},
-		{"loop.go", "if msg.kind == actCreate {", "if false {"},
+		{"protocol.go", "\t\tp.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))\n\t\tp.claim", "\t\tp.claim"},
+		{"run.go", "p.onCreated(msg.lease, now)", "return p.onAcquired(msg.lease, msg.sent, now)"},
 	},
 	"a thief is trusted": {
-		{"decide.go", "next.distrust = max(v.freeAt(), now+max(own.lease, durationOf(previous, 0)))", ""},
+		{"protocol.go", "\t\tp.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))\n\t}", "\t}"},
 	},
 	"a holder that was edited away counts as released": {
 		{"record.go", "if holderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn holderOf(lease) == \"\"\n\t}"},
-		{"decide.go", "&& !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)", ""},
+		{"protocol.go", "&& !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)", ""},
 	},
 	"a shortened duration counts at once": {
-		{"decide.go", "duration = max(duration, durationOf(previous, 0))", ""},
-		{"decide.go", "next.claim = v.claim\n", "\n"},
+		{"protocol.go", "duration = p.durationAfter(before, lease, gapless)", ""},
 	},
 	"whoever is named in the lease leads": {
-		{"decide.go", "return a != nil && holderOf(lease) == s.identity && termOf(lease) == a.term && lease.Spec.AcquireTime.Equal(a.acquired)",
-			"_ = a; return holderOf(lease) == s.identity"},
+		{"protocol.go", "return a != nil && holderOf(lease) == p.identity && termOf(lease) == a.term && lease.Spec.AcquireTime.Equal(a.acquired)",
+			"_ = a; return holderOf(lease) == p.identity"},
 	},
 	"a renewal that came too late extends the term": {
-		{"events.go", "if now >= s.tenure.sent+s.deadline {\n\t\ts.tenure.lost", "if false {\n\t\ts.tenure.lost"},
-		{"loop.go", "!e.lock.fence.extend(msg.sent+e.deadline)", "func() bool { e.lock.fence.close(); e.lock.fence.openUntil(msg.sent + e.deadline); return false }()"},
+		{"protocol.go", "if now >= p.sent+p.own.deadline { // rule 2", "if false {"},
+		{"run.go", "!e.lock.fence.extend(msg.sent+p.own.deadline)", "func() bool { e.lock.fence.close(); e.lock.fence.openUntil(msg.sent + p.own.deadline); return false }()"},
 	},
 	"nobody looks again when the watch is dead": {
-		{"loop.go", "e.restartWatch() // it should have shown this: it may be dead", "_ = 0"},
-		{"events.go", "s.doubtful, s.readAt = true, retry", "s.doubtful, s.readAt = true, never"},
+		{"protocol.go", "p.readAt = now + p.backoff(p.writeFails, p.own.retry/16, f)", "p.readAt = never"},
 	},
 }
 

@@ -54,11 +54,11 @@ const (
 
 // NewLeaderNamespace returns the Namespace of the lock's Lease.
 func NewLeaderNamespace(lock *Lock, client NamespaceClient) *LeaderNamespace {
-	pod := lock.identity
+	pod := lock.who.Identity
 	if i := strings.LastIndex(pod, "_"); i >= 0 {
 		pod = pod[:i]
 	}
-	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.name), pod: pod, client: client,
+	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.lease), pod: pod, client: client,
 		again: make(chan struct{}, 1), gate: make(chan struct{}, 1)}
 }
 
@@ -80,7 +80,7 @@ func (n *LeaderNamespace) Run(ctx context.Context) {
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
 			if err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.name, "err", err)
+				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.lease, "err", err)
 			}
 			if !n.leads.Load() {
 				n.set(ctx, judged)
@@ -155,12 +155,12 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 		return nil
 	}
 	round := n.asked.Add(1)
-	began := n.lock.clock.Now()
+	began := n.lock.who.Clock.Now()
 	logged := false
 	for backoff := serverFenceBackoffMin; ; backoff = min(2*backoff, serverFenceBackoffMax) {
 		judged, err := n.stand(ctx)
 		var superseded *SupersededError
-		late := n.lock.clock.Now()-began > serverFencePatience
+		late := n.lock.who.Clock.Now()-began > serverFencePatience
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -175,7 +175,7 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 		case err != nil && late && !logged:
 			logged = true
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
-				"lease", n.lock.name, "namespace", n.name)
+				"lease", n.lock.lease, "namespace", n.name)
 		}
 		if !pauseFor(ctx, backoff/2+rand.N(backoff)) {
 			return context.Cause(ctx)
@@ -222,7 +222,7 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if ns.Annotations[LeaderAnnotation] == n.lock.identity {
+	if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity {
 		return nil
 	}
 	if err := n.lock.confirmHolder(ctx); err != nil {
@@ -230,28 +230,28 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": ns.UID, "resourceVersion": ns.ResourceVersion,
-		"annotations": map[string]string{LeaderAnnotation: n.lock.identity},
+		"annotations": map[string]string{LeaderAnnotation: n.lock.who.Identity},
 	}})
 	if err != nil {
 		return err
 	}
 	_, err = n.client.Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.identity)
+		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.who.Identity)
 	}
 	return err
 }
 
 // confirmHolder reads the Lease and returns nil if this replica holds it.
 func (l *Lock) confirmHolder(ctx context.Context) error {
-	lease, err := l.client.Get(ctx, l.name.Name, metav1.GetOptions{})
+	lease, err := l.who.Client.Get(ctx, l.lease.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return &SupersededError{}
 	}
 	if err != nil {
-		return fmt.Errorf("read lease %s: %w", l.name, err)
+		return fmt.Errorf("read lease %s: %w", l.lease, err)
 	}
-	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != l.identity {
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != l.who.Identity {
 		return &SupersededError{Holder: holder}
 	}
 	return nil

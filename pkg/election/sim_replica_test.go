@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // simProc is one process of a replica: the clock, the network and the workload of an elector.
@@ -51,7 +50,7 @@ type simProc struct {
 var ours = simElector{run: runOurs}
 
 func runOurs(ctx context.Context, p *simProc) error {
-	lock, err := NewLock(types.NamespacedName{Namespace: "ns", Name: "lease"}, p.identity, &simClient{proc: p}, p, p, p.sim.metrics)
+	lock, err := NewLock(p.sim.cfg, Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics})
 	if err != nil {
 		return err
 	}
@@ -62,9 +61,9 @@ func runOurs(ctx context.Context, p *simProc) error {
 		return lock.fence.admitsAt(p.now())
 	}
 	p.aware = func() bool {
-		lock.mu.Lock()
-		defer lock.mu.Unlock()
-		return lock.status.Term != nil
+		lock.shown.mu.Lock()
+		defer lock.shown.mu.Unlock()
+		return lock.shown.status.Term != nil
 	}
 	p.mu.Unlock()
 	var writes http.RoundTripper = p
@@ -72,14 +71,14 @@ func runOurs(ctx context.Context, p *simProc) error {
 		writes = lock.Fence(writes)
 	}
 	if !p.sim.fences.server {
-		return Run(ctx, p.sim.cfg, lock, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
+		return lock.Run(ctx, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
 	}
 	names := NewLeaderNamespace(lock, &simNamespaces{p})
 	client := &http.Client{Transport: names.Retry(writes)}
 	asking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	p.sim.store.background.Go(func() { names.Run(asking) })
-	return Run(ctx, p.sim.cfg, lock, names.Lead(func(ctx context.Context) error { return p.lead(ctx, client) }))
+	return lock.Run(ctx, names.Lead(func(ctx context.Context) error { return p.lead(ctx, client) }))
 }
 
 // Eventf implements EventRecorder.

@@ -32,7 +32,7 @@ var (
 // TestSimulation runs several electors against each other and against faults. On a violation it
 // prints the seed and the history; -first-seed=SEED -seeds=1 repeats it.
 func TestSimulation(t *testing.T) {
-	m, err := NewMetrics(metrics.NewKubeRegistry())
+	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *Metrics, fences fun
 
 // simConfig draws timings, half of them as tight as Validate allows.
 func simConfig(rng *rand.Rand) Config {
-	cfg := NewConfig()
+	cfg := testConfig()
 	lease := time.Duration([]int{2, 2, 3, 3, 4, 7, 15}[rng.IntN(7)]) * time.Second
 	deadline := lease * 2 / 3
 	if rng.IntN(2) == 0 {
@@ -491,7 +491,7 @@ func runPlan(t *testing.T, elect simElector, fences simFences, servers int, seed
 	synctest.Test(t, func(*testing.T) {
 		s = newSimulation(seed, elect, testMetrics())
 		s.calm.Store(true)
-		s.cfg, s.fences = NewConfig(), fences
+		s.cfg, s.fences = testConfig(), fences
 		s.addServers(servers)
 		plan(s)
 		s.finish()
