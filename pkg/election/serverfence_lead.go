@@ -37,6 +37,7 @@ type LeaderNamespace struct {
 	again  chan struct{} // wakes keep
 	gate   chan struct{} // held by the one who asks; a channel, since a Mutex knows no context
 	asked  atomic.Int64  // rounds of asking that have begun, written with the gate held
+	jitter *rand.Rand    // guarded by gate
 	raised int64         // the last round in which the API server admitted this replica; guarded by gate
 }
 
@@ -59,7 +60,7 @@ func NewLeaderNamespace(lock *Lock, client NamespaceClient) *LeaderNamespace {
 		pod = pod[:i]
 	}
 	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.lease), pod: pod, client: client,
-		again: make(chan struct{}, 1), gate: make(chan struct{}, 1)}
+		again: make(chan struct{}, 1), gate: make(chan struct{}, 1), jitter: newJitter(lock.who.Identity + "/raise")}
 }
 
 // SupersededError ends the term of a replica that was to name itself in the Namespace and has found
@@ -76,6 +77,7 @@ func (e *SupersededError) Error() string {
 // Run asks at once and then every minute whether the API server has a fence, until ctx ends. While
 // lead runs, Lead does this.
 func (n *LeaderNamespace) Run(ctx context.Context) {
+	jitter := newJitter(n.lock.who.Identity + "/ask")
 	for {
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
@@ -86,7 +88,7 @@ func (n *LeaderNamespace) Run(ctx context.Context) {
 				n.set(ctx, judged)
 			}
 		}
-		if !pauseFor(ctx, serverFencePeriod+rand.N(serverFenceJitter)) {
+		if !pauseFor(ctx, serverFencePeriod+randomUpTo(jitter, serverFenceJitter)) {
 			return
 		}
 	}
@@ -124,8 +126,9 @@ func (n *LeaderNamespace) Lead(lead func(context.Context) error) func(context.Co
 // keep asks every minute, and whenever the API server has refused a write, whether this replica is
 // still admitted, and names it again where its name has gone. It ends ctx if another leads.
 func (n *LeaderNamespace) keep(ctx context.Context, end context.CancelCauseFunc) {
+	jitter := newJitter(n.lock.who.Identity + "/keep")
 	for {
-		timer := time.NewTimer(serverFencePeriod + rand.N(serverFenceJitter))
+		timer := time.NewTimer(serverFencePeriod + randomUpTo(jitter, serverFenceJitter))
 		select {
 		case <-timer.C:
 		case <-n.again:
@@ -177,7 +180,7 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
 				"lease", n.lock.lease, "namespace", n.name)
 		}
-		if !pauseFor(ctx, backoff/2+rand.N(backoff)) {
+		if !pauseFor(ctx, backoff/2+randomUpTo(n.jitter, backoff)) {
 			return context.Cause(ctx)
 		}
 	}
@@ -262,6 +265,10 @@ func (f *fence) isOff() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.state == fenceOff
+}
+
+func randomUpTo(jitter *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(jitter.Int64N(int64(d)))
 }
 
 // pauseFor waits for d and reports whether it passed before ctx ended.

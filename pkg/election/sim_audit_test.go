@@ -47,13 +47,13 @@ type auditor struct {
 	violations []violation
 	unsure     time.Time            // until then, something happened that no client can tell
 	tampered   time.Time            // when the Lease was last edited or deleted
-	patient    time.Time            // until then, a record or one that was edited may be waited for
-	renewable  bool                 // a renewal ends that
+	patient    time.Time            // until then, a record that was edited may be waited for
+	renewable  bool                 // a renewal ends that: nothing but durations was edited
 	fenceless  time.Time            // until when there is no fence in the API server
 	era        int                  // counts the edits after which terms may repeat
 	terms      map[eraTerm]string   // who led each term
 	released   map[string]bool      // by identity
-	renewed    map[string]time.Time // by identity, when the store saw it write the Lease
+	renewed    map[string]renewed   // by identity, when the store saw it write the Lease
 	created    map[string]Term      // by identity, the term of the Lease that it created
 	reigns     []*reign             // in order
 	requests   map[string][]simCall // by identity
@@ -89,10 +89,16 @@ func (c *simCount) add(other simCount) {
 type reign struct {
 	number int
 	proc   *simProc
-	term   Term
+	term   eraTerm
 	began  time.Time
 	wrote  bool      // a write has passed its client's fence
 	named  time.Time // when the fence named its Pod
+}
+
+// renewed is a replica's own write of the Lease.
+type renewed struct {
+	at       time.Time
+	duration time.Duration
 }
 
 type eraTerm struct {
@@ -130,7 +136,7 @@ type violation struct {
 }
 
 func newAuditor(s *simulation) *auditor {
-	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]time.Time{},
+	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]renewed{},
 		released: map[string]bool{}, created: map[string]Term{}, requests: map[string][]simCall{}}
 }
 
@@ -342,12 +348,11 @@ func (a *auditor) leads(p *simProc) {
 		own = a.begin(p, a.created[p.identity]) // client-go's elector leads by creating the Lease
 	}
 	a.count.terms++
-	key := eraTerm{a.era, own.term}
-	before, repeated := a.terms[key]
-	a.terms[key] = p.identity
-	a.logLocked(p.identity, "leads term %s", own.term)
-	if repeated {
-		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term, before)
+	before, repeated := a.terms[own.term]
+	a.terms[own.term] = p.identity
+	a.logLocked(p.identity, "leads term %s", own.term.term)
+	if repeated && !time.Now().Before(a.unsure) {
+		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term.term, before)
 	}
 	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) {
 		a.violateLocked(ruleNamedFirst, "%s leads, but the fence has not named %s", p.identity, p.pod)
@@ -363,42 +368,51 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	a.logLocked(writer, "LEASE %s -> %s", describe(before), describe(after))
 	if proc == nil {
 		a.tampered = now
+		a.renewable = before != nil && after != nil && termOf(before) == termOf(after) && holderOf(before) == holderOf(after) &&
+			(a.renewable || !now.Before(a.patient))
 		a.patient = latest(a.patient, now.Add(2*durationOf(before, 0)), now.Add(2*durationOf(after, 0)))
-		a.renewable = before != nil && after != nil && termOf(before) == termOf(after)
 		return
 	}
 	from := ""
 	if before != nil {
 		from = holderOf(before)
 	}
-	last, known := a.renewed[from]
+	last := a.renewed[from]
 	tampered := !a.tampered.IsZero() && now.Sub(a.tampered) < a.sim.cfg.LeaseDuration.Duration
-	a.renewed[writer] = now
+	a.renewed[writer] = renewed{now, durationOf(after, 0)}
 	switch {
 	case holderOf(after) == "":
 		a.checkRelease(proc, from)
 		return
-	case from != "" && from != writer && known && !tampered:
-		least := time.Duration(float64(durationOf(before, 0)) / (1 + clockRateError))
-		if now.Sub(last) < least {
-			a.violateLocked(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last))
+	case from != "" && from != writer && !last.at.IsZero() && !tampered && !now.Before(a.unsure):
+		least := time.Duration(float64(last.duration) / (1 + clockRateError)) // whatever an edit says
+		if now.Sub(last.at) < least {
+			a.violateLocked(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))
 		}
 	}
 	if before == nil {
 		a.created[writer] = termOf(after)
 		return
 	}
-	if a.renewable && from == writer && termOf(before) == termOf(after) {
-		a.patient = now // the holder has set its own duration again
+	if from == writer && termOf(before) == termOf(after) {
+		if a.renewable {
+			a.patient = now // the holder has set its own duration again
+		}
+	} else {
+		// Whoever saw an edited record later than the taker distrusts that for as long again.
+		a.renewable = false
+		if now.Before(a.patient) {
+			a.patient = a.patient.Add(a.patient.Sub(now))
+		}
 	}
-	if own := a.reignOf(proc); own == nil || own.term != termOf(after) {
+	if own := a.reignOf(proc); own == nil || own.term.term != termOf(after) {
 		a.begin(proc, termOf(after))
 		a.checkCancelled(proc)
 	}
 }
 
 func (a *auditor) begin(p *simProc, term Term) *reign {
-	r := &reign{number: len(a.reigns) + 1, proc: p, term: term, began: time.Now()}
+	r := &reign{number: len(a.reigns) + 1, proc: p, term: eraTerm{a.era, term}, began: time.Now()}
 	a.reigns = append(a.reigns, r)
 	return r
 }

@@ -141,13 +141,16 @@ func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simS
 		answered <- a
 	})
 	defer p.gate()
+	var a answer
 	select {
-	case a := <-answered:
-		return a.value, a.err
+	case a = <-answered:
 	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
+		a.err = ctx.Err()
 	}
+	if *trace {
+		p.sim.log(p.identity, "%s via %d: %v", verb, server.index, a.err)
+	}
+	return a.value, a.err
 }
 
 // simClient is the client of one process for the Lease.

@@ -212,6 +212,9 @@ func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 	p.setLeading(true)
 	defer p.setLeading(false)
 	pace := p.sim.cfg.RetryPeriod.Duration / 2
+	if p.sim.calm.Load() {
+		pace *= 8 // nothing happens to its writes
+	}
 	for ctx.Err() == nil {
 		p.write(client)
 		sleep(ctx, time.Duration(p.nextRNG("pace").Int64N(int64(pace))))
@@ -265,7 +268,7 @@ func (p *simProc) write(client *http.Client) {
 	switch {
 	case errors.Is(err, ErrNotLeading):
 		p.mu.Lock()
-		if p.leading {
+		if p.leading && !strings.Contains(err.Error(), ServerFenceName) {
 			p.refused++
 		}
 		p.mu.Unlock()

@@ -36,6 +36,7 @@ type simStore struct {
 	onChange func(writer string, before, after *coordinationv1.Lease) // called under mu
 	onNaming func(*simNaming)                                         // likewise
 	trouble  simTrouble
+	refused  time.Time // when it last stopped refusing requests
 
 	policyGone bool // the fence's policy is deleted
 
@@ -78,7 +79,20 @@ func newSimStore() *simStore {
 func (s *simStore) suffer(trouble simTrouble) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.trouble > internal {
+		s.refused = time.Now()
+	}
 	s.trouble = trouble
+}
+
+// blindUntil returns until when a replica may not look again because it was refused.
+func (s *simStore) blindUntil() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refused.IsZero() {
+		return s.refused
+	}
+	return s.refused.Add(2 * maxBackoff)
 }
 
 // refusal returns the error with which the API servers respond to the verb, if any, and whether it
