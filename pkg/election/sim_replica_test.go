@@ -212,11 +212,11 @@ func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 	p.setLeading(true)
 	defer p.setLeading(false)
 	pace := p.sim.cfg.RetryPeriod.Duration / 2
-	if p.sim.calm.Load() {
-		pace *= 8 // nothing happens to its writes
-	}
 	for ctx.Err() == nil {
 		p.write(client)
+		if p.sim.sparse.Load() {
+			sleep(ctx, 4*pace)
+		}
 		sleep(ctx, time.Duration(p.nextRNG("pace").Int64N(int64(pace))))
 	}
 	var lost *LostError

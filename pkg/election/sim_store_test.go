@@ -140,6 +140,7 @@ func (s *simStore) restore(from simSnapshot) {
 	}
 	if !from.naming.absent {
 		naming := *from.naming
+		naming.writer = "backup"
 		s.setNaming(&naming)
 		s.naming.rv = from.naming.rv
 	}

@@ -28,6 +28,7 @@ type simulation struct {
 	servers []*simServer
 	audit   *auditor
 	calm    atomic.Bool // the faults are over
+	sparse  atomic.Bool // leaders write seldom
 
 	launching     sync.Mutex
 	noLaunchUntil time.Time
