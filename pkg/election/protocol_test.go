@@ -420,7 +420,7 @@ func TestBackoff(t *testing.T) {
 		for range n {
 			c.count(f)
 		}
-		return p.backoff(c, first, f)
+		return p.backoff(c, first, p.patience(f), f)
 	}
 	leads := func(p *protocol) { p.holding = true }
 	tests := map[string]struct {
@@ -435,7 +435,7 @@ func TestBackoff(t *testing.T) {
 		"a wish of the API server":        {nil, 1, failure{kind: failRefused, after: 20 * s}, 20 * s, 20 * s},
 		"no answer, for the tenth time":   {nil, 10, failure{kind: failUnanswered}, s, 3 * s},
 		"a leader's tenth refusal":        {leads, 10, failure{kind: failRefused}, s, 3 * s},
-		"a wish that would cost the term": {leads, 1, failure{kind: failRefused, after: 20 * s}, 3 * s, 3 * s},
+		"a wish that would cost the term": {leads, 1, failure{kind: failRefused, after: 20 * s}, 2 * s, 3 * s},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
