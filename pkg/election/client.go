@@ -74,6 +74,7 @@ func (t ownRetries) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	failed := apierrors.NewGenericServerResponse(resp.StatusCode, req.Method, coordinationv1.Resource("leases"), "",
 		strings.TrimSpace(string(text)), int(seconds), true).Status()
+	failed.Kind, failed.APIVersion = "Status", "v1"
 	body, err := json.Marshal(failed)
 	if err != nil {
 		return nil, err

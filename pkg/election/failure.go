@@ -6,6 +6,8 @@ package election
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
@@ -64,4 +66,25 @@ func explain(verb string, lease types.NamespacedName, err error) error {
 		return fmt.Errorf("the API server does not accept the credentials of this replica: %w", err)
 	}
 	return fmt.Errorf("the API server refuses to %s lease %s: %w", verb, lease, err)
+}
+
+// failures counts the failures of one kind in a row.
+type failures struct {
+	kind failureKind
+	n    int
+}
+
+func (c *failures) count(f failure) {
+	if c.kind != f.kind {
+		c.n = 0
+	}
+	c.kind = f.kind
+	c.n++
+}
+
+// newJitter returns a source of random delays. Replicas have different ones.
+func newJitter(name string) *rand.Rand {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(name)) // never fails
+	return rand.New(rand.NewPCG(hash.Sum64(), 0))
 }

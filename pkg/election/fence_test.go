@@ -99,6 +99,26 @@ func TestFenceAdmits(t *testing.T) {
 	}
 }
 
+func TestWhatIsAWrite(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/api/v1/namespaces/ns/pods/p":                     false,
+		"/api/v1/namespaces/ns/pods/p/log":                 false,
+		"/api/v1/namespaces/ns/pods/exec":                  false,
+		"/api/v1/namespaces/ns/pods/p/exec":                true,
+		"/api/v1/namespaces/ns/pods/p/attach":              true,
+		"/api/v1/namespaces/ns/pods/p/portforward":         true,
+		"/api/v1/namespaces/ns/pods/http:p:80/proxy/admin": true,
+		"/api/v1/namespaces/ns/services/s/proxy":           true,
+		"/api/v1/nodes/n/proxy/run":                        true,
+		"/k8s/clusters/c/api/v1/nodes/n/proxy/":            true,
+	} {
+		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api"+path, nil))
+		if got := isWrite(req); got != want {
+			t.Errorf("GET %s: got %t", path, got)
+		}
+	}
+}
+
 func TestFenceCountsRefusals(t *testing.T) {
 	f, registry := newTestFence(t, &setClock{})
 	client := &http.Client{Transport: &fencedTransport{f, http.DefaultTransport}}

@@ -79,7 +79,7 @@ var mutations = map[string][]edit{
 		{"run.go", "!e.lock.fence.extend(msg.sent+p.own.deadline)", "func() bool { e.lock.fence.close(); e.lock.fence.openUntil(msg.sent + p.own.deadline); return false }()"},
 	},
 	"nobody looks again when the watch is dead": {
-		{"protocol.go", "p.readAt = now + p.backoff(p.writeFails, p.own.retry/16, f)", "p.readAt = never"},
+		{"protocol.go", "p.readAt = now + p.backoff(p.writeFails, p.own.retry/16, p.patience(f), f)", "p.readAt = never"},
 	},
 }
 

@@ -4,7 +4,6 @@
 package election
 
 import (
-	"hash/fnv"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -61,21 +60,6 @@ type attempt struct {
 	acquired *metav1.MicroTime
 }
 
-// Reason says why a term ended or why a replica did not get the Lease.
-type Reason string
-
-// The reasons why a term ends.
-const (
-	ReasonReleased      Reason = "Released"      // after the drain
-	ReasonRenewDeadline Reason = "RenewDeadline" // no renewal succeeded in time
-	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
-	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
-	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
-	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead or its writes did not end in time
-	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release failed
-	ReasonNeverLed      Reason = "NeverLed"      // the replica was stopped before it led
-)
-
 // never is a time that never comes.
 const never = time.Duration(math.MaxInt64)
 
@@ -90,20 +74,6 @@ const (
 	// jitter, a standby makes less than six requests a minute.
 	maxBackoff = time.Minute
 )
-
-// failures counts the failures of one kind in a row.
-type failures struct {
-	kind failureKind
-	n    int
-}
-
-func (c *failures) count(f failure) {
-	if c.kind != f.kind {
-		c.n = 0
-	}
-	c.kind = f.kind
-	c.n++
-}
 
 func newProtocol(identity string, own timing) *protocol {
 	return &protocol{own: own, identity: identity, jitter: newJitter(identity), drainUntil: never, quietAt: never}
@@ -422,12 +392,12 @@ func (p *protocol) onWriteFailed(base *coordinationv1.Lease, f failure, now time
 	case failConflict:
 		if p.lease == base {
 			p.known, p.reading = false, false // a read in flight is from before
-			p.readAt = now + p.backoff(p.writeFails, p.own.retry/16, f)
+			p.readAt = now + p.backoff(p.writeFails, p.own.retry/16, p.patience(f), f)
 		}
 	case failRefused:
-		p.writeAt = now + p.backoff(p.writeFails, p.own.retry, f)
+		p.writeAt = now + p.backoff(p.writeFails, p.own.retry, p.patience(f), f)
 	case failUnanswered:
-		p.writeAt = now + p.backoff(p.writeFails, p.own.retry/2, f)
+		p.writeAt = now + p.backoff(p.writeFails, p.own.retry/2, p.patience(f), f)
 		p.restartWatch(now) // it may hang as well
 	}
 }
@@ -448,7 +418,7 @@ func (p *protocol) onRead(lease *coordinationv1.Lease, now time.Duration) {
 		p.relearn(lease, now)
 		p.watchFails.count(failure{kind: failRefused})
 		p.watching, p.watchUp = false, false
-		p.watchAt = now + p.backoff(p.watchFails, p.own.retry, failure{})
+		p.watchAt = now + p.backoff(p.watchFails, p.own.retry, maxBackoff, failure{})
 	default:
 		p.learn(lease, now, false)
 		if p.lease != newest && p.watchUp && now-p.watchUpAt > p.own.retry {
@@ -463,7 +433,7 @@ func (p *protocol) onRead(lease *coordinationv1.Lease, now time.Duration) {
 func (p *protocol) onReadFailed(f failure, now time.Duration) {
 	p.reading = false
 	p.readFails.count(f)
-	p.readAt = now + p.backoff(p.readFails, p.own.retry, f)
+	p.readAt = now + p.backoff(p.readFails, p.own.retry, p.patience(f), f)
 }
 
 // onWatching begins a watch, with the present state.
@@ -508,7 +478,7 @@ func (p *protocol) onWatchEnd(f failure, now time.Duration) {
 	default:
 		f.kind = failRefused
 		p.watchFails.count(f)
-		p.watchAt = now + p.backoff(p.watchFails, p.own.retry, f)
+		p.watchAt = now + p.backoff(p.watchFails, p.own.retry, maxBackoff, f)
 	}
 	if p.readFails.n == 0 {
 		p.readAt = min(p.readAt, now+p.around(p.own.retry))
@@ -552,55 +522,29 @@ func (p *protocol) nextRead(now time.Duration) time.Duration {
 	return now + p.around(p.own.retry)
 }
 
-// backoff returns how long to wait after failures: around first, then four times as long each time. A refusal will last, so its limit is maxBackoff, and the API server may ask to
-// wait longer. Otherwise the limit is the retry period; a leader, whose term runs, always has it.
-func (p *protocol) backoff(fails failures, first time.Duration, f failure) time.Duration {
-	most := p.own.retry
-	if !p.holding && f.kind != failUnanswered {
-		most = max(most, maxBackoff)
+// patience returns how long to wait between two reads or writes that fail, at most. A refusal will
+// last; but the term of a leader runs.
+func (p *protocol) patience(f failure) time.Duration {
+	if p.holding || f.kind == failUnanswered {
+		return p.own.retry
 	}
+	return max(p.own.retry, maxBackoff)
+}
+
+// backoff returns how long to wait after failures: around first, then four times as long each time,
+// up to most; and for as long as the API server asks, unless that costs the term.
+func (p *protocol) backoff(fails failures, first, most time.Duration, f failure) time.Duration {
 	d := first
-	for range fails.n - 1 {
-		if d >= most {
-			break
-		}
+	for n := 1; n < fails.n && d < most; n++ {
 		d *= 4
 	}
-	d = p.around(min(d, most))
 	if p.holding {
-		return min(max(d, f.after), most+most/2)
+		f.after = min(f.after, p.own.retry)
 	}
-	return max(d, f.after)
+	return max(p.around(min(d, most)), f.after)
 }
 
 // around returns a random duration between half of d and one and a half d.
 func (p *protocol) around(d time.Duration) time.Duration {
 	return d/2 + time.Duration(p.jitter.Int64N(int64(d)))
-}
-
-// newJitter returns a source of random delays. Replicas have different ones.
-func newJitter(name string) *rand.Rand {
-	hash := fnv.New64a()
-	_, _ = hash.Write([]byte(name)) // never fails
-	return rand.New(rand.NewPCG(hash.Sum64(), 0))
-}
-
-// isNext reports whether the later version belongs to the next term.
-func isNext(earlier, later *coordinationv1.Lease) bool {
-	return termOf(later) == termOf(earlier).next()
-}
-
-// isSameHolding reports whether the later version is a renewal, a release, or an edit of other
-// fields.
-func isSameHolding(earlier, later *coordinationv1.Lease) bool {
-	if termOf(earlier) != termOf(later) {
-		return false
-	}
-	return holderOf(earlier) == holderOf(later) || isRelease(earlier, later)
-}
-
-// isRelease reports whether the later version of the same term is its release. A release sets both
-// times again; two manual edits that look like one do not.
-func isRelease(earlier, later *coordinationv1.Lease) bool {
-	return holderOf(earlier) != "" && isFree(later) && !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)
 }

@@ -89,6 +89,26 @@ func isOlder(a, b *coordinationv1.Lease) bool {
 	return err == nil && order < 0
 }
 
+// isNext reports whether the later version belongs to the next term.
+func isNext(earlier, later *coordinationv1.Lease) bool {
+	return termOf(later) == termOf(earlier).next()
+}
+
+// isSameHolding reports whether the later version is a renewal, a release, or an edit of other
+// fields.
+func isSameHolding(earlier, later *coordinationv1.Lease) bool {
+	if termOf(earlier) != termOf(later) {
+		return false
+	}
+	return holderOf(earlier) == holderOf(later) || isRelease(earlier, later)
+}
+
+// isRelease reports whether the later version of the same term is its release. A release sets both
+// times again; two manual edits that look like one do not.
+func isRelease(earlier, later *coordinationv1.Lease) bool {
+	return holderOf(earlier) != "" && isFree(later) && !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)
+}
+
 // newLease returns the Lease to create if there is none.
 func newLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}

@@ -14,6 +14,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// Reason says why a term ended or why a replica did not get the Lease.
+type Reason string
+
+// The reasons why a term ends.
+const (
+	ReasonReleased      Reason = "Released"      // after the drain
+	ReasonRenewDeadline Reason = "RenewDeadline" // no renewal succeeded in time
+	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
+	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
+	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
+	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead or its writes did not end in time
+	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release failed
+	ReasonNeverLed      Reason = "NeverLed"      // the replica was stopped before it led
+)
+
 // LostError is the cause with which the context of lead ends, and the error of Run, if the term
 // ended before lead had returned.
 type LostError struct {
