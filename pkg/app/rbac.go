@@ -28,8 +28,8 @@ func newRBACCommand(o *Options) *cobra.Command {
 Prints what a manager with the given flags has to be allowed, as YAML for
 kubectl apply: the rules that the enabled controllers of this build declare, and
 those of the manager itself for its Lease, its Events, the Namespace that names
-the leader to the API server's fence, and the secure port. All flags of the manager are understood,
---config among them.
+the leader to the API server's fence, and the secure port. All flags of the
+manager are understood, --config among them.
 
 The roles are bound to the ServiceAccount quartermaster in the namespace of the
 Lease, see --leader-elect-resource-namespace. Those named quartermaster-cache-*

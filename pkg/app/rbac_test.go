@@ -82,9 +82,9 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			"quartermaster-host in " + namespace + ": create leases",
 			"quartermaster-host in " + namespace + ": get configmaps,quartermaster",
 			"quartermaster-host in " + namespace + ": get endpoints,quartermaster",
-			"quartermaster-fence in " + namespace + ": update configmaps,quartermaster-fence",
 		}
 	}
+	fence := []string{"quartermaster-fence: get,patch namespaces,quartermaster-leader"}
 	secure := []string{
 		"quartermaster-authentication-reader in kube-system: list,watch configmaps,extension-apiserver-authentication",
 		"quartermaster-reviews: create tokenreviews",
@@ -96,10 +96,10 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		rules, bindings []string // nil: not checked
 	}{
 		"without a flag, in the whole cluster": {
-			rules: slices.Concat(host("kube-system"), events, secure, controller("")),
+			rules: slices.Concat(host("kube-system"), fence, events, secure, controller("")),
 			bindings: []string{
 				"quartermaster-host in kube-system: quartermaster in kube-system",
-				"quartermaster-fence in kube-system: quartermaster in kube-system",
+				"quartermaster-fence: quartermaster in kube-system",
 				"quartermaster-events: quartermaster in kube-system",
 				"quartermaster-authentication-reader in kube-system: quartermaster in kube-system",
 				"quartermaster-reviews: quartermaster in kube-system",
@@ -109,15 +109,15 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		},
 		"a controller that is off needs nothing": {
 			args:  []string{"--controllers=-config-reload"},
-			rules: slices.Concat(host("kube-system"), events, secure),
+			rules: slices.Concat(host("kube-system"), fence, events, secure),
 		},
 		"without the secure port nobody is asked about": {
 			args:  []string{"--secure-port=0"},
-			rules: slices.Concat(host("kube-system"), events, controller("")),
+			rules: slices.Concat(host("kube-system"), fence, events, controller("")),
 		},
 		"who calls the secure port may be asked with another kubeconfig": {
 			args:  []string{"--authentication-kubeconfig=a", "--authorization-kubeconfig=b"},
-			rules: slices.Concat(host("kube-system"), events, controller("")),
+			rules: slices.Concat(host("kube-system"), fence, events, controller("")),
 		},
 		"without an election there is no Lease": {
 			args:  []string{"--leader-elect=false"},
@@ -134,6 +134,11 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				"quartermaster-tokens-kube-system in accounts: quartermaster in kube-system",
 			},
 		},
+		"the Namespace that names the leader is called after the Lease": {
+			args: []string{"--leader-elect-resource-namespace=home", "--secure-port=0", "--controllers=-config-reload"},
+			rules: slices.Concat(host("home"), []string{"quartermaster-events-home: create,patch events",
+				"quartermaster-fence-home: get,patch namespaces,quartermaster-leader-home"}),
+		},
 		"in two namespaces nothing is granted in the cluster, and Events of the Lease are in its own": {
 			args: []string{"--namespaces=a,b", "--leader-elect-resource-namespace=home", "--secure-port=0"},
 			rules: slices.Concat(host("home"),
@@ -142,7 +147,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				controller("-home in a"), controller("-home in b")),
 			bindings: []string{
 				"quartermaster-host in home: quartermaster in home",
-				"quartermaster-fence in home: quartermaster in home",
 				"quartermaster-events-home in a: quartermaster in home",
 				"quartermaster-events-home in b: quartermaster in home",
 				"quartermaster-events in home: quartermaster in home",

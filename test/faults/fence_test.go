@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +19,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -63,57 +62,82 @@ func impersonated() *rest.Config {
 	return config
 }
 
-// probe probes for the fence as a manager does. It returns "" if there is none.
-func probe(ctx context.Context, client kubernetes.Interface) string {
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: election.ServerFenceName}}
-	_, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Update(ctx, cm, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err == nil {
-		return ""
+// leaderNamespace is the Namespace whose annotation names the leader.
+var leaderNamespace = election.LeaderNamespaceName(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
+
+// What the fence says to a probe.
+const (
+	noFence     = ""
+	admits      = "admits"
+	refuses     = "refuses"
+	cannotJudge = "cannot judge"
+)
+
+var (
+	seen        = regexp.MustCompile(`quartermaster-fence: written by Pod (\S+), the leader is '([^']*)'`)
+	seenWithout = "quartermaster-fence: written by a token without a Pod, the leader is "
+)
+
+// probe probes for the fence as a manager does.
+func probe(ctx context.Context, client kubernetes.Interface) (string, error) {
+	_, err := client.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, []byte("{}"),
+		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	if err == nil || apierrors.IsNotFound(err) {
+		return noFence, nil
 	}
-	_, verdict, _ := strings.Cut(err.Error(), "probe: ")
-	return verdict
+	found := seen.FindStringSubmatch(err.Error())
+	switch {
+	case strings.Contains(err.Error(), seenWithout):
+		return cannotJudge, nil
+	case found == nil:
+		return noFence, err
+	case strings.HasPrefix(found[2], found[1]+"_"):
+		return admits, nil
+	}
+	return refuses, nil
 }
 
 // waitForVerdict waits until the fence's verdict on the client is want.
 func waitForVerdict(ctx context.Context, t testing.TB, client kubernetes.Interface, want string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
-		if got := probe(ctx, client); got != want {
-			return fmt.Errorf("the fence's verdict is %q, want %q", got, want)
+		got, err := probe(ctx, client)
+		if err == nil && got != want {
+			err = fmt.Errorf("the fence's verdict is %q, want %q", got, want)
 		}
-		return nil
+		return err
 	})
 }
 
-// give sets the holder of the Lease.
-func give(ctx context.Context, t testing.TB, identity string) *coordinationv1.Lease {
+// nameLeader sets the annotation that names the leader.
+func nameLeader(ctx context.Context, t testing.TB, identity string) *corev1.Namespace {
 	t.Helper()
-	given, err := editLease(ctx, func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To(identity) })
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, election.LeaderAnnotation, identity)
+	named, err := shared.Admin.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return given
+	return named
 }
 
 // withFence waits until the fence in the API server is in force, which takes a while after its
 // installation.
 func withFence(ctx context.Context, t testing.TB) {
 	t.Helper()
-	waitForVerdict(ctx, t, tokenClient(ctx, t), "cannot judge")
+	waitForVerdict(ctx, t, tokenClient(ctx, t), cannotJudge)
 }
 
-// withoutFence switches off the fence in the API server until the end of the test. It does not
-// remove it, see TestFenceInstalledAgain.
+// withoutFence switches off the fence in the API server until the end of the test.
 func withoutFence(t testing.TB) {
 	t.Helper()
 	ctx := fleet.Context(t)
 	anybody := tokenClient(ctx, t)
 	enforce(ctx, t, admissionregistrationv1.Audit)
-	waitForVerdict(ctx, t, anybody, "")
+	waitForVerdict(ctx, t, anybody, noFence)
 	t.Cleanup(func() {
 		ctx := fleet.Within(context.Background(), t, fleet.Patience)
 		enforce(ctx, t, admissionregistrationv1.Deny)
-		waitForVerdict(ctx, t, anybody, "cannot judge")
+		waitForVerdict(ctx, t, anybody, cannotJudge)
 	})
 }
 
@@ -136,28 +160,28 @@ func TestFenceInTheAPIServer(t *testing.T) {
 		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t),
 		"a user without extra": clientOf(t, impersonated()), "somebody else": shared.Admin,
 	}
-	t.Cleanup(func() { give(context.Background(), t, "") })
+	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
 
 	for name, tc := range map[string]struct {
-		holder   string
+		leader   string
 		admitted map[string]bool
 	}{
-		"the holder's Pod writes":              {a.Pod + "_x", map[string]bool{"a": true}},
-		"the next holder's Pod writes":         {b.Pod + "_x", map[string]bool{"b": true}},
-		"nobody writes when nobody holds it":   {"", nil},
+		"the leader's Pod writes":              {a.Pod + "_x", map[string]bool{"a": true}},
+		"the next leader's Pod writes":         {b.Pod + "_x", map[string]bool{"b": true}},
+		"nobody writes when nobody is named":   {"", nil},
 		"a name that goes on is another":       {a.Pod + "0_x", nil},
 		"an identity without a UUID is nobody": {a.Pod, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			give(ctx, t, tc.holder)
+			nameLeader(ctx, t, tc.leader)
 			for who, client := range clients {
 				switch {
 				case tc.admitted[who]:
-					waitForVerdict(ctx, t, client, "admits")
+					waitForVerdict(ctx, t, client, admits)
 				case who == "a token without a Pod", who == "a user without extra":
-					waitForVerdict(ctx, t, client, "cannot judge") // and therefore refused
+					waitForVerdict(ctx, t, client, cannotJudge) // and therefore refused
 				case who != "somebody else": // to whom the fence does not apply
-					waitForVerdict(ctx, t, client, "refuses")
+					waitForVerdict(ctx, t, client, refuses)
 				}
 			}
 			for who, client := range clients {
@@ -219,103 +243,25 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 	_, authorized := client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{User: "x", NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}},
 	}, metav1.CreateOptions{})
-	return map[string]error{"record an Event": recorded, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
+	ns, named := client.CoreV1().Namespaces().Get(ctx, leaderNamespace, metav1.GetOptions{})
+	if named == nil {
+		patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":%q,"annotations":{%q:%q}}}`,
+			ns.ResourceVersion, election.LeaderAnnotation, ns.Annotations[election.LeaderAnnotation])
+		_, named = client.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	return map[string]error{"name the leader": named, "record an Event": recorded, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
 }
 
-// TestWithoutALeaseNobodyIsFenced checks that without a Lease the fence refuses nobody, and that a
-// fleet creates the Lease again.
-func TestWithoutALeaseNobodyIsFenced(t *testing.T) {
-	ctx := fleet.Context(t)
-	w := newWorld(ctx, t, 1)
-	a := shared.NewReplica(ctx, t)
-	client := clientOf(t, a.Config())
-	withFence(ctx, t)
-	err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, fleet.LeaseName, metav1.DeleteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	waitForVerdict(ctx, t, client, "") // the API server has noticed
-	for what, err := range leaderWrites(ctx, w, shared.Admin) {
-		if err != nil {
-			t.Errorf("somebody else may not %s: %v", what, err)
-		}
-	}
-
-	all := newReplicas(ctx, t, 2, setup{})
-	leader, err := all.waitForLeader(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	waitForVerdict(ctx, t, clientOf(t, leader.Config()), "admits")
-	waitForVerdict(ctx, t, client, "refuses")
-	if err := w.change(ctx, 0); err != nil {
-		t.Fatal(err)
-	}
-	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
-}
-
-// TestFenceInstalledAgain shows the problem of which deploy/components/fence/fence.yaml warns, that
-// a manager notices it, and that the remedy helps.
-func TestFenceInstalledAgain(t *testing.T) {
-	ctx := fleet.Context(t)
-	withFence(ctx, t)
-	all := newReplicas(ctx, t, 1, setup{})
-	if _, err := all.waitForLeader(ctx); err != nil {
-		t.Fatal(err)
-	}
-	bindings := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	binding, err := bindings.Get(ctx, election.ServerFenceName, metav1.GetOptions{})
-	if err == nil {
-		err = bindings.Delete(ctx, binding.Name, metav1.DeleteOptions{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	anybody := tokenClient(ctx, t)
-	waitForVerdict(ctx, t, anybody, "")
-	if err := all[0].life().Stop(ctx, fleet.Patience); err != nil {
-		t.Fatal(err)
-	}
-	binding.ObjectMeta = metav1.ObjectMeta{Name: binding.Name}
-	if _, err := bindings.Create(ctx, binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	waitForVerdict(ctx, t, anybody, "cannot judge")
-
-	all = newReplicas(ctx, t, 1, setup{})
-	if _, err := all.waitForLeader(ctx); err != nil {
-		t.Fatal(err)
-	}
-	client := clientOf(t, all[0].Config())
-	misconfigured := fmt.Sprintf("serverFence=%q", election.ServerFenceMisconfigured)
-	fleet.Eventually(ctx, t, func() error {
-		verdict := probe(ctx, client)
-		if verdict == "admits" {
-			t.Log("This API server uses the current Lease: the warning in fence.yaml does not apply to its version")
-			return nil
-		}
-		log, err := os.ReadFile(all[0].life().Log)
-		if err == nil && !strings.Contains(string(log), misconfigured) {
-			err = fmt.Errorf("the fence's verdict on the leader is %q, want one that shows that it is misconfigured", verdict)
-		}
-		return err
-	})
-	if err := shared.RestartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
-	waitForVerdict(ctx, t, client, "admits")
-}
-
-// TestHowSoonTheFenceFollowsTheLease measures for how long after a change of the holder writes of
-// the former holder still pass. It asserts nothing about this time, which the fence in the client
+// TestHowSoonTheFenceFollowsTheName measures for how long after a change of the name writes of the
+// former leader still pass. It asserts nothing about this time, which the fence in the client
 // has to cover.
-func TestHowSoonTheFenceFollowsTheLease(t *testing.T) {
+func TestHowSoonTheFenceFollowsTheName(t *testing.T) {
 	const rounds, writers = 20, 2
 	ctx := fleet.Context(t)
 	w := newWorld(ctx, t, writers)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	former, next := clientOf(t, a.Config()), clientOf(t, b.Config())
-	t.Cleanup(func() { give(context.Background(), t, "") })
+	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
 
 	type write struct {
 		revision uint64
@@ -324,8 +270,8 @@ func TestHowSoonTheFenceFollowsTheLease(t *testing.T) {
 	var lags, firsts []time.Duration
 	late := 0
 	for range rounds {
-		give(ctx, t, a.Pod+"_x")
-		waitForVerdict(ctx, t, former, "admits")
+		nameLeader(ctx, t, a.Pod+"_x")
+		waitForVerdict(ctx, t, former, admits)
 		var mu sync.Mutex
 		var writes []write
 		var running sync.WaitGroup
@@ -352,12 +298,12 @@ func TestHowSoonTheFenceFollowsTheLease(t *testing.T) {
 			})
 		}
 		wait(ctx, 50*time.Millisecond)
-		given := give(ctx, t, b.Pod+"_x")
+		named := nameLeader(ctx, t, b.Pod+"_x")
 		changed := time.Now()
-		waitForVerdict(ctx, t, next, "admits")
+		waitForVerdict(ctx, t, next, admits)
 		firsts = append(firsts, time.Since(changed))
 		running.Wait()
-		revision, err := strconv.ParseUint(given.ResourceVersion, 10, 64)
+		revision, err := strconv.ParseUint(named.ResourceVersion, 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -370,11 +316,11 @@ func TestHowSoonTheFenceFollowsTheLease(t *testing.T) {
 		}
 		lags = append(lags, lag)
 		if len(writes) == 0 {
-			t.Error(errors.New("the holder has written nothing: this measures nothing"))
+			t.Error(errors.New("the leader has written nothing: this measures nothing"))
 		}
 	}
 	slices.Sort(lags)
 	slices.Sort(firsts)
-	t.Logf("%d changes of the holder: %d writes of the former passed afterwards, the last one %s (median) and at most %s after the change; the next was admitted after %s (median), at most %s",
+	t.Logf("%d changes of the leader: %d writes of the former passed afterwards, the last one %s (median) and at most %s after the change; the next was admitted after %s (median), at most %s",
 		rounds, late, lags[rounds/2], lags[rounds-1], firsts[rounds/2], firsts[rounds-1])
 }

@@ -10,10 +10,10 @@
 // Let R be the revision of etcd at which another replica acquires the Lease. No write of the former
 // leader is executed after R, with this exception:
 //
-// Before the API server executes a write, it asks the fence, which judges by the Lease as seen by
-// that API server's own watch. So a write of the former leader passes if it is executed between R
-// and the moment at which this API server sees R: milliseconds, see
-// TestHowSoonTheFenceFollowsTheLease. Once the first write of the next leader has passed, that
+// Before the API server executes a write, it asks the fence, which judges by the name in the
+// Namespace quartermaster-leader as seen by that API server's own watch. So a write of the former
+// leader passes if it is executed between R and the moment at which the next leader has named
+// itself and this API server sees that: milliseconds, see TestHowSoonTheFenceFollowsTheName. Once the first write of the next leader has passed, that
 // moment is over, since the write would have been refused before. In these milliseconds, the fence
 // in the client keeps the former leader from writing:
 //

@@ -10,7 +10,6 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -88,16 +87,6 @@ func host(ctx context.Context, t *testing.T, entry app.Entry, dryRun bool) *host
 	case <-ctx.Done():
 		t.Fatal(context.Cause(ctx))
 	}
-	// The API server's fence sees a new holder after milliseconds.
-	fleet.Eventually(ctx, t, func() error {
-		err := h.Client.CoreV1().RESTClient().Post().AbsPath("/apis/test.example.com/v1/namespaces/default/gadgets").Param("dryRun", "All").
-			SetHeader("Content-Type", "application/json").
-			Body([]byte(`{"apiVersion":"test.example.com/v1","kind":"Gadget","metadata":{"name":"probe"}}`)).Do(ctx).Error()
-		if apierrors.IsForbidden(err) {
-			return err
-		}
-		return nil
-	})
 	return h
 }
 

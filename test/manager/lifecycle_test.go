@@ -18,7 +18,6 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -64,7 +63,7 @@ func TestStandbyWritesNothing(t *testing.T) {
 	// There must be no request at all, not even a refused one or one for a Lease. The probe for the
 	// fence is a dry run that is always refused.
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == standby.Pod }) {
-		asksForFence := e.ObjectRef != nil && e.ObjectRef.Name == election.ServerFenceName && strings.HasSuffix(e.RequestURI, "?dryRun=All")
+		asksForFence := e.ObjectRef != nil && e.ObjectRef.Resource == "namespaces" && strings.HasSuffix(e.RequestURI, "?dryRun=All")
 		switch e.Verb {
 		case "get", "list", "watch":
 		default:

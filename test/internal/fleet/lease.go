@@ -6,6 +6,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,12 +94,12 @@ func (f *Fleet) AuditSince(t testing.TB, begin time.Time, match func(auditv1.Eve
 }
 
 // IsControllerWrite reports whether the event is a write by the Pod's manager that only a leader
-// may do: not of a Lease or an Event.
+// may do: not of a Lease or an Event, nor of the Namespace that names the leader.
 func IsControllerWrite(e auditv1.Event, pod string) bool {
 	if !cluster.AuditWrite(e) || cluster.AuditPod(e) != pod || e.ObjectRef == nil {
 		return false
 	}
-	return e.ObjectRef.Resource != "leases" && e.ObjectRef.Resource != "events"
+	return !slices.Contains([]string{"leases", "events", "namespaces"}, e.ObjectRef.Resource)
 }
 
 // IsRelease reports whether the event is the write with which the Pod's manager releases its Lease.

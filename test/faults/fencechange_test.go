@@ -1,0 +1,225 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// fencedWorld is a leader and a standby that run while somebody changes the fence in the API server.
+type fencedWorld struct {
+	*world
+	t             *testing.T
+	leader        *replica
+	follower      *replica
+	leaders, next kubernetes.Interface // clients with the tokens of the leader and of the standby
+}
+
+func newFencedWorld(ctx context.Context, t *testing.T) *fencedWorld {
+	t.Helper()
+	withFence(ctx, t)
+	w := newWorld(ctx, t, 1)
+	all := newReplicas(ctx, t, 2, setup{args: []string{"--insecure-metrics"}})
+	leader, err := all.waitForLeader(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fencedWorld{world: w, t: t, leader: leader, follower: all.others(leader)[0]}
+	f.leaders, f.next = clientOf(t, f.leader.Config()), clientOf(t, f.follower.Config())
+	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
+	return f
+}
+
+// writes checks that the leader does its work, and returns how long that took. Nobody has an Event
+// to read about it.
+func (f *fencedWorld) writes(ctx context.Context) time.Duration {
+	f.t.Helper()
+	begin := time.Now()
+	if err := f.change(ctx, 0); err != nil {
+		f.t.Fatal(err)
+	}
+	fleet.Eventually(ctx, f.t, func() error { return f.settled(ctx) })
+	took := time.Since(begin)
+	if f.leader.ended() {
+		f.t.Fatal("the leader has ended")
+	}
+	events, err := shared.Admin.CoreV1().Events(f.namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning"})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		f.t.Errorf("a Warning on %s: %s %s", e.InvolvedObject.Name, e.Reason, e.Message)
+	}
+	return took
+}
+
+// refused checks that the API server refuses the standby.
+func (f *fencedWorld) refused(ctx context.Context) {
+	f.t.Helper()
+	waitForVerdict(ctx, f.t, f.next, refuses)
+	for what, err := range leaderWrites(ctx, f.world, f.next) {
+		if !isFenceRefusal(err) {
+			f.t.Errorf("a standby may %s: %v", what, err)
+		}
+	}
+}
+
+// says waits until the leader and the standby report the state of the fence.
+func (f *fencedWorld) says(ctx context.Context, state election.ServerFence) {
+	f.t.Helper()
+	for _, r := range []*replica{f.leader, f.follower} {
+		fleet.Eventually(ctx, f.t, func() error {
+			return fleet.Answers(r.life().InsecureURL+"/metrics", "",
+				200, fmt.Sprintf("quartermaster_leader_election_server_fence{name=%q,state=%q} 1", fleet.LeaseName, state))
+		})
+	}
+}
+
+// fenceFile returns the path of a file of the component.
+func fenceFile(t *testing.T, name string) string {
+	t.Helper()
+	root, err := controlplane.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(root, "deploy", "components", "fence", name)
+}
+
+func applyFence(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if _, err := shared.Kubectl(ctx, "apply", "-f", fenceFile(t, "namespace.yaml"), "-f", fenceFile(t, "fence.yaml")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deletePolicy deletes the policy and its binding.
+func deletePolicy(ctx context.Context, t *testing.T) {
+	t.Helper()
+	admission := shared.Admin.AdmissionregistrationV1()
+	err := errors.Join(
+		admission.ValidatingAdmissionPolicyBindings().Delete(ctx, election.ServerFenceName, metav1.DeleteOptions{}),
+		admission.ValidatingAdmissionPolicies().Delete(ctx, election.ServerFenceName, metav1.DeleteOptions{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deleteNamespace deletes the leader's Namespace, and does the part of kube-controller-manager, which
+// does not run here.
+func deleteNamespace(ctx context.Context, t *testing.T) {
+	t.Helper()
+	namespaces := shared.Admin.CoreV1().Namespaces()
+	if err := namespaces.Delete(ctx, leaderNamespace, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		ns, err := namespaces.Get(ctx, leaderNamespace, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err == nil {
+			ns.Spec.Finalizers = nil
+			_, err = namespaces.Finalize(ctx, ns, metav1.UpdateOptions{})
+		}
+		return errors.Join(errors.New("the Namespace is still there"), err)
+	})
+}
+
+// TestTheFenceChangesUnderALeader changes the fence in the API server while a leader and a standby
+// run. The leader must go on writing, whatever is done; and wherever the fence is installed, the
+// standby must be refused.
+func TestTheFenceChangesUnderALeader(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
+	f := newFencedWorld(ctx, t)
+	f.says(ctx, election.ServerFenceEnforced)
+	t.Cleanup(func() { applyFence(context.Background(), t) }) // should a step have failed
+
+	t.Run("deleted and applied again, four times", func(t *testing.T) {
+		f.t = t
+		for range 4 {
+			deletePolicy(ctx, t)
+			deleteNamespace(ctx, t)
+			without := f.writes(ctx)
+			applyFence(ctx, t)
+			waitForVerdict(ctx, t, tokenClient(ctx, t), cannotJudge)
+			t.Logf("the leader took %s for its work without the fence, %s with it again", without, f.writes(ctx))
+			f.refused(ctx)
+		}
+	})
+	t.Run("the policy deleted, and applied again", func(t *testing.T) {
+		f.t = t
+		deletePolicy(ctx, t)
+		waitForVerdict(ctx, t, f.next, noFence)
+		f.writes(ctx)
+		applyFence(ctx, t)
+		waitForVerdict(ctx, t, f.leaders, admits) // the name was there all the time
+		f.writes(ctx)
+		f.refused(ctx)
+	})
+	t.Run("the Namespace deleted, and applied again", func(t *testing.T) {
+		f.t = t
+		deleteNamespace(ctx, t)
+		waitForVerdict(ctx, t, f.next, noFence) // without it the fence refuses nobody
+		for who, client := range map[string]kubernetes.Interface{"somebody else": shared.Admin, "the standby": f.next} {
+			for what, err := range leaderWrites(ctx, f.world, client) {
+				if err != nil {
+					t.Errorf("%s may not %s: %v", who, what, err)
+				}
+			}
+		}
+		f.writes(ctx)
+		applyFence(ctx, t)
+		waitForVerdict(ctx, t, f.leaders, refuses) // nobody is named until the leader has something to write
+		t.Logf("the leader took %s for its work", f.writes(ctx))
+		f.refused(ctx)
+	})
+	for name, leader := range map[string]string{
+		"wiped by kubectl replace": "",
+		"edited to name another":   "stranger_0",
+	} {
+		t.Run("the annotation "+name, func(t *testing.T) {
+			f.t = t
+			if leader != "" {
+				nameLeader(ctx, t, leader)
+			} else if _, err := shared.Kubectl(ctx, "replace", "-f", fenceFile(t, "namespace.yaml")); err != nil {
+				t.Fatal(err)
+			}
+			waitForVerdict(ctx, t, f.leaders, refuses)
+			t.Logf("the leader took %s for its work", f.writes(ctx))
+			waitForVerdict(ctx, t, f.leaders, admits)
+			f.refused(ctx)
+		})
+	}
+}
+
+// TestLongManagersNoticeWhatBecomesOfTheFence waits until a minute has passed, several times.
+func TestLongManagersNoticeWhatBecomesOfTheFence(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
+	f := newFencedWorld(ctx, t)
+	t.Cleanup(func() { applyFence(context.Background(), t) })
+	f.says(ctx, election.ServerFenceEnforced)
+	deletePolicy(ctx, t)
+	f.says(ctx, election.ServerFenceAbsent)
+	applyFence(ctx, t)
+	f.says(ctx, election.ServerFenceEnforced)
+	deleteNamespace(ctx, t)
+	f.says(ctx, election.ServerFenceAbsent)
+	applyFence(ctx, t)
+	f.says(ctx, election.ServerFenceEnforced)
+	f.writes(ctx)
+	f.refused(ctx)
+}
