@@ -53,7 +53,7 @@ type auditor struct {
 	era        int                  // counts the edits after which terms may repeat
 	terms      map[eraTerm]string   // who led each term
 	released   map[string]bool      // by identity
-	renewed    map[string]renewed   // by identity, when the store saw it write the Lease
+	renewed    map[string]ownWrite  // by identity, when the store saw it write the Lease
 	created    map[string]Term      // by identity, the term of the Lease that it created
 	reigns     []*reign             // in order
 	requests   map[string][]simCall // by identity
@@ -95,8 +95,8 @@ type reign struct {
 	named  time.Time // when the fence named its Pod
 }
 
-// renewed is a replica's own write of the Lease.
-type renewed struct {
+// ownWrite is a replica's own write of the Lease.
+type ownWrite struct {
 	at       time.Time
 	duration time.Duration
 }
@@ -136,7 +136,7 @@ type violation struct {
 }
 
 func newAuditor(s *simulation) *auditor {
-	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]renewed{},
+	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]ownWrite{},
 		released: map[string]bool{}, created: map[string]Term{}, requests: map[string][]simCall{}}
 }
 
@@ -379,7 +379,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	}
 	last := a.renewed[from]
 	tampered := !a.tampered.IsZero() && now.Sub(a.tampered) < a.sim.cfg.LeaseDuration.Duration
-	a.renewed[writer] = renewed{now, durationOf(after, 0)}
+	a.renewed[writer] = ownWrite{now, durationOf(after, 0)}
 	switch {
 	case holderOf(after) == "":
 		a.checkRelease(proc, from)
