@@ -36,6 +36,8 @@ const (
 	ruleReturns      = "Run returns"
 )
 
+var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, ruleCancelled, ruleLostCloses, ruleTermsUnique, ruleNoEarlySteal, ruleOwnRelease, ruleDrainFirst, ruleAfterRelease, ruleDrainWrites, ruleNamedFirst, ruleNamesInOrder, ruleStale, ruleSomeoneLeads, ruleFewRequests, ruleReturns}
+
 // auditor sees everything that happens, by the real time and in the order of the store, and knows
 // the rules. A reign begins when the store executes the acquisition of a replica; the reigns are
 // numbered, whatever the Lease says.
@@ -368,6 +370,11 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	a.logLocked(writer, "LEASE %s -> %s", describe(before), describe(after))
 	if proc == nil {
 		a.tampered = now
+		if writer == "backup" && after != nil {
+			if holder := a.sim.find(holderOf(after)); holder != nil && a.reignOf(holder) != nil {
+				a.begin(holder, termOf(after)) // it leads again
+			}
+		}
 		a.renewable = before != nil && after != nil && termOf(before) == termOf(after) && holderOf(before) == holderOf(after) &&
 			(a.renewable || !now.Before(a.patient))
 		a.patient = latest(a.patient, now.Add(2*durationOf(before, 0)), now.Add(2*durationOf(after, 0)))
@@ -405,7 +412,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 			a.patient = a.patient.Add(a.patient.Sub(now))
 		}
 	}
-	if own := a.reignOf(proc); own == nil || own.term.term != termOf(after) {
+	if from != writer || termOf(before) != termOf(after) {
 		a.begin(proc, termOf(after))
 		a.checkCancelled(proc)
 	}

@@ -126,7 +126,7 @@ func (p *simProc) gate() {
 // pause stops the process for d, like SIGSTOP.
 func (p *simProc) pause(d time.Duration) {
 	p.mu.Lock()
-	p.paused = time.Now().Add(d)
+	p.paused = latest(p.paused, time.Now().Add(d))
 	p.mu.Unlock()
 	pass(d)
 }
@@ -138,7 +138,7 @@ func (p *simProc) freeze(d time.Duration) {
 		p.mu.Unlock()
 		return
 	}
-	p.frozen, p.paused = time.Now(), time.Now().Add(d)
+	p.frozen, p.paused = time.Now(), latest(p.paused, time.Now().Add(d))
 	p.mu.Unlock()
 	pass(d)
 	p.mu.Lock()
