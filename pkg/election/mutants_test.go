@@ -65,7 +65,7 @@ var mutations = map[string][]edit{
 	},
 	"a holder that was edited away counts as released": {
 		{"record.go", "if holderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn holderOf(lease) == \"\"\n\t}"},
-		{"protocol.go", "&& !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)", ""},
+		{"record.go", "&& !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)", ""},
 	},
 	"a shortened duration counts at once": {
 		{"protocol.go", "duration = p.durationAfter(before, lease, gapless)", ""},
