@@ -241,7 +241,7 @@ func (p *protocol) learn(lease *coordinationv1.Lease, now time.Duration, gapless
 	case lease == nil && p.lease == nil && p.known: // nothing new
 	case lease != nil && p.lease != nil && !isNewer(lease, p.lease): // a late echo
 	case p.holding:
-		p.judgeTerm(lease)
+		p.judgeTerm(lease, now)
 		p.setLease(lease, now)
 	default:
 		gapless = gapless || lease != nil && p.isOwnAttempt(lease)
@@ -254,7 +254,7 @@ func (p *protocol) learn(lease *coordinationv1.Lease, now time.Duration, gapless
 // earlier state (rule 10). Whoever led in the lost versions may still act.
 func (p *protocol) relearn(lease *coordinationv1.Lease, now time.Duration) {
 	if p.holding {
-		p.judgeTerm(lease)
+		p.judgeTerm(lease, now)
 	} else {
 		p.distrust = max(p.distrust, now+max(p.own.lease, p.duration))
 		p.judgeClaim(lease, now, false)
@@ -314,13 +314,13 @@ func (p *protocol) durationAfter(before, lease *coordinationv1.Lease, gapless bo
 // judgeTerm ends the term of this replica if the version is not of it (rule 9). A renewal that got
 // no answer, or an edit of other fields, does not extend it (rule 2): only an answer proves when a
 // write was sent.
-func (p *protocol) judgeTerm(lease *coordinationv1.Lease) {
+func (p *protocol) judgeTerm(lease *coordinationv1.Lease, now time.Duration) {
 	switch {
 	case lease == nil:
 		p.lost = ReasonLeaseDeleted
 	case lease.UID != p.term.LeaseUID:
 		p.lost = ReasonLeaseReplaced
-	case p.quietAt != never && isFree(lease) && termOf(lease) == p.term:
+	case now >= p.quietAt && isFree(lease) && termOf(lease) == p.term:
 		p.lost = ReasonReleased // the answer to the release was lost or is late
 	case holderOf(lease) != p.identity || termOf(lease) != p.term:
 		p.lost = ReasonHolderChanged

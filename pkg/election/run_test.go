@@ -8,13 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
 )
 
 var errLead = errors.New("lead failed")
@@ -384,6 +388,35 @@ func TestElectionIsOff(t *testing.T) {
 	if len(r.client.requests) > 0 {
 		t.Errorf("requests: %v", r.client.requests)
 	}
+}
+
+// TestElectionIsOffBesideTheFence checks that the log says why every write is refused.
+func TestElectionIsOffBesideTheFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := testConfig()
+		cfg.LeaderElect = false
+		lock := must(NewLock(cfg, Candidate{Identity: "r", Clock: NewMonotonicClock()}))
+		names := NewLeaderNamespace(lock, namespaces{newFenceServer(), "r"})
+		var mu sync.Mutex
+		var logged strings.Builder
+		logger := funcr.New(func(_, args string) {
+			mu.Lock()
+			defer mu.Unlock()
+			logged.WriteString(args)
+		}, funcr.Options{})
+		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
+		err := lock.Run(ctx, func(ctx context.Context) error {
+			go names.Run(ctx)
+			pass(time.Minute)
+			return nil
+		})
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil || strings.Count(logged.String(), "--leader-elect=false") != 1 {
+			t.Errorf("Run returned %v, the log has %s", err, logged.String())
+		}
+	})
 }
 
 func TestDrainWithoutAnElectionHasAnEnd(t *testing.T) {

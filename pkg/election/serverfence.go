@@ -87,6 +87,11 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
 			"a write that a replica sent before it was paused or cut off may be executed after another leads")
 	case ServerFenceMisconfigured:
+		if !l.cfg.LeaderElect {
+			logger.Error(nil, "The fence in the API server refuses every write of this replica, since --leader-elect=false: "+
+				"remove deploy/components/fence, or elect a leader")
+			return
+		}
 		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
 			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
 			"identity", l.who.Identity, "namespace", LeaderNamespaceName(l.lease), "annotation", LeaderAnnotation)

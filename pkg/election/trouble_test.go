@@ -237,7 +237,9 @@ func TestOneEditOfTheDurationDoesNotBlockFailOver(t *testing.T) {
 		if took := time.Since(start); took > 15*time.Second {
 			t.Errorf("it led after %s", took)
 		}
-		<-leader.done
+		if err := <-leader.done; err == nil {
+			t.Error("the leader has not noticed")
+		}
 		standby.end()
 		store.background.Wait()
 	})
@@ -260,25 +262,20 @@ func TestTransitionsAtTheirMaximum(t *testing.T) {
 // TestWriteWithoutAnAnswer lets a write of lead fail before lead is asked to stop.
 func TestWriteWithoutAnAnswer(t *testing.T) {
 	reset := errors.New("connection reset by peer")
-	answer := func(code int) func() (*http.Response, error) {
-		return func() (*http.Response, error) { return &http.Response{StatusCode: code, Body: http.NoBody}, nil }
-	}
-	fails := func(err error) func() (*http.Response, error) {
-		return func() (*http.Response, error) { return nil, err }
-	}
 	tests := map[string]struct {
-		write func() (*http.Response, error)
+		code  int // of the answer, or
+		err   error
 		fence ServerFence
 		drain time.Duration
 		want  time.Duration
 		end   Reason // "": released
 	}{
-		"holds up the release":                         {fails(reset), ServerFenceAbsent, 5 * time.Minute, lateness, ""},
-		"does so for no longer than the drain":         {fails(reset), ServerFenceAbsent, 30 * time.Second, 30 * time.Second, ReasonDrainTimeout},
-		"does not with the fence in the API server":    {fails(reset), ServerFenceEnforced, 5 * time.Minute, 0, ""},
-		"does so after a 504":                          {answer(http.StatusGatewayTimeout), ServerFenceAbsent, 5 * time.Minute, lateness, ""},
-		"does not if there was no connection":          {fails(&net.OpError{Op: "dial", Err: reset}), ServerFenceAbsent, 5 * time.Minute, 0, ""},
-		"does not if it was answered, even by refusal": {answer(http.StatusConflict), ServerFenceAbsent, 5 * time.Minute, 0, ""},
+		"holds up the release":                         {0, reset, ServerFenceAbsent, 5 * time.Minute, lateness, ""},
+		"does so for no longer than the drain":         {0, reset, ServerFenceAbsent, 30 * time.Second, 30 * time.Second, ReasonDrainTimeout},
+		"does not with the fence in the API server":    {0, reset, ServerFenceEnforced, 5 * time.Minute, 0, ""},
+		"does so after a 504":                          {http.StatusGatewayTimeout, nil, ServerFenceAbsent, 5 * time.Minute, lateness, ""},
+		"does not if there was no connection":          {0, &net.OpError{Op: "dial", Err: reset}, ServerFenceAbsent, 5 * time.Minute, 0, ""},
+		"does not if it was answered, even by refusal": {http.StatusConflict, nil, ServerFenceAbsent, 5 * time.Minute, 0, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -289,7 +286,9 @@ func TestWriteWithoutAnAnswer(t *testing.T) {
 				r := startReplica(t, store, "r", cfg)
 				<-r.led
 				r.lock.SetServerFence(klog.NewContext(t.Context(), klog.Logger{}), test.fence)
-				transport := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) { return test.write() }))
+				transport := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) {
+					return &http.Response{StatusCode: test.code, Body: http.NoBody}, test.err
+				}))
 				resp, err := transport.RoundTrip(must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
 				if err == nil {
 					_ = resp.Body.Close()
@@ -327,7 +326,9 @@ func TestLossIsShownAtOnce(t *testing.T) {
 		if s := r.lock.shown.snapshot(); s.Phase != phaseLost || s.Holder != "" || must(testutil.GetGaugeMetricValue(m.gauge(m.leading))) != 0 {
 			t.Errorf("it shows %+v", s)
 		}
-		<-r.done
+		if err := <-r.done; err == nil {
+			t.Error("no error")
+		}
 		store.background.Wait()
 	})
 }
