@@ -112,8 +112,6 @@ var allMutants = []mutant{
 	// 10: versions that go back.
 	{"10: an older version is a late echo, whoever tells it", true, "protocol.go",
 		"case p.readFrom == newest && isOlder(lease, newest): // rule 10", "case false:"},
-	{"10: who led in the versions that are gone is forgotten", false, "protocol.go",
-		"\t\tp.distrust = max(p.distrust, now+max(p.own.lease, p.duration))\n", ""},
 
 	// 11: an acquisition without an answer.
 	{"11: whoever is named in the lease leads", false, "protocol.go",

@@ -50,6 +50,7 @@ type auditor struct {
 	unsure     time.Time            // until then, something happened that no client can tell
 	tampered   time.Time            // when the Lease was last edited or deleted
 	patient    time.Time            // until then, a record that was edited may be waited for
+	longest    time.Duration        // that was edited into the record
 	renewable  bool                 // a renewal ends that: nothing but durations was edited
 	fenceless  time.Time            // until when there is no fence in the API server
 	era        int                  // counts the edits after which terms may repeat
@@ -342,7 +343,9 @@ func (a *auditor) executed(w *simWrite) {
 
 // leads is called when lead starts.
 func (a *auditor) leads(p *simProc) {
-	a.alone(p, ruleReplaced)
+	if p.wouldPass() { // else lead starts late, after a pause, and cannot write
+		a.alone(p, ruleReplaced)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	own := a.reignOf(p)
@@ -368,6 +371,12 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.logLocked(writer, "LEASE %s -> %s", describe(before), describe(after))
+	if a.sim.store.rv <= a.sim.store.highest {
+		// A restored store gives out versions a second time, and a write that requires the first may
+		// succeed on the second.
+		a.unsure = now.Add(2 * a.sim.cfg.LeaseDuration.Duration)
+		a.era++
+	}
 	if proc == nil {
 		a.tampered = now
 		if writer == "backup" && after != nil {
@@ -377,7 +386,8 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		}
 		a.renewable = before != nil && after != nil && termOf(before) == termOf(after) && holderOf(before) == holderOf(after) &&
 			(a.renewable || !now.Before(a.patient))
-		a.patient = latest(a.patient, now.Add(2*durationOf(before, 0)), now.Add(2*durationOf(after, 0)))
+		a.longest = max(a.longest, durationOf(before, 0), durationOf(after, 0))
+		a.patient = latest(a.patient, now.Add(2*a.longest))
 		return
 	}
 	from := ""
@@ -409,7 +419,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		// Whoever saw an edited record later than the taker distrusts that for as long again.
 		a.renewable = false
 		if now.Before(a.patient) {
-			a.patient = a.patient.Add(a.patient.Sub(now))
+			a.patient = now.Add(2 * a.longest)
 		}
 	}
 	if from != writer || termOf(before) != termOf(after) {

@@ -198,6 +198,28 @@ func TestSimulatedLoss(t *testing.T) {
 	}
 }
 
+// TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it
+// waits no longer than its term and what is allowed for the cancelling.
+func TestSimulatedPartition(t *testing.T) {
+	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+		s.install()
+		s.launchReplicas(2)
+		pass(time.Minute)
+		leader := s.leader()
+		leader.link.set(func(l *simLink) { l.lost = loseAll })
+		for leader.wouldPass() {
+			pass(10 * time.Millisecond)
+		}
+		pass(settleTime)
+		leader.mu.Lock()
+		waiting := leader.inFlight
+		leader.mu.Unlock()
+		if waiting > 0 {
+			s.audit.violate(ruleCancelled, "%s after the term", settleTime)
+		}
+	})
+}
+
 // TestSimulatedUnansweredAcquisitions lets a replica take the Lease by requests that get no answer.
 func TestSimulatedUnansweredAcquisitions(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {

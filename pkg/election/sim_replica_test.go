@@ -285,8 +285,12 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer p.addInFlight(-1)
 	// Dialing takes a while now and then, and a pause may fall into this.
 	rng := p.nextRNG("dial")
-	if rng.IntN(4) == 0 {
-		pass(time.Duration(rng.Int64N(int64(5 * time.Millisecond))))
+	dial := 5 * time.Millisecond
+	if rng.IntN(10) == 0 {
+		dial = time.Second
+	}
+	if rng.IntN(4) == 0 && !sleep(req.Context(), time.Duration(rng.Int64N(int64(dial)))) {
+		return nil, req.Context().Err()
 	}
 	p.gate()
 	if _, err := io.Copy(io.Discard, req.Body); err != nil {

@@ -28,6 +28,7 @@ var leaseResource = coordinationv1.Resource("leases")
 type simStore struct {
 	mu       sync.Mutex
 	rv       int64
+	highest  int64 // the last version that a restored store had given out before
 	uids     int
 	lease    *coordinationv1.Lease
 	naming   *simNaming
@@ -130,6 +131,7 @@ func (s *simStore) restore(from simSnapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.lease
+	s.highest = max(s.highest, s.rv)
 	s.rv, s.lease = from.rv, from.lease
 	s.past = slices.DeleteFunc(s.past, func(e simEvent) bool { return versionOf(e.event) > s.rv })
 	for _, w := range s.watches {
