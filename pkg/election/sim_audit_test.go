@@ -371,7 +371,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.logLocked(writer, "LEASE %s -> %s", describe(before), describe(after))
-	if a.sim.store.rv <= a.sim.store.highest {
+	if a.sim.store.rv <= a.sim.store.highest+1 {
 		// A restored store gives out versions a second time, and a write that requires the first may
 		// succeed on the second.
 		a.unsure = now.Add(2 * a.sim.cfg.LeaseDuration.Duration)
@@ -418,7 +418,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	} else {
 		// Whoever saw an edited record later than the taker distrusts that for as long again.
 		a.renewable = false
-		if now.Before(a.patient) {
+		if now.Before(a.patient) || durationOf(before, 0) > a.sim.cfg.LeaseDuration.Duration {
 			a.patient = now.Add(2 * a.longest)
 		}
 	}
