@@ -463,10 +463,13 @@ func (a *auditor) checkRelease(proc *simProc, from string) {
 // namingChanged checks every change of the name in the fence's parameter. It is called under the
 // store's mu.
 func (a *auditor) namingChanged(n *simNaming) {
-	proc := a.sim.find(n.writer)
+	proc, restored := a.sim.find(n.writer), a.sim.find(n.leader)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.logLocked(n.writer, "FENCE names %q", n.leader)
+	if own := a.reignOf(restored); proc == nil && own != nil && own.number == len(a.reigns) {
+		own.named = n.written // it leads again, and its name is back
+	}
 	if proc == nil {
 		return
 	}
