@@ -78,6 +78,12 @@ func (s *fenceServer) set(leader, name string, uid types.UID) {
 	s.past = append(s.past, seenName{time.Now(), leader})
 }
 
+func (s *fenceServer) setLag(lag time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lag = lag
+}
+
 func (s *fenceServer) named() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,6 +225,7 @@ func (f *fenceTest) run(ctx context.Context, lead func(context.Context) error) (
 func untilStopped(ctx context.Context) error { <-ctx.Done(); return nil }
 
 func quiet(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
 	return context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 }
 
@@ -230,22 +237,23 @@ func TestServerFence(t *testing.T) {
 		want   ServerFence        // a minute after later
 		named  string
 	}{
-		"a policy that judges rightly":               {leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a Namespace that names the former leader":   {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an API server whose watch lags":             {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"no Namespace":                               {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent},
-		"no policy":                                  {change: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"no permission, which comes with the policy": {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: ServerFenceAbsent},
-		"a token of another Pod":                     {change: func(s *fenceServer) { s.tokenPod = "other" }, want: ServerFenceMisconfigured, named: "r_1"},
-		"a policy that goes by another Namespace":    {change: func(s *fenceServer) { s.lag = time.Hour }, want: ServerFenceMisconfigured, named: "r_1"},
-		"an API server that does not answer":         {change: func(s *fenceServer) { s.down = true }, want: ServerFenceUnknown},
-		"a policy that is installed later":           {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a Namespace that is installed later":        {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a policy that is removed":                   {later: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"a Namespace that is deleted":                {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"a Namespace that is created again":          {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an annotation that somebody has wiped":      {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an annotation that somebody has edited":     {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a policy that judges rightly":                                 {leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a Namespace that names the former leader":                     {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a Namespace that names the process before it in the same Pod": {change: func(s *fenceServer) { s.install("r_0") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an API server whose watch lags":                               {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"no Namespace":                                                 {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent},
+		"no policy":                                                    {change: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"no permission, which comes with the policy":                   {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: ServerFenceAbsent},
+		"a token of another Pod":                                       {change: func(s *fenceServer) { s.tokenPod = "other" }, want: ServerFenceMisconfigured, named: "r_1"},
+		"a policy that goes by another Namespace":                      {change: func(s *fenceServer) { s.lag = time.Hour }, want: ServerFenceMisconfigured, named: "r_1"},
+		"an API server that does not answer":                           {change: func(s *fenceServer) { s.down = true }, want: ServerFenceUnknown},
+		"a policy that is installed later":                             {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a Namespace that is installed later":                          {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a policy that is removed":                                     {later: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"a Namespace that is deleted":                                  {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"a Namespace that is created again":                            {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an annotation that somebody has wiped":                        {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an annotation that somebody has edited":                       {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -261,6 +269,7 @@ func TestServerFence(t *testing.T) {
 					return untilStopped(ctx)
 				})
 				pass(30 * time.Second)
+				synctest.Wait()
 				if leads != test.leads {
 					t.Errorf("leads: %t", leads)
 				}
@@ -270,6 +279,7 @@ func TestServerFence(t *testing.T) {
 					f.mu.Unlock()
 				}
 				pass(61 * time.Second)
+				synctest.Wait()
 				if got := f.lock.shown.snapshot().ServerFence; got != test.want {
 					t.Errorf("found %s, want %s", got, test.want)
 				}
@@ -301,6 +311,7 @@ func TestServerFenceOfAStandby(t *testing.T) {
 				var wg sync.WaitGroup
 				wg.Go(func() { f.names.Run(ctx) })
 				pass(10 * time.Minute)
+				synctest.Wait()
 				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 13 {
 					t.Errorf("found %s, %q is named, %d requests", got, f.named(), f.requests)
 				}
@@ -378,9 +389,9 @@ func TestRefusedWrites(t *testing.T) {
 		named   string
 	}{
 		"a name that has gone is set again": {before: func(f *fenceTest) { f.install("") }, named: "r_1"},
-		"a watch that lags is waited for":   {before: func(f *fenceTest) { f.lag = 100 * time.Millisecond; f.install("") }, named: "r_1"},
-		"a policy that always refuses":      {before: func(f *fenceTest) { f.lag = time.Hour; f.install("") }, refused: true, named: "r_1"},
-		"no policy":                         {before: func(f *fenceTest) { f.policy = false }, named: "r_1"},
+		"a watch that lags is waited for":   {before: func(f *fenceTest) { f.setLag(100 * time.Millisecond); f.install("") }, named: "r_1"},
+		"a policy that always refuses":      {before: func(f *fenceTest) { f.setLag(time.Hour); f.install("") }, refused: true, named: "r_1"},
+		"no policy":                         {before: func(f *fenceTest) { f.mu.Lock(); defer f.mu.Unlock(); f.policy = false }, named: "r_1"},
 		"an API server that lags for long behind the one that is asked": {before: func(f *fenceTest) {
 			f.install("a_1")
 			f.names.client = namespaces{newFenceServer(), "r"}
@@ -393,7 +404,6 @@ func TestRefusedWrites(t *testing.T) {
 				ctx, stop := quiet(t)
 				ended := f.run(ctx, func(ctx context.Context) error {
 					test.before(f)
-					f.sent = 0
 					var writers sync.WaitGroup
 					for range 100 {
 						writers.Go(func() {
@@ -407,6 +417,7 @@ func TestRefusedWrites(t *testing.T) {
 					return untilStopped(ctx)
 				})
 				pass(20 * time.Second)
+				synctest.Wait()
 				if f.named() != test.named || f.sent > 100*serverFenceAttempts || f.requests > 60 {
 					t.Errorf("%q is named, %d writes were sent, %d other requests", f.named(), f.sent, f.requests)
 				}

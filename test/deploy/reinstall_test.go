@@ -98,6 +98,7 @@ func deleteAll(ctx context.Context, t *testing.T) {
 
 // wrote returns nil once the leader has written a workload, and checks how soon it has.
 func wrote(t *testing.T, begin time.Time, leader string) error {
+	t.Helper()
 	var first time.Time
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == leader }) {
 		at := e.RequestReceivedTimestamp.Time

@@ -30,6 +30,7 @@ func TestLongABusyAPIServerStarts(t *testing.T) { busyStarts(t, 30000, 5) }
 // Parameters of a kind that the API server does not read by itself would fail this: the more Leases
 // there are, the longer it refuses everybody.
 func busyStarts(t *testing.T, leases, starts int) {
+	t.Helper()
 	ctx := fleet.Within(t.Context(), t, 8*fleet.Patience)
 	withFence(ctx, t)
 	nameLeader(ctx, t, "somebody_x")
