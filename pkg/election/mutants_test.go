@@ -52,14 +52,12 @@ var allMutants = []mutant{
 			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\np.claim, p.duration = claim, duration\n}"},
 	{"3: a shortened duration counts at once", false, "protocol.go",
 		"duration = p.durationAfter(before, lease, gapless)", "_ = gapless"},
-	{"3: a longer duration counts until it has passed, though a renewal undid it", false, "protocol.go",
-		"\treturn written\n}", "\treturn max(p.duration, written)\n}"},
 
 	// 4: a standby does not wait after a release.
 	{"4: a release is waited for like a claim", true, "protocol.go",
 		"if p.isFreed(lease) {", "if false {"},
-	{"4: a holder that was edited away counts as released", false, "protocol.go",
-		"return isRelease(p.lease, later)\n", "return holderOf(later) == \"\"\n"},
+	{"4: a holder that was edited away counts as released", false, "record.go",
+		"if holderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn holderOf(lease) == \"\"\n\t}"},
 	{"4: the transitions are not counted", false, "record.go",
 		"termOf(lease).next().Transitions", "termOf(lease).Transitions"},
 
