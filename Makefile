@@ -62,6 +62,8 @@ test-unit: ## The part of test that needs no control plane.
 	@files="$$(gofmt -l cmd pkg hack test examples)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	go vet ./...
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
+	@# One mutant for each rule of the elector: the simulation must notice it.
+	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without TestLong...
@@ -80,12 +82,12 @@ lint: $(LINT) ## golangci-lint, pinned in hack/tools.
 	$(LINT) run ./...
 
 .PHONY: simulate
-simulate: ## SEEDS (1000) runs of the simulated elections; a violation prints its seed and history.
-	go test ./pkg/election -run '^TestSimulation$$' -v -timeout 0 -seeds=$(or $(SEEDS),1000)
+simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
+	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0 -seeds=$(or $(SEEDS),1000)
 
 .PHONY: mutants
 mutants: ## Break each rule of the elector in turn; the simulation must notice it (minutes).
-	go test ./pkg/election -run '^TestMutants$$' -v -timeout 30m -mutants=1000
+	go test ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2 -mutants=all
 
 .PHONY: faults
 faults: ## FAULTS (1000) random faults on three real managers, judged by the audit log; SEED=n repeats a sequence.

@@ -103,13 +103,8 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			electionMetrics, err := election.NewMetrics(registry)
-			if err != nil {
-				t.Fatal(err)
-			}
-			lease := types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"}
-			lock, err := election.NewLock(lease, election.NewIdentity("pod"), kubernetes.NewForConfigOrDie(connection.base).CoordinationV1().Leases(lease.Namespace),
-				record.NewFakeRecorder(10), election.NewMonotonicClock(), electionMetrics)
+			lock, err := election.NewLock(o.election(), election.Candidate{Identity: "pod", Clock: election.NewMonotonicClock(),
+				Client: kubernetes.NewForConfigOrDie(connection.base).CoordinationV1().Leases(metav1.NamespaceSystem)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -87,7 +87,7 @@ the others stand by with warm caches.`,
 	for _, fs := range o.flags.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
-	cmd.AddCommand(status.NewCommand(), newControllersCommand(o), newRBACCommand(o))
+	cmd.AddCommand(status.NewCommand(defaultLease()), newControllersCommand(o), newRBACCommand(o))
 	for _, c := range cmd.Commands() {
 		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}

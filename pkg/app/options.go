@@ -12,7 +12,9 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
 	"k8s.io/component-base/featuregate"
@@ -94,7 +96,7 @@ func NewOptions(entries ...Entry) (*Options, error) {
 			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
-		Election:       election.NewConfig(),
+		Election:       election.NewConfig(defaultLease()),
 		Informers:      informers.NewConfig(),
 		Secure:         SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
 		Insecure:       InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
@@ -256,6 +258,11 @@ func (o *Options) validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// defaultLease returns the name of the Lease, unless flags give another.
+func defaultLease() types.NamespacedName {
+	return types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "quartermaster"}
 }
 
 // election returns the configuration of the elector. Controllers may drain for --shutdown-timeout.

@@ -164,7 +164,7 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 // of another. Nothing is added in the installation's own namespace, home, nor to the ClusterRoles of
 // the default one.
 func roleName(name, namespace, home string) string {
-	if namespace == home || namespace == metav1.NamespaceAll && home == election.NewConfig().ResourceNamespace {
+	if namespace == home || namespace == metav1.NamespaceAll && home == defaultLease().Namespace {
 		return name
 	}
 	return name + "-" + home

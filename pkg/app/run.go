@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
@@ -102,7 +101,8 @@ func Run(ctx context.Context, o *Options) error {
 	health := health{
 		healthz: healthz.NewHandler("/healthz", watchdog, healthz.NamedCheck("cache-mutation", cache.CheckMutation)),
 		livez:   healthz.NewHandler("/livez", watchdog),
-		readyz:  healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced)),
+		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", synced),
+			healthz.NamedCheck("lease-access", func(*http.Request) error { return lock.Problem() })),
 	}
 	for _, c := range running {
 		if err := health.healthz.Add(c.health); err != nil {
@@ -153,7 +153,7 @@ func Run(ctx context.Context, o *Options) error {
 	} else {
 		lock.SetServerFence(ctx, serverFence(o))
 	}
-	err = election.Run(ctx, o.election(), lock, lead)
+	err = lock.Run(ctx, lead)
 	cutOff(err)
 	return err
 }
@@ -173,13 +173,16 @@ func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry)
 	if err != nil {
 		return nil, nil, err
 	}
-	electionMetrics, err := election.NewMetrics(registry)
+	electionMetrics, err := election.NewMetrics(registry, "quartermaster")
 	if err != nil {
 		return nil, nil, err
 	}
-	lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
-	lock, err := election.NewLock(lease, election.NewIdentity(pod), client.CoordinationV1().Leases(lease.Namespace),
-		e.recorder("quartermaster"), election.NewBootClock(), electionMetrics)
+	lock, err := election.NewLock(o.election(), election.Candidate{
+		Identity: election.NewIdentity(pod),
+		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
+		Events:   e.recorder("quartermaster"),
+		Metrics:  electionMetrics,
+	})
 	if err != nil || serverFence(o) != election.ServerFenceUnknown {
 		return lock, nil, err
 	}

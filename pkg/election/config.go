@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	componentbaseconfig "k8s.io/component-base/config"
 	componentbaseoptions "k8s.io/component-base/config/options"
@@ -49,10 +50,9 @@ type Config struct {
 	DrainTimeout time.Duration
 }
 
-// NewConfig returns the defaults: the Lease kube-system/quartermaster with a duration of 15 s, a
-// renew deadline of 10 s and a retry period of 2 s, as in Kubernetes' own components, and 30 s to
-// drain.
-func NewConfig() Config {
+// NewConfig returns the defaults for a Lease: a duration of 15 s, a renew deadline of 10 s and a retry
+// period of 2 s, as in Kubernetes' own components, and 30 s to drain.
+func NewConfig(lease types.NamespacedName) Config {
 	return Config{
 		LeaderElectionConfiguration: componentbaseconfig.LeaderElectionConfiguration{
 			LeaderElect:       true,
@@ -60,11 +60,16 @@ func NewConfig() Config {
 			RenewDeadline:     metav1.Duration{Duration: 10 * time.Second},
 			RetryPeriod:       metav1.Duration{Duration: 2 * time.Second},
 			ResourceLock:      resourceLockLeases,
-			ResourceName:      "quartermaster",
-			ResourceNamespace: metav1.NamespaceSystem,
+			ResourceName:      lease.Name,
+			ResourceNamespace: lease.Namespace,
 		},
 		DrainTimeout: 30 * time.Second,
 	}
+}
+
+// Lease returns the name of the Lease. It has no other home.
+func (c Config) Lease() types.NamespacedName {
+	return types.NamespacedName{Namespace: c.ResourceNamespace, Name: c.ResourceName}
 }
 
 // AddFlags binds the flags --leader-elect and --leader-elect-*.

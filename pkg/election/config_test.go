@@ -50,7 +50,7 @@ func TestValidate(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			cfg := NewConfig()
+			cfg := testConfig()
 			test.change(&cfg)
 			var got []string
 			if err := cfg.Validate(); err != nil {
@@ -69,13 +69,13 @@ func TestValidate(t *testing.T) {
 }
 
 func TestAddFlags(t *testing.T) {
-	cfg := NewConfig()
+	cfg := testConfig()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
 	if err := fs.Parse([]string{"--leader-elect-lease-duration=3s", "--leader-elect-resource-name=other", "--leader-elect=false"}); err != nil {
 		t.Fatal(err)
 	}
-	want := NewConfig()
+	want := testConfig()
 	want.LeaseDuration.Duration, want.ResourceName, want.LeaderElect = 3*time.Second, "other", false
 	if diff := cmp.Diff(want, cfg); diff != "" {
 		t.Error(diff)

@@ -9,14 +9,14 @@
 //
 //   - A standby watches the Lease. After a release it sends one Update at once, and it takes an
 //     expired Lease at the moment it expires.
-//   - Run calls lead, waits until it returns, and only then releases the Lease.
+//   - Lock.Run calls lead, waits until it returns, and only then releases the Lease.
 //   - A term ends when the renew deadline has passed since the moment before the last acknowledged
 //     write was sent. Lock.Fence refuses writes outside of the term.
 //
-// The files: decide.go is the protocol, a pure function of the state and the time; events.go
-// changes the state when something has happened. loop.go and requests.go do the I/O; run.go takes
-// one replica from standby to the release. fence.go is the write fence of the client;
-// serverfence.go finds out whether the API server has one too.
+// protocol.go has the rules: what to do next, and what changes when something has happened, without
+// I/O and clock. run.go asks it and does what it says, from standing by to the release; requests.go
+// makes the requests. display.go and metrics.go show the state. fence.go is the write fence of the
+// client; serverfence.go finds out whether the API server has one too.
 //
 // docs/adr/0003-leader-election.md explains why two replicas cannot pass the fence at the same
 // time.

@@ -5,9 +5,12 @@ package election
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"regexp"
 	"sync"
 	"time"
 )
@@ -43,7 +46,13 @@ type fence struct {
 	timer    *time.Timer   // at the deadline
 	inFlight map[*admission]struct{}
 	idle     chan struct{} // made by shut, closed when inFlight is empty
+	quiet    time.Duration // when no write that got no answer can be executed any more
 }
+
+// lateness is for how long the API server may execute a write of which the client knows no more. It
+// is the default of kube-apiserver's --request-timeout, which ends what it has begun to read; the
+// client has closed the stream or connection before. What waits in a proxy has no bound.
+const lateness = time.Minute
 
 // admission is one write between the check and its response.
 type admission struct {
@@ -170,11 +179,23 @@ func (f *fence) sendable(a *admission) bool {
 	return !a.ended
 }
 
-// done removes a write from those in flight and reports whether its term ended meanwhile.
-func (f *fence) done(a *admission) bool {
+// quietAt returns when no write that was admitted can be executed any more, if none is in flight.
+func (f *fence) quietAt() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.quiet
+}
+
+// done removes a write from those in flight and reports whether its term ended meanwhile. unknown
+// reports that the write may still be executed.
+func (f *fence) done(a *admission, unknown bool) bool {
+	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.inFlight, a)
+	if unknown { // rule 8
+		f.quiet = now + lateness
+	}
 	if f.idle != nil && len(f.inFlight) == 0 {
 		close(f.idle) // at most once: after shut, nothing is admitted
 	}
@@ -188,14 +209,13 @@ type fencedTransport struct {
 }
 
 // RoundTrip implements http.RoundTripper. Reads and watches pass. A write passes if the term is
-// valid by the clock at this instant; a timer would run late in a paused process. The write is
-// cancelled when the term ends.
+// valid by the clock at this instant (rule 7); a timer would run late in a paused process. The write
+// is cancelled when the term ends.
 //
 // Even so, the API server may execute a write after the term if the transport has it already: it
 // may be in a socket or in the API server's queue. The fence in the API server refuses those.
 func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	switch req.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
+	if !isWrite(req) {
 		return t.next.RoundTrip(req)
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
@@ -209,7 +229,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, ErrNotLeading)
 	}
 	resp, err := t.next.RoundTrip(t.admitted(ctx, req, a))
-	ended := t.fence.done(a)
+	ended := t.fence.done(a, isOutcomeUnknown(resp, err))
 	if err != nil {
 		cancel(nil)
 		if ended {
@@ -218,9 +238,35 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return resp, nil // the caller writes to the body, and ends the stream
+	}
 	// The context must outlive the body, which the caller has not read yet.
 	resp.Body = &cancelOnClose{ReadCloser: resp.Body, cancel: cancel}
 	return resp, nil
+}
+
+// connects matches the subresources that run commands in Pods or pass requests on to them, with any
+// method: kubectl exec is a GET that upgrades to a WebSocket.
+var connects = regexp.MustCompile(`/(pods|services|nodes)/[^/]+/(exec|attach|portforward|proxy)(/|$)`)
+
+func isWrite(req *http.Request) bool {
+	switch req.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
+		return connects.MatchString(req.URL.Path)
+	}
+	return true
+}
+
+// isOutcomeUnknown reports whether a write may still be executed. It may be without an answer, unless
+// it had no connection; and after a 5xx, by which also a proxy or an API server that lost its store
+// answers.
+func isOutcomeUnknown(resp *http.Response, err error) bool {
+	if err == nil {
+		return resp.StatusCode >= http.StatusInternalServerError
+	}
+	var failed *net.OpError
+	return !errors.As(err, &failed) || failed.Op != "dial"
 }
 
 // WrappedRoundTripper lets client-go find the transport underneath, to close its idle connections.

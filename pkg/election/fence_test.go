@@ -33,11 +33,11 @@ func (c *setClock) set(d time.Duration) { c.now.Store(int64(d)) }
 func newTestFence(t *testing.T, clock Clock) (*fence, metrics.KubeRegistry) {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
-	m, err := NewMetrics(registry)
+	m, err := NewMetrics(registry, "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newFence(clock, m.of("lease")), registry
+	return newFence(clock, m.of(leaseName)), registry
 }
 
 // roundTripper responds in place of a network.
@@ -99,6 +99,26 @@ func TestFenceAdmits(t *testing.T) {
 	}
 }
 
+func TestWhatIsAWrite(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/api/v1/namespaces/ns/pods/p":                     false,
+		"/api/v1/namespaces/ns/pods/p/log":                 false,
+		"/api/v1/namespaces/ns/pods/exec":                  false,
+		"/api/v1/namespaces/ns/pods/p/exec":                true,
+		"/api/v1/namespaces/ns/pods/p/attach":              true,
+		"/api/v1/namespaces/ns/pods/p/portforward":         true,
+		"/api/v1/namespaces/ns/pods/http:p:80/proxy/admin": true,
+		"/api/v1/namespaces/ns/services/s/proxy":           true,
+		"/api/v1/nodes/n/proxy/run":                        true,
+		"/k8s/clusters/c/api/v1/nodes/n/proxy/":            true,
+	} {
+		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api"+path, nil))
+		if got := isWrite(req); got != want {
+			t.Errorf("GET %s: got %t", path, got)
+		}
+	}
+}
+
 func TestFenceCountsRefusals(t *testing.T) {
 	f, registry := newTestFence(t, &setClock{})
 	client := &http.Client{Transport: &fencedTransport{f, http.DefaultTransport}}
@@ -114,11 +134,11 @@ func TestFenceCountsRefusals(t *testing.T) {
 	want := `
 		# HELP quartermaster_leader_election_fence_refusals_total [ALPHA] Writes that the fence of this replica refused since it did not lead.
 		# TYPE quartermaster_leader_election_fence_refusals_total counter
-		quartermaster_leader_election_fence_refusals_total{name="lease",verb="create"} 0
-		quartermaster_leader_election_fence_refusals_total{name="lease",verb="delete"} 1
-		quartermaster_leader_election_fence_refusals_total{name="lease",verb="other"} 1
-		quartermaster_leader_election_fence_refusals_total{name="lease",verb="patch"} 2
-		quartermaster_leader_election_fence_refusals_total{name="lease",verb="update"} 0
+		quartermaster_leader_election_fence_refusals_total{lease_namespace="ns",name="lease",verb="create"} 0
+		quartermaster_leader_election_fence_refusals_total{lease_namespace="ns",name="lease",verb="delete"} 1
+		quartermaster_leader_election_fence_refusals_total{lease_namespace="ns",name="lease",verb="other"} 1
+		quartermaster_leader_election_fence_refusals_total{lease_namespace="ns",name="lease",verb="patch"} 2
+		quartermaster_leader_election_fence_refusals_total{lease_namespace="ns",name="lease",verb="update"} 0
 	`
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "quartermaster_leader_election_fence_refusals_total"); err != nil {
 		t.Error(err)

@@ -51,7 +51,7 @@ func TestInteroperation(t *testing.T) {
 	start := map[string]func(*testing.T, *simStore, string) *testReplica{
 		"ours": func(t *testing.T, s *simStore, name string) *testReplica {
 			t.Helper()
-			return startReplica(t, s, name, NewConfig())
+			return startReplica(t, s, name, testConfig())
 		},
 		"client-go": startClientGo,
 	}

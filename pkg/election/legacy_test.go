@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -57,7 +58,7 @@ func TestCheckLegacyLocks(t *testing.T) {
 			if test.fail != nil {
 				client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, test.fail })
 			}
-			err := CheckLegacyLocks(t.Context(), NewConfig(), client.CoreV1().ConfigMaps("kube-system"), client.CoreV1().Endpoints("kube-system"))
+			err := CheckLegacyLocks(t.Context(), NewConfig(types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"}), client.CoreV1().ConfigMaps("kube-system"), client.CoreV1().Endpoints("kube-system"))
 			var got []string
 			if err != nil {
 				got = strings.Split(err.Error(), "\n")
@@ -72,7 +73,7 @@ func TestCheckLegacyLocks(t *testing.T) {
 			}
 		})
 	}
-	off := NewConfig()
+	off := NewConfig(types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"})
 	off.LeaderElect = false
 	if err := CheckLegacyLocks(t.Context(), off, nil, nil); err != nil {
 		t.Error(err)

@@ -6,14 +6,11 @@ package election
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -37,20 +34,29 @@ type EventRecorder interface {
 	Eventf(object runtime.Object, eventType, reason, messageFmt string, args ...any)
 }
 
-// Lock is one replica's part in one election: the Lease that it competes for, its identity, and its
-// state. It is built before the clients that it fences and serves one call of Run.
-type Lock struct {
-	name     types.NamespacedName
-	identity string
-	client   LeaseClient
-	events   EventRecorder
-	clock    Clock
-	metrics  *lockMetrics
-	fence    *fence
-	used     atomic.Bool // by Run
+// Candidate is a replica that competes for a Lease.
+type Candidate struct {
+	// Identity is written into the Lease. No two processes may share one; see NewIdentity.
+	Identity string
+	// Client is for the Lease's namespace and used by the elector alone; see ClientConfig.
+	Client LeaseClient
+	// Clock defaults to NewBootClock.
+	Clock Clock
+	// Events receives the transitions of this replica. It may be nil.
+	Events EventRecorder
+	// Metrics may be nil.
+	Metrics *Metrics
+}
 
-	mu     sync.Mutex
-	status status
+// Lock is one replica's part in one election: a candidate, the fence that judges its writes, and
+// what shows them. It is built before the clients that it fences and serves one call of Run.
+type Lock struct {
+	cfg   Config
+	lease types.NamespacedName
+	who   Candidate
+	fence *fence
+	shown *display
+	used  atomic.Bool // by Run
 }
 
 // NewIdentity returns an identity for a replica: the name of its Pod and a UUID, separated by an
@@ -60,36 +66,31 @@ func NewIdentity(pod string) string {
 	return pod + "_" + string(uuid.NewUUID())
 }
 
-// NewLock returns a lock on the named Lease for the replica called identity. No two processes may
-// share an identity; see NewIdentity. The client is for the Lease's namespace and used by the
-// elector alone; see ClientConfig.
-func NewLock(lease types.NamespacedName, identity string, client LeaseClient, events EventRecorder,
-	clock Clock, all *Metrics) (*Lock, error) {
-	if identity == "" {
+// NewLock returns a lock on the Lease that the configuration names.
+func NewLock(cfg Config, who Candidate) (*Lock, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if who.Identity == "" {
 		return nil, errors.New("the identity of a replica must not be empty")
 	}
-	m := all.of(lease.Name)
-	return &Lock{
-		name:     lease,
-		identity: identity,
-		client:   client,
-		events:   events,
-		clock:    clock,
-		metrics:  m,
-		fence:    newFence(clock, m),
-		status:   status{Lease: lease.String(), Identity: identity, Phase: phaseNotStarted, ServerFence: ServerFenceUnknown},
-	}, nil
+	if who.Clock == nil {
+		who.Clock = NewBootClock()
+	}
+	shown := newDisplay(cfg.Lease(), who)
+	return &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: newFence(who.Clock, shown.metrics), shown: shown}, nil
 }
 
 // Identity returns the identity of the replica.
 func (l *Lock) Identity() string {
-	return l.identity
+	return l.who.Identity
 }
 
-// Fence puts the write fence in front of a transport. A request other than GET, HEAD and OPTIONS is
-// refused with ErrNotLeading unless the term of this replica is valid at that instant, and is
-// cancelled when the term ends. Every client of every controller must have the fence. The clients
-// that a standby writes with must not: those of Leases, Events and reviews.
+// Fence puts the write fence in front of a transport. A request other than GET, HEAD and OPTIONS,
+// and one that connects to a Pod, is refused with ErrNotLeading unless the term of this replica is
+// valid at that instant, and is cancelled when the term ends. Every client of every controller must
+// have the fence. The clients that a standby writes with must not: those of Leases, Events and
+// reviews.
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	return &fencedTransport{fence: l.fence, next: next}
 }
@@ -103,25 +104,26 @@ func (l *Lock) IsLeading() bool {
 // tolerance, and has neither released it nor exited. Such a process is stuck and should be
 // restarted. A standby is healthy.
 func (l *Lock) Healthy(tolerance time.Duration) error {
-	now := l.clock.Now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.status.holding() && !l.status.lost {
-		return nil
-	}
-	if late := now - l.status.expires; late > tolerance {
-		return fmt.Errorf("this process led through lease %s, which expired %s ago, and has not exited",
-			l.name, late.Truncate(time.Second))
-	}
-	return nil
+	return l.shown.healthy(tolerance)
 }
 
-// record records a transition of this replica as an Event on the Lease, with the wording of
-// client-go's elector.
-func (l *Lock) record(lease *coordinationv1.Lease, what string) {
-	ref := &corev1.ObjectReference{
-		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
-		Namespace: l.name.Namespace, Name: l.name.Name, UID: lease.UID, ResourceVersion: lease.ResourceVersion,
+// Problem returns what keeps this replica from competing for the Lease and will last until somebody
+// repairs it, or nil: a permission that is missing, or the namespace.
+func (l *Lock) Problem() error {
+	return l.shown.problem()
+}
+
+// ServeHTTP implements http.Handler for /debug/leader. It writes JSON if the request accepts it or
+// has ?format=json, else text.
+func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	l.shown.serveHTTP(w, req)
+}
+
+// quietAt returns when no write of lead can be executed any more (rule 8). With the fence in the API
+// server that is now: it refuses what comes late.
+func (l *Lock) quietAt() time.Duration {
+	if l.shown.serverFence() == ServerFenceEnforced {
+		return l.who.Clock.Now()
 	}
-	l.events.Eventf(ref, corev1.EventTypeNormal, "LeaderElection", "%s %s", l.identity, what)
+	return l.fence.quietAt()
 }

@@ -39,7 +39,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				store := freeStore()
 				fenced := false
 				var r *testReplica
-				r = startReplicaWith(t, store, "r", NewConfig(), func(ctx context.Context) error {
+				r = startReplicaWith(t, store, "r", testConfig(), func(ctx context.Context) error {
 					<-ctx.Done()
 					fenced = !r.lock.fence.admits()
 					var lost *LostError
@@ -101,7 +101,7 @@ func TestWedgedLeadDoesNotKeepRun(t *testing.T) {
 func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		r := startReplica(t, store, "r", NewConfig())
+		r := startReplica(t, store, "r", testConfig())
 		<-r.led
 		pass(3 * time.Second)
 		r.client.set(func(c *storeClient) { c.hang["update"] = true })
@@ -122,7 +122,7 @@ func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
 }
 
 func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
-	for name, cfg := range map[string]Config{"15s": NewConfig(), "3s": shortConfig()} {
+	for name, cfg := range map[string]Config{"15s": testConfig(), "3s": shortConfig()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
@@ -154,7 +154,7 @@ func TestLostAnswerToAnAcquisition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		start := time.Now()
-		r := startReplica(t, store, "r", NewConfig())
+		r := startReplica(t, store, "r", testConfig())
 		r.client.set(func(c *storeClient) { c.hang["update"] = true })
 		pass(time.Second)
 		r.client.set(func(c *storeClient) { c.hang["update"] = false })
@@ -173,7 +173,7 @@ func TestLostAnswerToAnAcquisition(t *testing.T) {
 func TestLostAnswerToARelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		r := startReplica(t, store, "r", NewConfig())
+		r := startReplica(t, store, "r", testConfig())
 		<-r.led
 		r.client.set(func(c *storeClient) { c.hang["update"] = true })
 		r.stop(nil)
@@ -190,7 +190,7 @@ func TestLostAnswerToARelease(t *testing.T) {
 func TestReleaseThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		r := startReplica(t, store, "r", NewConfig())
+		r := startReplica(t, store, "r", testConfig())
 		<-r.led
 		r.client.set(func(c *storeClient) { c.fail["update"] = errors.New("network is down") })
 		r.stop(nil)

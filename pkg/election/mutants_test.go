@@ -12,142 +12,189 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 )
 
-var mutants = flag.Int("mutants", 0, "check with that many seeds that the simulation notices when a rule is broken")
+var (
+	mutants     = flag.String("mutants", "", "check that the simulation notices when a rule is broken: quick (one of each rule) or all")
+	mutantSeeds = flag.Int("mutant-seeds", 2000, "how many seeds it has to notice")
+)
 
-// mutations break one rule each. An edit replaces text that occurs exactly once in its file.
-var mutations = map[string][]edit{
-	"the fence admits everything": {
-		{"lock.go", "return &fencedTransport{fence: l.fence, next: next}", "return next"},
-	},
-	"the fence goes by a timer instead of the clock": {
-		{"fence.go", "f.state == fenceOpen && f.withinTerm(now)", "f.state == fenceOpen"},
-	},
-	"validity counts from after the response": {
-		{"requests.go", "done.took = r.clock.Now() - sent", "done.took = r.clock.Now() - sent; done.sent = r.clock.Now()"},
-	},
-	"observation compares records in seconds instead of resourceVersions": {
-		{"decide.go", "next.claim = 0\n\t} else {", "next.claim = 0\n\t} else if previous == nil || previous.Spec.RenewTime == nil || " +
-			"!isSameHolding(previous, lease) || previous.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {"},
-	},
-	"the release precedes the drain": {
-		{"run.go", "e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx)); e.phase = releasing"},
-	},
-	"the release does not wait for writes in flight": {
-		{"run.go", "e.idle = e.lock.fence.shut()", "e.lock.fence.shut(); closed := make(chan struct{}); close(closed); e.idle = closed"},
-	},
-	"the lease is released although the drain timed out": {
-		{"decide.go", "return action{kind: actEnd, reason: ReasonDrainTimeout}", "s.phase = releasing; return action{kind: actRelease}"},
-	},
-	"the release erases whoever holds the lease": {
-		{"decide.go", "t.lost = ReasonHolderChanged", "t.lease = lease"},
-	},
-	"the renew deadline leaves no margin": {
-		{"config.go", "deadline: c.RenewDeadline.Duration,", "deadline: c.LeaseDuration.Duration,"},
-	},
-	"the transitions are not counted": {
-		{"record.go", "ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)", "ptr.Deref(lease.Spec.LeaseTransitions, 0))"},
-	},
-	"a lease is taken a retry period before its claim runs out": {
-		{"decide.go", "next.claim = max(next.claim, now+duration)", "next.claim = now + duration - own.retry"},
-	},
-	"whoever creates the lease leads at once": {
-		{"loop.go", "if msg.kind == actCreate {", "if false {"},
-	},
-	"a deleted lease is forgotten": {
-		{"decide.go", "return view{known: true, distrust: max(v.freeAt(), now+max(own.lease, durationOf(v.lease, 0)))}", "return view{known: true}"},
-		{"loop.go", "if msg.kind == actCreate {", "if false {"},
-	},
-	"a thief is trusted": {
-		{"decide.go", "next.distrust = max(v.freeAt(), now+max(own.lease, durationOf(previous, 0)))", ""},
-	},
-	"a holder that was edited away counts as released": {
-		{"record.go", "if holderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn holderOf(lease) == \"\"\n\t}"},
-		{"decide.go", "&& !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)", ""},
-	},
-	"a shortened duration counts at once": {
-		{"decide.go", "duration = max(duration, durationOf(previous, 0))", ""},
-		{"decide.go", "next.claim = v.claim\n", "\n"},
-	},
-	"whoever is named in the lease leads": {
-		{"decide.go", "return a != nil && holderOf(lease) == s.identity && termOf(lease) == a.term && lease.Spec.AcquireTime.Equal(a.acquired)",
-			"_ = a; return holderOf(lease) == s.identity"},
-	},
-	"a renewal that came too late extends the term": {
-		{"events.go", "if now >= s.tenure.sent+s.deadline {\n\t\ts.tenure.lost", "if false {\n\t\ts.tenure.lost"},
-		{"loop.go", "!e.lock.fence.extend(msg.sent+e.deadline)", "func() bool { e.lock.fence.close(); e.lock.fence.openUntil(msg.sent + e.deadline); return false }()"},
-	},
-	"nobody looks again when the watch is dead": {
-		{"loop.go", "e.restartWatch() // it should have shown this: it may be dead", "_ = 0"},
-		{"events.go", "s.doubtful, s.readAt = true, retry", "s.doubtful, s.readAt = true, never"},
-	},
+// mutant breaks one rule of docs/adr/0003-leader-election.md, or of the fence in the API server, by
+// one edit. It replaces text that occurs exactly once in its file.
+type mutant struct {
+	what           string
+	quick          bool // there is one for each rule
+	file, old, new string
 }
 
-type edit struct{ file, old, new string }
+var allMutants = []mutant{
+	// 1: writes are conditional.
+	{"1: a write goes by the version of now instead of the one that was judged", true, "requests.go",
+		"done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})",
+		"if now, err := r.client.Get(request, r.name, metav1.GetOptions{}); err == nil {\nlease.ResourceVersion = now.ResourceVersion\n}\n" +
+			"done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})"},
+
+	// 2: a term is valid from before the request.
+	{"2: validity counts from after the answer", true, "requests.go",
+		"done.took = r.clock.Now() - sent", "done.took = r.clock.Now() - sent\ndone.sent = r.clock.Now()"},
+	{"2: the renew deadline leaves no margin", false, "config.go",
+		"deadline: c.RenewDeadline.Duration,", "deadline: c.LeaseDuration.Duration,"},
+	{"2: the fence opens anew by an answer that came too late", false, "fence.go",
+		"if !f.withinTerm(now) {\n\t\treturn false\n\t}\n\tf.deadline = deadline", "f.state, f.deadline = fenceOpen, deadline\n_ = now"},
+
+	// 3: a standby waits for the duration of the record.
+	{"3: a lease is taken a retry period before its claim runs out", true, "protocol.go",
+		"claim := now + duration ", "claim := now + duration - p.own.retry "},
+	{"3: records are compared in seconds instead of versions", false, "protocol.go",
+		"p.claim, p.duration = claim, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
+			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\np.claim, p.duration = claim, duration\n}"},
+	{"3: a shortened duration counts at once", false, "protocol.go",
+		"duration = p.durationAfter(before, lease, gapless)", "_ = gapless"},
+
+	// 4: a standby does not wait after a release.
+	{"4: a release is waited for like a claim", true, "protocol.go",
+		"if p.isFreed(lease) {", "if false {"},
+	{"4: a holder that was edited away counts as released", false, "record.go",
+		"if holderOf(lease) != \"\" {\n\t\treturn false\n\t}", "if true {\n\t\treturn holderOf(lease) == \"\"\n\t}"},
+	{"4: the transitions are not counted", false, "record.go",
+		"termOf(lease).next().Transitions", "termOf(lease).Transitions"},
+
+	// 5: a standby waits after anything irregular.
+	{"5: a deleted lease is forgotten", true, "protocol.go",
+		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))\n\t\tp.claim", "\t\tp.claim"},
+	{"5: a thief is trusted", false, "protocol.go",
+		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))\n\t}", "\t}"},
+	{"5: a replica that was blind trusts the new record", false, "protocol.go",
+		"case !p.isExpired(now) || !gapless ||", "case !p.isExpired(now) ||"},
+	{"5: another UID is trusted", false, "protocol.go",
+		"|| before.UID != lease.UID: // rule 5", ": // rule 5"},
+
+	// 6: who creates the Lease does not lead by that.
+	{"6: whoever creates the lease leads at once", true, "run.go",
+		"p.onCreated(msg.lease, now)", "return p.onAcquired(msg.lease, msg.sent, now)"},
+
+	// 7: the client's fence.
+	{"7: the fence goes by a timer instead of the clock", true, "fence.go",
+		"f.state == fenceOpen && f.withinTerm(now)", "f.state == fenceOpen"},
+	{"7: the fence admits everything", false, "lock.go",
+		"return &fencedTransport{fence: l.fence, next: next}", "return next"},
+	{"7: the fence does not look again before the end of the body", true, "fence.go",
+		"if !b.fence.sendable(b.admission) {", "if false {"},
+	{"7: what is in flight goes on when the term ends", true, "fence.go",
+		"\t\ta.cancel(ErrNotLeading)\n", ""},
+
+	// 8: the release is the last.
+	{"8: the release precedes the drain", true, "run.go",
+		"e.cancelLead(context.Cause(ctx))", "e.cancelLead(context.Cause(ctx))\ne.protocol.onQuiet(0)"},
+	{"8: the release does not wait for writes in flight", false, "run.go",
+		"e.idle = e.lock.fence.shut()", "e.lock.fence.shut()\nclosed := make(chan struct{})\nclose(closed)\ne.idle = closed"},
+	{"8: the release does not wait for a write without an answer", false, "fence.go",
+		"f.quiet = now + lateness", "f.quiet = now"},
+	{"8: the lease is released although the drain timed out", false, "protocol.go",
+		"return action{kind: actEnd, reason: ReasonDrainTimeout}", "p.quietAt = now\nreturn action{kind: actRelease}"},
+	{"8: the lease is released although lead has left work behind", false, "run.go",
+		"unfinished := errors.Is(e.leadErr, ErrUnfinished)", "unfinished := false"},
+
+	// 9: a holder ends its term at once.
+	{"9: a deletion does not end the term", true, "protocol.go",
+		"case lease == nil:\n\t\tp.lost = ReasonLeaseDeleted", "case lease == nil:"},
+	{"9: another UID does not end the term", false, "protocol.go",
+		"p.lost = ReasonLeaseReplaced", ""},
+	{"9: another holder does not end the term", false, "protocol.go",
+		"p.lost = ReasonHolderChanged", ""},
+	{"9: the fence closes only after lead has returned", false, "run.go",
+		"e.lock.fence.close() // rule 9: before lead's context ends", ""},
+
+	// 10: versions that go back.
+	{"10: an older version is a late echo, whoever tells it", true, "protocol.go",
+		"case p.readFrom == newest && isOlder(lease, newest): // rule 10", "case false:"},
+
+	// 11: an acquisition without an answer.
+	{"11: whoever is named in the lease leads", false, "protocol.go",
+		"return a != nil && holderOf(lease) == p.identity && termOf(lease) == a.term && lease.Spec.AcquireTime.Equal(a.acquired)",
+		"return holderOf(lease) == p.identity && a != nil || holderOf(lease) == p.identity"},
+	{"11: each attempt has an acquireTime of its own", true, "protocol.go",
+		"lease.Spec.AcquireTime = p.attempt.acquired // rule 11", ""},
+
+	// Liveness.
+	{"liveness: nobody looks again when the watch is dead", false, "protocol.go",
+		"p.readAt = now + p.backoff(p.writeFails, p.own.retry/16, p.patience(f), f)", "p.readAt = never"},
+	{"liveness: a write that is refused is sent again at once", true, "protocol.go",
+		"p.writeAt = now + p.backoff(p.writeFails, p.own.retry, p.patience(f), f)", "p.writeAt = now"},
+
+	// The fence in the API server.
+	{"fence: the name is written whatever the version", true, "serverfence_lead.go",
+		"\"uid\": ns.UID, \"resourceVersion\": ns.ResourceVersion,", ""},
+	{"fence: the lease is not read before the name is written", false, "serverfence_lead.go",
+		"if err := n.lock.confirmHolder(ctx); err != nil {", "if err := error(nil); err != nil {"},
+	{"fence: lead starts before the name is written", true, "serverfence_lead.go",
+		"if err := n.raise(ctx, 0); ctx.Err() != nil {", "if err := error(nil); ctx.Err() != nil {"},
+	{"fence: the leader does not name itself again", false, "serverfence_lead.go",
+		"if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity {", "if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity || n.raised > 0 {"},
+}
 
 // TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,
 // so that the tested code needs no switches.
 func TestMutants(t *testing.T) {
-	if *mutants == 0 {
-		t.Skip("takes a build per mutant; run it with -mutants=SEEDS")
+	if *mutants == "" {
+		t.Skip("takes a build per mutant; run it with -mutants=quick or -mutants=all")
 	}
-	for name, edits := range mutations {
-		t.Run(name, func(t *testing.T) {
-			out, err := runMutant(t, edits)
-			seed := regexp.MustCompile(`seed \d+: [^:\n]*`).Find(out)
-			switch {
+	rules := regexp.MustCompile(`(?m)((?:seed \d+: )?(?:` + quotedRules() + `)).*$|^panic: .*$`)
+	for _, m := range allMutants {
+		if !m.quick && *mutants != "all" {
+			continue
+		}
+		t.Run(m.what, func(t *testing.T) {
+			t.Parallel()
+			out, err := runMutant(t, m)
+			switch found := rules.Find(out); {
 			case err == nil:
-				t.Errorf("%d seeds have not noticed", *mutants)
-			case seed == nil:
+				t.Errorf("the simulation has not noticed")
+			case found == nil:
 				t.Errorf("the mutant did not run:\n%s", out)
 			default:
-				t.Logf("%s", seed)
-				t.Logf("%s", regexp.MustCompile(`\d+ of \d+ seeds violate.*`).Find(out))
+				t.Logf("%s", found)
 			}
 		})
 	}
 }
 
-// runMutant runs TestSimulation with the edits.
-func runMutant(t *testing.T, edits []edit) ([]byte, error) {
+func quotedRules() string {
+	var quoted []string
+	for _, rule := range allRules {
+		quoted = append(quoted, regexp.QuoteMeta(rule))
+	}
+	return strings.Join(quoted, "|")
+}
+
+// runMutant runs the simulation with the edit.
+func runMutant(t *testing.T, m mutant) ([]byte, error) {
 	t.Helper()
-	dir := t.TempDir()
-	replaced := map[string][]byte{}
-	for _, e := range edits {
-		source, edited := replaced[e.file]
-		if !edited {
-			var err error
-			if source, err = os.ReadFile(e.file); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if n := bytes.Count(source, []byte(e.old)); n != 1 {
-			t.Fatalf("%s: found %d times: %s", e.file, n, e.old)
-		}
-		replaced[e.file] = bytes.Replace(source, []byte(e.old), []byte(e.new), 1)
-	}
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for file, source := range replaced {
-		path, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		overlay.Replace[path] = filepath.Join(dir, file)
-		if err := os.WriteFile(overlay.Replace[path], source, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	list, err := json.Marshal(overlay)
+	source, err := os.ReadFile(m.file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, list, 0o600); err != nil {
+	if n := bytes.Count(source, []byte(m.old)); n != 1 {
+		t.Fatalf("%s: found %d times: %s", m.file, n, m.old)
+	}
+	path, err := filepath.Abs(m.file)
+	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-overlay", file, "-run", "^TestSimulation$", "-v", ".",
-		"-seeds", strconv.Itoa(*mutants), "-keep-going")
+	edited, list := filepath.Join(t.TempDir(), "edited.go"), filepath.Join(t.TempDir(), "overlay.json")
+	if err := os.WriteFile(edited, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: edited}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(list, overlay, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-failfast",
+		"-run", "^TestSimulat(ion$|ed)", "-skip", "^TestSimulatedStaleWrites$", ".", "-seeds", strconv.Itoa(*mutantSeeds))
 	return cmd.CombinedOutput()
 }

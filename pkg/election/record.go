@@ -5,6 +5,7 @@ package election
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -18,8 +19,9 @@ import (
 // distinguishes a release from a holder that was edited away.
 const releasedDuration = time.Second
 
-// Term is one uninterrupted leadership. It never repeats: within a Lease the transitions only grow,
-// and a Lease that was deleted returns with another UID.
+// Term is one uninterrupted leadership. It does not repeat: within a Lease the transitions grow until
+// they wrap, and a Lease that was deleted returns with another UID. Only who restores the store to an
+// earlier state, or edits the transitions, takes the numbers back.
 type Term struct {
 	LeaseUID    types.UID `json:"leaseUID"`
 	Transitions int32     `json:"transitions"`
@@ -28,6 +30,15 @@ type Term struct {
 // String implements fmt.Stringer.
 func (t Term) String() string {
 	return fmt.Sprintf("%s/%d", t.LeaseUID, t.Transitions)
+}
+
+// next returns the term of the next holder. Somebody who edits the transitions to their maximum must
+// not block the Lease for ever.
+func (t Term) next() Term {
+	if t.Transitions == math.MaxInt32 {
+		return Term{LeaseUID: t.LeaseUID}
+	}
+	return Term{LeaseUID: t.LeaseUID, Transitions: t.Transitions + 1}
 }
 
 func termOf(lease *coordinationv1.Lease) Term {
@@ -69,6 +80,35 @@ func isNewer(a, b *coordinationv1.Lease) bool {
 	return err != nil || order > 0
 }
 
+// isOlder reports whether a is an earlier version than b.
+func isOlder(a, b *coordinationv1.Lease) bool {
+	if a == nil || b == nil || a.ResourceVersion == b.ResourceVersion {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
+}
+
+// isNext reports whether the later version belongs to the next term.
+func isNext(earlier, later *coordinationv1.Lease) bool {
+	return termOf(later) == termOf(earlier).next()
+}
+
+// isSameHolding reports whether the later version is a renewal, a release, or an edit of other
+// fields.
+func isSameHolding(earlier, later *coordinationv1.Lease) bool {
+	if termOf(earlier) != termOf(later) {
+		return false
+	}
+	return holderOf(earlier) == holderOf(later) || isRelease(earlier, later)
+}
+
+// isRelease reports whether the later version of the same term is its release. A release sets both
+// times again; two manual edits that look like one do not.
+func isRelease(earlier, later *coordinationv1.Lease) bool {
+	return holderOf(earlier) != "" && isFree(later) && !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)
+}
+
 // newLease returns the Lease to create if there is none.
 func newLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
@@ -81,7 +121,7 @@ func newLease(name types.NamespacedName, identity string, duration time.Duration
 // elector decides by them.
 func acquiredLease(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
-	lease.Spec.LeaseTransitions = ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0) + 1)
+	lease.Spec.LeaseTransitions = ptr.To(termOf(lease).next().Transitions)
 	hold(lease, identity, duration, now)
 	return lease
 }

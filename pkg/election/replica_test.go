@@ -135,7 +135,7 @@ func (e *testEvents) Eventf(_ runtime.Object, eventType, reason, format string, 
 }
 
 var testMetrics = sync.OnceValue(func() *Metrics {
-	m, err := NewMetrics(metrics.NewKubeRegistry())
+	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		panic(err)
 	}
@@ -154,8 +154,8 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 	t.Helper()
 	r := &testReplica{t: t, client: newStoreClient(store, name), led: make(chan context.Context, 1),
 		leave: make(chan error), done: make(chan error, 1), events: &testEvents{}}
-	lock, err := NewLock(types.NamespacedName{Namespace: "ns", Name: "lease"}, name, r.client, r.events,
-		NewMonotonicClock(), testMetrics())
+	lock, err := NewLock(cfg, Candidate{Identity: name, Client: r.client, Events: r.events,
+		Clock: NewMonotonicClock(), Metrics: testMetrics()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 	ctx, stop := context.WithCancelCause(klog.NewContext(t.Context(), logr.Discard()))
 	r.stop = stop
 	go func() {
-		r.done <- Run(ctx, cfg, lock, func(ctx context.Context) error {
+		r.done <- lock.Run(ctx, func(ctx context.Context) error {
 			r.led <- ctx
 			return lead(ctx)
 		})
@@ -191,8 +191,10 @@ func freeStore() *simStore {
 
 var leaseName = types.NamespacedName{Namespace: "ns", Name: "lease"}
 
+func testConfig() Config { return NewConfig(leaseName) }
+
 func shortConfig() Config {
-	cfg := NewConfig()
+	cfg := testConfig()
 	cfg.LeaseDuration.Duration, cfg.RenewDeadline.Duration, cfg.RetryPeriod.Duration = 3*time.Second, 2*time.Second, 500*time.Millisecond
 	cfg.DrainTimeout = 5 * time.Second
 	return cfg

@@ -5,6 +5,7 @@ package election
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -12,10 +13,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 )
+
+// A watch is restarted after a random time from this to twice this, so that a dead connection is not
+// taken for a quiet one for ever.
+const watchLifetime = 5 * time.Minute
 
 // requester makes the requests of one elector. Each request runs in its own goroutine and reports
 // to inbox, so that a hanging request does not block the elector. The methods are called only by
@@ -23,15 +27,15 @@ import (
 type requester struct {
 	client  LeaseClient
 	clock   Clock
-	name    types.NamespacedName
+	name    string
 	timeout time.Duration // of one request, except for watches
+	jitter  *rand.Rand
 
 	inbox chan message
 	wg    sync.WaitGroup
 
-	readID    int // of the current read; responses to others are stale
+	readID    int // of the current read; answers to others are stale
 	watchID   int // of the current watch, likewise
-	watchFrom string
 	stopWatch context.CancelFunc
 }
 
@@ -47,8 +51,7 @@ type (
 	writeDone struct {
 		kind  actionKind
 		base  *coordinationv1.Lease // the version that it required, nil for actCreate
-		wrote *coordinationv1.Lease
-		lease *coordinationv1.Lease // the response
+		lease *coordinationv1.Lease // the answer
 		err   error
 		sent  time.Duration // on the clock, before it was sent
 		took  time.Duration
@@ -64,8 +67,9 @@ type (
 	}
 )
 
-func newRequester(client LeaseClient, clock Clock, name types.NamespacedName, timeout time.Duration) requester {
-	return requester{client: client, clock: clock, name: name, timeout: timeout, inbox: make(chan message)}
+func newRequester(who Candidate, name string, timeout time.Duration) *requester {
+	return &requester{client: who.Client, clock: who.Clock, name: name, timeout: timeout,
+		jitter: newJitter(who.Identity + "/watch"), inbox: make(chan message), stopWatch: func() {}}
 }
 
 // report sends a message to the elector, or drops it if the elector has returned.
@@ -82,7 +86,8 @@ func (r *requester) read(ctx context.Context) {
 	r.wg.Go(func() {
 		request, cancel := context.WithTimeout(ctx, r.timeout)
 		defer cancel()
-		lease, err := r.client.Get(request, r.name.Name, metav1.GetOptions{})
+		// Without a resourceVersion the read is consistent: the API server asks the store.
+		lease, err := r.client.Get(request, r.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			lease, err = nil, nil
 		}
@@ -90,16 +95,16 @@ func (r *requester) read(ctx context.Context) {
 	})
 }
 
-// write creates the Lease or updates it from the version base. The term that it begins or extends
-// counts from before the request. The API server cannot have executed the write earlier, so no
-// standby can have seen it earlier.
+// write creates the Lease, or updates it from the version base (rule 1). The term that it begins or
+// extends counts from before the request (rule 2). The API server cannot have executed the write
+// earlier, so no standby can have seen it earlier.
 func (r *requester) write(ctx context.Context, kind actionKind, base, lease *coordinationv1.Lease, timeout time.Duration) {
 	sent := r.clock.Now()
 	r.wg.Go(func() {
 		request, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		done := writeDone{kind: kind, base: base, wrote: lease, sent: sent}
-		if base == nil {
+		done := writeDone{kind: kind, base: base, sent: sent}
+		if kind == actCreate {
 			done.lease, done.err = r.client.Create(request, lease, metav1.CreateOptions{})
 		} else {
 			done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})
@@ -109,16 +114,16 @@ func (r *requester) write(ctx context.Context, kind actionKind, base, lease *coo
 	})
 }
 
-// watch follows the Lease from the version last seen, or from the present if that is not known. The
-// API server ends the watch after about lifetime.
-func (r *requester) watch(ctx context.Context, lifetime time.Duration) {
+// watch follows the Lease from the present on, in place of the last watch. A watch from a known
+// version would be silent if the store was restored to an earlier one.
+func (r *requester) watch(ctx context.Context) {
+	r.stopWatch()
 	r.watchID++
 	id := r.watchID
+	lifetime := watchLifetime + time.Duration(r.jitter.Int64N(int64(watchLifetime)))
 	opts := metav1.ListOptions{
-		FieldSelector:       fields.OneTermEqualSelector(metav1.ObjectNameField, r.name.Name).String(),
-		ResourceVersion:     r.watchFrom,
-		AllowWatchBookmarks: true,
-		TimeoutSeconds:      ptr.To(int64(lifetime / time.Second)),
+		FieldSelector:  fields.OneTermEqualSelector(metav1.ObjectNameField, r.name).String(),
+		TimeoutSeconds: ptr.To(int64(lifetime / time.Second)),
 	}
 	own, stop := context.WithCancel(ctx)
 	r.stopWatch = stop

@@ -7,10 +7,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
+)
+
+// Reason says why a term ended or why a replica did not get the Lease.
+type Reason string
+
+// The reasons why a term ends.
+const (
+	ReasonReleased      Reason = "Released"      // after the drain
+	ReasonRenewDeadline Reason = "RenewDeadline" // no renewal succeeded in time
+	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
+	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
+	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
+	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead or its writes did not end in time
+	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release failed
+	ReasonNeverLed      Reason = "NeverLed"      // the replica was stopped before it led
 )
 
 // LostError is the cause with which the context of lead ends, and the error of Run, if the term
@@ -26,7 +42,7 @@ func (e *LostError) Error() string {
 }
 
 // ErrUnfinished must be wrapped by the error of lead if some of its work may still go on, for
-// instance a write whose outcome is unknown. The Lease is then not released but expires.
+// instance a goroutine that did not return. The Lease is then not released but expires.
 var ErrUnfinished = errors.New("work may be unfinished")
 
 // Run competes for the Lease until it is won, then calls lead and returns when lead has returned,
@@ -34,42 +50,41 @@ var ErrUnfinished = errors.New("work may be unfinished")
 //
 //   - ctx ends while standing by: Run returns nil.
 //   - ctx ends while leading: the context of lead is cancelled. The Lease is renewed while lead
-//     drains, and released after lead has returned and its last writes have finished. Run returns
-//     the error of lead. If lead takes longer than cfg.DrainTimeout or returns ErrUnfinished, the
-//     Lease is not released and Run returns a *LostError.
-//   - lead returns by itself: the same, without the drain.
+//     drains. It is released after lead has returned, its last writes have finished and none that
+//     got no answer can be executed any more. Run returns the error of lead. If that takes longer
+//     than the DrainTimeout or lead returns ErrUnfinished, the Lease is not released and Run
+//     returns a *LostError.
+//   - lead returns by itself: its context is cancelled, then the same.
 //   - the term is lost: the fence closes, then the context of lead is cancelled with a *LostError
 //     as its cause. Run waits for lead for as long as the Lease would still have covered it, and
 //     returns the *LostError joined with the error of lead.
 //
 // So Run may return while a lead that ignores its context still runs. That lead cannot write any
-// more, and the process should exit. A lock serves one Run. With cfg.LeaderElect off, the fence is
-// open until lead has returned, or has not returned within cfg.DrainTimeout.
-func Run(ctx context.Context, cfg Config, lock *Lock, lead func(ctx context.Context) error) error {
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
-	if !lock.used.CompareAndSwap(false, true) {
+// more, and the process should exit. A lock serves one Run. With LeaderElect off, the fence is
+// open until lead has returned, or has not returned within the DrainTimeout.
+func (l *Lock) Run(ctx context.Context, lead func(ctx context.Context) error) error {
+	if !l.used.CompareAndSwap(false, true) {
 		return errors.New("a lock can be run only once: its terms must not be confused")
 	}
-	if !cfg.LeaderElect {
-		return runUnelected(ctx, cfg, lock, lead)
+	if !l.cfg.LeaderElect {
+		return l.runUnelected(ctx, lead)
 	}
 	requests, stopRequests := context.WithCancel(context.WithoutCancel(ctx))
-	e := newElector(cfg, lock)
+	e := newElector(l)
 	defer func() {
-		lock.fence.close()
+		l.fence.close()
 		stopRequests()
-		e.wg.Wait()
+		e.requests.wg.Wait()
 		e.timer.Stop()
 	}()
-	klog.FromContext(ctx).Info("Competing for the lease", "lease", lock.name, "identity", lock.identity)
+	klog.FromContext(ctx).Info("Competing for the lease", "lease", l.lease, "identity", l.who.Identity)
 	return e.run(ctx, requests, lead)
 }
 
 // runUnelected calls lead without an election.
-func runUnelected(ctx context.Context, cfg Config, lock *Lock, lead func(context.Context) error) error {
-	lock.leadUnelected()
+func (l *Lock) runUnelected(ctx context.Context, lead func(context.Context) error) error {
+	l.fence.turnOff()
+	l.shown.unelected()
 	done := make(chan error, 1)
 	go func() { done <- lead(ctx) }()
 	select {
@@ -77,72 +92,63 @@ func runUnelected(ctx context.Context, cfg Config, lock *Lock, lead func(context
 		return err
 	case <-ctx.Done():
 	}
-	timer := time.NewTimer(cfg.DrainTimeout)
+	timer := time.NewTimer(l.cfg.DrainTimeout)
 	defer timer.Stop()
 	select {
 	case err := <-done:
 		return err
 	case <-timer.C:
-		lock.fence.close()
-		return fmt.Errorf("%w: the controllers did not drain within %s", ErrUnfinished, cfg.DrainTimeout)
+		l.fence.close()
+		return fmt.Errorf("%w: the controllers did not drain within %s", ErrUnfinished, l.cfg.DrainTimeout)
 	}
 }
 
-// elector runs one lock. Only the goroutine of Run uses it; the goroutines that it starts send to
-// inbox.
+// elector runs one lock. Only the goroutine of Run uses it: it asks the protocol what to do, starts
+// the requests, and tells the protocol what has happened.
 type elector struct {
-	*state
-	requester
+	lock     *Lock
+	protocol *protocol
+	requests *requester
+	timer    *time.Timer
 
-	lock         *Lock
-	drainTimeout time.Duration
-	jitter       *rand.Rand
-	timer        *time.Timer
-
-	watchUp       bool          // the watch is established, not only requested
-	watchUpAt     time.Duration // when it was established
-	watchFailures int           // in a row
-	watchesAnew   bool          // the watch begins with the present, not where the last one ended
-
-	cancelLead context.CancelCauseFunc
-	leadDone   chan error      // receives once, when lead has returned
-	leadErr    error           // the error of lead
-	idle       <-chan struct{} // closed when lead has returned and no write is in flight
+	cancelLead context.CancelCauseFunc // nil before lead has started
+	leadDone   chan error              // receives once, when lead has returned
+	leadErr    error                   // the error of lead
+	idle       <-chan struct{}         // closed when lead has returned and no write is in flight
 }
 
-func newElector(cfg Config, lock *Lock) *elector {
-	t := cfg.timing()
+func newElector(l *Lock) *elector {
+	t := l.cfg.timing()
 	return &elector{
-		state:        newState(lock.identity, t),
-		requester:    newRequester(lock.client, lock.clock, lock.name, t.requestTimeout()),
-		lock:         lock,
-		drainTimeout: cfg.DrainTimeout,
-		jitter:       newJitter(lock.identity),
-		timer:        time.NewTimer(0),
+		lock:     l,
+		protocol: newProtocol(l.who.Identity, t),
+		requests: newRequester(l.who, l.lease.Name, t.requestTimeout()),
+		timer:    time.NewTimer(0),
 	}
 }
 
 func (e *elector) run(ctx, requests context.Context, lead func(context.Context) error) error {
 	stop := ctx.Done()
 	for {
-		now := e.clock.Now()
-		act := e.decide(now)
-		e.lock.publish(e)
-		if act.kind == actEnd {
+		now := e.now()
+		act := e.protocol.decide(now)
+		e.lock.shown.update(e.protocol, act)
+		switch act.kind {
+		case actEnd:
 			return e.end(ctx, act.reason)
-		}
-		if act.kind != actWait {
-			e.start(requests, act.kind)
+		case actWait:
+		default:
+			e.start(requests, act.kind, now)
 			continue
 		}
 		// The timer stops while the machine is suspended, the clock does not. Check it soon after
 		// the machine resumes.
-		e.timer.Reset(min(act.until-now, e.retry))
+		e.timer.Reset(min(act.until-now, e.protocol.own.retry))
 		select {
 		case <-stop:
 			stop = nil
 			e.drain(ctx)
-		case msg := <-e.inbox:
+		case msg := <-e.requests.inbox:
 			if e.handle(klog.FromContext(ctx), msg) {
 				e.begin(ctx, lead)
 			}
@@ -150,73 +156,153 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 			e.leadReturned()
 		case <-e.idle:
 			e.idle = nil
-			e.phase = releasing
-			e.writeAt = 0
+			e.protocol.onQuiet(e.lock.quietAt())
 		case <-e.timer.C:
 		}
 	}
 }
 
+func (e *elector) now() time.Duration {
+	return e.lock.who.Clock.Now()
+}
+
+// start starts an action that is a request.
+func (e *elector) start(ctx context.Context, kind actionKind, now time.Duration) {
+	p := e.protocol
+	switch kind {
+	case actRead:
+		p.onReading()
+		e.requests.read(ctx)
+	case actWatch:
+		p.onWatching()
+		e.requests.watch(ctx)
+	default:
+		timeout := e.requests.timeout
+		if p.holding { // an answer after the deadline is useless
+			timeout = min(timeout, p.sent+p.own.deadline-now)
+		}
+		base, lease := p.lease, p.proposal(kind, time.Now().Truncate(time.Microsecond)) // the precision of the Lease
+		if kind == actCreate {
+			lease = newLease(e.lock.lease, p.identity, p.own.lease, time.Now().Truncate(time.Microsecond))
+		}
+		p.onSent(kind, lease)
+		e.requests.write(ctx, kind, base, lease, timeout)
+	}
+}
+
+// handle processes the outcome of a request and reports whether lead may start.
+func (e *elector) handle(logger klog.Logger, msg message) bool {
+	p, now := e.protocol, e.now()
+	switch msg := msg.(type) {
+	case readDone:
+		if msg.id != e.requests.readID || !p.reading {
+			return false
+		}
+		f := e.lock.shown.finished(logger, "get", msg.err)
+		if f.kind != failNone {
+			p.onReadFailed(f, now)
+			return false
+		}
+		p.onRead(msg.lease, now)
+	case writeDone:
+		return e.handleWrite(logger, msg, now)
+	case watchStarted:
+		if msg.id == e.requests.watchID && p.watching {
+			p.onWatchUp(now)
+			e.lock.shown.finished(logger, "watch", nil)
+		}
+	case watchEvent:
+		if lease, ok := msg.event.Object.(*coordinationv1.Lease); ok && msg.id == e.requests.watchID && p.watching {
+			p.onEvent(lease, msg.event.Type == watch.Deleted, now)
+		}
+	case watchEnded:
+		if msg.id == e.requests.watchID && p.watching {
+			p.onWatchEnd(e.lock.shown.finished(logger, "watch", msg.err), now)
+		}
+	}
+	return false
+}
+
+func (e *elector) handleWrite(logger klog.Logger, msg writeDone, now time.Duration) bool {
+	p := e.protocol
+	f := e.lock.shown.wrote(logger, msg)
+	if f.kind != failNone {
+		p.onWriteFailed(msg.base, f, now)
+		return false
+	}
+	switch msg.kind {
+	case actCreate:
+		logger.Info("Created the lease, waiting for its duration: somebody may lead on one that was deleted",
+			"lease", e.lock.lease, "duration", p.own.lease)
+		p.onCreated(msg.lease, now)
+	case actAcquire, actResume:
+		return p.onAcquired(msg.lease, msg.sent, now)
+	case actRenew:
+		p.onRenewed(msg.lease, msg.sent, now)
+		if p.lost == "" && !e.lock.fence.extend(msg.sent+p.own.deadline) {
+			p.onExpired() // the deadline has passed since now was read
+		}
+	case actRelease:
+		p.onReleased()
+	}
+	return false
+}
+
 // begin opens the fence for the term just won, then starts lead.
 func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
-	e.lock.fence.openUntil(e.tenure.sent + e.deadline)
-	e.lock.publish(e)
+	p := e.protocol
+	e.lock.fence.openUntil(p.sent + p.own.deadline)
+	e.lock.shown.update(p, action{})
 	// lead drains after ctx has ended, so the end of ctx does not end the term.
 	leadCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cancelLead, e.leadDone = cancel, make(chan error, 1)
 	done := e.leadDone
 	go func() { done <- lead(leadCtx) }()
-	klog.FromContext(ctx).Info("Started leading", "lease", e.lock.name, "term", e.tenure.term)
-	e.lock.record(e.tenure.lease, "became leader")
+	klog.FromContext(ctx).Info("Started leading", "lease", e.lock.lease, "term", p.term)
+	e.lock.shown.record(p.lease, "became leader")
 }
 
 // drain begins to stop: a standby returns, a leader drains.
 func (e *elector) drain(ctx context.Context) {
-	e.stopping = true
-	if e.phase != leading {
-		return
+	e.protocol.onStop(e.now() + e.lock.cfg.DrainTimeout)
+	if e.cancelLead != nil {
+		e.cancelLead(context.Cause(ctx))
 	}
-	e.drainUntil = min(e.drainUntil, e.clock.Now()+e.drainTimeout)
-	e.cancelLead(context.Cause(ctx))
 }
 
 // leadReturned lets the last writes of lead finish before the Lease is released; there are some if
 // lead has left goroutines behind. After ErrUnfinished the Lease is not released.
 func (e *elector) leadReturned() {
 	e.leadDone = nil
-	if errors.Is(e.leadErr, ErrUnfinished) {
-		e.drainUntil = e.clock.Now()
-		return
+	e.cancelLead(nil)
+	now := e.now()
+	unfinished := errors.Is(e.leadErr, ErrUnfinished)
+	e.protocol.onLeadReturned(now+e.lock.cfg.DrainTimeout, now, unfinished)
+	if !unfinished {
+		e.idle = e.lock.fence.shut() // rule 8
 	}
-	e.drainUntil = min(e.drainUntil, e.clock.Now()+e.drainTimeout)
-	e.idle = e.lock.fence.shut()
 }
 
 // end returns from Run.
 func (e *elector) end(ctx context.Context, reason Reason) error {
-	logger := klog.FromContext(ctx)
-	defer e.lock.ended(reason)
-	if e.tenure == nil {
+	logger, p := klog.FromContext(ctx), e.protocol
+	defer e.lock.shown.ended(reason)
+	if !p.holding {
 		return nil
 	}
-	e.lock.fence.close()
+	e.lock.fence.close() // rule 9: before lead's context ends
+	lost := &LostError{Reason: reason, Term: p.term}
 	if e.cancelLead != nil { // it has led, and did not only get the Lease while it was stopping
+		e.cancelLead(lost)
 		defer func() {
-			logger.Info("Stopped leading", "lease", e.lock.name, "term", e.tenure.term, "reason", reason)
-			e.lock.record(e.tenure.lease, "stopped leading")
+			logger.Info("Stopped leading", "lease", e.lock.lease, "term", p.term, "reason", reason)
+			e.lock.shown.record(p.lease, "stopped leading")
 		}()
 	}
-	lost := &LostError{Reason: reason, Term: e.tenure.term}
-	if e.phase == releasing {
-		if reason == ReasonReleaseFailed {
-			return errors.Join(lost, e.leadErr)
-		}
+	switch {
+	case e.now() >= p.quietAt && reason != ReasonReleaseFailed:
 		return e.leadErr // lead had finished; whoever holds the Lease now may have it
-	}
-	if e.cancelLead != nil {
-		e.cancelLead(lost)
-	}
-	if e.leadDone != nil && reason != ReasonDrainTimeout {
+	case e.leadDone != nil && reason != ReasonDrainTimeout:
 		e.awaitLead()
 	}
 	return errors.Join(lost, e.leadErr)
@@ -224,7 +310,7 @@ func (e *elector) end(ctx context.Context, reason Reason) error {
 
 // awaitLead waits for lead for as long as the Lease still covers it.
 func (e *elector) awaitLead() {
-	left := e.tenure.sent + e.covered() - e.clock.Now()
+	left := e.protocol.sent + e.protocol.own.covered() - e.now()
 	e.timer.Reset(max(left, 0))
 	select {
 	case e.leadErr = <-e.leadDone:

@@ -8,13 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
 )
 
 var errLead = errors.New("lead failed")
@@ -22,9 +26,9 @@ var errLead = errors.New("lead failed")
 func TestHandOverTakesMilliseconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		first := startReplica(t, store, "first", NewConfig())
+		first := startReplica(t, store, "first", testConfig())
 		<-first.led
-		second := startReplica(t, store, "second", NewConfig())
+		second := startReplica(t, store, "second", testConfig())
 		pass(10 * time.Minute)
 		start := time.Now()
 		first.stop(nil)
@@ -47,7 +51,7 @@ func TestHandOverTakesMilliseconds(t *testing.T) {
 
 // TestFailOverIsAtTheExpiry kills a leader.
 func TestFailOverIsAtTheExpiry(t *testing.T) {
-	for name, cfg := range map[string]Config{"15s": NewConfig(), "3s": shortConfig()} {
+	for name, cfg := range map[string]Config{"15s": testConfig(), "3s": shortConfig()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := freeStore()
@@ -83,7 +87,7 @@ func TestOneLeadsOfMany(t *testing.T) {
 		store := freeStore()
 		var all []*testReplica
 		for i := range 5 {
-			all = append(all, startReplica(t, store, fmt.Sprintf("r%d", i), NewConfig()))
+			all = append(all, startReplica(t, store, fmt.Sprintf("r%d", i), testConfig()))
 		}
 		for range all {
 			pass(time.Minute)
@@ -118,7 +122,7 @@ func TestHandOversInARow(t *testing.T) {
 		store := freeStore()
 		var all []*testReplica
 		for i := range 8 {
-			all = append(all, startReplica(t, store, fmt.Sprintf("r%d", i), NewConfig()))
+			all = append(all, startReplica(t, store, fmt.Sprintf("r%d", i), testConfig()))
 		}
 		lead := func() *testReplica {
 			for start := time.Now(); time.Since(start) < time.Minute; pass(time.Millisecond) {
@@ -264,9 +268,9 @@ func TestStandbyStops(t *testing.T) {
 	t.Run("at once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := freeStore()
-			leader := startReplica(t, store, "leader", NewConfig())
+			leader := startReplica(t, store, "leader", testConfig())
 			<-leader.led
-			standby := startReplica(t, store, "standby", NewConfig())
+			standby := startReplica(t, store, "standby", testConfig())
 			pass(time.Minute)
 			standby.stop(nil)
 			if err := <-standby.done; err != nil || len(standby.events.seen) > 0 {
@@ -279,7 +283,7 @@ func TestStandbyStops(t *testing.T) {
 	t.Run("and gives back what it gets while it stops", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := freeStore()
-			r := startReplica(t, store, "r", NewConfig())
+			r := startReplica(t, store, "r", testConfig())
 			for r.client.count("update") == 0 {
 				pass(100 * time.Microsecond)
 			}
@@ -300,9 +304,9 @@ func TestStandbyStops(t *testing.T) {
 func TestIdleRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		leader := startReplica(t, store, "leader", NewConfig())
+		leader := startReplica(t, store, "leader", testConfig())
 		<-leader.led
-		standby := startReplica(t, store, "standby", NewConfig())
+		standby := startReplica(t, store, "standby", testConfig())
 		pass(time.Hour)
 		const minutes = 60
 		if n := standby.client.count("get") + standby.client.count("update") + standby.client.count("create"); n > minutes {
@@ -325,15 +329,18 @@ func TestIdleRequests(t *testing.T) {
 func TestPollingWithoutAWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		leader := startReplica(t, store, "leader", NewConfig())
+		leader := startReplica(t, store, "leader", testConfig())
 		<-leader.led
-		standby := startReplica(t, store, "standby", NewConfig())
+		standby := startReplica(t, store, "standby", testConfig())
 		standby.client.set(func(c *storeClient) {
 			c.fail["watch"] = apierrors.NewForbidden(leaseResource, "lease", errors.New("no"))
 		})
+		leader.client.set(func(c *storeClient) { c.fail["watch"] = standby.client.fail["watch"] })
 		pass(time.Hour)
-		if n := standby.client.count("watch"); n > 90 {
-			t.Errorf("%d attempts at a watch in an hour", n)
+		for _, r := range []*testReplica{leader, standby} {
+			if n := r.client.count("watch"); n > 90 {
+				t.Errorf("%d attempts at a watch in an hour", n)
+			}
 		}
 		start := time.Now()
 		leader.stop(nil)
@@ -350,7 +357,7 @@ func TestLeaseThatDoesNotExist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newSimStore()
 		start := time.Now()
-		r := startReplica(t, store, "r", NewConfig())
+		r := startReplica(t, store, "r", testConfig())
 		<-r.led
 		// Somebody may lead on a Lease that has just been deleted.
 		if took := time.Since(start); took < 15*time.Second || took > 15*time.Second+20*time.Millisecond {
@@ -363,7 +370,7 @@ func TestLeaseThatDoesNotExist(t *testing.T) {
 
 func TestElectionIsOff(t *testing.T) {
 	store := newSimStore()
-	cfg := NewConfig()
+	cfg := testConfig()
 	cfg.LeaderElect = false
 	r := startReplica(t, store, "r", cfg)
 	<-r.led
@@ -381,6 +388,35 @@ func TestElectionIsOff(t *testing.T) {
 	if len(r.client.requests) > 0 {
 		t.Errorf("requests: %v", r.client.requests)
 	}
+}
+
+// TestElectionIsOffBesideTheFence checks that the log says why every write is refused.
+func TestElectionIsOffBesideTheFence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := testConfig()
+		cfg.LeaderElect = false
+		lock := must(NewLock(cfg, Candidate{Identity: "r", Clock: NewMonotonicClock()}))
+		names := NewLeaderNamespace(lock, namespaces{newFenceServer(), "r"})
+		var mu sync.Mutex
+		var logged strings.Builder
+		logger := funcr.New(func(_, args string) {
+			mu.Lock()
+			defer mu.Unlock()
+			logged.WriteString(args)
+		}, funcr.Options{})
+		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
+		err := lock.Run(ctx, func(ctx context.Context) error {
+			go names.Run(ctx)
+			pass(time.Minute)
+			return nil
+		})
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil || strings.Count(logged.String(), "--leader-elect=false") != 1 {
+			t.Errorf("Run returned %v, the log has %s", err, logged.String())
+		}
+	})
 }
 
 func TestDrainWithoutAnElectionHasAnEnd(t *testing.T) {
@@ -419,9 +455,9 @@ func must[T any](value T, err error) T {
 func TestLockServesOneRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		r := startReplica(t, store, "r", NewConfig())
+		r := startReplica(t, store, "r", testConfig())
 		<-r.led
-		if err := Run(t.Context(), NewConfig(), r.lock, nil); err == nil {
+		if err := r.lock.Run(t.Context(), nil); err == nil {
 			t.Error("it was run twice")
 		}
 		r.end()
@@ -429,18 +465,17 @@ func TestLockServesOneRun(t *testing.T) {
 	})
 }
 
-func TestRunValidates(t *testing.T) {
-	cfg := NewConfig()
+func TestNewLockValidates(t *testing.T) {
+	cfg := testConfig()
 	cfg.RenewDeadline = cfg.LeaseDuration
-	if err := Run(t.Context(), cfg, &Lock{}, nil); err == nil {
+	if _, err := NewLock(cfg, Candidate{Identity: "r"}); err == nil {
 		t.Error("no error")
 	}
 }
 
 func TestHealthy(t *testing.T) {
 	clock := &setClock{}
-	store := freeStore()
-	lock := must(NewLock(leaseName, "r", newStoreClient(store, "r"), &testEvents{}, clock, testMetrics()))
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Clock: clock}))
 	for name, test := range map[string]struct {
 		status status
 		now    time.Duration
@@ -451,11 +486,12 @@ func TestHealthy(t *testing.T) {
 		"a little after it is":                            {status{Phase: phaseLeading, expires: 15 * time.Second}, 35 * time.Second, true},
 		"long after it is not":                            {status{Phase: phaseLeading, expires: 15 * time.Second}, 36 * time.Second, false},
 		"nor is one that drains for ever":                 {status{Phase: phaseDraining, expires: 15 * time.Second}, 36 * time.Second, false},
+		"nor is one that has lost and whose lead goes on": {status{Phase: phaseLost, expires: 15 * time.Second}, 36 * time.Second, false},
 		"one that has released is":                        {status{Phase: phaseStopped, expires: 15 * time.Second}, 36 * time.Second, true},
 		"one that has lost is not, for it should be gone": {status{Phase: phaseStopped, lost: true, expires: 15 * time.Second}, 36 * time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lock.status = test.status
+			lock.shown.status = test.status
 			clock.set(test.now)
 			if err := lock.Healthy(20 * time.Second); (err == nil) != test.want {
 				t.Errorf("got %v", err)

@@ -40,7 +40,7 @@ const (
 // the default installation's does not end in the Lease's namespace.
 func LeaderNamespaceName(lease types.NamespacedName) string {
 	name := lease.Name + "-leader"
-	if lease.Namespace != NewConfig().ResourceNamespace {
+	if lease.Namespace != metav1.NamespaceSystem {
 		name += "-" + lease.Namespace
 	}
 	return name
@@ -65,17 +65,17 @@ var serverFences = []ServerFence{ServerFenceUnknown, ServerFenceEnforced, Server
 // it instead of using one if each controller has its own ServiceAccount: no token is bound to a Pod
 // then and the policy does not apply to it, ServerFenceCannotJudge.
 func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
-	l.mu.Lock()
-	before := l.status.ServerFence
-	l.status.ServerFence = found
-	l.mu.Unlock()
+	l.shown.mu.Lock()
+	before := l.shown.status.ServerFence
+	l.shown.status.ServerFence = found
+	l.shown.mu.Unlock()
 	for _, state := range serverFences {
-		setBool(l.metrics.serverFence.WithLabelValues(l.name.Name, string(state)), state == found)
+		l.shown.metrics.set(l.shown.metrics.serverFence, state == found, string(state))
 	}
 	if found == before {
 		return
 	}
-	logger := klog.FromContext(ctx).WithValues("lease", l.name, "serverFence", found)
+	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
 	switch found {
 	case ServerFenceEnforced:
 		logger.Info("The API server refuses writes of replicas that do not lead")
@@ -87,9 +87,14 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
 			"a write that a replica sent before it was paused or cut off may be executed after another leads")
 	case ServerFenceMisconfigured:
+		if !l.cfg.LeaderElect {
+			logger.Error(nil, "The fence in the API server refuses every write of this replica, since --leader-elect=false: "+
+				"remove deploy/components/fence, or elect a leader")
+			return
+		}
 		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
 			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
-			"identity", l.identity, "namespace", LeaderNamespaceName(l.name), "annotation", LeaderAnnotation)
+			"identity", l.who.Identity, "namespace", LeaderNamespaceName(l.lease), "annotation", LeaderAnnotation)
 	}
 }
 
@@ -128,7 +133,7 @@ func (n *LeaderNamespace) ask(ctx context.Context) (verdict, error) {
 	switch {
 	case err == nil, apierrors.IsNotFound(err):
 		return verdictAbsent, nil
-	case strings.Contains(err.Error(), fmt.Sprintf(serverFenceAdmission, n.pod, n.lock.identity)):
+	case strings.Contains(err.Error(), fmt.Sprintf(serverFenceAdmission, n.pod, n.lock.who.Identity)):
 		return verdictAdmits, nil
 	case strings.Contains(err.Error(), fmt.Sprintf(serverFencePod, n.pod)):
 		return verdictRefuses, nil

@@ -37,6 +37,7 @@ type LeaderNamespace struct {
 	again  chan struct{} // wakes keep
 	gate   chan struct{} // held by the one who asks; a channel, since a Mutex knows no context
 	asked  atomic.Int64  // rounds of asking that have begun, written with the gate held
+	jitter *rand.Rand    // guarded by gate
 	raised int64         // the last round in which the API server admitted this replica; guarded by gate
 }
 
@@ -54,12 +55,12 @@ const (
 
 // NewLeaderNamespace returns the Namespace of the lock's Lease.
 func NewLeaderNamespace(lock *Lock, client NamespaceClient) *LeaderNamespace {
-	pod := lock.identity
+	pod := lock.who.Identity
 	if i := strings.LastIndex(pod, "_"); i >= 0 {
 		pod = pod[:i]
 	}
-	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.name), pod: pod, client: client,
-		again: make(chan struct{}, 1), gate: make(chan struct{}, 1)}
+	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.lease), pod: pod, client: client,
+		again: make(chan struct{}, 1), gate: make(chan struct{}, 1), jitter: newJitter(lock.who.Identity + "/raise")}
 }
 
 // SupersededError ends the term of a replica that was to name itself in the Namespace and has found
@@ -76,17 +77,18 @@ func (e *SupersededError) Error() string {
 // Run asks at once and then every minute whether the API server has a fence, until ctx ends. While
 // lead runs, Lead does this.
 func (n *LeaderNamespace) Run(ctx context.Context) {
+	jitter := newJitter(n.lock.who.Identity + "/ask")
 	for {
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
 			if err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.name, "err", err)
+				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.lease, "err", err)
 			}
 			if !n.leads.Load() {
 				n.set(ctx, judged)
 			}
 		}
-		if !pauseFor(ctx, serverFencePeriod+rand.N(serverFenceJitter)) {
+		if !pauseFor(ctx, serverFencePeriod+randomUpTo(jitter, serverFenceJitter)) {
 			return
 		}
 	}
@@ -124,8 +126,9 @@ func (n *LeaderNamespace) Lead(lead func(context.Context) error) func(context.Co
 // keep asks every minute, and whenever the API server has refused a write, whether this replica is
 // still admitted, and names it again where its name has gone. It ends ctx if another leads.
 func (n *LeaderNamespace) keep(ctx context.Context, end context.CancelCauseFunc) {
+	jitter := newJitter(n.lock.who.Identity + "/keep")
 	for {
-		timer := time.NewTimer(serverFencePeriod + rand.N(serverFenceJitter))
+		timer := time.NewTimer(serverFencePeriod + randomUpTo(jitter, serverFenceJitter))
 		select {
 		case <-timer.C:
 		case <-n.again:
@@ -155,12 +158,12 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 		return nil
 	}
 	round := n.asked.Add(1)
-	began := n.lock.clock.Now()
+	began := n.lock.who.Clock.Now()
 	logged := false
 	for backoff := serverFenceBackoffMin; ; backoff = min(2*backoff, serverFenceBackoffMax) {
 		judged, err := n.stand(ctx)
 		var superseded *SupersededError
-		late := n.lock.clock.Now()-began > serverFencePatience
+		late := n.lock.who.Clock.Now()-began > serverFencePatience
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -175,9 +178,9 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 		case err != nil && late && !logged:
 			logged = true
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
-				"lease", n.lock.name, "namespace", n.name)
+				"lease", n.lock.lease, "namespace", n.name)
 		}
-		if !pauseFor(ctx, backoff/2+rand.N(backoff)) {
+		if !pauseFor(ctx, backoff/2+randomUpTo(n.jitter, backoff)) {
 			return context.Cause(ctx)
 		}
 	}
@@ -222,7 +225,7 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if ns.Annotations[LeaderAnnotation] == n.lock.identity {
+	if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity {
 		return nil
 	}
 	if err := n.lock.confirmHolder(ctx); err != nil {
@@ -230,28 +233,28 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": ns.UID, "resourceVersion": ns.ResourceVersion,
-		"annotations": map[string]string{LeaderAnnotation: n.lock.identity},
+		"annotations": map[string]string{LeaderAnnotation: n.lock.who.Identity},
 	}})
 	if err != nil {
 		return err
 	}
 	_, err = n.client.Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.identity)
+		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.who.Identity)
 	}
 	return err
 }
 
 // confirmHolder reads the Lease and returns nil if this replica holds it.
 func (l *Lock) confirmHolder(ctx context.Context) error {
-	lease, err := l.client.Get(ctx, l.name.Name, metav1.GetOptions{})
+	lease, err := l.who.Client.Get(ctx, l.lease.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return &SupersededError{}
 	}
 	if err != nil {
-		return fmt.Errorf("read lease %s: %w", l.name, err)
+		return fmt.Errorf("read lease %s: %w", l.lease, err)
 	}
-	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != l.identity {
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != l.who.Identity {
 		return &SupersededError{Holder: holder}
 	}
 	return nil
@@ -262,6 +265,10 @@ func (f *fence) isOff() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.state == fenceOff
+}
+
+func randomUpTo(jitter *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(jitter.Int64N(int64(d)))
 }
 
 // pauseFor waits for d and reports whether it passed before ctx ended.

@@ -189,7 +189,7 @@ type fenceTest struct {
 }
 
 func newFenceTest(s *fenceServer) *fenceTest {
-	lock := must(NewLock(leaseName, "r_1", newStoreClient(s.leases, "r_1"), &testEvents{}, NewMonotonicClock(), testMetrics()))
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: NewMonotonicClock(), Metrics: testMetrics()}))
 	f := &fenceTest{fenceServer: s, lock: lock, names: NewLeaderNamespace(lock, namespaces{s, "r"})}
 	client := &http.Client{Transport: f.names.Retry(lock.Fence(s.writes("r", &f.sent)))}
 	f.write = func() error {
@@ -213,7 +213,7 @@ func (f *fenceTest) run(ctx context.Context, lead func(context.Context) error) (
 		asking, stop := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() { f.names.Run(asking) })
-		err := Run(ctx, NewConfig(), f.lock, f.names.Lead(lead))
+		err := f.lock.Run(ctx, f.names.Lead(lead))
 		stop()
 		wg.Wait()
 		f.leases.background.Wait()
@@ -280,7 +280,7 @@ func TestServerFence(t *testing.T) {
 				}
 				pass(61 * time.Second)
 				synctest.Wait()
-				if got := f.lock.snapshot().ServerFence; got != test.want {
+				if got := f.lock.shown.snapshot().ServerFence; got != test.want {
 					t.Errorf("found %s, want %s", got, test.want)
 				}
 				if got := f.named(); got != test.named && f.ns != nil {
@@ -312,7 +312,7 @@ func TestServerFenceOfAStandby(t *testing.T) {
 				wg.Go(func() { f.names.Run(ctx) })
 				pass(10 * time.Minute)
 				synctest.Wait()
-				if got := f.lock.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 13 {
+				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 13 {
 					t.Errorf("found %s, %q is named, %d requests", got, f.named(), f.requests)
 				}
 				stop()
@@ -452,16 +452,16 @@ func TestLeaderNamespaceName(t *testing.T) {
 
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	lock := must(NewLock(leaseName, "r", nil, nil, NewMonotonicClock(), must(NewMetrics(registry))))
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(NewMetrics(registry, "quartermaster"))}))
 	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), ServerFenceCannotJudge)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
 		# TYPE quartermaster_leader_election_server_fence gauge
-		quartermaster_leader_election_server_fence{name="lease",state="Absent"} 0
-		quartermaster_leader_election_server_fence{name="lease",state="CannotJudge"} 1
-		quartermaster_leader_election_server_fence{name="lease",state="Enforced"} 0
-		quartermaster_leader_election_server_fence{name="lease",state="Misconfigured"} 0
-		quartermaster_leader_election_server_fence{name="lease",state="Unknown"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Absent"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="CannotJudge"} 1
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Enforced"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Misconfigured"} 0
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Unknown"} 0
 	`
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "quartermaster_leader_election_server_fence"); err != nil {
 		t.Error(err)
@@ -474,9 +474,8 @@ var update = flag.Bool("update", false, "write the golden files")
 func TestMetricNamesGolden(t *testing.T) {
 	const golden = "testdata/metrics.golden"
 	registry := metrics.NewKubeRegistry()
-	m := must(NewMetrics(registry))
-	m.of("one")
-	m.of("another")
+	m := must(NewMetrics(registry, "quartermaster"))
+	m.of(leaseName)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -507,7 +506,7 @@ func TestMetricNamesGolden(t *testing.T) {
 	if diff := cmp.Diff(string(want), names.String()); diff != "" {
 		t.Errorf("run with -update if this is intended:\n%s", diff)
 	}
-	if _, err := NewMetrics(registry); err == nil {
+	if _, err := NewMetrics(registry, "quartermaster"); err == nil {
 		t.Error("the metrics were registered twice")
 	}
 }

@@ -4,130 +4,559 @@
 package election
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
+	"math"
+	"math/rand/v2"
 	"strings"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// execute is called when the API server executes a write.
-func (s *simulation) execute(p *simProc) int {
-	if s.store.holder() == p.identity {
-		return http.StatusOK
-	}
-	if s.serverFence {
-		return http.StatusForbidden
-	}
-	s.mu.Lock()
-	s.stale++
-	s.mu.Unlock()
-	s.log(p.identity, "a write is executed although %q holds the lease", s.store.holder())
-	return http.StatusOK
+// The invariants.
+const (
+	ruleOneLeader    = "no two replicas pass the fence at the same instant"
+	ruleReplaced     = "a replica that another has replaced does not pass the fence"
+	ruleAfterPause   = "a replica that was replaced while it was paused does not write when it goes on"
+	ruleSent         = "the end of a body is not sent after another has taken the lease"
+	ruleCancelled    = "nobody waits for a write of its term when another takes the lease"
+	ruleLostCloses   = "a replica that has lost its term does not pass the fence"
+	ruleTermsUnique  = "a term never repeats"
+	ruleNoEarlySteal = "a lease is not taken from a live holder"
+	ruleOwnRelease   = "only the holder releases the lease"
+	ruleDrainFirst   = "the lease is released after the drain"
+	ruleAfterRelease = "no write is executed after its replica has released the lease, unless the API server has a fence"
+	ruleDrainWrites  = "a drain in good order can write"
+	ruleNamedFirst   = "lead starts after the fence names its Pod"
+	ruleNamesInOrder = "the fence never goes back to the Pod of a former leader"
+	ruleStale        = "a stale write is executed at most the watch's lag and its time in the API server after the fence names another"
+	ruleSomeoneLeads = "someone leads again within the bound"
+	ruleFewRequests  = "the requests of a replica are bounded"
+	ruleReturns      = "Run returns"
+)
+
+var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, ruleCancelled, ruleLostCloses, ruleTermsUnique, ruleNoEarlySteal, ruleOwnRelease, ruleDrainFirst, ruleAfterRelease, ruleDrainWrites, ruleNamedFirst, ruleNamesInOrder, ruleStale, ruleSomeoneLeads, ruleFewRequests, ruleReturns}
+
+// auditor sees everything that happens, by the real time and in the order of the store, and knows
+// the rules. A reign begins when the store executes the acquisition of a replica; the reigns are
+// numbered, whatever the Lease says.
+type auditor struct {
+	sim *simulation
+
+	mu         sync.Mutex
+	history    []simNote
+	violations []violation
+	unsure     time.Time            // until then, something happened that no client can tell
+	tampered   time.Time            // when the Lease was last edited or deleted
+	patient    time.Time            // until then, a record that was edited may be waited for
+	longest    time.Duration        // that was edited into the record
+	renewable  bool                 // a renewal ends that: nothing but durations was edited
+	fenceless  time.Time            // until when there is no fence in the API server
+	era        int                  // counts the edits after which terms may repeat
+	terms      map[eraTerm]string   // who led each term
+	released   map[string]bool      // by identity
+	renewed    map[string]ownWrite  // by identity, when the store saw it write the Lease
+	created    map[string]Term      // by identity, the term of the Lease that it created
+	reigns     []*reign             // in order
+	requests   map[string][]simCall // by identity
+	count      simCount
 }
 
-// leads is called when lead starts.
-func (s *simulation) leads(p *simProc) {
-	s.mu.Lock()
-	term := s.acquired[p.identity]
-	before, repeated := s.terms[term]
-	s.terms[term] = p.identity
-	s.mu.Unlock()
-	s.log(p.identity, "leads term %s", term)
-	if repeated {
-		s.violate(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, term, before)
-	}
+// simCount is what one seed has to show.
+type simCount struct {
+	terms  int
+	writes int // executed
+	// stale writes were executed after the reign of another began, and led ones after it wrote.
+	stale, led int
+	admitted   int           // stale writes that passed the server's fence
+	latest     time.Duration // the longest time of those after the fence had named another
+	refused    int           // by the server's fence
+	clock      int           // led ones of replicas whose clocks stood still
+	samePod    int           // stale writes of a former process of the Pod that the fence names
 }
 
-// leaseChanged checks every write to the Lease. It is called under the store's mu.
-func (s *simulation) leaseChanged(writer string, before, after *coordinationv1.Lease) {
-	now := time.Now()
-	s.log(writer, "LEASE %s -> %s", describe(before), describe(after))
-	if !strings.HasPrefix(writer, "r") {
-		s.mu.Lock()
-		s.tampered = now
-		s.mu.Unlock()
-		return
-	}
-	s.mu.Lock()
-	last, known := time.Time{}, false
-	if before != nil {
-		last, known = s.renewed[holderOf(before)]
-	}
-	tampered := !s.tampered.IsZero() && now.Sub(s.tampered) < s.cfg.LeaseDuration.Duration
-	s.renewed[writer] = now
-	if holderOf(after) == writer {
-		s.acquired[writer] = termOf(after)
-	}
-	proc := s.find(writer)
-	s.mu.Unlock()
+func (c *simCount) add(other simCount) {
+	c.terms += other.terms
+	c.writes += other.writes
+	c.stale += other.stale
+	c.led += other.led
+	c.admitted += other.admitted
+	c.latest = max(c.latest, other.latest)
+	c.refused += other.refused
+	c.clock += other.clock
+	c.samePod += other.samePod
+}
 
-	from := ""
-	if before != nil {
-		from = holderOf(before)
+// reign is the time of one replica between its acquisition and the next one's.
+type reign struct {
+	number int
+	proc   *simProc
+	term   eraTerm
+	began  time.Time
+	wrote  bool      // a write has passed its client's fence
+	named  time.Time // when the fence named its Pod
+}
+
+// ownWrite is a replica's own write of the Lease.
+type ownWrite struct {
+	at       time.Time
+	duration time.Duration
+}
+
+type eraTerm struct {
+	era  int
+	term Term
+}
+
+// simWrite is a write of a controller.
+type simWrite struct {
+	proc     *simProc
+	rng      *rand.Rand
+	passed   time.Time // the client's fence
+	sent     time.Time
+	server   *simServer
+	admitted time.Time // by the server's fence
+	unjudged bool      // there was none
+}
+
+type simCall struct {
+	at   time.Time
+	verb string
+}
+
+type simNote struct {
+	at   time.Duration
+	who  string
+	what string
+	args []any
+}
+
+// violation is a broken invariant.
+type violation struct {
+	rule string
+	text string
+}
+
+func newAuditor(s *simulation) *auditor {
+	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]ownWrite{},
+		released: map[string]bool{}, created: map[string]Term{}, requests: map[string][]simCall{}}
+}
+
+func (a *auditor) log(who, what string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.logLocked(who, what, args...)
+}
+
+func (a *auditor) logLocked(who, what string, args ...any) {
+	a.history = append(a.history, simNote{at: time.Since(a.sim.start), who: who, what: what, args: args})
+}
+
+func (a *auditor) violate(rule, format string, args ...any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.violateLocked(rule, format, args...)
+}
+
+func (a *auditor) violateLocked(rule, format string, args ...any) {
+	a.logLocked("VIOLATION", rule+": "+format, args...)
+	a.violations = append(a.violations, violation{rule: rule, text: fmt.Sprintf(format, args...)})
+}
+
+// report prints the end of the history, oldest first.
+func (a *auditor) report() string {
+	const last = 400
+	var out strings.Builder
+	notes := a.history
+	if len(notes) > last {
+		fmt.Fprintf(&out, "... %d earlier events\n", len(notes)-last)
+		notes = notes[len(notes)-last:]
 	}
-	switch {
-	case holderOf(after) == "":
-		s.checkRelease(proc, writer, from)
-	case from != "" && from != writer && known && !tampered:
-		least := time.Duration(float64(durationOf(before, 0)) / (1 + clockRateError))
-		if now.Sub(last) < least {
-			s.violate(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last))
+	for _, n := range notes {
+		fmt.Fprintf(&out, "%14s  %-10s  %s\n", n.at, n.who, fmt.Sprintf(n.what, n.args...))
+	}
+	return out.String()
+}
+
+// suspend says that something happens now that no client can tell from a regular event: no client's
+// fence is judged for two lease durations.
+func (a *auditor) suspend() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unsure = time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration)
+	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsure.Sub(a.sim.start))
+}
+
+// patience returns for how long an edited record may still be waited for.
+func (a *auditor) patience() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return max(0, time.Until(a.patient))
+}
+
+// noFence says that there is no fence in the API server until long has passed.
+func (a *auditor) noFence(long time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fenceless = latest(a.fenceless, time.Now().Add(long))
+}
+
+// newEra says that terms may repeat from now on.
+func (a *auditor) newEra() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.era++
+}
+
+// judges reports whether the client's fences of these processes must hold now.
+func (a *auditor) judges(procs ...*simProc) bool {
+	if !a.sim.fences.client || time.Now().Before(a.unsure) {
+		return false
+	}
+	for _, p := range procs {
+		if p.clockStood() {
+			return false
 		}
 	}
+	return true
 }
 
-func (s *simulation) checkRelease(proc *simProc, writer, from string) {
-	if from != "" && from != writer {
-		s.violate(ruleOwnRelease, "%s releases a lease that %q holds", writer, from)
-	}
-	if proc == nil {
-		return
-	}
-	proc.mu.Lock()
-	defer proc.mu.Unlock()
-	if proc.leading || proc.inFlight > 0 {
-		s.violate(ruleDrainFirst, "%s releases the lease while lead runs (%t) or writes (%d)", writer, proc.leading, proc.inFlight)
-	}
-}
-
-func (s *simulation) find(identity string) *simProc {
-	for _, r := range s.replicas {
-		if r.proc != nil && r.proc.identity == identity {
-			return r.proc
+// reignOf returns the last reign of the process, nil if there was none.
+func (a *auditor) reignOf(p *simProc) *reign {
+	for i := len(a.reigns) - 1; i >= 0; i-- {
+		if a.reigns[i].proc == p {
+			return a.reigns[i]
 		}
 	}
 	return nil
 }
 
-func describe(lease *coordinationv1.Lease) string {
+// successor returns the reign that followed the last one of p, nil if there is none.
+func (a *auditor) successor(p *simProc) *reign {
+	if own := a.reignOf(p); own != nil && own.number < len(a.reigns) {
+		return a.reigns[own.number]
+	}
+	return nil
+}
+
+// passes is called when a write passes the client's fence.
+func (a *auditor) passes(p *simProc) *simWrite {
+	a.alone(p, ruleReplaced)
+	p.mu.Lock()
+	lost := p.lost
+	p.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if lost && a.judges(p) {
+		a.violateLocked(ruleLostCloses, "%s", p.identity)
+	}
+	if own := a.reignOf(p); own != nil {
+		own.wrote = true
+	}
+	return &simWrite{proc: p, rng: p.nextRNG("server"), passed: time.Now()}
+}
+
+// sends is called when the end of the write's body leaves the process.
+func (a *auditor) sends(w *simWrite) {
+	w.sent = time.Now()
+	a.alone(w.proc, ruleSent)
+}
+
+// alone checks that nobody else leads.
+func (a *auditor) alone(p *simProc, rule string) {
+	if !a.sim.fences.client {
+		return
+	}
+	for _, other := range a.sim.others(p) {
+		if other.wouldPass() && a.judges(p, other) {
+			a.violate(ruleOneLeader, "%s passes while %s would", p.identity, other.identity)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if next := a.successor(p); next != nil && a.judges(p, next.proc) {
+		a.violateLocked(rule, "%s writes although %s has taken the lease", p.identity, next.proc.identity)
+		if p.justResumed() {
+			a.violateLocked(ruleAfterPause, "%s was replaced by %s", p.identity, next.proc.identity)
+		}
+	}
+}
+
+// refuses is called when an API server's fence refuses the write.
+func (a *auditor) refuses(w *simWrite, server *simServer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count.refused++
+	a.logLocked(w.proc.identity, "the fence of API server %d refuses a write", server.index)
+}
+
+// executed is called when the store executes the write. This is where stale writes are judged.
+func (a *auditor) executed(w *simWrite) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count.writes++
+	if a.released[w.proc.identity] && !a.sim.fences.server && a.judges(w.proc) {
+		a.violateLocked(ruleAfterRelease, "a write of %s that was sent %s ago", w.proc.identity, time.Since(w.sent))
+	}
+	next := a.successor(w.proc)
+	if next == nil {
+		return
+	}
+	now := time.Now()
+	a.count.stale++
+	led := false
+	var named time.Time // when the fence first named a later leader
+	for _, r := range a.reigns[next.number-1:] {
+		led = led || r.wrote
+		if !r.named.IsZero() && (named.IsZero() || r.named.Before(named)) {
+			named = r.named
+		}
+		if r.proc.pod == w.proc.pod && !r.named.IsZero() {
+			a.count.samePod++ // the fence tells Pods apart, not processes
+			return
+		}
+	}
+	a.logLocked(w.proc.identity, "a write sent %s ago is executed although %s has taken the lease", now.Sub(w.sent), next.proc.identity)
+	if led {
+		a.count.led++
+		if w.proc.clockStood() {
+			a.count.clock++
+		}
+	}
+	if !a.sim.fences.server {
+		return
+	}
+	a.count.admitted++
+	if w.unjudged || named.IsZero() {
+		return // ruleNamedFirst judges whether the other may lead
+	}
+	late := now.Sub(named)
+	if now.Before(a.unsure) {
+		return
+	}
+	a.count.latest = max(a.count.latest, late)
+	if bound := w.server.worstLag(named) + now.Sub(w.admitted); late > bound {
+		a.violateLocked(ruleStale, "%s writes %s after the fence has named another; bound %s", w.proc.identity, late, bound)
+	}
+}
+
+// leads is called when lead starts.
+func (a *auditor) leads(p *simProc) {
+	if p.wouldPass() { // else lead starts late, after a pause, and cannot write
+		a.alone(p, ruleReplaced)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	own := a.reignOf(p)
+	if own == nil {
+		own = a.begin(p, a.created[p.identity]) // client-go's elector leads by creating the Lease
+	}
+	a.count.terms++
+	before, repeated := a.terms[own.term]
+	a.terms[own.term] = p.identity
+	a.logLocked(p.identity, "leads term %s", own.term.term)
+	if repeated && !time.Now().Before(a.unsure) {
+		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term.term, before)
+	}
+	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) {
+		a.violateLocked(ruleNamedFirst, "%s leads, but the fence has not named %s", p.identity, p.pod)
+	}
+}
+
+// leaseChanged checks every write to the Lease. It is called under the store's mu.
+func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Lease) {
+	now := time.Now()
+	proc := a.sim.find(writer)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.logLocked(writer, "LEASE %s -> %s", describe(before), describe(after))
+	if a.sim.store.rv <= a.sim.store.highest+1 {
+		// A restored store gives out versions a second time, and a write that requires the first may
+		// succeed on the second.
+		a.unsure = now.Add(2 * a.sim.cfg.LeaseDuration.Duration)
+		a.era++
+	}
+	if proc == nil {
+		a.tampered = now
+		if writer == "backup" && after != nil {
+			if holder := a.sim.find(holderOf(after)); holder != nil && a.reignOf(holder) != nil {
+				a.begin(holder, termOf(after)) // it leads again
+			}
+		}
+		a.renewable = before != nil && after != nil && termOf(before) == termOf(after) && holderOf(before) == holderOf(after) &&
+			(a.renewable || !now.Before(a.patient))
+		a.longest = max(a.longest, durationOf(before, 0), durationOf(after, 0))
+		a.patient = latest(a.patient, now.Add(2*a.longest))
+		return
+	}
+	from := ""
+	if before != nil {
+		from = holderOf(before)
+	}
+	last := a.renewed[from]
+	tampered := !a.tampered.IsZero() && now.Sub(a.tampered) < a.sim.cfg.LeaseDuration.Duration
+	a.renewed[writer] = ownWrite{now, durationOf(after, 0)}
+	switch {
+	case holderOf(after) == "":
+		a.checkRelease(proc, from)
+		return
+	case from != "" && from != writer && !last.at.IsZero() && !tampered && !now.Before(a.unsure):
+		least := time.Duration(float64(last.duration) / (1 + clockRateError)) // whatever an edit says
+		if now.Sub(last.at) < least {
+			a.violateLocked(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))
+		}
+	}
+	if before == nil {
+		a.created[writer] = termOf(after)
+		return
+	}
+	if from == writer && termOf(before) == termOf(after) {
+		if a.renewable {
+			a.patient = now // the holder has set its own duration again
+		}
+	} else {
+		// Whoever saw an edited record later than the taker distrusts that for as long again.
+		a.renewable = false
+		if now.Before(a.patient) || durationOf(before, 0) > a.sim.cfg.LeaseDuration.Duration {
+			a.patient = now.Add(2 * a.longest)
+		}
+	}
+	if from != writer || termOf(before) != termOf(after) {
+		a.begin(proc, termOf(after))
+		a.checkCancelled(proc)
+	}
+}
+
+func (a *auditor) begin(p *simProc, term Term) *reign {
+	r := &reign{number: len(a.reigns) + 1, proc: p, term: eraTerm{a.era, term}, began: time.Now()}
+	a.reigns = append(a.reigns, r)
+	return r
+}
+
+// checkCancelled checks that no former leader waits for a write. A paused one has stopped waiting
+// when it goes on.
+func (a *auditor) checkCancelled(taker *simProc) {
+	for _, other := range a.sim.others(taker) {
+		other.mu.Lock()
+		waiting := other.inFlight > 0 && !other.gone && time.Since(other.paused) > 100*time.Millisecond
+		other.mu.Unlock()
+		if waiting && a.judges(taker, other) {
+			a.violateLocked(ruleCancelled, "%s takes the lease while a write of %s is in flight", taker.identity, other.identity)
+		}
+	}
+}
+
+func (a *auditor) checkRelease(proc *simProc, from string) {
+	if from != "" && from != proc.identity {
+		a.violateLocked(ruleOwnRelease, "%s releases a lease that %q holds", proc.identity, from)
+	}
+	a.released[proc.identity] = true
+	proc.mu.Lock()
+	defer proc.mu.Unlock()
+	if proc.leading || proc.unfinished || proc.inFlight > 0 && a.sim.fences.client {
+		a.violateLocked(ruleDrainFirst, "%s releases the lease while lead runs (%t), writes (%d) or has left work behind (%t)",
+			proc.identity, proc.leading, proc.inFlight, proc.unfinished)
+	}
+}
+
+// namingChanged checks every change of the name in the fence's parameter. It is called under the
+// store's mu.
+func (a *auditor) namingChanged(n *simNaming) {
+	proc, restored := a.sim.find(n.writer), a.sim.find(n.leader)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.logLocked(n.writer, "FENCE names %q", n.leader)
+	if own := a.reignOf(restored); proc == nil && own != nil && own.number == len(a.reigns) {
+		own.named = n.written // it leads again, and its name is back
+	}
+	if proc == nil {
+		return
+	}
+	own := a.reignOf(proc)
+	if own == nil {
+		a.violateLocked(ruleNamesInOrder, "%s names itself without having taken the lease", n.writer)
+		return
+	}
+	if own.named.IsZero() {
+		own.named = n.written
+	}
+	for _, r := range a.reigns[own.number:] {
+		if !r.named.IsZero() && a.judges(proc, r.proc) {
+			a.violateLocked(ruleNamesInOrder, "%s names itself after %s, which took the lease later", n.writer, r.proc.identity)
+		}
+	}
+}
+
+// returned is called when Run has returned.
+func (a *auditor) returned(p *simProc, err error, refused int) {
+	if err == nil && refused > 0 {
+		a.violate(ruleDrainWrites, "%s left in good order but %d of its writes were refused", p.identity, refused)
+	}
+}
+
+// requested is called before a request leaves the process.
+func (a *auditor) requested(p *simProc, verb string) {
+	if verb == "write" {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests[p.identity] = append(a.requests[p.identity], simCall{at: time.Now(), verb: verb})
+}
+
+// checkRequests checks that no replica has flooded the API servers, whatever happened. A leader renews
+// every retry period and a standby whose watch is dead reads as often; the rest is for what happens.
+func (a *auditor) checkRequests() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	most := 100 + 2*int(time.Minute/a.sim.cfg.RetryPeriod.Duration)
+	for who, calls := range a.requests {
+		for first, last := 0, 0; last < len(calls); last++ {
+			for calls[last].at.Sub(calls[first].at) >= time.Minute {
+				first++
+			}
+			if last-first >= most {
+				a.violateLocked(ruleFewRequests, "%s makes more than %d requests in the minute before %s", who, most, calls[last].at.Sub(a.sim.start))
+				break
+			}
+		}
+	}
+}
+
+// writesOf returns how many writes of the Lease the process has sent.
+func (a *auditor) writesOf(p *simProc) int {
+	_, writes := a.requestsBetween(p, 0, math.MaxInt64)
+	return writes
+}
+
+// requestsBetween returns how many requests the process made, and how many of them were writes of the
+// Lease.
+func (a *auditor) requestsBetween(p *simProc, from, to time.Duration) (all, writes int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, call := range a.requests[p.identity] {
+		if at := call.at.Sub(a.sim.start); at < from || at >= to {
+			continue
+		}
+		all++
+		if call.verb == "create" || call.verb == "update" {
+			writes++
+		}
+	}
+	return all, writes
+}
+
+// described is a Lease in the history. It is only formatted when it is printed.
+type described struct{ *coordinationv1.Lease }
+
+func describe(lease *coordinationv1.Lease) described { return described{lease} }
+
+// String implements fmt.Stringer.
+func (d described) String() string {
+	lease := d.Lease
 	if lease == nil {
 		return "<none>"
 	}
 	return fmt.Sprintf("{rv %s, term %s, holder %q, %s}", lease.ResourceVersion, termOf(lease), holderOf(lease), durationOf(lease, 0))
-}
-
-// returned is called when Run has returned.
-func (p *simProc) returned(err error) {
-	p.sim.log(p.identity, "Run returns: %v", err)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.gone = true // the process exits
-	var lost *LostError
-	if !errors.As(err, &lost) && p.refused > 0 {
-		p.sim.violate(ruleDrainWrites, "%s left in good order but %d of its writes were refused", p.identity, p.refused)
-	}
-}
-
-// ledBy returns the holder of the Lease if it has led.
-func (s *simulation) ledBy() string {
-	lease, err := s.store.get()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil || s.terms[termOf(lease)] != holderOf(lease) {
-		return ""
-	}
-	return holderOf(lease)
 }

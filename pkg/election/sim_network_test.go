@@ -5,18 +5,22 @@ package election
 
 import (
 	"context"
+	"encoding/json"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 )
 
-// simLink is the network between one replica and the API server.
+// simLink is the network between one replica and the API servers.
 type simLink struct {
 	mu          sync.Mutex
 	lost        linkLoss
@@ -93,60 +97,69 @@ func (l *simLink) awaitUp(ctx context.Context) bool {
 	}
 }
 
-// request carries op to the API server and its response back. As on a real network, the end of ctx
-// ends the wait, not the request, and a request that a partition delays may be executed after the
-// partition.
-func request[T any](ctx context.Context, s *simStore, link *simLink, rng *rand.Rand, fail func() error, op func() (T, error)) (T, error) {
+// exchange carries a request of a process to an API server and its response back. As on a real
+// network, the end of ctx ends the wait, and the request only now and then. A request that a
+// partition delays may be executed after the partition.
+func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simServer) (T, error)) (T, error) {
 	type answer struct {
 		value T
 		err   error
 	}
-	out, back := link.latency(rng), link.answerLatency(rng)
-	late, failFirst := rng.IntN(3) == 0, rng.IntN(2) == 0
+	p.gate()
+	p.sim.audit.requested(p, verb)
+	rng := p.nextRNG(verb)
+	server := p.sim.servers[rng.IntN(len(p.sim.servers))]
+	out, queued, back := p.link.latency(rng), server.queued(verb, rng), p.link.answerLatency(rng)
+	late, failFirst, hangsUp := rng.IntN(3) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
 	answered := make(chan answer, 1)
-	s.background.Go(func() {
+	p.sim.store.background.Go(func() {
 		pass(out)
-		lost, dead, _ := link.state()
+		lost, dead, _ := p.link.state()
 		if lost == loseAll {
-			dead = !late || !link.awaitUp(context.Background())
+			dead = !late || !p.link.awaitUp(context.Background())
 		}
 		if dead {
 			return
 		}
+		pass(queued)
+		if hangsUp && ctx.Err() != nil {
+			return // the API server has noticed that nobody waits
+		}
 		var a answer
-		// An error of the API server does not show whether the write was executed.
-		err := fail()
-		if err == nil || !failFirst {
-			a.value, a.err = op()
+		err, final := p.sim.store.refusal(verb)
+		// An error that is not final does not show whether the write was executed.
+		if err == nil || !final && !failFirst {
+			a.value, a.err = op(server)
 		}
 		if err != nil {
 			a.err = err
 		}
 		pass(back)
-		if lost, dead, _ := link.state(); dead || lost != loseNothing {
+		if lost, dead, _ := p.link.state(); dead || lost != loseNothing {
 			return
 		}
 		answered <- a
 	})
+	defer p.gate()
+	var a answer
 	select {
-	case a := <-answered:
-		return a.value, a.err
+	case a = <-answered:
 	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
+		a.err = ctx.Err()
 	}
+	if *trace {
+		p.sim.log(p.identity, "%s via %d: %v", verb, server.index, a.err)
+	}
+	return a.value, a.err
 }
 
-// simClient is the client of one process.
+// simClient is the client of one process for the Lease.
 type simClient struct {
-	store *simStore
-	proc  *simProc
+	proc *simProc
 }
 
 func (c *simClient) do(ctx context.Context, verb string, op func() (*coordinationv1.Lease, error)) (*coordinationv1.Lease, error) {
-	c.proc.gate()
-	lease, err := request(ctx, c.store, c.proc.link, c.proc.nextRNG(verb), c.proc.sim.storm, op)
-	c.proc.gate()
+	lease, err := exchange(ctx, c.proc, verb, func(*simServer) (*coordinationv1.Lease, error) { return op() })
 	if err != nil {
 		return nil, err
 	}
@@ -154,25 +167,73 @@ func (c *simClient) do(ctx context.Context, verb string, op func() (*coordinatio
 }
 
 func (c *simClient) Get(ctx context.Context, _ string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
-	return c.do(ctx, "get", c.store.get)
+	return c.do(ctx, "get", c.proc.sim.store.get)
 }
 
 func (c *simClient) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	return c.do(ctx, "create", func() (*coordinationv1.Lease, error) { return c.store.create(c.proc.identity, lease) })
+	return c.do(ctx, "create", func() (*coordinationv1.Lease, error) { return c.proc.sim.store.create(c.proc.identity, lease) })
 }
 
 func (c *simClient) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
-	return c.do(ctx, "update", func() (*coordinationv1.Lease, error) { return c.store.update(c.proc.identity, lease) })
+	return c.do(ctx, "update", func() (*coordinationv1.Lease, error) { return c.proc.sim.store.update(c.proc.identity, lease) })
 }
 
 func (c *simClient) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	c.proc.gate()
-	rng := c.proc.nextRNG("watch")
+	rng := c.proc.nextRNG("watch events")
 	lifetime := time.Duration(ptr.Deref(opts.TimeoutSeconds, 300)) * time.Second
-	return request(ctx, c.store, c.proc.link, rng, c.proc.sim.storm, func() (watch.Interface, error) {
+	return exchange(ctx, c.proc, "watch", func(server *simServer) (watch.Interface, error) {
 		if rng.IntN(20) == 0 {
 			return nil, apierrors.NewResourceExpired("too old resource version")
 		}
-		return c.store.watch(ctx, c.proc.link, rng, opts.ResourceVersion, lifetime), nil
+		return c.proc.sim.store.watchVia(ctx, server, c.proc.link, rng, opts.ResourceVersion, lifetime), nil
+	})
+}
+
+// simNamespaces is the client of one process for the Namespace that is the fence's parameter.
+type simNamespaces struct {
+	proc *simProc
+}
+
+func (c *simNamespaces) Get(ctx context.Context, name string, _ metav1.GetOptions) (*corev1.Namespace, error) {
+	n, err := exchange(ctx, c.proc, "get namespace", func(*simServer) (*simNaming, error) { return c.proc.sim.store.getNaming(), nil })
+	if err != nil {
+		return nil, err
+	}
+	if n.absent {
+		return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
+		UID: types.UID(strconv.FormatInt(n.uid, 10)), ResourceVersion: strconv.FormatInt(n.rv, 10)}}
+	if n.leader != "" {
+		ns.Annotations = map[string]string{LeaderAnnotation: n.leader}
+	}
+	return ns, nil
+}
+
+func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchType, patch []byte, opts metav1.PatchOptions,
+	_ ...string) (*corev1.Namespace, error) {
+	verb := "patch namespace"
+	if len(opts.DryRun) > 0 {
+		verb = "ask"
+	}
+	return exchange(ctx, c.proc, verb, func(server *simServer) (*corev1.Namespace, error) {
+		store := c.proc.sim.store
+		if verb == "ask" {
+			words, _, unjudged := server.judge(c.proc.pod)
+			switch {
+			case store.getNaming().absent:
+				return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+			case unjudged:
+				return &corev1.Namespace{}, nil
+			}
+			return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(), words, nil)
+		}
+		var want corev1.Namespace
+		if err := json.Unmarshal(patch, &want); err != nil {
+			return nil, err
+		}
+		rv, _ := strconv.ParseInt(want.ResourceVersion, 10, 64)
+		uid, _ := strconv.ParseInt(string(want.UID), 10, 64)
+		return &want, store.name(want.Annotations[LeaderAnnotation], rv, uid)
 	})
 }

@@ -5,6 +5,7 @@ package election
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,29 +14,207 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
 )
 
 var leaseResource = coordinationv1.Resource("leases")
 
-// simStore is the API server of the simulation: one Lease with the semantics of kube-apiserver
-// (resourceVersions, conflicts, UIDs, watches from a version).
+// simStore is what the API servers keep in etcd: one Lease with the semantics of kube-apiserver
+// (resourceVersions, conflicts, UIDs, watches from a version), and the parameter of the fence.
 type simStore struct {
 	mu       sync.Mutex
 	rv       int64
+	highest  int64 // the last version that a restored store had given out before
 	uids     int
 	lease    *coordinationv1.Lease
-	past     []watch.Event                                            // every version, oldest first
+	naming   *simNaming
+	past     []simEvent                                               // every version, oldest first
 	watches  []*simWatch                                              // in the order of their start
 	onChange func(writer string, before, after *coordinationv1.Lease) // called under mu
+	onNaming func(*simNaming)                                         // likewise
+	trouble  simTrouble
+	refused  time.Time // when it last stopped refusing requests
 
-	background sync.WaitGroup // what the network and the API server still do
+	policyGone bool // the fence's policy is deleted
+
+	background sync.WaitGroup // what the network and the API servers still do
 }
 
+// simNaming is one version of the Namespace that is the fence's parameter. Its annotation names the
+// replica that may write.
+type simNaming struct {
+	rv, uid int64
+	leader  string
+	absent  bool // the Namespace is deleted
+	writer  string
+	written time.Time
+}
+
+// simSnapshot is a snapshot of etcd.
+type simSnapshot struct {
+	rv     int64
+	lease  *coordinationv1.Lease
+	naming *simNaming
+}
+
+// simTrouble says how the API servers respond instead of doing what was asked.
+type simTrouble int
+
+const (
+	noTrouble   simTrouble = iota
+	internal               // 500, executed or not
+	overload               // 429 to every request, with Retry-After
+	forbidden              // 403 to every write of the Lease
+	noNamespace            // 404: the namespace of the Lease is gone
+)
+
 func newSimStore() *simStore {
-	return &simStore{rv: 100}
+	return &simStore{rv: 100, naming: &simNaming{rv: 1, written: time.Now()}}
+}
+
+// suffer sets the trouble of the API servers.
+func (s *simStore) suffer(trouble simTrouble) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.trouble > internal {
+		s.refused = time.Now()
+	}
+	s.trouble = trouble
+}
+
+// blindUntil returns until when a replica may not look again because it was refused.
+func (s *simStore) blindUntil() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refused.IsZero() {
+		return s.refused
+	}
+	return s.refused.Add(2 * maxBackoff)
+}
+
+// refusal returns the error with which the API servers respond to the verb, if any, and whether it
+// says that nothing was executed.
+func (s *simStore) refusal(verb string) (err error, final bool) {
+	s.mu.Lock()
+	trouble := s.trouble
+	s.mu.Unlock()
+	ofLease := verb == "get" || verb == "create" || verb == "update" || verb == "watch"
+	switch {
+	case trouble == internal:
+		return apierrors.NewInternalError(errors.New("etcd is having a bad day")), false
+	case trouble == overload:
+		return apierrors.NewTooManyRequests("the API server has too much to do", 1), true
+	case trouble == forbidden && (verb == "create" || verb == "update"):
+		return apierrors.NewForbidden(leaseResource, "lease", errors.New("a role binding is missing")), true
+	case trouble == noNamespace && verb == "create":
+		return apierrors.NewNotFound(corev1.Resource("namespaces"), "ns"), true
+	case trouble == noNamespace && ofLease && verb != "watch":
+		return apierrors.NewNotFound(leaseResource, "lease"), true
+	}
+	return nil, false
+}
+
+// snapshot returns a snapshot to restore.
+func (s *simStore) snapshot() simSnapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return simSnapshot{rv: s.rv, lease: s.lease, naming: s.naming}
+}
+
+// restore goes back to the snapshot, as an etcd restored from a backup: versions that have been
+// given out are given out again. All watches end, since the API servers are restarted.
+func (s *simStore) restore(from simSnapshot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.lease
+	s.highest = max(s.highest, s.rv)
+	s.rv, s.lease = from.rv, from.lease
+	s.past = slices.DeleteFunc(s.past, func(e simEvent) bool { return versionOf(e.event) > s.rv })
+	for _, w := range s.watches {
+		w.Stop()
+	}
+	if s.onChange != nil {
+		s.onChange("backup", before, s.lease)
+	}
+	if !from.naming.absent {
+		naming := *from.naming
+		naming.writer = "backup"
+		s.setNaming(&naming)
+		s.naming.rv = from.naming.rv
+	}
+}
+
+func (s *simStore) getNaming() *simNaming {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.naming
+}
+
+// name writes the leader's name into the fence's parameter, if that has the version rv of uid; 0 is
+// any.
+func (s *simStore) name(leader string, rv, uid int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.naming.absent:
+		return apierrors.NewNotFound(corev1.Resource("namespaces"), "leader")
+	case rv != 0 && rv != s.naming.rv || uid != 0 && uid != s.naming.uid:
+		return apierrors.NewConflict(corev1.Resource("namespaces"), "leader", errors.New("the object has been modified"))
+	case leader != s.naming.leader: // a write that changes nothing makes no new version
+		s.setNaming(&simNaming{uid: uid, leader: leader, writer: leader})
+	}
+	return nil
+}
+
+// wipeName removes the name, regardless of versions.
+func (s *simStore) wipeName(writer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.naming.absent {
+		s.setNaming(&simNaming{uid: s.naming.uid, writer: writer})
+	}
+}
+
+// deleteNamespace deletes the fence's parameter.
+func (s *simStore) deleteNamespace(writer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setNaming(&simNaming{absent: true, writer: writer})
+}
+
+// createNamespace installs the fence's parameter without a name.
+func (s *simStore) createNamespace(writer string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.naming.absent {
+		s.setNaming(&simNaming{uid: s.rv, writer: writer})
+	}
+}
+
+// setPolicyGone deletes the policy of the fence or installs it.
+func (s *simStore) setPolicyGone(gone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policyGone = gone
+}
+
+func (s *simStore) isPolicyGone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.policyGone
+}
+
+func (s *simStore) setNaming(n *simNaming) {
+	s.rv++
+	n.rv, n.written = s.rv, time.Now()
+	s.naming = n
+	if s.onNaming != nil {
+		s.onNaming(n)
+	}
 }
 
 func (s *simStore) get() (*coordinationv1.Lease, error) {
@@ -68,6 +247,9 @@ func (s *simStore) update(writer string, lease *coordinationv1.Lease) (*coordina
 	}
 	if lease.ResourceVersion != s.lease.ResourceVersion || lease.UID != s.lease.UID {
 		return nil, apierrors.NewConflict(leaseResource, lease.Name, fmt.Errorf("the object has been modified"))
+	}
+	if ptr.Deref(lease.Spec.LeaseTransitions, 0) < 0 || ptr.Deref(lease.Spec.LeaseDurationSeconds, 1) <= 0 {
+		return nil, apierrors.NewInvalid(coordinationv1.SchemeGroupVersion.WithKind("Lease").GroupKind(), lease.Name, nil)
 	}
 	lease = lease.DeepCopy()
 	s.set(writer, watch.Modified, lease)
@@ -107,7 +289,7 @@ func (s *simStore) set(writer string, kind watch.EventType, lease *coordinationv
 	if s.onChange != nil {
 		s.onChange(writer, before, s.lease)
 	}
-	event := watch.Event{Type: kind, Object: lease}
+	event := simEvent{event: watch.Event{Type: kind, Object: lease}, at: time.Now()}
 	s.past = append(s.past, event)
 	for _, w := range s.watches {
 		w.push(event)
@@ -123,36 +305,62 @@ func (s *simStore) holder() string {
 	return holderOf(s.lease)
 }
 
-// watch starts a watch after the version from, or with the present state if from is empty.
+// watch starts a watch after the version from, or with the present state if from is empty. A watch
+// from a version of the future shows nothing before that version, as an API server's.
 func (s *simStore) watch(ctx context.Context, link *simLink, rng *rand.Rand, from string, lifetime time.Duration) *simWatch {
+	return s.watchVia(ctx, nil, link, rng, from, lifetime)
+}
+
+// watchVia starts a watch through an API server.
+func (s *simStore) watchVia(ctx context.Context, server *simServer, link *simLink, rng *rand.Rand, from string,
+	lifetime time.Duration) *simWatch {
 	w := &simWatch{
-		store: s, link: link, rng: rng,
+		store: s, server: server, link: link, rng: rng,
 		events: make(chan watch.Event), wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	first := 0
 	if from == "" {
-		if s.lease != nil {
-			w.push(watch.Event{Type: watch.Added, Object: s.lease})
-		}
+		first = s.present(w, server)
 	} else {
-		after, _ := strconv.ParseInt(from, 10, 64)
-		for _, event := range s.past {
-			rv, _ := strconv.ParseInt(event.Object.(*coordinationv1.Lease).ResourceVersion, 10, 64)
-			if rv > after {
-				w.push(event)
-			}
-		}
+		w.after, _ = strconv.ParseInt(from, 10, 64)
+	}
+	for _, event := range s.past[first:] {
+		w.push(event)
 	}
 	s.watches = append(s.watches, w)
 	s.background.Go(func() { w.deliver(ctx, lifetime) })
 	return w
 }
 
+// present pushes the state that the API server knows, which may be old, and returns the index of the
+// event that follows.
+func (s *simStore) present(w *simWatch, server *simServer) int {
+	n := len(s.past)
+	if server != nil {
+		until := server.seenUntil()
+		for n > 0 && s.past[n-1].at.After(until) {
+			n--
+		}
+	}
+	if n > 0 && s.past[n-1].event.Type != watch.Deleted {
+		w.push(simEvent{event: watch.Event{Type: watch.Added, Object: s.past[n-1].event.Object}, at: time.Now()})
+	}
+	return n
+}
+
+func versionOf(event watch.Event) int64 {
+	rv, _ := strconv.ParseInt(event.Object.(*coordinationv1.Lease).ResourceVersion, 10, 64)
+	return rv
+}
+
 // simWatch delivers the events of one watch in order and late.
 type simWatch struct {
 	store  *simStore
+	server *simServer // nil: without its lag
 	link   *simLink
+	after  int64 // the version after which it shows events
 	rng    *rand.Rand
 	events chan watch.Event
 	wake   chan struct{}
@@ -160,13 +368,22 @@ type simWatch struct {
 	stop   chan struct{}
 
 	mu      sync.Mutex
-	queue   []watch.Event
+	queue   []simEvent
 	stalled bool
 }
 
-func (w *simWatch) push(event watch.Event) {
+// simEvent is an event and when it happened.
+type simEvent struct {
+	event watch.Event
+	at    time.Time
+}
+
+func (w *simWatch) push(event simEvent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if versionOf(event.event) <= w.after {
+		return
+	}
 	w.queue = append(w.queue, event)
 	select {
 	case w.wake <- struct{}{}:
@@ -174,11 +391,11 @@ func (w *simWatch) push(event watch.Event) {
 	}
 }
 
-func (w *simWatch) pop() (watch.Event, bool) {
+func (w *simWatch) pop() (simEvent, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.queue) == 0 || w.stalled {
-		return watch.Event{}, false
+		return simEvent{}, false
 	}
 	event := w.queue[0]
 	w.queue = w.queue[1:]
@@ -190,6 +407,30 @@ func (w *simWatch) stall() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stalled = true
+}
+
+// hasDeadWatch reports whether a watch is open but shows nothing more.
+func (s *simStore) hasDeadWatch() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.watches, func(w *simWatch) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.stalled || w.after > s.rv
+	})
+}
+
+// stallWatches ends the watches or, where dead says so, leaves them open but dead.
+func (s *simStore) stallWatches(dead func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.watches {
+		if dead() {
+			w.stall()
+		} else {
+			w.Stop()
+		}
+	}
 }
 
 func (w *simWatch) deliver(ctx context.Context, lifetime time.Duration) {
@@ -209,11 +450,15 @@ func (w *simWatch) deliver(ctx context.Context, lifetime time.Duration) {
 			}
 			return
 		}
-		if !sleep(ctx, w.link.latency(w.rng)) || !w.link.awaitUp(ctx) {
+		delay := w.link.latency(w.rng)
+		if w.server != nil {
+			delay += w.server.watchDelay(w.rng)
+		}
+		if !sleep(ctx, delay-time.Since(event.at)) || !w.link.awaitUp(ctx) {
 			return
 		}
 		select {
-		case w.events <- event:
+		case w.events <- event.event:
 		case <-w.stop:
 			return
 		case <-ctx.Done():
@@ -231,18 +476,3 @@ func (w *simWatch) forget() {
 func (w *simWatch) Stop() { w.once.Do(func() { close(w.stop) }) }
 
 func (w *simWatch) ResultChan() <-chan watch.Event { return w.events }
-
-// pass lets virtual time pass, in a bubble.
-func pass(d time.Duration) { <-time.After(d) }
-
-// sleep waits for d and reports whether it passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

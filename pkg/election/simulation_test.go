@@ -6,9 +6,12 @@ package election
 import (
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,59 +20,118 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/ptr"
 )
 
 var (
 	seeds     = flag.Int("seeds", 1000, "how many seeds the simulation runs")
 	firstSeed = flag.Int("first-seed", 1, "the first seed of the simulation")
+	trace     = flag.Bool("trace", false, "show every answer in the history")
 	keepGoing = flag.Bool("keep-going", false, "run all seeds and count those that violate a rule")
 )
 
 // TestSimulation runs several electors against each other and against faults. On a violation it
 // prints the seed and the history; -first-seed=SEED -seeds=1 repeats it.
 func TestSimulation(t *testing.T) {
-	m, err := NewMetrics(metrics.NewKubeRegistry())
+	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var stale, terms, bad int
-	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
-		s := runSeed(t, uint64(seed), ours, m)
-		stale += s.stale
-		terms += len(s.terms)
-		if len(s.violations) == 0 {
-			continue
-		}
-		bad++
-		v := s.violations[0]
-		if !*keepGoing {
-			t.Fatalf("seed %d: %s: %s\n%s", seed, v.rule, v.text, s.report())
-		}
-		t.Errorf("seed %d: %s: %s", seed, v.rule, v.text)
-	}
-	t.Logf("%d of %d seeds violate a rule; %d terms, %d writes executed after their term where the API server has no fence",
-		bad, *seeds, terms, stale)
+	began := time.Now()
+	sum := runSeeds(t, *firstSeed, *seeds, ours, m, drawFences)
+	t.Logf("%d of %d seeds violate a rule; %.0f seeds/s", sum.bad, *seeds, float64(*seeds)/time.Since(began).Seconds())
+	t.Logf("with the client's fence: %s", sum.count[simFences{client: true}])
+	t.Logf("with both fences: %s", sum.count[simFences{client: true, server: true}])
 }
 
-// runSeed runs the simulation of one seed in a bubble of its own.
-func runSeed(t *testing.T, seed uint64, elect simElector, m *Metrics) *simulation {
-	t.Helper()
-	s := &simulation{
-		seed: seed, elect: elect, store: newSimStore(), metrics: m,
-		terms: map[Term]string{}, acquired: map[string]Term{}, renewed: map[string]time.Time{},
+// simSum is the sum of many seeds.
+type simSum struct {
+	mu    sync.Mutex
+	bad   int // seeds
+	found map[string]int
+	count map[simFences]*simCount
+}
+
+func (u *simSum) add(s *simulation) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.count[s.fences] == nil {
+		u.count[s.fences] = &simCount{}
 	}
-	s.store.onChange = s.leaseChanged
-	rng := s.rng("plan", 0)
-	s.cfg = simConfig(rng)
-	s.serverFence = rng.IntN(2) == 0
-	synctest.Test(t, func(*testing.T) { s.run(rng) })
+	u.count[s.fences].add(s.audit.count)
+	if len(s.audit.violations) > 0 {
+		u.bad++
+	}
+	rules := map[string]bool{}
+	for _, v := range s.audit.violations {
+		rules[v.rule] = true
+	}
+	for rule := range rules {
+		u.found[rule]++
+	}
+}
+
+// runSeeds runs the seeds, as many at a time as there are processors. A violation of a rule fails
+// the test, unless it is one of client-go's elector.
+func runSeeds(t *testing.T, first, n int, elect simElector, m *Metrics, fences func(*rand.Rand) simFences) *simSum {
+	t.Helper()
+	sum := &simSum{found: map[string]int{}, count: map[simFences]*simCount{}}
+	next := atomic.Int64{}
+	next.Store(int64(first))
+	t.Run("seeds", func(t *testing.T) {
+		for worker := range runtime.GOMAXPROCS(0) {
+			t.Run(fmt.Sprint(worker), func(t *testing.T) {
+				t.Parallel()
+				for {
+					seed := int(next.Add(1)) - 1
+					if seed >= first+n {
+						return
+					}
+					s := runSeed(t, uint64(seed), elect, m, fences)
+					sum.add(s)
+					if len(s.audit.violations) == 0 || elect.faulty {
+						continue
+					}
+					v := s.audit.violations[0]
+					if !*keepGoing {
+						next.Store(math.MaxInt64 / 2)
+						t.Fatalf("seed %d: %s: %s\n%s", seed, v.rule, v.text, s.audit.report())
+					}
+					t.Errorf("seed %d: %s: %s", seed, v.rule, v.text)
+				}
+			})
+		}
+	})
+	return sum
+}
+
+// String implements fmt.Stringer.
+func (c *simCount) String() string {
+	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the lease, %d after another had written "+
+		"(%d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence",
+		c.terms, c.writes, c.stale, c.led, c.clock, c.samePod, c.latest, c.refused)
+}
+
+// drawFences gives half of the seeds the fence in the API server.
+func drawFences(rng *rand.Rand) simFences { return simFences{client: true, server: rng.IntN(2) == 0} }
+
+// runSeed runs the simulation of one seed in a bubble of its own.
+func runSeed(t *testing.T, seed uint64, elect simElector, m *Metrics, fences func(*rand.Rand) simFences) *simulation {
+	t.Helper()
+	var s *simulation
+	synctest.Test(t, func(*testing.T) {
+		s = newSimulation(seed, elect, m)
+		rng := s.rng("plan", 0)
+		s.cfg = simConfig(rng)
+		s.fences = fences(rng)
+		s.addServers(max(1, rng.IntN(5)-1)) // two thirds of all clusters have one
+		s.run(rng)
+	})
 	return s
 }
 
 // simConfig draws timings, half of them as tight as Validate allows.
 func simConfig(rng *rand.Rand) Config {
-	cfg := NewConfig()
+	cfg := testConfig()
 	lease := time.Duration([]int{2, 2, 3, 3, 4, 7, 15}[rng.IntN(7)]) * time.Second
 	deadline := lease * 2 / 3
 	if rng.IntN(2) == 0 {
@@ -86,23 +148,15 @@ func simConfig(rng *rand.Rand) Config {
 
 // run plays the plan, checks that some replica leads again, and stops everything.
 func (s *simulation) run(rng *rand.Rand) {
-	s.start = time.Now()
-	lease := s.cfg.LeaseDuration.Duration
 	if err := s.cfg.Validate(); err != nil {
-		s.violate("the plan", "%v", err)
+		s.audit.violate("the plan", "%v", err)
 		return
 	}
 	if rng.IntN(3) > 0 {
-		_, _ = s.store.create("installer", &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease", Namespace: "ns"}})
+		s.install()
 	}
-	for i := range 2 + rng.IntN(3) {
-		r := &simReplica{index: i}
-		s.mu.Lock()
-		s.replicas = append(s.replicas, r)
-		s.mu.Unlock()
-		s.launch(r)
-	}
-	end := 8 * lease
+	s.launchReplicas(2 + rng.IntN(3))
+	end := 8 * s.cfg.LeaseDuration.Duration
 	var faults sync.WaitGroup
 	for n := range 3 + rng.IntN(10) {
 		at := time.Duration(rng.Int64N(int64(end)))
@@ -113,225 +167,101 @@ func (s *simulation) run(rng *rand.Rand) {
 	}
 	faults.Wait()
 	s.log("plan", "the faults are over")
+	s.calm.Store(true)
+	s.sparse.Store(true)
 	s.settle()
 	s.finish()
 }
 
-// fault injects one fault and waits until it is over.
-func (s *simulation) fault(rng *rand.Rand) {
-	lease := s.cfg.LeaseDuration.Duration
-	s.mu.Lock()
-	r := s.replicas[rng.IntN(len(s.replicas))]
-	p := r.proc
-	if holder := s.find(s.holderNow()); holder != nil && rng.IntN(2) == 0 {
-		r, p = holder.replica, holder // faults matter most on the leader
-	}
-	s.mu.Unlock()
-	long := time.Duration(rng.Int64N(int64(2 * lease)))
-	kind := rng.IntN(15)
-	s.log("fault", "%d on %s for %s", kind, p.identity, long)
-	switch kind {
-	case 0, 1:
-		s.lossy(p, loseAll, long)
-	case 2:
-		s.lossy(p, loseResponses, long)
-	case 3, 4, 5:
-		p.mu.Lock()
-		p.paused = time.Now().Add(long)
-		p.mu.Unlock()
-		pass(long)
-	case 6:
-		p.kill()
-		pass(long)
-	case 7:
-		p.stop()
-		<-p.done
-	case 8:
-		s.tamper(rng)
-	case 9:
-		s.tamper(rng)
-		pass(time.Duration(rng.Int64N(int64(time.Second))))
-		s.tamper(rng)
-	case 10:
-		p.link.set(func(l *simLink) { l.slow = s.cfg.RenewDeadline.Duration / 2 })
-		pass(long)
-		p.link.set(func(l *simLink) { l.slow = 0 })
-	case 11:
-		s.setStorm(true)
-		pass(long / 2)
-		s.setStorm(false)
-	case 12:
-		s.stallWatches(rng)
-	case 13: // slow responses, then none
-		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.timing().requestTimeout() })
-		pass(long / 2)
-		s.lossy(p, loseAll, long)
-		p.link.set(func(l *simLink) { l.slowAnswers = 0 })
-	case 14: // the leader is cut off, the Lease changed, and another replica starts
-		s.cutOffAndTamper(rng, p, long)
-	}
-	s.revive(r)
-}
-
-func (s *simulation) holderNow() string {
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	if s.store.lease == nil {
-		return ""
-	}
-	return holderOf(s.store.lease)
-}
-
-func (s *simulation) lossy(p *simProc, loss linkLoss, long time.Duration) {
-	p.link.set(func(l *simLink) { l.lost = loss })
-	pass(long)
-	p.link.set(func(l *simLink) { l.lost = loseNothing })
-}
-
-func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Duration) {
-	p.link.set(func(l *simLink) { l.lost = loseAll })
-	s.tamper(rng)
-	if other := s.replicas[rng.IntN(len(s.replicas))]; other != p.replica {
-		old := s.current(other)
-		old.kill()
-		<-old.done
-		s.revive(other)
-	}
-	pass(long)
-	p.link.set(func(l *simLink) { l.lost = loseNothing })
-}
-
-func (s *simulation) setStorm(stormy bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stormy = stormy
-}
-
-func (s *simulation) stallWatches(rng *rand.Rand) {
-	s.store.mu.Lock()
-	defer s.store.mu.Unlock()
-	for _, w := range s.store.watches {
-		if rng.IntN(2) == 0 {
-			w.stall()
-		} else {
-			w.Stop()
-		}
-	}
-}
-
-// tamper changes the Lease without the electors.
-func (s *simulation) tamper(rng *rand.Rand) {
-	switch rng.IntN(6) {
-	case 0, 1:
-		s.store.delete("admin")
-	case 2:
-		duration := s.cfg.LeaseDuration.Duration
-		if s.allAware() {
-			duration = time.Second
-		}
-		s.store.edit("thief", func(l *coordinationv1.Lease) { *l = *acquiredLease(l, "thief", duration, time.Now()) })
-	case 3:
-		name := []string{"", "somebody", s.current(s.replicas[rng.IntN(len(s.replicas))]).identity}[rng.IntN(3)]
-		s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To(name) })
-	case 4:
-		if s.allAware() {
-			s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To[int32](1) })
-		}
-	case 5:
-		s.store.edit("admin", func(l *coordinationv1.Lease) { metav1.SetMetaDataAnnotation(&l.ObjectMeta, "a", "b") })
-	}
-}
-
-// allAware reports whether every process knows the Lease. New ones then wait for a lease duration.
-// A process that has never seen the true duration is not safe from an edit that shortens it, unless
-// the API server has a fence; see the limits in docs/adr/0003-leader-election.md.
-func (s *simulation) allAware() bool {
-	s.launching.Lock()
-	defer s.launching.Unlock()
-	for _, r := range s.replicas {
-		if p := s.current(r); !p.isAware() {
-			return false
-		}
-	}
-	s.noLaunchUntil = time.Now().Add(2 * s.cfg.LeaseDuration.Duration)
-	return true
-}
-
-func (p *simProc) isAware() bool {
-	p.mu.Lock()
-	lock := p.lock
-	p.mu.Unlock()
-	if lock == nil {
-		return false
-	}
-	lock.mu.Lock()
-	defer lock.mu.Unlock()
-	return lock.status.Term != nil
-}
-
-// kill ends the process at once: nothing that it does from now on leaves it.
-func (p *simProc) kill() {
-	p.mu.Lock()
-	p.gone = true
-	p.mu.Unlock()
-	p.link.set(func(l *simLink) { l.dead = true })
-	p.sim.log(p.identity, "is killed")
-	p.stop()
-}
-
-// revive starts a new process if the last one is gone.
-func (s *simulation) revive(r *simReplica) {
-	s.launching.Lock()
-	defer s.launching.Unlock()
-	if r.proc.isGone() && !time.Now().Before(s.noLaunchUntil) {
+func (s *simulation) launchReplicas(n int) {
+	for i := range n {
+		r := &simReplica{index: i}
+		s.mu.Lock()
+		s.replicas = append(s.replicas, r)
+		s.mu.Unlock()
 		s.launch(r)
 	}
 }
 
-// settle checks that some replica leads within the bound after the faults, and that another one
-// does when that one is killed.
+// install creates the Lease without a holder, as deploy/ does.
+func (s *simulation) install() {
+	_, _ = s.store.create("installer", &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "lease", Namespace: "ns"}})
+}
+
+// settle checks that some replica leads within the bound after the faults, that another one does
+// when that one is killed, and again when the next one is stopped in good order.
 func (s *simulation) settle() {
-	lease, retry := s.cfg.LeaseDuration.Duration, s.cfg.RetryPeriod.Duration
-	timeout := s.cfg.timing().requestTimeout()
-	// The bound is one claim and perhaps another, of which a standby with a dead watch learns only
-	// when the first has expired. The rest is for requests that fail and for a leader that drains.
-	bound := 2*time.Duration(float64(lease)/(1-clockRateError)) + 2*timeout + 4*retry
-	s.awaitLeader(s.cfg.DrainTimeout+2*bound, true)
-	for range 2 { // let those that have lost return and start again
-		pass(lease)
+	s.awaitLeader("after the faults", s.grace()+s.cfg.DrainTimeout+2*s.claim(2), true)
+	s.quiet()
+	if leader := s.leader(); leader != nil {
+		claims := 1
+		if s.store.hasDeadWatch() {
+			claims = 2 // a standby learns of the last renewal only when the claim before has expired
+		}
+		leader.kill()
+		s.awaitLeader("after a kill", s.grace()+s.claim(claims), false)
+	}
+	s.quiet()
+	if leader := s.leader(); leader != nil {
+		leader.stop()
+		<-leader.done
+		if s.store.holder() == "" && !s.store.hasDeadWatch() {
+			s.awaitLeader("after a release", s.grace()+s.few(), false)
+		}
+	}
+}
+
+// claim returns how long a standby needs for that many claims and to take the Lease then.
+func (s *simulation) claim(n int) time.Duration {
+	return time.Duration(float64(n)*float64(s.cfg.LeaseDuration.Duration)/(1-clockRateError)) + s.few()
+}
+
+// few returns how long a few requests take.
+func (s *simulation) few() time.Duration {
+	return time.Second + s.cfg.RetryPeriod.Duration
+}
+
+// quiet lets those that have lost return and start again.
+func (s *simulation) quiet() {
+	for range 2 {
+		pass(s.cfg.LeaseDuration.Duration)
 		for _, r := range s.replicas {
 			s.revive(r)
 		}
 	}
-	if leader := s.leader(); leader != nil {
-		leader.kill()
-		s.awaitLeader(bound, false)
-	}
 }
 
-func (s *simulation) awaitLeader(bound time.Duration, revive bool) {
-	deadline := time.Now().Add(bound)
-	for s.leader() == nil {
-		if time.Now().After(deadline) {
-			s.violate(ruleSomeoneLeads, "nobody leads for %s", bound)
+// grace returns for how long, from now on, a standby may wait for an edited record, or may not look
+// again because it was refused.
+func (s *simulation) grace() time.Duration {
+	return max(s.audit.patience(), time.Until(s.store.blindUntil()), 0)
+}
+
+// isRuled reports whether somebody can write.
+func (s *simulation) isRuled() bool {
+	leader := s.leader()
+	return leader != nil && (!s.fences.server || s.store.getNaming().leader == leader.identity)
+}
+
+// awaitLeader checks that somebody leads within the bound, by the client's fence and the API
+// server's.
+func (s *simulation) awaitLeader(when string, bound time.Duration, revive bool) {
+	from := time.Now()
+	for {
+		if s.isRuled() {
 			return
 		}
-		pass(10 * time.Millisecond)
+		if time.Since(from) > bound {
+			s.audit.violate(ruleSomeoneLeads, "nobody leads %s %s", bound, when)
+			return
+		}
+		pass(20 * time.Millisecond)
 		for _, r := range s.replicas {
 			if revive {
 				s.revive(r)
 			}
 		}
 	}
-}
-
-func (s *simulation) leader() *simProc {
-	for _, r := range s.replicas {
-		if p := s.current(r); p.wouldPass() {
-			return p
-		}
-	}
-	return nil
 }
 
 // finish stops all processes and checks that they return.
@@ -342,13 +272,14 @@ func (s *simulation) finish() {
 		select {
 		case <-p.done:
 		case <-time.After(bound):
-			s.violate(ruleReturns, "%s has not returned %s after it was stopped", p.identity, bound)
+			s.audit.violate(ruleReturns, "%s has not returned %s after it was stopped", p.identity, bound)
 			p.kill()
 			<-p.done
 		}
 		p.link.set(func(l *simLink) { l.dead = true })
 	}
 	s.store.background.Wait()
+	s.audit.checkRequests()
 }
 
 // TestSimulationIsReproducible runs seeds twice, because a reported seed must show the same when it
@@ -358,8 +289,8 @@ func TestSimulationIsReproducible(t *testing.T) {
 	const runs = 40
 	var differ []string
 	for seed := range uint64(runs) {
-		first := runSeed(t, seed, ours, testMetrics()).leases()
-		if diff := cmp.Diff(first, runSeed(t, seed, ours, testMetrics()).leases()); diff != "" {
+		first := runSeed(t, seed, ours, testMetrics(), drawFences).leases()
+		if diff := cmp.Diff(first, runSeed(t, seed, ours, testMetrics(), drawFences).leases()); diff != "" {
 			differ = append(differ, fmt.Sprintf("seed %d: %s", seed, diff))
 		}
 	}
@@ -371,9 +302,9 @@ func TestSimulationIsReproducible(t *testing.T) {
 // leases returns what has happened to the Lease and who has led.
 func (s *simulation) leases() []string {
 	var events []string
-	for _, e := range s.history {
-		if e.who == "VIOLATION" || strings.HasPrefix(e.what, "LEASE") || strings.HasPrefix(e.what, "leads") {
-			events = append(events, fmt.Sprint(e.at, " ", e.who, " ", fmt.Sprintf(e.what, e.args...)))
+	for _, n := range s.audit.history {
+		if n.who == "VIOLATION" || strings.HasPrefix(n.what, "LEASE") || strings.HasPrefix(n.what, "leads") {
+			events = append(events, fmt.Sprint(n.at, " ", n.who, " ", fmt.Sprintf(n.what, n.args...)))
 		}
 	}
 	return events

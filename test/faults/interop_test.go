@@ -16,8 +16,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
@@ -67,19 +65,13 @@ func ours(ctx context.Context, t *testing.T, namespace string) *contender {
 		if err != nil {
 			return err
 		}
-		electionMetrics, err := election.NewMetrics(metrics.NewKubeRegistry())
-		if err != nil {
-			return err
-		}
-		cfg := election.NewConfig()
+		cfg := election.NewConfig(types.NamespacedName{Namespace: namespace, Name: leaseName})
 		cfg.LeaseDuration.Duration, cfg.RenewDeadline.Duration, cfg.RetryPeriod.Duration = interopLease, interopDeadline, interopRetry
-		lease := types.NamespacedName{Namespace: namespace, Name: leaseName}
-		lock, err := election.NewLock(lease, identity, client.CoordinationV1().Leases(lease.Namespace),
-			record.NewFakeRecorder(1000), election.NewBootClock(), electionMetrics)
+		lock, err := election.NewLock(cfg, election.Candidate{Identity: identity, Client: client.CoordinationV1().Leases(namespace)})
 		if err != nil {
 			return err
 		}
-		return election.Run(ctx, cfg, lock, func(ctx context.Context) error {
+		return lock.Run(ctx, func(ctx context.Context) error {
 			<-ctx.Done()
 			return nil
 		})

@@ -46,10 +46,10 @@ type options struct {
 	output               string
 }
 
-// NewCommand returns the command `manager status`, which fails if nobody leads.
-func NewCommand() *cobra.Command {
-	lease := election.NewConfig()
-	o := options{namespace: lease.ResourceNamespace, leaseName: lease.ResourceName, timeout: 10 * time.Second}
+// NewCommand returns the command `manager status`, which fails if nobody leads. The Lease is that of
+// an installation without flags.
+func NewCommand(lease types.NamespacedName) *cobra.Command {
+	o := options{namespace: lease.Namespace, leaseName: lease.Name, timeout: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show who leads, the replicas and what their controllers do",

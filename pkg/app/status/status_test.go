@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -195,7 +196,7 @@ clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], us
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			cmd := NewCommand()
+			cmd := NewCommand(types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"})
 			cmd.SetOut(&out)
 			cmd.SetErr(io.Discard)
 			cmd.SetArgs([]string{"--kubeconfig", kubeconfig, "--endpoint", tc.endpoint, "--endpoint-insecure"})

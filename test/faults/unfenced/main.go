@@ -50,7 +50,7 @@ type options struct {
 }
 
 func main() {
-	o := options{election: election.NewConfig(), reload: configreload.DefaultConfig()}
+	o := options{election: election.NewConfig(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "quartermaster"}), reload: configreload.DefaultConfig()}
 	fs := pflag.NewFlagSet("unfenced", pflag.ExitOnError)
 	fs.ParseErrorsAllowlist.UnknownFlags = true // it is started like a manager
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig.")
@@ -133,17 +133,16 @@ func runOurs(ctx context.Context, o options, config *rest.Config, identity strin
 	if err != nil {
 		return err
 	}
-	electionMetrics, err := election.NewMetrics(registry)
+	electionMetrics, err := election.NewMetrics(registry, "quartermaster")
 	if err != nil {
 		return err
 	}
-	lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: o.election.ResourceName}
-	lock, err := election.NewLock(lease, identity, client.CoordinationV1().Leases(lease.Namespace),
-		record.NewFakeRecorder(1000), election.NewBootClock(), electionMetrics)
+	lock, err := election.NewLock(o.election, election.Candidate{Identity: identity, Metrics: electionMetrics,
+		Client: client.CoordinationV1().Leases(o.election.ResourceNamespace)})
 	if err != nil {
 		return err
 	}
-	return election.Run(ctx, o.election, lock, controller.Run)
+	return lock.Run(ctx, controller.Run)
 }
 
 // runClientGo follows client-go's examples: the process ends when it has lost the lease.

@@ -26,9 +26,9 @@ func get(lock *Lock, url, accept string) *httptest.ResponseRecorder {
 func TestServeHTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
-		first := startReplica(t, store, "first", NewConfig())
+		first := startReplica(t, store, "first", testConfig())
 		<-first.led
-		second := startReplica(t, store, "second", NewConfig())
+		second := startReplica(t, store, "second", testConfig())
 		pass(3 * time.Second)
 
 		var s status
@@ -60,13 +60,13 @@ func TestServeHTTP(t *testing.T) {
 			t.Error(err)
 		}
 		var reasons []string
-		for _, transition := range second.lock.snapshot().History {
+		for _, transition := range second.lock.shown.snapshot().History {
 			reasons = append(reasons, transition.Reason)
 		}
 		if got := strings.Join(reasons, ", "); got != "first seen, released, acquired by this replica" {
 			t.Errorf("the second has seen: %s", got)
 		}
-		if s := first.lock.snapshot(); s.Phase != phaseStopped || s.History[len(s.History)-1].Reason != "this replica stopped: Released" {
+		if s := first.lock.shown.snapshot(); s.Phase != phaseStopped || s.History[len(s.History)-1].Reason != "this replica stopped: Released" {
 			t.Errorf("the first ends with %+v", s)
 		}
 		second.stop(nil)
@@ -89,14 +89,14 @@ func TestHistoryIsBounded(t *testing.T) {
 }
 
 func TestBeforeRun(t *testing.T) {
-	lock := must(NewLock(leaseName, "r", nil, nil, NewBootClock(), testMetrics()))
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
 	if text := get(lock, "/debug/leader", "").Body.String(); !strings.Contains(text, phaseNotStarted) {
 		t.Error(text)
 	}
 	if lock.IsLeading() || lock.Healthy(0) != nil {
 		t.Error("it leads")
 	}
-	if _, err := NewLock(leaseName, "", nil, nil, NewBootClock(), testMetrics()); err == nil {
+	if _, err := NewLock(testConfig(), Candidate{}); err == nil {
 		t.Error("an empty identity is accepted")
 	}
 }

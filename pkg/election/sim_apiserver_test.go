@@ -1,0 +1,182 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+)
+
+// simServer is one of several API servers over the store. Reads and conditional writes go to the
+// store, as kube-apiserver's do. But it shows watches, and judges by the fence's parameter, what its
+// own watch of the store has shown it, which is the past. And a write that it has admitted is in the
+// store only a while later.
+type simServer struct {
+	sim   *simulation
+	index int
+
+	mu      sync.Mutex
+	behind  time.Time // since when its watch of the store shows nothing new
+	stalled time.Time // until then
+	busy    time.Time // until when requests wait in its queue
+	seen    []simView // every version of the parameter and when this server sees it
+}
+
+type simView struct {
+	naming *simNaming
+	at     time.Time
+}
+
+func newSimServer(s *simulation, index int) *simServer {
+	server := &simServer{sim: s, index: index}
+	server.seen = []simView{{naming: s.store.naming, at: s.start}}
+	return server
+}
+
+// lag returns how late the server's watch of the store is: mostly a few milliseconds.
+func lag(rng *rand.Rand) time.Duration {
+	d := 100*time.Microsecond + time.Duration(rng.Int64N(int64(3*time.Millisecond)))
+	if rng.IntN(50) == 0 {
+		d += time.Duration(rng.Int64N(int64(50 * time.Millisecond)))
+	}
+	return d
+}
+
+// willSee is called under the store's mu when the parameter changes.
+func (a *simServer) willSee(n *simNaming) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := time.Now().Add(lag(a.sim.rng("lag", uint64(100*len(a.seen)+a.index))))
+	a.seen = append(a.seen, simView{naming: n, at: latest(at, a.stalled, a.seen[len(a.seen)-1].at)})
+}
+
+// stall keeps the server's watches from showing anything new for d.
+func (a *simServer) stall(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	if !a.stalled.After(now) {
+		a.behind = now
+	}
+	a.stalled = latest(a.stalled, now.Add(d))
+	for i := range a.seen {
+		if a.seen[i].at.After(now) {
+			a.seen[i].at = latest(a.seen[i].at, a.stalled)
+		}
+	}
+}
+
+// clog lets requests wait in the server's queue for d.
+func (a *simServer) clog(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.busy = latest(a.busy, time.Now().Add(d))
+}
+
+// queued returns how long a request waits before the server looks at it. Now and then one is
+// forgotten in a socket, when the faults are over only a controller's.
+func (a *simServer) queued(verb string, rng *rand.Rand) time.Duration {
+	a.mu.Lock()
+	left := time.Until(a.busy)
+	a.mu.Unlock()
+	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" || !a.sim.calm.Load()), rng.Float64()
+	switch {
+	case forgotten:
+		return time.Duration(wait * 2 * float64(a.sim.cfg.LeaseDuration.Duration))
+	case left > 0:
+		return time.Duration(wait * float64(left))
+	}
+	return 0
+}
+
+// watchDelay returns how late the server shows an event of the store in a watch.
+func (a *simServer) watchDelay(rng *rand.Rand) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return max(lag(rng), time.Until(a.stalled))
+}
+
+// seenUntil returns the time up to which the server has seen the store.
+func (a *simServer) seenUntil() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now := time.Now(); !a.stalled.After(now) {
+		return now
+	}
+	return a.behind
+}
+
+// view returns the version of the parameter that the server knows.
+func (a *simServer) view() *simNaming {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for i := len(a.seen) - 1; i > 0; i-- {
+		if !a.seen[i].at.After(now) {
+			return a.seen[i].naming
+		}
+	}
+	return a.seen[0].naming
+}
+
+// worstLag returns the longest time after which the server saw a change of the parameter, among
+// those from since on. Until it has seen a change, that is how long it has not.
+func (a *simServer) worstLag(since time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var worst time.Duration
+	now := time.Now()
+	for _, v := range a.seen {
+		if !v.naming.written.Before(since) {
+			seen := v.at
+			if seen.After(now) {
+				seen = now
+			}
+			worst = max(worst, seen.Sub(v.naming.written))
+		}
+	}
+	return worst
+}
+
+// judge returns the words with which the fence of this server refuses a write of the Pod, or says
+// that it admits it; unjudged reports that there is no fence.
+func (a *simServer) judge(pod string) (words string, admits, unjudged bool) {
+	known := a.view()
+	if !a.sim.fences.server || a.sim.store.isPolicyGone() || known.absent {
+		return "", true, true
+	}
+	words = fmt.Sprintf("denied request: quartermaster-fence: written by Pod %s, the leader is '%s'", pod, known.leader)
+	return words, strings.HasPrefix(known.leader, pod+"_"), false
+}
+
+// execute admits the write and, a while later, executes it in the store. It returns the words of a
+// refusal.
+func (a *simServer) execute(w *simWrite) (refused string, err error) {
+	words, admits, unjudged := a.judge(w.proc.pod)
+	if !admits {
+		a.sim.audit.refuses(w, a)
+		return words, nil
+	}
+	w.server, w.admitted, w.unjudged = a, time.Now(), unjudged
+	d := 50*time.Microsecond + time.Duration(w.rng.Int64N(int64(2*time.Millisecond)))
+	if w.rng.IntN(50) == 0 {
+		d += time.Duration(w.rng.Int64N(int64(200 * time.Millisecond)))
+	}
+	pass(d)
+	a.sim.audit.executed(w)
+	return "", nil
+}
+
+func latest(times ...time.Time) time.Time {
+	last := times[0]
+	for _, t := range times[1:] {
+		if t.After(last) {
+			last = t
+		}
+	}
+	return last
+}

@@ -1,0 +1,216 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// simFault is one kind of fault. It is injected on the process p, for about the time long, and
+// inject returns when it is over.
+type simFault struct {
+	what   string
+	weight int
+	inject func(s *simulation, rng *rand.Rand, p *simProc, long time.Duration)
+}
+
+// simFaults are the faults of the world. Their effect depends only on the seed.
+var simFaults = []simFault{
+	{"a partition", 4, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) { s.lossy(p, loseAll, long) }},
+	{"responses are lost", 2, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) { s.lossy(p, loseResponses, long) }},
+	{"a slow network", 2, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+		p.link.set(func(l *simLink) { l.slow = s.cfg.RenewDeadline.Duration / 2 })
+		pass(long)
+		p.link.set(func(l *simLink) { l.slow = 0 })
+	}},
+	{"slow responses, then none", 2, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.timing().requestTimeout() })
+		pass(long / 2)
+		s.lossy(p, loseAll, long)
+		p.link.set(func(l *simLink) { l.slowAnswers = 0 })
+	}},
+	{"a pause", 6, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.pause(long) }},
+	{"a freeze, in which the clock stands still", 1, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.freeze(long) }},
+	{"a kill", 2, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+		p.kill()
+		pass(long)
+	}},
+	{"a stop in good order", 2, func(_ *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
+		p.stop()
+		<-p.done
+	}},
+	{"the lease is tampered with", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) { s.tamper(rng) }},
+	{"the lease is tampered with twice", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
+		s.tamper(rng)
+		pass(time.Duration(rng.Int64N(int64(time.Second))))
+		s.tamper(rng)
+	}},
+	{"the leader is cut off, the lease tampered with, and another replica starts", 2, (*simulation).cutOffAndTamper},
+	{"watches end or show nothing more", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
+		s.store.stallWatches(func() bool { return rng.IntN(2) == 0 })
+	}},
+	{"the API servers fail", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(internal, long/2) }},
+	{"the API servers are overloaded", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(overload, long) }},
+	{"writing the lease is forbidden", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(forbidden, long) }},
+	{"the namespace of the lease is gone", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.store.delete("admin")
+		s.suffer(noNamespace, long)
+	}},
+	{"the watches of an API server lag", 2, func(s *simulation, rng *rand.Rand, _ *simProc, long time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].stall(long / 4)
+		pass(long / 4)
+	}},
+	{"requests queue in an API server", 2, func(s *simulation, rng *rand.Rand, _ *simProc, long time.Duration) {
+		s.servers[rng.IntN(len(s.servers))].clog(long)
+		pass(long)
+	}},
+	{"the fence's policy is deleted for a while", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.audit.noFence(long)
+		s.store.setPolicyGone(true)
+		pass(long)
+		s.store.setPolicyGone(false)
+	}},
+	{"the fence's Namespace is deleted for a while", 1, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+		s.audit.noFence(long)
+		s.store.deleteNamespace("admin")
+		pass(long)
+		s.store.createNamespace("admin")
+	}},
+	{"the name of the leader is wiped", 1, func(s *simulation, _ *rand.Rand, _ *simProc, _ time.Duration) { s.store.wipeName("admin") }},
+	{"etcd is restored from a snapshot", 2, (*simulation).restore},
+}
+
+// fault injects one fault and waits until it is over.
+func (s *simulation) fault(rng *rand.Rand) {
+	lease := s.cfg.LeaseDuration.Duration
+	s.mu.Lock()
+	p := s.replicas[rng.IntN(len(s.replicas))].proc
+	s.mu.Unlock()
+	if holder := s.find(s.store.holder()); holder != nil && s.current(holder.replica) == holder && rng.IntN(2) == 0 {
+		p = holder // faults matter most on the leader
+	}
+	long := time.Duration(rng.Int64N(int64(2 * lease)))
+	f := drawFault(rng)
+	s.log("fault", "%s; on %s for %s", f.what, p.identity, long)
+	f.inject(s, rng, p, long)
+	s.revive(p.replica)
+}
+
+func drawFault(rng *rand.Rand) simFault {
+	sum := 0
+	for _, f := range simFaults {
+		sum += f.weight
+	}
+	n := rng.IntN(sum)
+	return simFaults[slices.IndexFunc(simFaults, func(f simFault) bool {
+		n -= f.weight
+		return n < 0
+	})]
+}
+
+func (s *simulation) lossy(p *simProc, loss linkLoss, long time.Duration) {
+	p.link.set(func(l *simLink) { l.lost = loss })
+	pass(long)
+	p.link.set(func(l *simLink) { l.lost = loseNothing })
+}
+
+func (s *simulation) suffer(trouble simTrouble, long time.Duration) {
+	s.store.suffer(trouble)
+	pass(long)
+	s.store.suffer(noTrouble)
+}
+
+func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Duration) {
+	p.link.set(func(l *simLink) { l.lost = loseAll })
+	s.tamper(rng)
+	if other := s.replicas[rng.IntN(len(s.replicas))]; other != p.replica {
+		old := s.current(other)
+		old.kill()
+		<-old.done
+		s.revive(other)
+	}
+	pass(long)
+	p.link.set(func(l *simLink) { l.lost = loseNothing })
+}
+
+// restore takes a snapshot of etcd and restores it after a while. What has been acknowledged in
+// between is gone, and no client can tell: a lease that was free in the snapshot is taken at once.
+func (s *simulation) restore(_ *rand.Rand, _ *simProc, long time.Duration) {
+	snapshot := s.store.snapshot()
+	pass(long)
+	s.audit.suspend()
+	s.audit.newEra()
+	s.log("fault", "etcd is restored to version %d", snapshot.rv)
+	s.store.restore(snapshot)
+}
+
+// simTampering is one way to change the Lease without the electors. It does nothing and returns
+// false where the client's fences could not stand it and no fence in the API server is there.
+type simTampering struct {
+	what string
+	do   func(s *simulation, rng *rand.Rand)
+}
+
+var simTamperings = []simTampering{
+	{"deleted", func(s *simulation, _ *rand.Rand) { s.store.delete("admin") }},
+	{"deleted and installed anew without a holder", func(s *simulation, _ *rand.Rand) {
+		if s.undetectable() {
+			s.store.delete("admin")
+			s.install()
+		}
+	}},
+	{"taken by a thief", func(s *simulation, _ *rand.Rand) {
+		duration := s.cfg.LeaseDuration.Duration
+		if s.allAware() {
+			duration = time.Second
+		}
+		s.store.edit("thief", func(l *coordinationv1.Lease) { *l = *acquiredLease(l, "thief", duration, time.Now()) })
+	}},
+	{"given to another holder", func(s *simulation, rng *rand.Rand) {
+		name := []string{"", "somebody", s.current(s.replicas[rng.IntN(len(s.replicas))]).identity}[rng.IntN(3)]
+		s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To(name) })
+	}},
+	{"given a shorter duration", func(s *simulation, _ *rand.Rand) {
+		if s.undetectable() {
+			s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To[int32](1) })
+		}
+	}},
+	{"given a longer duration", func(s *simulation, rng *rand.Rand) {
+		longer := int32(rng.IntN(5)+2) * int32(s.cfg.LeaseDuration.Duration/time.Second)
+		s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To(longer) })
+	}},
+	{"given other transitions", func(s *simulation, rng *rand.Rand) {
+		s.audit.newEra()
+		n := []int32{0, math.MaxInt32}[rng.IntN(2)]
+		s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseTransitions = ptr.To(n) })
+	}},
+	{"annotated", func(s *simulation, _ *rand.Rand) {
+		s.store.edit("admin", func(l *coordinationv1.Lease) { metav1.SetMetaDataAnnotation(&l.ObjectMeta, "a", "b") })
+	}},
+}
+
+// tamper changes the Lease without the electors.
+func (s *simulation) tamper(rng *rand.Rand) {
+	t := simTamperings[rng.IntN(len(simTamperings))]
+	s.log("fault", "the lease is %s", t.what)
+	t.do(s, rng)
+}
+
+// undetectable reports whether something may happen that a process which starts soon could not tell
+// from a regular event. With the fence in the API server it may, and the client's are not judged.
+// Without, it may if every process knows the Lease.
+func (s *simulation) undetectable() bool {
+	if s.fences.server {
+		s.audit.suspend()
+		return true
+	}
+	return s.allAware()
+}

@@ -1,0 +1,273 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/utils/ptr"
+)
+
+// This file plays plans in the simulated world where simulation_test.go draws faults: what must
+// follow from one event, within a bound.
+
+// TestSimulatedStaleWrites runs the simulation without one fence or both. The judge that finds nothing with
+// both must find stale writes without. See docs/adr/0003-leader-election.md for what each promises.
+func TestSimulatedStaleWrites(t *testing.T) {
+	tests := map[string]struct {
+		fences simFences
+		want   func(*simCount) bool
+	}{
+		"without a fence, a replaced leader goes on writing": {
+			simFences{}, func(c *simCount) bool { return c.led > 20 && c.refused == 0 }},
+		"with the client's alone, writes under way are late": {
+			simFences{client: true}, func(c *simCount) bool { return c.led > 0 && c.led < 20 && c.refused == 0 }},
+		"with the API server's alone, only writes are late that it admitted before it saw the name": {
+			simFences{server: true}, func(c *simCount) bool { return c.refused > 20 && c.led < 10 }},
+		"with both, fewer": {
+			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.led < 5 }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			const enough = 100
+			count := runSeeds(t, 1, enough, ours, testMetrics(), func(*rand.Rand) simFences { return test.fences }).count[test.fences]
+			t.Logf("%s", count)
+			if !test.want(count) {
+				t.Errorf("in %d seeds: %s", enough, count)
+			}
+		})
+	}
+}
+
+// TestSimulatedFreeze freezes the leader as a hypervisor does, so that its clock does not move, until
+// another leads. Its own fence then believes in its term; only the API server's refuses its writes.
+func TestSimulatedFreeze(t *testing.T) {
+	for name, fences := range map[string]simFences{
+		"it writes where the API server has no fence": {client: true},
+		"the fence in the API server refuses it":      {client: true, server: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := runPlan(t, ours, fences, 1, 1, func(s *simulation) {
+				s.launchReplicas(2)
+				pass(time.Minute)
+				frozen := s.leader()
+				frozen.freeze(time.Minute)
+				pass(time.Minute)
+				if s.leader() == nil || s.leader() == frozen {
+					s.audit.violate(ruleSomeoneLeads, "the frozen one still leads")
+				}
+			})
+			count := &s.audit.count
+			if (count.clock > 0) == fences.server || (count.refused > 0) != fences.server || count.led != count.clock {
+				t.Errorf("%s\n%s", count, s.audit.report())
+			}
+		})
+	}
+}
+
+// TestSimulatedRefusals checks how many requests a standby makes while the API servers refuse it for
+// long, and that somebody leads soon after.
+func TestSimulatedRefusals(t *testing.T) {
+	tests := map[string]struct {
+		trouble          simTrouble
+		writes, requests int // a minute
+	}{
+		"429 to everything":                 {overload, 0, 6},
+		"403 to writes of the lease":        {forbidden, 6, 6},
+		"404: the namespace does not exist": {noNamespace, 6, 6},
+		"500 to everything":                 {internal, 0, 40}, // which need not last
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			runPlan(t, ours, simFences{client: true}, 3, 1, func(s *simulation) {
+				s.store.suffer(test.trouble)
+				if test.trouble != noNamespace {
+					s.install()
+				}
+				s.launchReplicas(3)
+				pass(10 * time.Minute)
+				for minute := 2; minute < 10; minute++ {
+					for _, p := range s.procs {
+						all, written := s.audit.requestsBetween(p, time.Duration(minute)*time.Minute, time.Duration(minute+1)*time.Minute)
+						if written > test.writes || all > test.requests {
+							s.audit.violate(ruleFewRequests, "%s makes %d writes and %d requests in minute %d", p.identity, written, all, minute)
+						}
+					}
+				}
+				s.store.suffer(noTrouble)
+				s.awaitLeader("after the refusals", time.Minute+s.claim(1), false)
+			})
+		})
+	}
+}
+
+// TestSimulatedRestore restores etcd from a snapshot under running replicas, so that versions go back.
+// All of them know a later version than the snapshot's, so the clients' fences must hold.
+func TestSimulatedRestore(t *testing.T) {
+	const requests = 100 // of a replica in the minute after
+	tests := map[string]struct {
+		first bool // the snapshot is of the time before the first leader
+		since func(*simulation)
+	}{
+		"with the same leader":                         {since: func(*simulation) {}},
+		"with a leader that has gone since":            {since: func(s *simulation) { s.leader().kill() }},
+		"with a leader that has left since":            {since: func(s *simulation) { s.leader().stop() }},
+		"with a lease that has been deleted since":     {since: func(s *simulation) { s.store.delete("admin") }},
+		"with a lease that was free":                   {first: true, since: func(*simulation) {}},
+		"with a lease that was free and deleted since": {first: true, since: func(s *simulation) { s.store.delete("admin") }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(10) {
+				runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
+					s.install()
+					snapshot := s.store.snapshot()
+					s.launchReplicas(3)
+					pass(time.Minute)
+					if !test.first {
+						snapshot = s.store.snapshot()
+					}
+					test.since(s)
+					s.quiet() // those that have lost start again
+					pass(30*time.Second + 700*time.Millisecond)
+					s.audit.newEra()
+					restored := time.Since(s.start)
+					s.store.restore(snapshot)
+					s.awaitRule(time.Minute, s.soon())
+					for _, p := range s.procs {
+						if all, _ := s.audit.requestsBetween(p, restored, restored+time.Minute); all > requests {
+							s.audit.violate(ruleFewRequests, "%s makes %d requests in a minute", p.identity, all)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// TestSimulatedLoss takes the Lease from the leader and checks that its fence closes at once, or with
+// the next renewal if its watch is dead.
+func TestSimulatedLoss(t *testing.T) {
+	for name, lose := range map[string]func(*simulation){
+		"the lease is deleted": func(s *simulation) { s.store.delete("admin") },
+		"the lease is deleted and installed anew": func(s *simulation) {
+			s.store.delete("admin")
+			s.install()
+		},
+		"the lease is deleted and taken by another": func(s *simulation) {
+			s.store.delete("admin")
+			_, _ = s.store.create("thief", newLease(leaseName, "thief", s.cfg.LeaseDuration.Duration, time.Now()))
+		},
+		"another takes the lease": func(s *simulation) {
+			s.store.edit("thief", func(l *coordinationv1.Lease) {
+				*l = *acquiredLease(l, "thief", s.cfg.LeaseDuration.Duration, time.Now())
+			})
+		},
+		"the holder is edited away": func(s *simulation) {
+			s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("") })
+		},
+		"the transitions are edited": func(s *simulation) {
+			s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseTransitions = ptr.To[int32](7) })
+		},
+	} {
+		for _, dead := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, dead watch %t", name, dead), func(t *testing.T) {
+				runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+					s.install()
+					s.launchReplicas(2)
+					pass(time.Minute)
+					leader, bound := s.leader(), 500*time.Millisecond
+					if dead {
+						bound += s.cfg.RetryPeriod.Duration
+						s.store.stallWatches(func() bool { return true })
+					}
+					lose(s)
+					pass(bound)
+					if leader.wouldPass() {
+						s.audit.violate(ruleLostCloses, "%s after it was lost", bound)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it
+// waits no longer than its term and what is allowed for the cancelling.
+func TestSimulatedPartition(t *testing.T) {
+	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+		s.install()
+		s.launchReplicas(2)
+		pass(time.Minute)
+		leader := s.leader()
+		leader.link.set(func(l *simLink) { l.lost = loseAll })
+		for leader.wouldPass() {
+			pass(10 * time.Millisecond)
+		}
+		pass(settleTime)
+		leader.mu.Lock()
+		waiting := leader.inFlight
+		leader.mu.Unlock()
+		if waiting > 0 {
+			s.audit.violate(ruleCancelled, "%s after the term", settleTime)
+		}
+	})
+}
+
+// TestSimulatedUnansweredAcquisitions lets a replica take the Lease by requests that get no answer.
+func TestSimulatedUnansweredAcquisitions(t *testing.T) {
+	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+		s.install()
+		s.launchReplicas(1)
+		p := s.replicas[0].proc
+		for s.audit.writesOf(p) == 0 {
+			pass(time.Millisecond)
+		}
+		p.link.set(func(l *simLink) { l.lost = loseResponses })
+		pass(2*s.cfg.timing().requestTimeout() + s.cfg.RetryPeriod.Duration)
+		p.link.set(func(l *simLink) { l.lost = loseNothing })
+		s.awaitLeader("after two acquisitions without an answer", s.cfg.timing().requestTimeout()+s.few(), false)
+	})
+}
+
+// soon returns the time after which a standby leads at the latest: the lease and two seconds.
+func (s *simulation) soon() time.Duration {
+	return time.Duration(float64(s.cfg.LeaseDuration.Duration)/(1-clockRateError)) + 2*time.Second
+}
+
+// awaitRule checks for a while that nobody leads for no longer than gap. Whoever has lost starts
+// again.
+func (s *simulation) awaitRule(long, gap time.Duration) {
+	for end := time.Now().Add(long); time.Now().Before(end); pass(20 * time.Millisecond) {
+		if !s.isRuled() {
+			s.awaitLeader("", gap, true)
+		}
+	}
+}
+
+// runPlan runs a world without faults but those of the plan, with default timings.
+func runPlan(t *testing.T, elect simElector, fences simFences, servers int, seed uint64, plan func(*simulation)) *simulation {
+	t.Helper()
+	var s *simulation
+	synctest.Test(t, func(*testing.T) {
+		s = newSimulation(seed, elect, testMetrics())
+		s.calm.Store(true)
+		s.cfg, s.fences = testConfig(), fences
+		s.addServers(servers)
+		plan(s)
+		s.finish()
+	})
+	for i, v := range s.audit.violations {
+		t.Errorf("%s: %s", v.rule, v.text)
+		if i == 0 {
+			t.Logf("%s", s.audit.report())
+		}
+	}
+	return s
+}

@@ -1,0 +1,323 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// simProc is one process of a replica: the clock, the network and the workload of an elector.
+type simProc struct {
+	sim      *simulation
+	replica  *simReplica
+	pod      string
+	identity string
+	link     *simLink
+	rate     float64 // of its clock
+	offset   time.Duration
+	stop     context.CancelFunc // SIGTERM
+	done     chan struct{}
+
+	mu       sync.Mutex
+	draws    map[string]uint64 // by purpose
+	paused   time.Time         // until this time
+	stood    time.Duration     // for how long its clock has stood still
+	frozen   time.Time         // since when it stands still
+	gone     bool
+	leading  bool // lead runs
+	lost     bool // lead has seen that its term was lost
+	inFlight int  // writes that have passed the fence
+	refused  int  // writes that were refused while lead ran
+
+	unfinished bool // lead has said that work goes on
+
+	passes func() bool // whether a write would pass at this instant, without a pause
+	aware  func() bool // whether it knows the Lease
+}
+
+// ours is our elector.
+var ours = simElector{run: runOurs}
+
+func runOurs(ctx context.Context, p *simProc) error {
+	lock, err := NewLock(p.sim.cfg, Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics})
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.passes = func() bool {
+		lock.fence.mu.Lock()
+		defer lock.fence.mu.Unlock()
+		return lock.fence.admitsAt(p.now())
+	}
+	p.aware = func() bool {
+		lock.shown.mu.Lock()
+		defer lock.shown.mu.Unlock()
+		return lock.shown.status.Term != nil
+	}
+	p.mu.Unlock()
+	var writes http.RoundTripper = p
+	if p.sim.fences.client {
+		writes = lock.Fence(writes)
+	}
+	if !p.sim.fences.server {
+		return lock.Run(ctx, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
+	}
+	names := NewLeaderNamespace(lock, &simNamespaces{p})
+	client := &http.Client{Transport: names.Retry(writes)}
+	asking, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	p.sim.store.background.Go(func() { names.Run(asking) })
+	return lock.Run(ctx, names.Lead(func(ctx context.Context) error { return p.lead(ctx, client) }))
+}
+
+// Eventf implements EventRecorder.
+func (p *simProc) Eventf(_ runtime.Object, _, _, format string, args ...any) {
+	p.sim.log(p.identity, "event: "+format, args...)
+}
+
+// Now implements Clock.
+func (p *simProc) Now() time.Duration {
+	p.gate()
+	return p.now()
+}
+
+func (p *simProc) now() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := time.Now()
+	if !p.frozen.IsZero() {
+		at = p.frozen
+	}
+	return p.offset + time.Duration(float64(at.Sub(p.sim.start)-p.stood)*p.rate)
+}
+
+// gate blocks a paused process: at every reading of the clock, and before and after everything that
+// leaves the process.
+//
+// Blocked goroutines continue one after the other, in an order that depends on the seed, so that a
+// run can be repeated.
+func (p *simProc) gate() {
+	p.mu.Lock()
+	left := time.Until(p.paused)
+	p.mu.Unlock()
+	if left <= 0 {
+		return
+	}
+	stagger := time.Duration(p.nextRNG("gate").Int64N(int64(time.Millisecond)))
+	for left > 0 {
+		pass(left + stagger)
+		p.mu.Lock()
+		left = time.Until(p.paused)
+		p.mu.Unlock()
+	}
+}
+
+// pause stops the process for d, like SIGSTOP.
+func (p *simProc) pause(d time.Duration) {
+	p.mu.Lock()
+	p.paused = latest(p.paused, time.Now().Add(d))
+	p.mu.Unlock()
+	pass(d)
+}
+
+// freeze stops the process and its clock for d, as a hypervisor does that freezes a guest.
+func (p *simProc) freeze(d time.Duration) {
+	p.mu.Lock()
+	if !p.frozen.IsZero() {
+		p.mu.Unlock()
+		return
+	}
+	p.frozen, p.paused = time.Now(), latest(p.paused, time.Now().Add(d))
+	p.mu.Unlock()
+	pass(d)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.frozen, p.stood = time.Time{}, p.stood+d
+}
+
+// clockStood reports whether the clock of the process has ever stood still. Its own fence proves
+// nothing then.
+func (p *simProc) clockStood() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stood > 0 || !p.frozen.IsZero()
+}
+
+// justResumed reports whether a pause has ended within the last retry period.
+func (p *simProc) justResumed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.paused.IsZero() && time.Since(p.paused) < p.sim.cfg.RetryPeriod.Duration
+}
+
+// kill ends the process at once: nothing that it does from now on leaves it.
+func (p *simProc) kill() {
+	p.mu.Lock()
+	p.gone = true
+	p.mu.Unlock()
+	p.link.set(func(l *simLink) { l.dead = true })
+	p.sim.log(p.identity, "is killed")
+	p.stop()
+}
+
+// returned is called when Run has returned.
+func (p *simProc) returned(err error) {
+	p.sim.log(p.identity, "Run returns: %v", err)
+	p.mu.Lock()
+	p.gone = true // the process exits
+	refused := p.refused
+	p.mu.Unlock()
+	p.sim.audit.returned(p, err, refused)
+}
+
+func (p *simProc) isGone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gone
+}
+
+func (p *simProc) isAware() bool {
+	p.mu.Lock()
+	aware := p.aware
+	p.mu.Unlock()
+	return aware != nil && aware()
+}
+
+// wouldPass reports whether a write of the process would pass the client's fence at this instant if
+// it were not paused.
+func (p *simProc) wouldPass() bool {
+	p.mu.Lock()
+	passes, gone := p.passes, p.gone
+	p.mu.Unlock()
+	return !gone && passes != nil && passes()
+}
+
+// lead is the work of a leader: it writes now and then until ctx ends, and a few more times while
+// it drains.
+func (p *simProc) lead(ctx context.Context, client *http.Client) error {
+	p.sim.store.background.Add(1)
+	defer p.sim.store.background.Done()
+	p.sim.audit.leads(p)
+	p.setLeading(true)
+	defer p.setLeading(false)
+	pace := p.sim.cfg.RetryPeriod.Duration / 2
+	for ctx.Err() == nil {
+		p.write(client)
+		if p.sim.sparse.Load() {
+			sleep(ctx, 4*pace)
+		}
+		sleep(ctx, time.Duration(p.nextRNG("pace").Int64N(int64(pace))))
+	}
+	var lost *LostError
+	p.mu.Lock()
+	p.lost = errors.As(context.Cause(ctx), &lost)
+	p.mu.Unlock()
+	// Most drain in time, some do not.
+	p.sim.log(p.identity, "lead drains: %v", context.Cause(ctx))
+	rng := p.nextRNG("drain")
+	until := time.Now().Add(time.Duration(rng.Int64N(int64(p.sim.cfg.DrainTimeout) * 5 / 4)))
+	for time.Now().Before(until) && !p.isGone() {
+		pass(min(time.Until(until), time.Duration(rng.Int64N(int64(pace)))))
+		p.write(client)
+	}
+	if rng.IntN(3) == 0 { // leave a goroutine behind
+		p.sim.store.background.Go(func() { p.write(client) })
+		pass(1) // until it has started
+	}
+	if rng.IntN(8) == 0 {
+		p.mu.Lock()
+		p.unfinished = true
+		p.mu.Unlock()
+		p.sim.log(p.identity, "lead returns and leaves work behind")
+		return ErrUnfinished
+	}
+	p.sim.log(p.identity, "lead returns")
+	return nil
+}
+
+func (p *simProc) setLeading(leading bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.leading = leading
+}
+
+// write sends one write through the fence. Some do not wait long for the response.
+func (p *simProc) write(client *http.Client) {
+	timeout := 2 * p.sim.cfg.LeaseDuration.Duration
+	if rng := p.nextRNG("patience"); rng.IntN(4) == 0 {
+		timeout = time.Millisecond + time.Duration(rng.Int64N(int64(p.sim.cfg.RetryPeriod.Duration)))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://api/object", bytes.NewReader([]byte(p.identity)))
+	if err != nil {
+		panic(err)
+	}
+	resp, err := client.Do(req)
+	switch {
+	case errors.Is(err, ErrNotLeading):
+		p.mu.Lock()
+		if p.leading && !strings.Contains(err.Error(), ServerFenceName) {
+			p.refused++
+		}
+		p.mu.Unlock()
+		p.sim.log(p.identity, "write refused: %v", err)
+	case err == nil:
+		_ = resp.Body.Close()
+	}
+}
+
+// RoundTrip implements http.RoundTripper. It is the network behind the fence.
+func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
+	w := p.sim.audit.passes(p)
+	p.addInFlight(1)
+	defer p.addInFlight(-1)
+	// Dialing takes a while now and then, and a pause may fall into this.
+	rng := p.nextRNG("dial")
+	dial := 5 * time.Millisecond
+	if rng.IntN(10) == 0 {
+		dial = time.Second
+	}
+	if rng.IntN(4) == 0 && !sleep(req.Context(), time.Duration(rng.Int64N(int64(dial)))) {
+		return nil, req.Context().Err()
+	}
+	p.gate()
+	if _, err := io.Copy(io.Discard, req.Body); err != nil {
+		return nil, err
+	}
+	p.sim.audit.sends(w)
+	refused, err := exchange(req.Context(), p, "write", func(server *simServer) (string, error) { return server.execute(w) })
+	if err != nil {
+		return nil, err
+	}
+	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Header: http.Header{}}
+	if refused != "" {
+		resp.StatusCode, resp.Body = http.StatusForbidden, io.NopCloser(strings.NewReader(refused))
+	}
+	return resp, nil
+}
+
+// nextRNG returns a source of random numbers for the next use for that purpose.
+func (p *simProc) nextRNG(purpose string) *rand.Rand {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.draws[purpose]++
+	return p.sim.rng(p.identity+purpose, p.draws[purpose])
+}
+
+func (p *simProc) addInFlight(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.inFlight += n
+}
