@@ -67,9 +67,7 @@ var allMutants = []mutant{
 	{"5: a thief is trusted", false, "protocol.go",
 		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))\n\t}", "\t}"},
 	{"5: a replica that was blind trusts the new record", false, "protocol.go",
-		"case !p.isExpired(now) || !gapless ||", "case !p.isExpired(now) ||"},
-	{"5: another UID is trusted", false, "protocol.go",
-		"|| before.UID != lease.UID: // rule 5", ": // rule 5"},
+		"case !p.isExpired(now) || !gapless:", "case !p.isExpired(now):"},
 
 	// 6: who creates the Lease does not lead by that.
 	{"6: whoever creates the lease leads at once", true, "run.go",

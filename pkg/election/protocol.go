@@ -72,7 +72,7 @@ const (
 
 	// maxBackoff limits the time between two requests of one kind that are refused. With the
 	// jitter, a standby makes less than six requests a minute.
-	maxBackoff = time.Minute
+	maxBackoff = 40 * time.Second
 )
 
 func newProtocol(identity string, own timing) *protocol {
@@ -287,7 +287,7 @@ func (p *protocol) judgeClaim(lease *coordinationv1.Lease, now time.Duration, ga
 	case isSameHolding(before, lease):
 		duration = p.durationAfter(before, lease, gapless)
 	case isFree(before) && isNext(before, lease):
-	case !p.isExpired(now) || !gapless || before.UID != lease.UID: // rule 5
+	case !p.isExpired(now) || !gapless: // rule 5; another UID is never without a gap
 		p.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))
 	}
 	claim := now + duration // rule 3

@@ -431,7 +431,7 @@ func TestBackoff(t *testing.T) {
 	}{
 		"the first refusal":               {nil, 1, failure{kind: failRefused}, s, 3 * s},
 		"the second":                      {nil, 2, failure{kind: failRefused}, 4 * s, 12 * s},
-		"the hundredth":                   {nil, 100, failure{kind: failRefused}, 30 * s, 90 * s},
+		"the hundredth":                   {nil, 100, failure{kind: failRefused}, 20 * s, 60 * s},
 		"a wish of the API server":        {nil, 1, failure{kind: failRefused, after: 20 * s}, 20 * s, 20 * s},
 		"no answer, for the tenth time":   {nil, 10, failure{kind: failUnanswered}, s, 3 * s},
 		"a leader's tenth refusal":        {leads, 10, failure{kind: failRefused}, s, 3 * s},

@@ -338,7 +338,7 @@ func TestPollingWithoutAWatch(t *testing.T) {
 		leader.client.set(func(c *storeClient) { c.fail["watch"] = standby.client.fail["watch"] })
 		pass(time.Hour)
 		for _, r := range []*testReplica{leader, standby} {
-			if n := r.client.count("watch"); n > 90 {
+			if n := r.client.count("watch"); n > 120 {
 				t.Errorf("%d attempts at a watch in an hour", n)
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -119,15 +118,12 @@ const (
 	verdictMisjudges                // it does not recognise the Pod of this replica
 )
 
-// serverFenceTimeout limits each request.
-const serverFenceTimeout = 2 * time.Second
-
 // ask finds out how the API server judges this replica: by a dry run that changes nothing and that
 // the policy answers with what it sees, whoever asks. This shows more than reading the policy would:
 // that it is bound and enforced, recognises the replica's token, and how far the API server's watch
 // of the Namespace is.
 func (n *LeaderNamespace) ask(ctx context.Context) (verdict, error) {
-	ctx, cancel := context.WithTimeout(ctx, serverFenceTimeout)
+	ctx, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
 	defer cancel()
 	_, err := n.client.Patch(ctx, n.name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {

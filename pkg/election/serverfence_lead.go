@@ -102,17 +102,21 @@ func (n *LeaderNamespace) Lead(lead func(context.Context) error) func(context.Co
 		defer n.leads.Store(false)
 		ctx, end := context.WithCancelCause(ctx)
 		defer end(nil)
-		if err := n.raise(ctx, 0); ctx.Err() != nil {
+		err := n.raise(ctx, 0)
+		switch {
+		case ctx.Err() != nil:
 			return nil // the term ended before lead began
-		} else if err != nil {
+		case err != nil:
 			return err
+		case !n.lock.fence.admits():
+			return nil // the same, and Run does not know yet
 		}
 		kept := make(chan struct{})
 		go func() {
 			defer close(kept)
 			n.keep(ctx, end)
 		}()
-		err := lead(ctx)
+		err = lead(ctx)
 		end(nil)
 		<-kept
 		var superseded *SupersededError
@@ -219,7 +223,7 @@ func (n *LeaderNamespace) stand(ctx context.Context) (verdict, error) {
 // nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
 // there is no Namespace, and a *SupersededError if this replica does not hold the Lease.
 func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, serverFenceTimeout)
+	ctx, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
 	defer cancel()
 	ns, err := n.client.Get(ctx, n.name, metav1.GetOptions{})
 	if err != nil {

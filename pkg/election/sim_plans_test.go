@@ -198,6 +198,26 @@ func TestSimulatedLoss(t *testing.T) {
 	}
 }
 
+// TestSimulatedBlindness cuts a standby off until the claim that it knows has run out. When it sees the
+// Lease again, it has been deleted and installed anew, free, and now the leader is cut off.
+func TestSimulatedBlindness(t *testing.T) {
+	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
+		s.install()
+		s.launchReplicas(2)
+		pass(time.Minute)
+		leader := s.leader()
+		standby := s.others(leader)[0]
+		standby.link.set(func(l *simLink) { l.lost = loseAll })
+		pass(2 * s.cfg.LeaseDuration.Duration)
+		leader.link.set(func(l *simLink) { l.lost = loseAll })
+		s.store.delete("admin")
+		s.install()
+		standby.link.set(func(l *simLink) { l.lost = loseNothing })
+		pass(s.cfg.LeaseDuration.Duration) // the leader believes in its term for most of it
+		s.awaitLeader("after the deletion", s.claim(1), true)
+	})
+}
+
 // TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it
 // waits no longer than its term and what is allowed for the cancelling.
 func TestSimulatedPartition(t *testing.T) {
