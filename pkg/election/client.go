@@ -32,7 +32,7 @@ const (
 //   - It uses HTTP/1.1, so that a request that times out closes its connection and the next one
 //     dials again. An HTTP/2 connection would be kept until its ping fails, 45 s by default.
 //   - The client does not retry after Retry-After. The elector does, since only it knows how much of
-//     the term is left.
+//     the term is left. client-go still repeats a read whose connection broke, a second later.
 //
 // It sets no timeout, which would end watches too: the elector bounds every request by its context.
 func ClientConfig(base *rest.Config) *rest.Config {

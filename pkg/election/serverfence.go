@@ -135,7 +135,9 @@ func (n *LeaderNamespace) ask(ctx context.Context) (verdict, error) {
 		return verdictRefuses, nil
 	case strings.Contains(err.Error(), serverFenceRefusal):
 		return verdictMisjudges, nil
-	case apierrors.IsForbidden(err): // by RBAC: the permission is installed with the policy
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot patch resource"):
+		// By the authorizer: the permission is installed with the policy. Webhooks and other policies
+		// refuse with the same code.
 		return verdictAbsent, nil
 	}
 	return verdictNone, fmt.Errorf("dry-run patch of Namespace %s: %w", n.name, err)

@@ -49,6 +49,8 @@ const (
 	// wrong: its watch shows the name after milliseconds.
 	serverFencePatience = 2 * time.Second
 
+	serverFencePatchTimeout = 40 * time.Second // longer than the longest that a webhook may take
+
 	serverFenceBackoffMin = 2 * time.Millisecond
 	serverFenceBackoffMax = 10 * time.Second
 )
@@ -179,7 +181,8 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 			return nil
 		case judged == verdictMisjudges, judged == verdictRefuses && late:
 			n.lock.SetServerFence(ctx, ServerFenceMisconfigured)
-		case err != nil && late && !logged:
+		}
+		if err != nil && late && !logged {
 			logged = true
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
 				"lease", n.lock.lease, "namespace", n.name)
@@ -223,16 +226,16 @@ func (n *LeaderNamespace) stand(ctx context.Context) (verdict, error) {
 // nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
 // there is no Namespace, and a *SupersededError if this replica does not hold the Lease.
 func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
+	read, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
 	defer cancel()
-	ns, err := n.client.Get(ctx, n.name, metav1.GetOptions{})
+	ns, err := n.client.Get(read, n.name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity {
 		return nil
 	}
-	if err := n.lock.confirmHolder(ctx); err != nil {
+	if err := n.lock.confirmHolder(read); err != nil {
 		return err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
@@ -242,6 +245,10 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The patch may take longer: a webhook that is away holds it up for 10 s by default, and cutting
+	// it off then would fail it for good. Late, it does no harm, since it is conditional.
+	ctx, cancelPatch := context.WithTimeout(ctx, serverFencePatchTimeout)
+	defer cancelPatch()
 	_, err = n.client.Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err == nil {
 		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.who.Identity)

@@ -240,7 +240,7 @@ func (s *simulation) grace() time.Duration {
 // isRuled reports whether somebody can write.
 func (s *simulation) isRuled() bool {
 	leader := s.leader()
-	return leader != nil && (!s.fences.server || s.store.getNaming().leader == leader.identity)
+	return leader != nil && (!s.fences.server || strings.HasPrefix(s.store.getNaming().leader, leader.pod+"_"))
 }
 
 // awaitLeader checks that somebody leads within the bound, by the client's fence and the API

@@ -33,6 +33,8 @@ const (
 	// instead. The bookmark that ends the stream may have been lost, and the reflector would wait
 	// for it until the watch times out.
 	streamPatience = 30 * time.Second
+	// streamTries is how many requests for a streamed list may get no answer.
+	streamTries = 4
 )
 
 // reducingListWatch stands between the client and client-go's reflector. It reduces objects,
@@ -178,10 +180,11 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 // open opens the watch. It returns nil, nil if the resource is absent and has already been listed
 // as empty. When the server does not answer, or refuses a streamed list for the moment, open waits and
 // tries again itself: the reflector would list anew, or sleep for up to a minute without watching ctx,
-// and delay Shutdown.
+// and delay Shutdown. A streamed list that often gets no answer is left to the reflector, which then
+// lists in pages.
 func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, streaming bool) (stream, error) {
 	backoff := wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
-	for {
+	for try := 1; ; try++ {
 		w, err := l.watchScopes(ctx, opts)
 		if err == nil {
 			return w, nil
@@ -194,7 +197,8 @@ func (l *reducingListWatch) open(ctx context.Context, opts metav1.ListOptions, s
 		}
 		l.state.failed("watch", err)
 		refused := streaming && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err))
-		if !refused && !errors.Is(err, errNoAnswer) {
+		unanswered := errors.Is(err, errNoAnswer) && (!streaming || try < streamTries)
+		if !refused && !unanswered {
 			return nil, err
 		}
 		l.state.logFailure(ctx, err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // Clients are what the informers read through. They share one HTTP client.
@@ -123,11 +124,12 @@ func newTypedSource(p *plan, c Clients, namespace string) (source, error) {
 		watch: func(ctx context.Context, opts metav1.ListOptions) (stream, error) {
 			opts.Watch = true
 			ctx, cancel := context.WithCancel(ctx)
-			body, err := get(&opts).Stream(ctx)
+			// As client-go's watches, it does not wait for --kube-api-qps: ADR 0005.
+			body, err := get(&opts).Throttle(flowcontrol.NewFakeAlwaysRateLimiter()).Stream(ctx)
 			if err != nil {
 				cancel()
 				if utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err) {
-					err = errNoAnswer
+					err = fmt.Errorf("%w: %w", errNoAnswer, err)
 				}
 				return nil, err
 			}
