@@ -48,6 +48,7 @@ type fenceServer struct {
 	tokenPod string // empty: that of the caller
 	requests int
 	onPatch  func() // called before each patch
+	webhook  func(ctx context.Context, dryRun bool) error
 }
 
 // seenName is a value of the annotation since a moment.
@@ -135,9 +136,17 @@ func (c namespaces) Get(_ context.Context, name string, _ metav1.GetOptions) (*c
 	return c.ns.DeepCopy(), err
 }
 
-func (c namespaces) Patch(_ context.Context, name string, _ types.PatchType, patch []byte, opts metav1.PatchOptions, _ ...string) (*corev1.Namespace, error) {
+func (c namespaces) Patch(ctx context.Context, name string, _ types.PatchType, patch []byte, opts metav1.PatchOptions, _ ...string) (*corev1.Namespace, error) {
 	if c.onPatch != nil && len(opts.DryRun) == 0 {
 		c.onPatch()
+	}
+	c.mu.Lock()
+	webhook := c.webhook
+	c.mu.Unlock()
+	if webhook != nil {
+		if err := webhook(ctx, len(opts.DryRun) > 0); err != nil {
+			return nil, err
+		}
 	}
 	unlock, err := c.begin(name)
 	defer unlock()
@@ -247,13 +256,26 @@ func TestServerFence(t *testing.T) {
 		"a token of another Pod":                                       {change: func(s *fenceServer) { s.tokenPod = "other" }, want: ServerFenceMisconfigured, named: "r_1"},
 		"a policy that goes by another Namespace":                      {change: func(s *fenceServer) { s.lag = time.Hour }, want: ServerFenceMisconfigured, named: "r_1"},
 		"an API server that does not answer":                           {change: func(s *fenceServer) { s.down = true }, want: ServerFenceUnknown},
-		"a policy that is installed later":                             {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a Namespace that is installed later":                          {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a policy that is removed":                                     {later: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"a Namespace that is deleted":                                  {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"a Namespace that is created again":                            {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an annotation that somebody has wiped":                        {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an annotation that somebody has edited":                       {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a webhook that is away, for which the API server waits": {change: func(s *fenceServer) {
+			s.webhook = func(ctx context.Context, dryRun bool) error {
+				if !dryRun && !sleep(ctx, 10*time.Second) {
+					return ctx.Err()
+				}
+				return nil
+			}
+		}, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a webhook that refuses with the code of a missing permission": {change: func(s *fenceServer) {
+			s.webhook = func(context.Context, bool) error {
+				return apierrors.NewForbidden(corev1.Resource("namespaces"), "lease-leader-ns", errors.New("admission webhook denied the request"))
+			}
+		}, want: ServerFenceUnknown},
+		"a policy that is installed later":       {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a Namespace that is installed later":    {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"a policy that is removed":               {later: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"a Namespace that is deleted":            {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent, named: "r_1"},
+		"a Namespace that is created again":      {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an annotation that somebody has wiped":  {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		"an annotation that somebody has edited": {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
