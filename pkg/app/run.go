@@ -138,6 +138,7 @@ func Run(ctx context.Context, o *Options) error {
 		cache.Start(rest)
 	}
 	defer cache.Shutdown()
+	lock.OnRestored(cache.Relist)
 
 	// Lead, when elected. Work that has not ended when the election ends is cut off.
 	work, cutOff := context.WithCancelCause(rest)

@@ -241,6 +241,9 @@ func (d *display) problemLocked(now time.Duration) error {
 			errs = append(errs, c.err)
 		}
 	}
+	if d.status.ServerFence == ServerFenceMisconfigured {
+		errs = append(errs, errors.New("the fence in the API server refuses the writes of this replica even if it leads, so it does not begin to lead"))
+	}
 	return errors.Join(errs...)
 }
 

@@ -57,6 +57,15 @@ type Lock struct {
 	fence *fence
 	shown *display
 	used  atomic.Bool // by Run
+
+	restored func() // may be nil
+}
+
+// OnRestored makes Run call f when the Lease turns out to be at an earlier version than before: etcd was
+// restored from a snapshot, and whatever watches from a later version sees nothing. f must return at
+// once. It must be set before Run.
+func (l *Lock) OnRestored(f func()) {
+	l.restored = f
 }
 
 // NewIdentity returns an identity for a replica: the name of its Pod and a UUID, separated by an

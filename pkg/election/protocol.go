@@ -30,6 +30,7 @@ type protocol struct {
 	claim    time.Duration         // when the holder's claim expires
 	distrust time.Duration         // until when an earlier holder may act without a claim, see rule 5
 	attempt  *attempt              // the last acquisition, until its fate is known
+	restored bool                  // the store was, and Run has not told so yet
 
 	// The term of this replica. Holding is for good: Run serves one term.
 	holding bool
@@ -253,6 +254,7 @@ func (p *protocol) learn(lease *coordinationv1.Lease, now time.Duration, gapless
 // relearn processes a version that is older than the newest, but true: the store was restored to an
 // earlier state (rule 10). Whoever led in the lost versions may still act.
 func (p *protocol) relearn(lease *coordinationv1.Lease, now time.Duration) {
+	p.restored = true
 	if p.holding {
 		p.judgeTerm(lease, now)
 	} else {
@@ -282,10 +284,12 @@ func (p *protocol) judgeClaim(lease *coordinationv1.Lease, now time.Duration, ga
 		return
 	}
 	before, duration := p.lease, durationOf(lease, p.own.lease)
+	if before != nil && before.UID == lease.UID {
+		duration = p.durationAfter(before, lease, gapless)
+	}
 	switch {
 	case before == nil:
 	case isSameHolding(before, lease):
-		duration = p.durationAfter(before, lease, gapless)
 	case isFree(before) && isNext(before, lease):
 	case !p.isExpired(now) || !gapless: // rule 5; another UID is never without a gap
 		p.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))
@@ -297,15 +301,15 @@ func (p *protocol) judgeClaim(lease *coordinationv1.Lease, now time.Duration, ga
 	p.claim, p.duration = claim, duration
 }
 
-// durationAfter returns the duration that counts after another version by the same holder (rule 3).
-// A renewal sets the renewTime anew, an edit does not. Where versions were missed, the last one may
-// be an edit of a renewal.
+// durationAfter returns the duration that counts after another version of the Lease (rule 3). Whoever
+// takes or renews it sets the renewTime anew, an edit does not. Where renewals were missed, the last
+// version may be an edit of one.
 func (p *protocol) durationAfter(before, lease *coordinationv1.Lease, gapless bool) time.Duration {
 	written := durationOf(lease, p.own.lease)
 	switch {
 	case lease.Spec.RenewTime.Equal(before.Spec.RenewTime):
 		return p.duration
-	case !gapless:
+	case !gapless && isSameHolding(before, lease):
 		return max(p.duration, written)
 	}
 	return written

@@ -80,6 +80,10 @@ func TestLearn(t *testing.T) {
 			[]step{{0, testLease("1", 1, "a"), false, false}, {5 * s, testLease("2", 1, "a", lasting(s)), false, false}}, 20 * s},
 		"nor does one that lengthens it": {
 			[]step{{0, testLease("1", 1, "a"), false, false}, {5 * s, testLease("2", 1, "a", lasting(86400*s)), false, false}}, 20 * s},
+		"nor does one that changes the holder too, and is undone": {
+			[]step{{0, testLease("1", 1, "a"), false, false}, {5 * s, testLease("2", 1, "b", lasting(86400*s)), false, false},
+				{6 * s, testLease("3", 1, "b"), false, false}, {9 * s, testLease("4", 2, "c", renewed), false, false},
+				{10 * s, testLease("5", 2, "", released), false, false}}, 24 * s},
 		"a renewal replaces the claim, also one that was edited before": {
 			[]step{{0, testLease("1", 1, "a", lasting(86400*s)), false, false}, {5 * s, testLease("2", 1, "a", renewed), false, false}}, 20 * s},
 		"a renewal that was edited unseen does not shorten it": {

@@ -6,6 +6,7 @@ package election
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,6 +113,7 @@ type testReplica struct {
 	leave  chan error           // what lead returns once it is sent
 	done   chan error           // receives what Run has returned
 	events *testEvents
+	told   atomic.Int32 // how often it was told that the store was restored
 }
 
 // end stops a replica and expects it to release the Lease.
@@ -160,6 +162,7 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 		t.Fatal(err)
 	}
 	r.lock = lock
+	lock.OnRestored(func() { r.told.Add(1) })
 	if lead == nil {
 		lead = func(ctx context.Context) error {
 			select {

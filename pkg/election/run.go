@@ -204,6 +204,13 @@ func (e *elector) handle(logger klog.Logger, msg message) bool {
 			return false
 		}
 		p.onRead(msg.lease, now)
+		if p.restored {
+			p.restored = false
+			logger.Info("The API server shows an earlier version of the lease than before: its store was restored", "lease", e.lock.lease)
+			if e.lock.restored != nil {
+				e.lock.restored()
+			}
+		}
 	case writeDone:
 		return e.handleWrite(logger, msg, now)
 	case watchStarted:

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"time"
 )
 
@@ -102,16 +103,17 @@ func fenceRefusal(resp *http.Response) (string, error) {
 		return "", err
 	}
 	resp.Body = &restoredBody{Reader: io.MultiReader(bytes.NewReader(head), resp.Body), Closer: resp.Body}
-	_, words, found := bytes.Cut(head, []byte(serverFenceRefusal))
-	if !found {
-		return "", nil
+	if found := refusalPattern.FindSubmatch(head); found != nil {
+		return string(found[1]), nil
 	}
-	// The message is a string in JSON or in protobuf.
-	if end := bytes.IndexFunc(words, func(r rune) bool { return r < ' ' || r == '"' || r == '\\' }); end >= 0 {
-		words = words[:end]
-	}
-	return serverFenceRefusal + string(words), nil
+	return "", nil
 }
+
+// refusalPattern finds the fence's words after the names of its policy and binding, which the API server
+// writes: another policy may repeat what its own user has written. The message is a string in JSON or in
+// protobuf.
+var refusalPattern = regexp.MustCompile(`ValidatingAdmissionPolicy '` + ServerFenceName + `[^']*' with binding '[^']*' denied request: (` +
+	serverFenceRefusal + `[^"\\\x00-\x1f]*)`)
 
 type restoredBody struct {
 	io.Reader

@@ -105,7 +105,7 @@ func (s *fenceServer) refuses(pod string) (words string, refused bool) {
 			leader = seen.name
 		}
 	}
-	return fmt.Sprintf("ValidatingAdmissionPolicy 'x' with binding 'x' denied request: quartermaster-fence: written by Pod %s, the leader is '%s'",
+	return fmt.Sprintf("ValidatingAdmissionPolicy 'quartermaster-fence' with binding 'quartermaster-fence' denied request: quartermaster-fence: written by Pod %s, the leader is '%s'",
 		pod, leader), !strings.HasPrefix(leader, pod+"_")
 }
 
@@ -450,14 +450,19 @@ func TestRefusedWrites(t *testing.T) {
 			})
 		})
 	}
-	t.Run("somebody else's refusal is left alone", func(t *testing.T) {
-		text := strings.Repeat("x", 2*refusalLimit) + serverFenceRefusal
-		resp := &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(text))}
-		words, err := fenceRefusal(resp)
-		if got := must(io.ReadAll(resp.Body)); words != "" || err != nil || string(got) != text {
-			t.Errorf("got %q, %v, and a body of %d bytes", words, err, len(got))
-		}
-	})
+	for name, text := range map[string]string{
+		"a long one": strings.Repeat("x", 2*refusalLimit) + serverFenceRefusal,
+		"one that repeats what a user has written": "ValidatingAdmissionPolicy 'echo' with binding 'echo' denied request: " +
+			serverFenceRefusal + "Pod r",
+	} {
+		t.Run("somebody else's refusal is left alone: "+name, func(t *testing.T) {
+			resp := &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(text))}
+			words, err := fenceRefusal(resp)
+			if got := must(io.ReadAll(resp.Body)); words != "" || err != nil || string(got) != text {
+				t.Errorf("got %q, %v, and a body of %d bytes", words, err, len(got))
+			}
+		})
+	}
 }
 
 func TestLeaderNamespaceName(t *testing.T) {

@@ -149,7 +149,8 @@ func (a *simServer) judge(pod string) (words string, admits, unjudged bool) {
 	if !a.sim.fences.server || a.sim.store.isPolicyGone() || known.absent {
 		return "", true, true
 	}
-	words = fmt.Sprintf("denied request: quartermaster-fence: written by Pod %s, the leader is '%s'", pod, known.leader)
+	words = fmt.Sprintf("ValidatingAdmissionPolicy 'quartermaster-fence' with binding 'quartermaster-fence' denied request: quartermaster-fence: "+
+		"written by Pod %s, the leader is '%s'", pod, known.leader)
 	return words, strings.HasPrefix(known.leader, pod+"_"), false
 }
 

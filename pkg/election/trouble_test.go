@@ -95,6 +95,9 @@ func TestStoreIsRestoredToAnEarlierVersion(t *testing.T) {
 					t.Errorf("the standby made %d requests in a minute", n)
 				}
 				for _, r := range []*testReplica{leader, standby} {
+					if r.told.Load() == 0 {
+						t.Errorf("%s was not told that the store was restored", r.lock.Identity())
+					}
 					r.stop(nil)
 				}
 				if err := <-standby.done; err != nil {

@@ -47,6 +47,7 @@ type resource struct {
 	panics   *panics
 	informer cache.SharedIndexInformer
 	indexing sync.Mutex // held while indexers are added
+	relist   func()
 }
 
 // New builds one informer for each resource in needs, and starts none. name is the label "name" of
@@ -121,6 +122,7 @@ func (f *Factory) add(p *plan, scopes []*scope) error {
 	if f.mutations != nil {
 		lw.reduced = f.mutations.watch(name, r.informer.GetStore())
 	}
+	r.relist = lw.relist
 	f.resources = append(f.resources, r)
 	return r.informer.SetWatchErrorHandlerWithContext(r.state.watchError)
 }
@@ -203,6 +205,14 @@ func (f *Factory) Start(ctx context.Context) {
 		}
 	})
 	klog.FromContext(ctx).Info("Informers started", "resources", len(f.resources))
+}
+
+// Relist makes all informers list anew, since the API server's store was restored to an earlier state:
+// a watch from a later version is accepted and shows nothing. It returns at once.
+func (f *Factory) Relist() {
+	for _, r := range f.resources {
+		r.relist()
+	}
 }
 
 // Shutdown stops the informers and returns when all their goroutines have ended. The caches stay

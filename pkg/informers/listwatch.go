@@ -51,6 +51,14 @@ type reducingListWatch struct {
 	// inCache reports whether the cache has an object with that key.
 	inCache func(key string) bool
 	wg      *sync.WaitGroup
+	current atomic.Pointer[reducingWatch]
+}
+
+// relist ends the watch in such a way that the reflector lists.
+func (l *reducingListWatch) relist() {
+	if w := l.current.Load(); w != nil {
+		w.interrupt()
+	}
 }
 
 func (l *reducingListWatch) List(opts metav1.ListOptions) (runtime.Object, error) {
@@ -173,6 +181,7 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 		return nil, &apierrors.StatusError{ErrStatus: errAppeared}
 	}
 	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{}), streaming: streaming}
+	l.current.Store(out)
 	l.wg.Go(out.run)
 	return out, nil
 }
@@ -224,7 +233,7 @@ type reducingWatch struct {
 	// timer fires when the initial events have paused for too long, or when the resource must be listed
 	// again, see panics. It is nil until one of them was expected.
 	timer clock.Timer
-	fired atomic.Bool
+	fired atomic.Bool // by the timer, or by relist
 }
 
 func (w *reducingWatch) ResultChan() <-chan watch.Event { return w.result }
@@ -290,11 +299,14 @@ func (w *reducingWatch) startTimer() {
 	case w.timer != nil:
 		w.timer.Reset(delay)
 	default:
-		w.timer = w.l.clock.AfterFunc(delay, func() {
-			w.fired.Store(true)
-			w.from.stop()
-		})
+		w.timer = w.l.clock.AfterFunc(delay, w.interrupt)
 	}
+}
+
+// interrupt makes the reflector list.
+func (w *reducingWatch) interrupt() {
+	w.fired.Store(true)
+	w.from.stop()
 }
 
 func (w *reducingWatch) stopTimer() {
@@ -307,7 +319,7 @@ func (w *reducingWatch) stopTimer() {
 var errAppeared = apierrors.NewResourceExpired("the resource exists now").ErrStatus
 
 // errRelist makes the reflector list again.
-var errRelist = apierrors.NewResourceExpired("a function of a controller panicked; listing again to try it once more").ErrStatus
+var errRelist = apierrors.NewResourceExpired("the host lists the resource again").ErrStatus
 
 // errStalled makes the reflector list in pages instead.
 var errStalled = apierrors.NewTimeoutError(fmt.Sprintf(

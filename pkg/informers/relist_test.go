@@ -288,3 +288,24 @@ func TestTheLiveVersionOfAResourceInAnyVersion(t *testing.T) {
 		t.Errorf("asked %v", paths)
 	}
 }
+
+func TestRelistShowsWhatARestoredStoreHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"), named("b", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		c.mu.Lock()
+		delete(c.objects, "shop/b")
+		c.version, c.history = 50, nil
+		c.mu.Unlock()
+		pass(10 * time.Minute)
+		wantNames(t, f, "shop/a", "shop/b") // the watch goes on, and shows nothing
+		f.Relist()
+		pass(time.Minute)
+		wantNames(t, f, "shop/a")
+		c.put(named("c", "1"))
+		pass(time.Second)
+		wantNames(t, f, "shop/a", "shop/c")
+	})
+}
