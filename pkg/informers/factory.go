@@ -108,7 +108,7 @@ func (f *Factory) add(p *plan, scopes []*scope) error {
 	name := resourceName(p.resource)
 	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
 	lw := &reducingListWatch{
-		reducer: reducer{plan: p, panics: r.panics, cached: r.cached},
+		reducer: reducer{plan: p, panics: r.panics, history: history{cached: r.cached}},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
 	}
 	// Without an example object, the reflector takes objects of any type.
@@ -125,9 +125,10 @@ func (f *Factory) add(p *plan, scopes []*scope) error {
 	return r.informer.SetWatchErrorHandlerWithContext(r.state.watchError)
 }
 
-// cached returns the cached object with the name of obj, or nil if there is none in reduced form.
-func (r *resource) cached(obj metav1.Object) *Object {
-	stored, _, _ := r.informer.GetStore().GetByKey(cache.MetaObjectToName(obj).String()) // never fails
+// cached returns the cached object with that name, or nil if there is none in reduced form.
+func (r *resource) cached(n objectName) *Object {
+	key := cache.NewObjectName(n.namespace.Value(), n.name).String()
+	stored, _, _ := r.informer.GetStore().GetByKey(key) // never fails
 	o, _ := stored.(*Object)
 	return o
 }
