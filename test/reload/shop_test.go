@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
@@ -186,13 +186,13 @@ func (s shop) hash(source string) string {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 			s.t.Fatal(err)
 		}
-		return hex.EncodeToString(configreload.DigestSecret(&o))
+		return hex.EncodeToString(policy.DigestSecret(&o))
 	}
 	var o corev1.ConfigMap
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 		s.t.Fatal(err)
 	}
-	return hex.EncodeToString(configreload.DigestConfigMap(&o))
+	return hex.EncodeToString(policy.DigestConfigMap(&o))
 }
 
 // waitForState waits until exactly these sources are recorded on an object, as they are now.
