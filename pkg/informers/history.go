@@ -32,6 +32,9 @@ func (o *Object) objectName() objectName { return objectName{o.namespace, o.GetN
 // minSweep keeps a sweep from costing more than it frees.
 const minSweep = 128
 
+// listed is set in Object.first if the object was there before this cache.
+const listed = 1 << 63
+
 // follow sets when o first came and when its digests changed, and remembers o for its successor.
 func (h *history) follow(o *Object) {
 	if h.cached == nil {
@@ -46,7 +49,7 @@ func (h *history) follow(o *Object) {
 	}
 	switch {
 	case before == nil || before.GetUID() != o.GetUID():
-		o.first = o.version
+		o.first = o.version | listed
 	default:
 		o.first, o.changed = before.first, before.changed
 		if o.replacesDigest(before) {
@@ -59,6 +62,13 @@ func (h *history) follow(o *Object) {
 	h.recent[name] = o
 	if len(h.recent) > h.sweep {
 		h.forgetCached()
+	}
+}
+
+// created notes that o came by a watch and not by a list.
+func (o *Object) created() {
+	if o.first == o.version|listed {
+		o.first = o.version
 	}
 }
 
@@ -106,7 +116,15 @@ func (o *Object) replacesDigest(before *Object) bool {
 
 // FirstVersion returns the resourceVersion with which this cache first saw the object; empty if
 // that is not known.
-func (o *Object) FirstVersion() string { return formatVersion(o.first) }
+func (o *Object) FirstVersion() string { return formatVersion(o.first &^ listed) }
+
+// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before.
+func (o *Object) CreatedVersion() string {
+	if o.first&listed != 0 {
+		return ""
+	}
+	return formatVersion(o.first)
+}
 
 // ChangedVersion returns the resourceVersion with which a digest was last seen to change; empty if
 // none was. After a list that replaced a broken watch, the change itself may have been earlier.

@@ -113,6 +113,12 @@ func TestVersionsOfAListAndOfAWatch(t *testing.T) {
 				t.Errorf("%s came at and changed at %q, want %q", name, got, want)
 			}
 		}
+		for name, want := range map[string]string{"listed": "", "watched": "102"} {
+			obj, _, _ := informer.GetStore().GetByKey("shop/" + name)
+			if got := obj.(*Object).CreatedVersion(); got != want {
+				t.Errorf("%s was created at %q, want %q", name, got, want)
+			}
+		}
 		c.breakWatches(true)
 		c.put(named("listed", "3"))
 		pass(relistAfterPanic)

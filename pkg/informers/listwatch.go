@@ -274,6 +274,9 @@ func (w *reducingWatch) run() {
 				e.Object = &errStalled // for a 429 the reflector would sleep for up to a minute, Shutdown or not
 			}
 			event = w.l.convert(e)
+			if o, ok := event.Object.(*Object); ok && e.Type == watch.Added && w.patience == nil {
+				o.created()
+			}
 			if isEndOfList(event) {
 				w.stopWaiting()
 			}

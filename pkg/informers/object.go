@@ -36,7 +36,7 @@ type Object struct {
 	uid     [16]byte
 	version uint64
 	extra   *extra
-	// first and changed are versions, see FirstVersion and ChangedVersion; 0 is unknown.
+	// first and changed are versions, see FirstVersion and ChangedVersion; 0 is unknown. See listed.
 	first, changed uint64
 }
 

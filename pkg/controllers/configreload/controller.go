@@ -200,7 +200,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 			return 0, err
 		}
 		if w.Since = w.Version; w.UID == before.UID {
-			w.Since = before.Since
+			w.Since, w.Created = before.Since, before.Created
 		}
 	}
 }

@@ -140,7 +140,9 @@ func cm(name string, data ...string) *corev1.ConfigMap {
 }
 
 // hashOf returns the hash of a ConfigMap with this data.
-func hashOf(data ...string) string { return hex.EncodeToString(policy.DigestConfigMap(cm("", data...))) }
+func hashOf(data ...string) string {
+	return hex.EncodeToString(policy.DigestConfigMap(cm("", data...)))
+}
 
 func cm1() *corev1.ConfigMap { return cm("app-config", "color", "blue", "size", "10") }
 func cm2() *corev1.ConfigMap { return cm("app-config", "color", "red", "size", "10") }

@@ -36,10 +36,7 @@ type Source interface {
 	// Digest returns the result of SourceDigest for the controller's Name; nil if the object does
 	// not count.
 	Digest(of string) []byte
-	// FirstVersion and ChangedVersion return the versions at which the object came to the cache and
-	// at which its digest was last seen to change; empty if unknown.
-	FirstVersion() string
-	ChangedVersion() string
+	policy.History
 }
 
 func (c *Controller) addIndexers() error {
@@ -148,7 +145,7 @@ func (c *Controller) source(obj Source) policy.Source {
 		return s
 	}
 	s.Hash, _ = policy.ParseDigest(digest)
-	s.Changed = obj.ChangedVersion()
+	s.Changed, s.Created = obj.ChangedVersion(), obj.CreatedVersion()
 	s.Ignored, s.Matched = c.keys.Flags(obj.GetAnnotations())
 	return s
 }

@@ -248,10 +248,9 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 				if tc.behind {
 					w.live.newer = "7"
 				}
-				for _, obj := range tc.objects {
-					w.put(obj)
-					synctest.Wait() // the watches are not ordered among each other
-				}
+				w.stop()
+				w.put(tc.objects...)
+				w.start()
 				w.pass(10*time.Second - settle/2)
 				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("writes differ (-want +got):\n%s", diff)

@@ -226,7 +226,7 @@ func TestReconcileState(t *testing.T) {
 				w.pass(time.Minute)
 				w.put(annotated(w.deployment("web"), "example.org/touched", "1"))
 			},
-			want:   []string{stateOnly("")},
+			want: []string{stateOnly("")},
 		},
 		"a change that comes with the annotation that makes the source count rolls": {
 			objects: []runtime.Object{cm1(), deploy(web, kSearch, "true")},

@@ -96,8 +96,8 @@ func (w *world) start() {
 		}
 		return i
 	}
-	source := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest)
-	workload := controllertest.Reduce(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg))
+	source := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest, w.versions.Last())
+	workload := controllertest.Reduce(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
 	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
 	in := Informers{
 		ConfigMaps:   with(core.ConfigMaps().Informer(), source),

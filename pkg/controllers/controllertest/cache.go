@@ -15,14 +15,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/tools/cache"
 )
 
 // Entry is an object as a shared cache keeps it: without its content.
 type Entry struct {
 	metav1.ObjectMeta
-	digests        map[string][]byte
-	first, changed string
+	digests                 map[string][]byte
+	first, created, changed string
 }
 
 // Digest returns what the digest function of the named controller returned.
@@ -31,12 +32,16 @@ func (e *Entry) Digest(of string) []byte { return e.digests[of] }
 // FirstVersion returns the resourceVersion with which the cache first saw the object.
 func (e *Entry) FirstVersion() string { return e.first }
 
+// CreatedVersion returns the resourceVersion with which the object was created; empty if it was there
+// before the cache.
+func (e *Entry) CreatedVersion() string { return e.created }
+
 // ChangedVersion returns the resourceVersion with which the digest was last seen to change.
 func (e *Entry) ChangedVersion() string { return e.changed }
 
 // Reduce returns a transform that makes an Entry of an object. It keeps the named annotations and
-// the digest of the named controller.
-func Reduce(name string, annotations []string, digest func(runtime.Object) []byte) cache.TransformFunc {
+// the digest of the named controller. What came with a later version than listed was created.
+func Reduce(name string, annotations []string, digest func(runtime.Object) []byte, listed string) cache.TransformFunc {
 	var mu sync.Mutex
 	latest := map[types.UID]*Entry{}
 	return func(obj any) (any, error) {
@@ -57,10 +62,13 @@ func Reduce(name string, annotations []string, digest func(runtime.Object) []byt
 			digests: map[string][]byte{name: digest(obj.(runtime.Object))},
 			first:   m.GetResourceVersion(),
 		}
+		if order, err := resourceversion.CompareResourceVersion(e.first, listed); err == nil && order > 0 {
+			e.created = e.first
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		if before := latest[e.UID]; before != nil {
-			e.first, e.changed = before.first, before.changed
+			e.first, e.created, e.changed = before.first, before.created, before.changed
 			if was, is := before.digests[name], e.digests[name]; was != nil && is != nil && !bytes.Equal(was, is) {
 				e.changed = e.ResourceVersion
 			}

@@ -239,11 +239,19 @@ func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
 			return was, nil
 		}
 		return now, nil
-	case !known && (Newer(current.Changed, f.Workload.Since) || o.outOfDate(f, r)):
-		return now, r
-	case !known, was == now:
+	case known && was == now:
 		return now, nil
-	case was == "" && !o.OnCreate:
+	case Newer(f.Workload.Created, cmp.Or(current.Changed, current.Created)):
+		// The workload was created with this data. An older state was recorded of it because the
+		// cache of sources was behind.
+		return now, nil
+	case was == "" && Newer(current.Changed, f.Workload.Since):
+		// The data before the change may have been read, though nothing recorded them: the cache of
+		// sources may have been behind, or nobody led.
+		return now, r
+	case !known && o.outOfDate(f, r):
+		return now, r
+	case !known, was == "" && !o.OnCreate:
 		return now, nil
 	case now == "" && !o.OnDelete:
 		// The old value is kept, so that a source that comes back with the same data is no change.

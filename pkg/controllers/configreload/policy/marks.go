@@ -85,7 +85,7 @@ func (f *Facts) changesNothing(env []envMark, reloads []Reload) bool {
 	}
 	return slices.ContainsFunc(reloads, func(r Reload) bool {
 		s := f.Sources[r.Key]
-		return !s.Exists() || Newer(cmp.Or(s.Changed, s.Version), f.Workload.Since)
+		return !s.Exists() || Newer(cmp.Or(s.Changed, s.Created, s.Version), f.Workload.Since)
 	})
 }
 

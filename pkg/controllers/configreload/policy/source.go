@@ -82,6 +82,8 @@ type Source struct {
 	Version string // resourceVersion
 	// Changed is the version at which this process last saw the data change; empty if it did not.
 	Changed string
+	// Created is the version with which it was created; empty if this process has not seen that.
+	Created string
 }
 
 // Exists reports whether the source exists and counts.

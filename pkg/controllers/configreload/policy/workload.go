@@ -54,7 +54,9 @@ type Workload struct {
 	Version string // resourceVersion
 	// Since is the version since which the workload has this content and asks for what it asks for,
 	// as far as this process has seen.
-	Since    string
+	Since string
+	// Created is the version with which it was created; empty if this process has not seen that.
+	Created  string
 	Deleting bool
 	Meta     map[string]string // annotations
 	Content
@@ -124,10 +126,14 @@ func (k *Keys) asks(annotations map[string]string) uint32 {
 type Cached interface {
 	// Digest returns the result of [Keys.DigestWorkload].
 	Digest(of string) []byte
-	// FirstVersion and ChangedVersion return the versions at which the object came to the cache and
-	// at which its digest was last seen to change; empty if unknown.
-	FirstVersion() string
-	ChangedVersion() string
+	History
+}
+
+// History says when things happened to a cached object, in versions; empty if that was not seen.
+type History interface {
+	FirstVersion() string   // it came to the cache
+	CreatedVersion() string // it was created
+	ChangedVersion() string // its digest changed last
 }
 
 // NewWorkload reads a workload. One that the cache has reduced consists of its metadata and the
@@ -146,7 +152,7 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 		Meta:     m.GetAnnotations(),
 	}
 	if cached, ok := obj.(Cached); ok {
-		w.Since = cmp.Or(cached.ChangedVersion(), cached.FirstVersion())
+		w.Since, w.Created = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
 		err = json.Unmarshal(cached.Digest(digest), &w.Content)
 	} else {
 		w.Content, err = describe(obj)
