@@ -33,7 +33,7 @@ func (p pairs) create(i int, delay time.Duration) {
 	p.configMap(p.name(i), "before")
 	p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
 	// The delay is what is tested: where the change falls between the steps of the manager.
-	time.Sleep(delay)
+	<-time.After(delay)
 	p.configMap(p.name(i), "after")
 }
 

@@ -28,7 +28,7 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 	for t, informer := range c.sources {
 		if informer != nil {
 			list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[Source]) []policy.Key {
-				return c.sourceChanged(policy.SourceType(t), event)
+				return c.sourceChanged(t, event)
 			}))
 		}
 	}

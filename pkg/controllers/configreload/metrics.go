@@ -28,39 +28,31 @@ const metricPrefix = "quartermaster_config_reload_"
 
 // domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 type domainMetrics struct {
-	reloads       counters            // kind, result
-	sourceChanges *metrics.CounterVec // type, event
-	stateWrites   counters            // result
-	sources       *metrics.GaugeVec   // type
+	reloads       series[metrics.CounterMetric] // kind, result
+	sourceChanges series[metrics.CounterMetric] // type, event
+	stateWrites   series[metrics.CounterMetric] // result
+	sources       series[metrics.GaugeMetric]   // type
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
 	lostJobs      *metrics.Counter
 	changeToPatch *metrics.Histogram
 }
 
-// counters are the series of a vector, resolved once.
-type counters struct {
-	vec  *metrics.CounterVec
-	each map[[2]string]metrics.CounterMetric
-}
+// series are those of a vector, resolved once, by up to two label values.
+type series[M any] map[[2]string]M
 
-func newCounters(opts *metrics.CounterOpts, labels ...string) counters {
-	return counters{metrics.NewCounterVec(opts, labels), map[[2]string]metrics.CounterMetric{}}
-}
-
-// add initialises a series to zero.
-func (c *counters) add(labels ...string) {
+// WithLabelValues returns a series that was resolved.
+func (s series[M]) WithLabelValues(labels ...string) M {
 	var key [2]string
 	copy(key[:], labels)
-	c.each[key] = c.vec.WithLabelValues(labels...)
-	c.each[key].Add(0)
+	return s[key]
 }
 
-// of returns a series that was added.
-func (c *counters) of(labels ...string) metrics.CounterMetric {
+func (s series[M]) resolve(from func(...string) M, labels ...string) M {
 	var key [2]string
 	copy(key[:], labels)
-	return c.each[key]
+	s[key] = from(labels...)
+	return s[key]
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
@@ -70,14 +62,16 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
+	reloads := metrics.NewCounterVec(counter("reloads_total",
+		"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"})
+	sourceChanges := metrics.NewCounterVec(counter("source_changes_total",
+		"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"})
+	stateWrites := metrics.NewCounterVec(counter("state_writes_total",
+		"Patches of the state annotation alone, by result."), []string{"result"})
+	sources := metrics.NewGaugeVec(gauge("sources", "Sources that count, by type."), []string{"type"})
 	d := &domainMetrics{
-		reloads: newCounters(counter("reloads_total",
-			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), "kind", "result"),
-		sourceChanges: metrics.NewCounterVec(counter("source_changes_total",
-			"Changes seen of ConfigMaps and Secrets by type and event (create, update, delete)."), []string{"type", "event"}),
-		stateWrites: newCounters(counter("state_writes_total",
-			"Patches of the state annotation alone, by result."), "result"),
-		sources: metrics.NewGaugeVec(gauge("sources", "ConfigMaps and Secrets that count, by type."), []string{"type"}),
+		reloads: series[metrics.CounterMetric]{}, sourceChanges: series[metrics.CounterMetric]{},
+		stateWrites: series[metrics.CounterMetric]{}, sources: series[metrics.GaugeMetric]{},
 		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
 			"Changes that joined a reload that was already waiting.")),
 		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
@@ -93,27 +87,24 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads.vec, d.sourceChanges, d.stateWrites.vec, d.sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(reloads, sourceChanges, stateWrites, sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
 	reg.RawMustRegister(pending, paused)
-	d.zero(kinds)
-	return d
-}
-
-func (d *domainMetrics) zero(kinds map[string]*kind) {
+	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
 		for _, result := range []string{resultSuccess, resultError, resultSkipped, resultDryRun} {
-			d.reloads.add(name, result)
+			d.reloads.resolve(reloads.WithLabelValues, name, result).Add(0)
 		}
 	}
 	for _, result := range []string{resultSuccess, resultError} {
-		d.stateWrites.add(result)
+		d.stateWrites.resolve(stateWrites.WithLabelValues, result).Add(0)
 	}
 	for _, t := range policy.SourceTypes {
 		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges.WithLabelValues(t.String(), event).Add(0)
+			d.sourceChanges.resolve(sourceChanges.WithLabelValues, t.String(), event).Add(0)
 		}
+		d.sources.resolve(sources.WithLabelValues, t.String()).Set(0)
 	}
-	d.stopped()
+	return d
 }
 
 // sourceSeen counts a source. It counts a change too, unless the source is part of the first list.

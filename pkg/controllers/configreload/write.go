@@ -63,7 +63,7 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // not a failure of this reload: it is decided on again
 	case err != nil:
-		c.metrics.reloads.of(k.Name, resultError).Inc()
+		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Cut(names), policy.Cut(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.Key, err)
 	case out.handedOn:
@@ -167,12 +167,12 @@ func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // not a failure: it is decided on again
 	case err != nil:
-		c.metrics.stateWrites.of(resultError).Inc()
+		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonNotRecorded,
 			"The state of its sources could not be recorded, so a change while no manager runs may be missed: %s", policy.Cut(err.Error()))
 		return 0, fmt.Errorf("record state of %s: %w", w.Key, err)
 	}
-	c.metrics.stateWrites.of(resultSuccess).Inc()
+	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
 	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(p.State))
 	c.done(w, p, e, version)
 	if others {
@@ -224,7 +224,7 @@ func (c *Controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 		level = 0 // a dry run leaves nothing but this line
 	}
 	workloadLogger(ctx, w).V(level).Info("Reload", "result", result, "what", text)
-	c.metrics.reloads.of(k.Name, result).Inc()
+	c.metrics.reloads.WithLabelValues(k.Name, result).Inc()
 	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Cut(text))
 }
 
