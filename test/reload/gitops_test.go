@@ -75,7 +75,7 @@ func TestWhatGitOpsToolsAreToldToIgnore(t *testing.T) {
 		var owned string
 		for _, m := range after.GetManagedFields() {
 			if m.Manager == manager {
-				owned += string(m.FieldsV1.Raw)
+				owned += m.FieldsV1.GetRawString()
 			}
 		}
 		for _, field := range []string{mark, "f:" + fleet.StateAnnotation} {

@@ -60,7 +60,7 @@ func TestAnEventOfManySourcesIsCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, deploy(pod(), kCM, "app-.*"))
 		change := func(version string) {
-			for i := range 150 {
+			for i := range 50 {
 				w.put(cm(fmt.Sprintf("app-%03d", i), "v", version))
 			}
 			w.pass(time.Minute)
