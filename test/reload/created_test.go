@@ -24,7 +24,7 @@ type pairs struct {
 	n int
 }
 
-func (p pairs) name(i int) string   { return fmt.Sprintf("app-%03d", i) }
+func (p pairs) name(i int) string   { return fmt.Sprintf("app-%d", i) }
 func (p pairs) object(i int) string { return "deployments/" + p.name(i) }
 
 // create creates the i-th pair and changes the ConfigMap after the delay.
@@ -175,4 +175,33 @@ func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
 	if n := s.eventsOf(web, "Reloaded"); n != 3 {
 		t.Errorf("%d Events Reloaded, want 3", n)
 	}
+}
+
+func TestLongBurstOfManyIsOneRolloutEach(t *testing.T) {
+	const workers = 10
+	begin := time.Now()
+	p := pairs{newShop(t, nil), 1000}
+	each := func(do func(i int)) {
+		var running sync.WaitGroup
+		for worker := range workers {
+			running.Go(func() {
+				for i := worker; i < p.n; i += workers {
+					do(i)
+				}
+			})
+		}
+		running.Wait()
+	}
+	each(func(i int) {
+		p.configMap(p.name(i), "before")
+		p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+	})
+	shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-concurrent-syncs=16")...)
+	each(func(i int) { p.waitForState(p.object(i), "configmap/"+p.name(i)) })
+	first := time.Now()
+	each(func(i int) { p.configMap(p.name(i), "after") })
+	changed := time.Since(first)
+	p.eventually(func() error { return burst{p.shop, p.n}.rolled(p.n) })
+	t.Logf("%d ConfigMaps were changed within %v, and all Deployments were rolled after %v", p.n, changed, time.Since(first))
+	p.wantOneEach(begin)
 }

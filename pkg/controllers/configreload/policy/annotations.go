@@ -52,8 +52,9 @@ type Keys struct {
 	ignored                                     [numTypes]bool
 	auto, search, match, ignore, pause, pauseAt string
 	typedAuto, reload, exclude                  [numTypes]string
-	// rules are the keys from which the rules of a workload are parsed.
-	rules []string
+	// rules are the keys from which the rules of a workload are parsed, workload are all that are read
+	// of it.
+	rules, workload []string
 	cache rulesCache
 }
 
@@ -85,6 +86,11 @@ func NewKeys(o *Options, watched []SourceType) *Keys {
 		k.rules = append(k.rules, k.auto, k.search, k.pause)
 		k.rules = slices.Concat(k.rules, k.typedAuto[:], k.reload[:], k.exclude[:])
 	}
+	// A workload may carry the mark under either strategy's key, also without compat.
+	k.workload = slices.Concat(k.rules, []string{StateKey, nativeMark, compatMark})
+	if o.Compat {
+		k.workload = append(k.workload, compatStrategy, k.pauseAt)
+	}
 	return k
 }
 
@@ -99,14 +105,7 @@ func (k *Keys) OfSources() []string {
 
 // OfWorkloads returns the keys that the cache must keep of workloads and, through
 // [Keys.DigestWorkload], of their pod templates.
-func (k *Keys) OfWorkloads() []string {
-	// A workload may carry the mark under either strategy's key, also without compat.
-	list := slices.Concat(k.rules, []string{StateKey, nativeMark, compatMark})
-	if k.compat {
-		list = append(list, compatStrategy, k.pauseAt)
-	}
-	return list
-}
+func (k *Keys) OfWorkloads() []string { return k.workload }
 
 // AsksForCSI reports whether an annotation asks for CSI secrets.
 func (k *Keys) AsksForCSI(w *Workload) bool {

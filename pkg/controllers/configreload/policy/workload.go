@@ -99,8 +99,7 @@ func (k *Keys) DigestWorkload(obj runtime.Object) []byte {
 		c.Asks = k.asks(obj.(metav1.Object).GetAnnotations())
 	}
 	c.Template = maps.Clone(c.Template) // the map belongs to the object
-	kept := k.OfWorkloads()
-	maps.DeleteFunc(c.Template, func(key, _ string) bool { return !slices.Contains(kept, key) })
+	maps.DeleteFunc(c.Template, func(key, _ string) bool { return !slices.Contains(k.workload, key) })
 	data, _ := json.Marshal(c) // strings always marshal
 	return data
 }
