@@ -45,6 +45,7 @@ type resource struct {
 	plan     *plan
 	state    *state
 	panics   *panics
+	history  *history
 	informer cache.SharedIndexInformer
 	indexing sync.Mutex // held while indexers are added
 }
@@ -107,8 +108,9 @@ func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) 
 func (f *Factory) add(p *plan, scopes []*scope) error {
 	name := resourceName(p.resource)
 	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
+	r.history = &history{cached: r.cached}
 	lw := &reducingListWatch{
-		reducer: reducer{plan: p, panics: r.panics, history: history{cached: r.cached}},
+		reducer: reducer{plan: p, panics: r.panics, history: r.history},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
 	}
 	// Without an example object, the reflector takes objects of any type.
@@ -200,6 +202,9 @@ func (f *Factory) Start(ctx context.Context) {
 	}
 	f.wg.Go(func() {
 		if f.WaitForSync(ctx) == nil {
+			for _, r := range f.resources {
+				r.history.settle()
+			}
 			debug.FreeOSMemory() // what it took to fill the caches is garbage now
 		}
 	})

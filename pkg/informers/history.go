@@ -37,8 +37,8 @@ const listed = 1 << 63
 
 // follow sets when o first came and when its digests changed, and remembers o for its successor.
 func (h *history) follow(o *Object) {
-	if h.cached == nil {
-		return
+	if h == nil {
+		return // nothing is cached
 	}
 	name := o.objectName()
 	h.mu.Lock()

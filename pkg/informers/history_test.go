@@ -62,7 +62,7 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 					return o.(*corev1.Secret).Data["value"]
 				}}),
 				panics:  newPanics("", clock.RealClock{}, nil),
-				history: history{cached: func(n objectName) *Object { return store[n] }},
+				history: &history{cached: func(n objectName) *Object { return store[n] }},
 			}
 			for _, s := range steps {
 				reduced, err := r.reduce(&corev1.Secret{
@@ -118,6 +118,11 @@ func TestVersionsOfAListAndOfAWatch(t *testing.T) {
 			if got := obj.(*Object).CreatedVersion(); got != want {
 				t.Errorf("%s was created at %q, want %q", name, got, want)
 			}
+		}
+		c.bookmark()
+		synctest.Wait()
+		if n := len(f.resources[0].history.recent); n > 0 {
+			t.Errorf("%d objects are remembered after a bookmark", n)
 		}
 		c.breakWatches(true)
 		c.put(named("listed", "3"))

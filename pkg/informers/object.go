@@ -55,7 +55,7 @@ type extra struct {
 type reducer struct {
 	plan    *plan
 	panics  *panics
-	history history
+	history *history
 }
 
 // reduce returns what the cache holds of obj. It may change obj, which the caller must not use
