@@ -52,7 +52,10 @@ func (h *history) follow(o *Object) {
 		o.first = o.version | listed
 	default:
 		o.first, o.changed = before.first, before.changed
-		if o.replacesDigest(before) {
+		switch replaced, came := o.compareDigests(before); {
+		case came: // nobody has seen what changed before
+			o.first, o.changed = o.first|listed, 0
+		case replaced:
 			o.changed = o.version
 		}
 	}
@@ -99,19 +102,18 @@ func (h *history) forgetCached() {
 	h.sweep = max(minSweep, 2*len(h.recent))
 }
 
-// replacesDigest reports whether a digest of before is another one in o. One that appears or
-// disappears is no change.
-func (o *Object) replacesDigest(before *Object) bool {
+// compareDigests reports whether a digest of before is another one in o, and whether one has
+// appeared or disappeared, which is no change.
+func (o *Object) compareDigests(before *Object) (replaced, came bool) {
 	rest, restBefore := o.packed, before.packed
 	for range o.plan.digests {
 		var sum, was string
 		sum, rest = next(rest)
 		was, restBefore = next(restBefore)
-		if sum != was && sum != "" && was != "" {
-			return true
-		}
+		came = came || (sum == "") != (was == "")
+		replaced = replaced || sum != was
 	}
-	return false
+	return replaced, came
 }
 
 // FirstVersion returns the resourceVersion with which this cache first saw the object; empty if

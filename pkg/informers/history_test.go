@@ -21,6 +21,7 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 		deleted             bool
 		stored              bool // the store has it before the next step
 		first, changed      string
+		created             bool // by a watch, at first
 	}
 	for name, steps := range map[string][]step{
 		"one that came has not changed": {
@@ -49,10 +50,11 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 			{version: "6", uid: "a", value: "1", deleted: true, first: "5"},
 			{version: "7", uid: "b", value: "2", first: "7"},
 		},
-		"data that come or go are no change": {
-			{version: "5", uid: "a", stored: true, first: "5"},
-			{version: "7", uid: "a", value: "1", stored: true, first: "5"},
-			{version: "9", uid: "a", stored: true, first: "5"},
+		"data that come or go are no change, and hide what was before": {
+			{version: "4", uid: "a", value: "1", stored: true, created: true, first: "4"},
+			{version: "5", uid: "a", stored: true, first: "4"},
+			{version: "7", uid: "a", value: "2", stored: true, first: "4"},
+			{version: "9", uid: "a", value: "3", stored: true, first: "4", changed: "9"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,6 +77,12 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 				o := reduced.(*Object)
 				if o.FirstVersion() != s.first || o.ChangedVersion() != s.changed {
 					t.Errorf("version %s came at %q and changed at %q, want %q and %q", s.version, o.FirstVersion(), o.ChangedVersion(), s.first, s.changed)
+				}
+				if s.created {
+					o.created()
+				}
+				if created := o.CreatedVersion() != ""; created != s.created {
+					t.Errorf("version %s knows that it was created: %t", s.version, created)
 				}
 				if s.deleted {
 					r.history.deleted(o)

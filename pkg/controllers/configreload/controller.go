@@ -199,9 +199,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 		if w, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
 			return 0, err
 		}
-		if w.Since = w.Version; w.UID == before.UID {
-			w.Since, w.Created = before.Since, before.Created
-		}
+		c.keys.Follow(w, before)
 	}
 }
 

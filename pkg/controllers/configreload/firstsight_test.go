@@ -4,24 +4,34 @@
 package configreload
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 )
 
-// lagging returns a change in which one resource reaches the cache late.
 func TestFirstSight(t *testing.T) {
 	web := func() runtime.Object { return deploy(pod(reads("app-config")), kAuto, "true") }
 	rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
+	labelled := func(cm *corev1.ConfigMap) *corev1.ConfigMap {
+		cm.Labels = map[string]string{"env": "prod"}
+		return cm
+	}
 	for name, tc := range map[string]struct {
 		lags    map[string]time.Duration
+		config  func(*Config)
 		objects []runtime.Object
 		change  func(w *world)
 		want    []string
@@ -75,6 +85,40 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
 		},
+		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
+			lags:    map[string]time.Duration{"deployments": 10 * time.Second},
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))},
+			change: func(w *world) {
+				w.pass(20 * time.Second)
+				changeCM(w)
+				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+			},
+			want: []string{rolled, rolled}, // the first is refused
+		},
+		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
+			config: func(c *Config) { onCreate(c); c.SourceSelector = []string{"env=prod"} },
+			change: func(w *world) {
+				w.put(cm2())
+				w.pass(time.Second)
+				w.put(web())
+				w.pass(time.Minute)
+				w.put(labelled(cm2()))
+			},
+			want: []string{stateOnly(stateOf(cmKey, "")), rolled},
+		},
+		"and one that has changed while it did not count": {
+			config: func(c *Config) { c.SourceSelector = []string{"env=prod"} },
+			change: func(w *world) {
+				w.put(labelled(cm1()))
+				w.pass(time.Second)
+				w.put(web())
+				w.pass(time.Minute)
+				w.put(cm2())
+				w.pass(time.Minute)
+				w.put(labelled(cm2()))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
+		},
 		"a state that was copied from another workload is none": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/other/web", cmKey, h2))},
 			want:    []string{stateOnly(stateOf(cmKey, h1))},
@@ -92,7 +136,7 @@ func TestFirstSight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newLaggingWorld(t, tc.lags, nil, tc.objects...)
+				w := newLaggingWorld(t, tc.lags, tc.config, tc.objects...)
 				w.pass(time.Second)
 				if tc.change != nil {
 					tc.change(w)
@@ -139,4 +183,31 @@ func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
 			t.Errorf("writes after a restart differ (-want +got):\n%s", diff)
 		}
 	})
+}
+
+func TestAStateThatCannotBeRecordedIsReported(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"403": apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no")),
+		"404": apierrors.NewNotFound(appsv1.Resource("deployments"), "web"),
+		"409": apierrors.NewConflict(appsv1.Resource("deployments"), "web", errors.New("no")),
+		"422": apierrors.NewInvalid(appsv1.SchemeGroupVersion.WithKind("Deployment").GroupKind(), "web", nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1())
+				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, refusal
+				})
+				w.put(deploy(pod(reads("app-config")), kAuto, "true"))
+				w.pass(5 * time.Second) // at once, and after 1 s and 3 s
+				if n := w.count("state_writes_total", map[string]string{"result": resultError}); n != 3 {
+					t.Errorf("%v failures counted, want 3", n)
+				}
+				events := w.events()
+				if len(events) != 3 || !strings.HasPrefix(events[0], "Warning ReloadStateFail ") {
+					t.Errorf("events %q, want a warning for each", events)
+				}
+			})
+		})
+	}
 }

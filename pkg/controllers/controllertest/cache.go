@@ -69,7 +69,10 @@ func Reduce(name string, annotations []string, digest func(runtime.Object) []byt
 		defer mu.Unlock()
 		if before := latest[e.UID]; before != nil {
 			e.first, e.created, e.changed = before.first, before.created, before.changed
-			if was, is := before.digests[name], e.digests[name]; was != nil && is != nil && !bytes.Equal(was, is) {
+			switch was, is := before.digests[name], e.digests[name]; {
+			case (was == nil) != (is == nil):
+				e.created, e.changed = "", ""
+			case !bytes.Equal(was, is):
 				e.changed = e.ResourceVersion
 			}
 		}

@@ -55,7 +55,7 @@ type Keys struct {
 	// rules are the keys from which the rules of a workload are parsed, workload are all that are read
 	// of it.
 	rules, workload []string
-	cache rulesCache
+	cache           rulesCache
 }
 
 // NewKeys returns the keys of the options. Sources of the types that are not watched never match.

@@ -11,6 +11,7 @@ import (
 	"hash"
 	"hash/fnv"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -163,6 +164,19 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 		return nil, fmt.Errorf("%s: %w", w.Key, err)
 	}
 	return w, nil
+}
+
+// Follow sets since when a workload that was read live has what it has, from what was known before.
+func (k *Keys) Follow(w, before *Workload) {
+	w.Since = w.Version
+	if w.UID != before.UID {
+		return
+	}
+	w.Created = before.Created
+	if k.Rules(w) == k.Rules(before) && reflect.DeepEqual(w.Inits, before.Inits) &&
+		reflect.DeepEqual(w.Containers, before.Containers) && reflect.DeepEqual(w.Volumes, before.Volumes) {
+		w.Since = before.Since
+	}
 }
 
 func describe(obj any) (Content, error) {
