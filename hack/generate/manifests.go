@@ -22,6 +22,7 @@ const header = "# Written by make generate from what manager rbac prints. Do not
 // components maps each component to the flag for which it adds permissions.
 var components = map[string]string{
 	"argo-rollouts":                  "--config-reload-argo-rollouts",
+	"csi-secrets":                    "--config-reload-csi",
 	"compat-reloader":                "--compat=reloader",
 	"service-account-per-controller": "--use-service-account-credentials",
 }

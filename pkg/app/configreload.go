@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/dynamic"
 
@@ -58,6 +59,8 @@ func configReload(o *Options) Entry {
 					in.Namespaces = informer
 				case configreload.RolloutsResource:
 					in.Rollouts = informer
+				case configreload.PodStatusesResource:
+					in.PodStatuses = informer
 				}
 			}
 			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Clock, h.Loops, h.Metrics)
@@ -94,6 +97,11 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 		case informers.ConfigMaps, informers.Secrets:
 			need.Annotations = configreload.SourceAnnotations(cfg)
 			need.Digest = digest
+			if resource == informers.Secrets {
+				need.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+			}
+		case configreload.PodStatusesResource:
+			need.Digest, need.Optional = digest, true
 		case informers.Namespaces:
 			need.Fields, need.ClusterScoped = informers.Labels, true
 		default:

@@ -45,6 +45,7 @@ type resource struct {
 	plan     *plan
 	state    *state
 	panics   *panics
+	history  *history
 	informer cache.SharedIndexInformer
 	indexing sync.Mutex // held while indexers are added
 	relist   func()
@@ -108,8 +109,9 @@ func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) 
 func (f *Factory) add(p *plan, scopes []*scope) error {
 	name := resourceName(p.resource)
 	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
+	r.history = &history{cached: r.cached}
 	lw := &reducingListWatch{
-		reducer: reducer{plan: p, panics: r.panics, cached: r.cached},
+		reducer: reducer{plan: p, panics: r.panics, history: r.history},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
 	}
 	// Without an example object, the reflector takes objects of any type.
@@ -127,9 +129,10 @@ func (f *Factory) add(p *plan, scopes []*scope) error {
 	return r.informer.SetWatchErrorHandlerWithContext(r.state.watchError)
 }
 
-// cached returns the cached object with the name of obj, or nil if there is none in reduced form.
-func (r *resource) cached(obj metav1.Object) *Object {
-	stored, _, _ := r.informer.GetStore().GetByKey(cache.MetaObjectToName(obj).String()) // never fails
+// cached returns the cached object with that name, or nil if there is none in reduced form.
+func (r *resource) cached(n objectName) *Object {
+	key := cache.NewObjectName(n.namespace.Value(), n.name).String()
+	stored, _, _ := r.informer.GetStore().GetByKey(key) // never fails
 	o, _ := stored.(*Object)
 	return o
 }
@@ -201,6 +204,9 @@ func (f *Factory) Start(ctx context.Context) {
 	}
 	f.wg.Go(func() {
 		if f.WaitForSync(ctx) == nil {
+			for _, r := range f.resources {
+				r.history.settle()
+			}
 			debug.FreeOSMemory() // what it took to fill the caches is garbage now
 		}
 	})

@@ -282,6 +282,9 @@ func (w *reducingWatch) next() (watch.Event, bool) {
 		event.Object = &errStalled // for a 429 the reflector would sleep for up to a minute, Shutdown or not
 	}
 	event = w.l.convert(event)
+	if o, ok := event.Object.(*Object); ok && event.Type == watch.Added && !w.streaming {
+		o.created()
+	}
 	if isEndOfList(event) {
 		w.streaming = false
 	}
@@ -340,10 +343,14 @@ func (l *reducingListWatch) convert(event watch.Event) watch.Event {
 	case watch.Added, watch.Modified, watch.Deleted:
 		event.Object, err = l.reduce(event.Object)
 	case watch.Bookmark:
+		l.history.settle()
 		event.Object, err = l.bookmark(event.Object)
 	}
 	if m, ok := event.Object.(metav1.Object); ok && event.Type == watch.Deleted {
 		l.panics.gone(m)
+	}
+	if o, ok := event.Object.(*Object); ok && event.Type == watch.Deleted {
+		l.history.deleted(o)
 	}
 	if err != nil {
 		status := apierrors.NewInternalError(err).Status()

@@ -36,6 +36,8 @@ type Object struct {
 	uid     [16]byte
 	version uint64
 	extra   *extra
+	// first and changed are versions, see FirstVersion and ChangedVersion; 0 is unknown. See listed.
+	first, changed uint64
 }
 
 // extra holds what most objects do not have.
@@ -51,10 +53,9 @@ type extra struct {
 
 // reducer turns what the client decoded into what the cache holds.
 type reducer struct {
-	plan   *plan
-	panics *panics
-	// cached returns the object with that name in the cache, or nil if there is none.
-	cached func(metav1.Object) *Object
+	plan    *plan
+	panics  *panics
+	history *history
 }
 
 // reduce returns what the cache holds of obj. It may change obj, which the caller must not use
@@ -101,6 +102,7 @@ func (r *reducer) object(obj metav1.Object, content runtime.Object) *Object {
 	if r.keepMetadata(&x, obj) || needed {
 		o.extra = &x
 	}
+	r.history.follow(o)
 	return o
 }
 
@@ -127,7 +129,7 @@ func (r *reducer) pack(obj metav1.Object, content runtime.Object) string {
 func (r *reducer) digest(d *digest, obj metav1.Object, content runtime.Object) (sum []byte) {
 	defer func() {
 		if r.panics.contain(recover(), d.of, "Digest", obj) {
-			if before := r.cached(obj); before != nil {
+			if before := r.history.cached(objectName{unique.Make(obj.GetNamespace()), obj.GetName()}); before != nil {
 				sum = before.Digest(d.of)
 			}
 		}

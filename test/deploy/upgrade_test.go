@@ -25,7 +25,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
@@ -264,7 +264,7 @@ func (w work) roundOf(i int, annotations map[string]string, rounds int) int {
 		return absent
 	}
 	for round := range rounds + 1 {
-		if ok && strings.HasPrefix(hex.EncodeToString(configreload.DigestConfigMap(w.configMap(i, round))), got) {
+		if ok && strings.HasPrefix(hex.EncodeToString(policy.DigestConfigMap(w.configMap(i, round))), got) {
 			return round
 		}
 	}

@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -114,7 +114,7 @@ func (w *world) settled(ctx context.Context, which ...int) error {
 			if cm.Name != configMap(i) || len(which) > 0 && !slices.Contains(which, i) {
 				continue
 			}
-			digest := hex.EncodeToString(configreload.DigestConfigMap(&cm))[:16]
+			digest := hex.EncodeToString(policy.DigestConfigMap(&cm))[:16]
 			// A map of strings always marshals.
 			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest})
 			if got := recorded[deployment(i)]; got != string(want) {

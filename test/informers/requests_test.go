@@ -110,7 +110,7 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					want := slices.DeleteFunc(all.Items, func(s corev1.Secret) bool { return slices.Contains(informers.ExcludedSecretTypes, s.Type) })
+					want := slices.DeleteFunc(all.Items, func(s corev1.Secret) bool { return s.Type == "helm.sh/release.v1" })
 					if r.Objects != len(want) {
 						t.Errorf("%d Secrets are cached, want %d", r.Objects, len(want))
 					}
@@ -132,7 +132,7 @@ func checkStream(t *testing.T, resource string, uris []string) {
 	}
 	selector := ""
 	if resource == "secrets" {
-		selector = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"
+		selector = "type!=helm.sh/release.v1"
 	}
 	want := map[string]string{"watch": "true", "sendInitialEvents": "true", "allowWatchBookmarks": "true", "fieldSelector": selector}
 	for key, value := range want {

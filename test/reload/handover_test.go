@@ -16,7 +16,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -55,7 +55,7 @@ func content(round int) string { return fmt.Sprintf("round %d", round) }
 
 // hashOf returns the hash of a ConfigMap with the content.
 func hashOf(content string) string {
-	return hex.EncodeToString(configreload.DigestConfigMap(newConfigMap("", content)))
+	return hex.EncodeToString(policy.DigestConfigMap(newConfigMap("", content)))
 }
 
 // change gives all ConfigMaps the content of the round.

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -179,4 +181,36 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 	})
+}
+
+func TestACronJobThatForbidsConcurrencyRunsWithTheControllersOwnAccount(t *testing.T) {
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	shared.InstallWith(ctx, t, "service-account-per-controller")
+	s := newShop(t, nil)
+	const cron = "cronjobs/report"
+	s.configMap("app-config", "blue")
+	c := newCronJob("report", is(configMapReload, "app-config"), uses(cm))
+	c.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
+	s.create(c)
+	shared.RunLeader(ctx, t, atOnce()...)
+	s.waitForState(cron, cm)
+	s.configMap("app-config", "red")
+	s.waitForState(cron, cm)
+	first := s.list("jobs")
+	s.configMap("app-config", "green")
+	s.waitForEvent(cron, "ReloadWaits", 1)
+	if len(first) != 1 {
+		t.Fatalf("Jobs %v, want one", first)
+	}
+	s.delete("jobs/" + first[0])
+	s.waitForState(cron, cm)
+	if got := s.list("jobs"); len(got) != 1 || got[0] == first[0] {
+		t.Errorf("Jobs %v, want one that is not %v", got, first)
+	}
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
+		return e.Verb == "list" && e.ObjectRef != nil && e.ObjectRef.Namespace == s.namespace && strings.HasSuffix(e.User.Username, ":config-reload")
+	}) {
+		t.Errorf("a reload lists a namespace: %s", e.RequestURI)
+	}
 }

@@ -63,6 +63,8 @@ func resourceOf(name string) schema.GroupVersionResource {
 		return schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: name}
 	case "rollouts":
 		return configreload.RolloutsResource
+	case configreload.PodStatusesResource.Resource:
+		return configreload.PodStatusesResource
 	}
 	return schema.GroupVersionResource{Version: "v1", Resource: name}
 }

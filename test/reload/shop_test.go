@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
@@ -186,13 +186,13 @@ func (s shop) hash(source string) string {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 			s.t.Fatal(err)
 		}
-		return hex.EncodeToString(configreload.DigestSecret(&o))
+		return hex.EncodeToString(policy.DigestSecret(&o))
 	}
 	var o corev1.ConfigMap
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
 		s.t.Fatal(err)
 	}
-	return hex.EncodeToString(configreload.DigestConfigMap(&o))
+	return hex.EncodeToString(policy.DigestConfigMap(&o))
 }
 
 // waitForState waits until exactly these sources are recorded on an object, as they are now.
@@ -202,7 +202,19 @@ func (s shop) waitForState(object string, sources ...string) {
 	for _, source := range sources {
 		want[source] = s.hash(source)[:16]
 	}
-	text, _ := json.Marshal(want) // a map of strings always marshals
+	s.waitForStateOf(object, want)
+}
+
+// waitForAbsent waits until exactly this source is recorded on an object, as absent.
+func (s shop) waitForAbsent(object, source string) {
+	s.t.Helper()
+	s.waitForStateOf(object, map[string]string{source: ""})
+}
+
+func (s shop) waitForStateOf(object string, state map[string]string) {
+	s.t.Helper()
+	state["workload"] = s.get(object).GetKind() + "/" + s.namespace + object[strings.Index(object, "/"):]
+	text, _ := json.Marshal(state) // a map of strings always marshals
 	s.eventually(func() error {
 		if got := s.annotation(object, fleet.StateAnnotation); got != string(text) {
 			return fmt.Errorf("state of %s is %q, want %s", object, got, text)

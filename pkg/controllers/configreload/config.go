@@ -14,31 +14,13 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
-)
 
-// Strategies: how a reload marks the pod template.
-const (
-	StrategyEnvVars     = "env-vars"
-	StrategyAnnotations = "annotations"
-)
-
-// Where the state of a workload is kept, and what happens when a workload is first seen.
-const (
-	StateWorkload     = "workload"
-	StateOff          = "off"
-	FirstSightRecord  = "record"
-	FirstSightCompare = "compare"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // Config configures the controller. The zero value is not valid; use [DefaultConfig].
 type Config struct {
-	// Strategy is env-vars or annotations. Workloads with native annotations are always marked by
-	// annotation.
-	Strategy string
-	// AutoAll rolls every workload that does not opt out.
-	AutoAll bool
-	// OnCreate and OnDelete count the appearance and the disappearance of a source as a change.
-	OnCreate, OnDelete bool
+	policy.Options
 
 	// Scope lists the only namespaces that may be read; empty means all. The host sets it.
 	Scope []string
@@ -53,34 +35,24 @@ type Config struct {
 	IgnoredSources    []string
 	IgnoredKinds      []string
 	ArgoRollouts      bool
-	// AnnotationKeys replaces keys of the compatible annotations, by logical name.
-	AnnotationKeys map[string]string
-
-	// A workload is rolled when QuietPeriod has passed without another change, or MaxDelay after
-	// the first change, whichever comes first.
-	QuietPeriod, MaxDelay time.Duration
-	AbsorbRollouts        bool
+	// CSI counts the secrets that the Secrets Store CSI driver mounts.
+	CSI bool
 	// MaxRolloutsPerMinute is the limit over all workloads; 0 means no limit.
 	MaxRolloutsPerMinute int
-
-	State      string
-	FirstSight string
 	// DryRun reports what would be rolled and writes nothing to workloads.
 	DryRun          bool
 	ConcurrentSyncs int
-
-	// Compat enables the annotations of stakater/Reloader. The host sets it; it has no flag here.
-	Compat bool
 }
 
 // DefaultConfig returns the defaults of the flags.
 func DefaultConfig() Config {
 	return Config{
-		Strategy:        StrategyEnvVars,
-		QuietPeriod:     time.Second,
-		MaxDelay:        30 * time.Second,
-		State:           StateWorkload,
-		FirstSight:      FirstSightRecord,
+		Options: policy.Options{
+			Strategy:    policy.StrategyEnvVars,
+			QuietPeriod: time.Second,
+			MaxDelay:    30 * time.Second,
+			FirstSight:  policy.FirstSightRecord,
+		},
 		ConcurrentSyncs: 4,
 	}
 }
@@ -105,20 +77,18 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.IgnoredSources, flagPrefix+"ignored-sources", c.IgnoredSources,
 		"Type of source that never rolls anything: configmaps or secrets.")
 	fs.StringSliceVar(&c.IgnoredKinds, flagPrefix+"ignored-kinds", c.IgnoredKinds,
-		"Kinds that are never rolled: "+strings.Join(kindNames, ", ")+".")
+		"Kinds that are never rolled: "+strings.Join(pluralNames(), ", ")+".")
 	fs.BoolVar(&c.ArgoRollouts, flagPrefix+"argo-rollouts", c.ArgoRollouts, "Roll Argo Rollouts too.")
+	fs.BoolVar(&c.CSI, flagPrefix+"csi", c.CSI,
+		"Count secrets that the Secrets Store CSI driver mounts, by the status that it writes of each pod.")
 	fs.StringToStringVar(&c.AnnotationKeys, flagPrefix+"annotation-key", c.AnnotationKeys,
-		"LOGICAL=KEY: use another key for a compatible annotation. LOGICAL is one of "+strings.Join(logicalNames(), ", ")+".")
+		"LOGICAL=KEY: use another key for a compatible annotation. LOGICAL is one of "+strings.Join(policy.LogicalNames(), ", ")+".")
 	fs.DurationVar(&c.QuietPeriod, flagPrefix+"quiet-period", c.QuietPeriod,
 		"Roll a workload when no further change came for this long; 0 acts on each change at once.")
 	fs.DurationVar(&c.MaxDelay, flagPrefix+"max-delay", c.MaxDelay,
 		"Roll a workload at the latest this long after the first change.")
-	fs.BoolVar(&c.AbsorbRollouts, flagPrefix+"absorb-rollouts", c.AbsorbRollouts,
-		"Do not roll a workload that somebody else rolled after the change. Needs all resources in one etcd.")
 	fs.IntVar(&c.MaxRolloutsPerMinute, flagPrefix+"max-rollouts-per-minute", c.MaxRolloutsPerMinute,
 		"Limit of rollouts over all workloads; 0 means none.")
-	fs.StringVar(&c.State, flagPrefix+"state", c.State,
-		"Where the last known state of the sources is kept: workload (an annotation) or off (in memory only).")
 	fs.StringVar(&c.FirstSight, flagPrefix+"first-sight", c.FirstSight,
 		"What a workload without recorded state gets: record, or compare to also roll it if its variable is out of date.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Report what would be rolled and write nothing to workloads.")
@@ -136,9 +106,8 @@ func (c *Config) Validate() error {
 			bad(flag, "must be one of %s, got %q", strings.Join(known, ", "), value)
 		}
 	}
-	oneOf("strategy", c.Strategy, StrategyEnvVars, StrategyAnnotations)
-	oneOf("state", c.State, StateWorkload, StateOff)
-	oneOf("first-sight", c.FirstSight, FirstSightRecord, FirstSightCompare)
+	oneOf("strategy", c.Strategy, policy.StrategyEnvVars, policy.StrategyAnnotations)
+	oneOf("first-sight", c.FirstSight, policy.FirstSightRecord, policy.FirstSightCompare)
 	if c.QuietPeriod < 0 {
 		bad("quiet-period", "must not be negative, got %v", c.QuietPeriod)
 	}
@@ -162,13 +131,22 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 	if _, err := parseSelector(c.SourceSelector); err != nil {
 		bad("source-selector", "%w", err)
 	}
-	ignored := map[sourceType]bool{}
+	namespaces := func(flag string, list []string) {
+		for _, namespace := range list {
+			if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+				bad(flag, "%q: %s", namespace, strings.Join(problems, "; "))
+			}
+		}
+	}
+	namespaces("namespaces", c.Namespaces)
+	namespaces("ignored-namespaces", c.IgnoredNamespaces)
+	ignored := map[policy.SourceType]bool{}
 	for _, item := range c.IgnoredSources {
 		switch strings.ToLower(item) {
 		case "configmaps":
-			ignored[configMap] = true
+			ignored[policy.ConfigMap] = true
 		case "secrets":
-			ignored[secret] = true
+			ignored[policy.Secret] = true
 		default:
 			bad("ignored-sources", "must be configmaps or secrets, got %q", item)
 		}
@@ -177,14 +155,14 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 		bad("ignored-sources", "must leave one of configmaps and secrets")
 	}
 	for _, item := range c.IgnoredKinds {
-		if !slices.Contains(kindNames, strings.ToLower(item)) {
-			bad("ignored-kinds", "must be of %s, got %q", strings.Join(kindNames, ", "), item)
+		if names := pluralNames(); !slices.Contains(names, strings.ToLower(item)) {
+			bad("ignored-kinds", "must be of %s, got %q", strings.Join(names, ", "), item)
 		}
 	}
 	for _, logical := range slices.Sorted(maps.Keys(c.AnnotationKeys)) {
 		key := c.AnnotationKeys[logical]
-		if !slices.Contains(logicalNames(), logical) {
-			bad("annotation-key", "unknown name %q, known are %s", logical, strings.Join(logicalNames(), ", "))
+		if !slices.Contains(policy.LogicalNames(), logical) {
+			bad("annotation-key", "unknown name %q, known are %s", logical, strings.Join(policy.LogicalNames(), ", "))
 		}
 		if problems := validation.IsQualifiedName(key); len(problems) > 0 {
 			bad("annotation-key", "%s: %q is not an annotation key: %s", logical, key, strings.Join(problems, "; "))
@@ -215,16 +193,30 @@ func parseSelector(items []string) (labels.Selector, error) {
 	return selector, nil
 }
 
-func (c *Config) sourceIgnored(t sourceType) bool {
-	return slices.ContainsFunc(c.IgnoredSources, func(item string) bool {
+// watches reports whether sources of a type count.
+func (c *Config) watches(t policy.SourceType) bool {
+	if t == policy.SecretProviderClass {
+		return c.CSI
+	}
+	return !slices.ContainsFunc(c.IgnoredSources, func(item string) bool {
 		return strings.EqualFold(item, t.String()+"s")
 	})
 }
 
-// kindEnabled takes the plural, as in kindNames.
-func (c *Config) kindEnabled(plural string) bool {
-	if plural == "rollouts" && !c.ArgoRollouts {
+func (c *Config) watchedTypes() []policy.SourceType {
+	return slices.DeleteFunc(slices.Clone(policy.SourceTypes), func(t policy.SourceType) bool { return !c.watches(t) })
+}
+
+func (c *Config) keys() *policy.Keys { return policy.NewKeys(&c.Options, c.watchedTypes()) }
+
+// rolls reports whether workloads of a kind are rolled.
+func (c *Config) rolls(k *kindInfo) bool {
+	if k.custom && !c.ArgoRollouts {
 		return false
 	}
-	return !slices.ContainsFunc(c.IgnoredKinds, func(item string) bool { return strings.EqualFold(item, plural) })
+	return !slices.ContainsFunc(c.IgnoredKinds, func(item string) bool { return strings.EqualFold(item, k.resource.Resource) })
+}
+
+func (c *Config) needsNamespaces() bool {
+	return len(c.Namespaces) == 0 && len(c.NamespaceSelector) > 0
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 var unixStart = time.Unix(started, 0)
@@ -36,18 +38,20 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 		--config-reload-namespace-selector=env:prod --config-reload-source-selector=x=* --config-reload-ignored-sources=secrets
 		--config-reload-ignored-kinds=jobs,cronjobs --config-reload-argo-rollouts --config-reload-annotation-key=auto=example.org/auto
 		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=0 --config-reload-max-delay=1m
-		--config-reload-absorb-rollouts --config-reload-max-rollouts-per-minute=6 --config-reload-state=off
-		--config-reload-first-sight=compare --config-reload-dry-run --config-reload-concurrent-syncs=9`))
+		--config-reload-max-rollouts-per-minute=6
+		--config-reload-first-sight=compare --config-reload-dry-run --config-reload-csi --config-reload-concurrent-syncs=9`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Config{
-		Strategy: "annotations", AutoAll: true, OnCreate: true, OnDelete: true,
+		Options: policy.Options{
+			Strategy: "annotations", AutoAll: true, OnCreate: true, OnDelete: true,
+			AnnotationKeys: map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"},
+			QuietPeriod:    0, MaxDelay: time.Minute, FirstSight: "compare",
+		},
 		Namespaces: []string{"a", "b"}, IgnoredNamespaces: []string{"c"}, NamespaceSelector: []string{"env:prod"},
 		SourceSelector: []string{"x=*"}, IgnoredSources: []string{"secrets"}, IgnoredKinds: []string{"jobs", "cronjobs"},
-		ArgoRollouts: true, AnnotationKeys: map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"},
-		QuietPeriod: 0, MaxDelay: time.Minute, AbsorbRollouts: true, MaxRolloutsPerMinute: 6,
-		State: "off", FirstSight: "compare", DryRun: true, ConcurrentSyncs: 9,
+		ArgoRollouts: true, CSI: true, MaxRolloutsPerMinute: 6, DryRun: true, ConcurrentSyncs: 9,
 	}
 	if diff := cmp.Diff(want, cfg); diff != "" {
 		t.Errorf("configuration differs (-want +got):\n%s", diff)
@@ -59,9 +63,12 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 
 func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 	cfg := Config{
-		Strategy: "env", State: "etcd", FirstSight: "roll", QuietPeriod: -1, MaxDelay: -2, MaxRolloutsPerMinute: -1,
+		Options: policy.Options{
+			Strategy: "env", FirstSight: "roll", QuietPeriod: -1, MaxDelay: -2, AnnotationKeys: map[string]string{"nothing": "not a key"},
+		},
+		MaxRolloutsPerMinute: -1, Namespaces: []string{"shop", "Shop"}, IgnoredNamespaces: []string{"a.b"},
 		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, IgnoredSources: []string{"configMaps", "Secrets", "pods"},
-		IgnoredKinds: []string{"pods"}, AnnotationKeys: map[string]string{"nothing": "not a key"},
+		IgnoredKinds: []string{"pods"},
 	}
 	err := cfg.Validate()
 	if err == nil {
@@ -73,8 +80,8 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 		flags = append(flags, strings.TrimPrefix(name, "--config-reload-"))
 	}
 	want := []string{
-		"strategy", "state", "first-sight", "quiet-period", "max-delay", "max-rollouts-per-minute", "concurrent-syncs",
-		"namespace-selector", "source-selector", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
+		"strategy", "first-sight", "quiet-period", "max-delay", "max-rollouts-per-minute", "concurrent-syncs",
+		"namespace-selector", "source-selector", "namespaces", "ignored-namespaces", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
 	}
 	if diff := cmp.Diff(want, flags); diff != "" {
 		t.Errorf("flags named differ (-want +got):\n%s\n%v", diff, err)
@@ -137,7 +144,7 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 		"CronJobs alone create Jobs": {func(c *Config) {
 			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
 		}, []rbacv1.PolicyRule{
-			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "list create"),
+			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "get list watch create"),
 		}},
 		"a selector of namespaces and Argo Rollouts": {func(c *Config) {
 			c.NamespaceSelector, c.ArgoRollouts, c.IgnoredKinds = []string{"a"}, true, []string{"jobs", "cronjobs"}
@@ -149,7 +156,7 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 		"a dry run writes nothing to workloads": {func(c *Config) { c.DryRun = true }, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
 			rule("apps", "deployments statefulsets daemonsets", "get list watch"),
-			rule("batch", "cronjobs", "get list watch"), rule("batch", "jobs", "get list watch"),
+			rule("batch", "cronjobs jobs", "get list watch"),
 		}},
 	}
 	for name, tc := range cases {

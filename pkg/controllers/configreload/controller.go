@@ -4,16 +4,36 @@
 // Package configreload rolls workloads whose ConfigMaps or Secrets changed.
 //
 // A change of a source enqueues the workloads that it concerns and does nothing else. Reconciling a
-// workload compares the sources that it watches with what an annotation of the workload records of
-// them. If they differ, one patch marks the pod template and records the new state together, so
-// that a crash neither loses nor repeats a reload. The steps of a reconcile are in files of their
-// own:
+// workload compares the sources that it watches with what was last recorded of them. If they differ,
+// one patch marks the pod template and records the new state together, so that a crash neither
+// loses nor repeats a reload. What is to be done is decided in package policy, which is pure. Here
+// is the rest:
 //
-//	annotations.go, patterns.go   what the workload asks for
-//	workload.go                   what it refers to
-//	decide.go                     what is to be done, and when: pure
-//	patch.go                      the bytes that do it: pure
-//	controller.go, write.go       reading, writing, Events
+//	events.go, index.go                what enters, and whom it concerns
+//	controller.go                      a reconcile
+//	write.go                           writing, Events
+//	kinds.go                           the kinds, and how each of them is reloaded
+//	cronjobs.go, jobs.go, rollouts.go  those that take more than a patch
+//
+// What is recorded of a workload is in its state annotation. A run remembers these things besides,
+// in memory.go:
+//
+//	field      what it is                          set by                      cleared by
+//	last       the state that this run has         a write that recorded a     a write whose outcome is
+//	           recorded last; it wins over what    state; for a Job and in a   unknown: then the
+//	           somebody else writes back           dry run, each decision      annotation counts
+//	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
+//	           with the data before them           no event announced          that there is none
+//	written    the version of the last write       each patch                  the cache, when it has it
+//	rewritten  when a state that somebody else     that write                  rewriteInterval
+//	           changed was last written again
+//	reported   the problems for which there was    a reconcile that finds      a reconcile without them
+//	           an Event                            others
+//	job        the Job that a CronJob was last     its creation                its hashes by the recorded
+//	           run as, and for which data                                      state, or another change
+//	recreate   a Job that is replaced              its deletion                its creation
+//
+// All of it ends with the workload and with the run.
 //
 // With Config.Compat, the annotations of stakater/Reloader count too.
 package configreload
@@ -22,6 +42,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,7 +51,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -40,6 +60,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // Name is the name of the controller.
@@ -52,15 +73,15 @@ const conflictAttempts = 4
 // Controller rolls workloads. Build it with [New].
 type Controller struct {
 	cfg       Config
-	keys      *keys
+	keys      *policy.Keys
 	in        Informers
-	sources   [2]cache.SharedIndexInformer // by sourceType; nil: ignored
+	sources   map[policy.SourceType]cache.SharedIndexInformer // without those that are ignored
 	kinds     map[string]*kind
 	client    kubernetes.Interface
 	events    record.EventRecorder
 	clock     clock.WithTicker
 	metrics   *domainMetrics
-	loop      *controllers.Loop[workloadKey]
+	loop      *controllers.Loop[policy.Key]
 	memory    *memory
 	selector  labels.Selector // of namespaces
 	perMinute *rate.Limiter   // nil: no limit
@@ -86,20 +107,24 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, errors.New("--config-reload-namespace-selector needs an informer of namespaces")
 	}
 	c := &Controller{
-		cfg: cfg, keys: newKeys(&cfg), in: in,
-		sources:  [2]cache.SharedIndexInformer{in.ConfigMaps, in.Secrets},
-		kinds:    newKinds(&cfg, in, client, dyn),
+		cfg: cfg, keys: cfg.keys(), in: in,
+		sources:  map[policy.SourceType]cache.SharedIndexInformer{},
 		client:   client,
 		events:   events,
 		clock:    clock,
 		selector: selector,
 	}
+	c.kinds = c.newKinds(dyn)
+	if c.kinds["CronJob"] != nil && in.Jobs == nil {
+		return nil, errors.New("CronJobs need an informer of Jobs")
+	}
 	c.memory = newMemory(c.cachedUID)
-	for t := range c.sources {
-		if cfg.sourceIgnored(sourceType(t)) {
-			c.sources[t] = nil
+	for t, informer := range map[policy.SourceType]cache.SharedIndexInformer{
+		policy.ConfigMap: in.ConfigMaps, policy.Secret: in.Secrets, policy.SecretProviderClass: in.PodStatuses,
+	} {
+		if informer != nil && cfg.watches(t) {
+			c.sources[t] = informer
 		}
-		c.keys.ignoredTypes[t] = c.sources[t] == nil
 	}
 	if cfg.MaxRolloutsPerMinute > 0 {
 		c.perMinute = rate.NewLimiter(rate.Limit(float64(cfg.MaxRolloutsPerMinute)/60), 1)
@@ -108,7 +133,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, err
 	}
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
-	c.loop = controllers.NewLoop(controllers.Options[workloadKey]{
+	c.loop = controllers.NewLoop(controllers.Options[policy.Key]{
 		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
 	})
 	return c, nil
@@ -131,12 +156,10 @@ func (c *Controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop.
 func (c *Controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Duration, error) {
-	k := c.kinds[key.kind]
-	if key.kind == "Job" {
-		if after, busy, err := c.recreateJob(ctx, key); busy {
-			return after, err
-		}
+func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Duration, error) {
+	k := c.kinds[key.Kind]
+	if r := c.memory.replacement(key); r != nil {
+		return c.recreateJob(ctx, k, key, r)
 	}
 	obj, exists, err := k.informer.GetIndexer().GetByKey(key.ObjectName.String())
 	if err != nil {
@@ -146,16 +169,16 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 		c.memory.forget(key)
 		return 0, nil
 	}
-	w, err := newWorkload(key.kind, obj)
+	w, err := policy.NewWorkload(&k.Kind, obj, Name)
 	if err != nil {
 		return 0, err
 	}
-	e := c.memory.get(key, w.uid)
-	if e.behind(w.version) {
+	e := c.memory.get(key, w.UID)
+	if e.behind(w.Version) {
 		return 0, nil // the write will arrive as the cache's next event
 	}
 	if e.written != "" {
-		c.memory.update(key, w.uid, c.clock.Now(), func(e *entry) { e.written = "" })
+		c.memory.update(key, w.UID, c.clock.Now(), func(e *entry) { e.written = "" })
 	}
 	for attempt := 1; ; attempt++ {
 		last := attempt == conflictAttempts
@@ -173,71 +196,76 @@ func (c *Controller) reconcile(ctx context.Context, key workloadKey) (time.Durat
 			return after, fmt.Errorf("get %s: %w", key, err)
 		}
 		before := w
-		if w, err = newWorkload(key.kind, live); err != nil {
+		if w, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
 			return 0, err
 		}
-		if w.uid == before.uid {
-			c.noteRemoval(key, w.uid, before.meta, w.meta)
-		}
+		c.keys.Follow(w, before)
 	}
 }
 
 // cachedUID returns the UID of the cached workload; empty if the cache does not have it.
-func (c *Controller) cachedUID(key workloadKey) types.UID {
-	obj, exists, err := c.kinds[key.kind].informer.GetIndexer().GetByKey(key.ObjectName.String())
+func (c *Controller) cachedUID(key policy.Key) types.UID {
+	obj, exists, err := c.kinds[key.Kind].informer.GetIndexer().GetByKey(key.ObjectName.String())
 	if err != nil || !exists {
 		return ""
 	}
 	return obj.(metav1.Object).GetUID()
 }
 
+// pauseRetry is how soon the end of a pause is retried after a failure, also if other failures of
+// the workload have made its back-off longer.
+const pauseRetry = 10 * time.Second
+
 // step decides on one version of a workload and does what is due. A conflict is reported as a
 // failure only if last is set.
-func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) (time.Duration, error) {
+func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last bool) (time.Duration, error) {
+	if w.Deleting {
+		return 0, nil
+	}
 	now := c.clock.Now()
-	r, problems := c.keys.rules(w)
-	e := c.memory.get(w.workloadKey, w.uid)
+	r := c.keys.Rules(w)
+	e := c.memory.get(w.Key, w.UID)
 
-	pause, pauseLeft := c.keys.pauseState(w, &r, now)
-	c.memory.setPaused(w.workloadKey, w.Paused && pauseLeft > 0)
-	if pause != pauseStands && !c.cfg.DryRun {
+	pause, pauseLeft := c.keys.PauseState(w, r, now)
+	c.memory.setPaused(w.Key, w.Paused && pauseLeft > 0)
+	if pause != policy.PauseStands && !c.cfg.DryRun {
 		if err := c.endPause(ctx, k, w, pause); err != nil {
 			return pauseRetry, err
 		}
 		return 0, nil
 	}
-	if c.cfg.Compat && asksForCSI(w) {
+	if !c.cfg.CSI && c.keys.AsksForCSI(w) {
 		c.csi.Do(func() {
-			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses are not supported and have no effect; logged once")
+			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses have no effect without --config-reload-csi; logged once")
 		})
 	}
 
-	f, problems := c.facts(w, r, &e, problems, now)
-	p := c.cfg.decide(f)
-	if !c.inMemory(w) && (p.state.tooLarge() || p.state == nil && f.recorded.tooLarge()) {
-		problems = append(problems, stateTooLarge)
+	f, err := c.facts(w, r, &e, now)
+	p := c.cfg.Decide(f)
+	if err != nil {
+		p.Problems = append(slices.Clone(p.Problems), policy.StateProblem(err))
 	}
-	c.report(ctx, w, &e, problems)
-	behind, err := c.cacheIsBehind(ctx, f, p.reloads)
+	c.report(ctx, k, w, &e, p.Problems)
+	behind, err := c.cacheIsBehind(ctx, f, p.Reloads)
 	if err != nil {
 		return pauseLeft, err
 	}
 	if behind {
-		return soonest(settle, pauseLeft), nil // the event comes sooner
+		return soonest(policy.Settle, pauseLeft), nil // the event comes sooner
 	}
-	if len(p.reloads) > 0 && c.perMinute != nil && f.window.notBefore.IsZero() {
+	if len(p.Reloads) > 0 && c.perMinute != nil && f.Window.NotBefore.IsZero() {
 		// The turn is kept until the reload has succeeded, so that a failing reload does not take
 		// the turn of another one.
-		f.window.notBefore = now.Add(c.perMinute.ReserveN(now, 1).DelayFrom(now))
-		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.window.notBefore = f.window.notBefore })
-		p = c.cfg.decide(f)
+		f.Window.NotBefore = now.Add(c.perMinute.ReserveN(now, 1).DelayFrom(now))
+		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.window.NotBefore = f.Window.NotBefore })
+		p = c.cfg.Decide(f)
 	}
 	var after time.Duration
 	switch {
-	case len(p.reloads) > 0:
+	case len(p.Reloads) > 0:
 		after, err = c.reload(ctx, k, f, &p, &e, last)
 	default:
-		after, err = c.record(ctx, k, f, &p, &e)
+		after, err = c.record(ctx, k, f, &p, &e, last)
 	}
 	if err != nil {
 		return pauseLeft, err // a failing reload does not delay the end of a pause
@@ -249,19 +277,19 @@ func (c *Controller) step(ctx context.Context, k *kind, w *workload, last bool) 
 // go back to it. The cache of sources may lag by any time, also on a replica that has just begun to
 // lead, while what is recorded on the workload may be newer. A version of a source that is newer
 // than the workload's is safe; for any other, the API server is asked whether it is the latest.
-func (c *Controller) cacheIsBehind(ctx context.Context, f *facts, reloads []reload) (bool, error) {
-	w := f.workload
+func (c *Controller) cacheIsBehind(ctx context.Context, f *policy.Facts, reloads []policy.Reload) (bool, error) {
+	w := f.Workload
 	for _, r := range reloads {
-		cached := f.sources[r.key]
-		if order, err := resourceversion.CompareResourceVersion(cached.version, w.version); err == nil && order > 0 {
-			continue
+		cached := f.Sources[r.Key]
+		if r.Key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
+			continue // a change of a class is one that this process has seen
 		}
-		live, err := c.in.LiveVersion(ctx, r.key.typ.resource(), cache.NewObjectName(w.Namespace, r.key.name))
+		live, err := c.in.LiveVersion(ctx, sourceResource(r.Key.Type), cache.NewObjectName(w.Namespace, r.Key.Name))
 		if err != nil {
 			return false, fmt.Errorf("check whether the cache is behind: %w", err)
 		}
-		if live != cached.version {
-			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.key, "cached", cached.version)
+		if live != cached.Version {
+			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.Key, "cached", cached.Version)
 			return true, nil
 		}
 	}
@@ -276,58 +304,34 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// facts collects what the decision on w depends on.
-func (c *Controller) facts(w *workload, r rules, e *entry, problems []problem, now time.Time) (*facts, []problem) {
-	f := &facts{workload: w, rules: r, window: e.window, rolled: e.rolled, now: now}
-	recorded, annotated, err := c.recorded(w)
-	if err != nil {
-		problems = append(problems, problem{nativeState, err.Error()})
-	}
-	if e.kept != nil && (c.inMemory(w) || !annotated) {
-		recorded, annotated = e.kept, true
-	}
-	f.recorded, f.firstSight = recorded, !annotated
-	f.seen = state{}
-	for key, value := range e.seen {
-		if _, known := f.recorded[key]; !known {
-			f.recorded[key], f.seen[key] = value, value
-		}
-	}
-	if value, ok := w.meta[nativeDelay]; ok {
-		if _, valid := w.reloadDelay(); !valid {
-			problems = append(problems, problem{nativeDelay, fmt.Sprintf("%q is not a positive duration", value)})
-		}
-	}
-	f.sources = c.lookUp(w, &r, f.recorded)
-	return f, problems
+// facts collects what the decision on w depends on. The error says that the annotation could not be
+// parsed; then nothing is recorded.
+func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, error) {
+	recorded, err := c.recorded(w, e)
+	return &policy.Facts{
+		Workload: w, Rules: r, Recorded: recorded, Sources: c.lookUp(w, r, recorded), Window: e.window, Now: now,
+	}, err
 }
 
-// recorded returns the state in the annotation of w; it is empty if there is none or if it does not
-// count. The error says that the annotation could not be parsed.
-func (c *Controller) recorded(w *workload) (s state, annotated bool, err error) {
-	text, annotated := w.meta[nativeState]
-	if !annotated || !c.readsState(w.kind) {
-		return state{}, false, nil
+// recorded returns what was last recorded of w: by this run, else in its annotation; nil if nothing
+// was.
+func (c *Controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
+	text := e.last
+	if text == "" && !w.Kind.Stateless {
+		text = w.Meta[policy.StateKey]
 	}
-	if s, err = parseState(text); err != nil {
-		return state{}, false, err
-	}
-	return s, true, nil
+	return policy.ParseState(text, w.Key)
 }
 
 // inMemory reports whether the state of w is kept in memory and not on the workload.
-func (c *Controller) inMemory(w *workload) bool { return c.cfg.DryRun || !c.readsState(w.kind) }
-
-// readsState reports whether a state annotation on a workload of this kind counts. It does not with
-// state=off, where it is left over from another configuration, nor on a Job, where it is a copy.
-func (c *Controller) readsState(kind string) bool { return c.cfg.State != StateOff && kind != "Job" }
+func (c *Controller) inMemory(w *policy.Workload) bool { return c.cfg.DryRun || w.Kind.Stateless }
 
 // selected reports whether the controller works in a namespace.
 func (c *Controller) selected(namespace string) bool {
 	if len(c.cfg.Namespaces) > 0 {
-		return contains(c.cfg.Namespaces, namespace)
+		return slices.Contains(c.cfg.Namespaces, namespace)
 	}
-	if contains(c.cfg.IgnoredNamespaces, namespace) {
+	if slices.Contains(c.cfg.IgnoredNamespaces, namespace) {
 		return false
 	}
 	if !c.cfg.needsNamespaces() {
@@ -338,4 +342,9 @@ func (c *Controller) selected(namespace string) bool {
 		return false
 	}
 	return c.selects(obj)
+}
+
+// workloadLogger returns a logger with the workload's name.
+func workloadLogger(ctx context.Context, w *policy.Workload) klog.Logger {
+	return klog.FromContext(ctx).WithValues("kind", w.Key.Kind, "workload", w.ObjectName)
 }

@@ -9,17 +9,15 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/pager"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 const (
@@ -32,112 +30,103 @@ const (
 	instantiateAnnotation = "cronjob.kubernetes.io/instantiate"
 )
 
+// cronJobRun is the Job that a CronJob was last run as.
+type cronJobRun struct {
+	name string
+	// ranFor are the hashes that it was created for, until they are recorded.
+	ranFor policy.State
+}
+
+const suspended = "Suspended"
+
 // runCronJob runs a CronJob once, outside of its schedule.
-func (c *Controller) runCronJob(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
-	w := f.workload
+func (c *Controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error) {
+	w := f.Workload
 	obj, err := k.get(ctx, w.ObjectName)
 	if err != nil {
 		return outcome{}, err
 	}
 	live := obj.(*batchv1.CronJob)
-	if live.ResourceVersion != w.version {
+	if live.ResourceVersion != w.Version {
 		return outcome{}, errOutdated(w)
 	}
-	name, hashes := runName(live, f, p), p.hashes()
-	// If the same reload is decided on again, its Job was created but the state was not written.
-	busy, ran := false, maps.Equal(f.window.ran, hashes)
-	if live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && !ran {
-		if busy, ran, err = c.runs(ctx, live, name); err != nil {
+	name, hashes := runName(live, f, p), p.Hashes()
+	forbids := live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent
+	var busy bool
+	// If the same reload is decided on again, its Job was created but the state was not written. The
+	// name contains the versions of the sources, so a Job of that name is ours.
+	ran := maps.Equal(e.job.ranFor, hashes) || c.cachedJob(w.Namespace, name) != nil
+	if forbids && !ran {
+		if busy, err = c.runs(ctx, live, e); err != nil {
 			return outcome{}, err
 		}
 	}
 	var out outcome
-	if !ran {
-		out.skipped = p.skipsCronJob(w)
-	}
 	switch {
-	case ran, out.skipped != "":
-	case busy && !p.byName():
+	case ran:
+	case w.Suspended && !p.ByName():
+		out.skipped = suspended
+	case busy && !p.ByName():
 		out.skipped = "A Job is active"
 	case busy:
 		return outcome{wait: activeJobPoll}, nil
 	default:
 		job := c.cronJobRun(live, name, f, p)
 		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
-		// The name contains the versions of the sources, so an existing Job is ours.
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return outcome{}, err
 		}
 		// The Job may be deleted before the state is written, for instance because it finished and
 		// has a TTL.
-		c.memory.update(w.workloadKey, w.uid, f.now, func(e *entry) { e.window.ran = hashes })
+		c.memory.update(w.Key, w.UID, f.Now, func(live *entry) { live.job = cronJobRun{name: name, ranFor: hashes} })
 	}
-	patch := metadataPatch(w, p.state)
-	if c.inMemory(w) {
-		// A leftover state would count again under another configuration.
-		patch = metadataPatch(w, nil)
-	}
-	if len(patch["metadata"].(object)["annotations"].(object)) > 0 {
+	if patch, changes := policy.MetadataPatch(w, p.State); changes {
 		out.version, err = c.patch(ctx, k, w, k.merge, patch)
 	}
 	return out, err
 }
 
-// hashes returns the hashes of the sources that cause the reloads.
-func (p *plan) hashes() state {
-	s := state{}
-	for _, r := range p.reloads {
-		s[r.key] = r.hash
+// runs reports whether a Job of the CronJob has not finished. The CronJob's status lists only the
+// Jobs that its controller created, and the cache may not have ours yet.
+func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (bool, error) {
+	if len(cj.Status.Active) > 0 {
+		return true, nil
 	}
-	return s
-}
-
-// byName reports whether a reload is for a source named by an annotation, so that it needs no
-// reference.
-func (p *plan) byName() bool {
-	return slices.ContainsFunc(p.reloads, func(r reload) bool { return r.match == named })
-}
-
-// skipsCronJob returns why a CronJob is not run, as far as the cache shows it; empty if it is run.
-func (p *plan) skipsCronJob(w *workload) string {
-	if w.kind == "CronJob" && w.Suspended && !p.byName() {
-		return "Suspended"
+	// Fails only without the index.
+	jobs, _ := c.in.Jobs.GetIndexer().ByIndex(byCronJob, string(cj.UID))
+	for _, obj := range jobs {
+		if w, err := policy.NewWorkload(&jobKind, obj, Name); err == nil && !w.Finished {
+			return true, nil
+		}
 	}
-	return ""
-}
-
-// runs reports whether a Job of the CronJob has not finished (busy) and whether the Job of that
-// name exists (ran). The CronJob's status lists only the Jobs that its controller created, and the
-// cache may not have ours yet.
-func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, name string) (busy, ran bool, err error) {
-	finished := func(c batchv1.JobCondition) bool {
-		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
+	if e.job.name == "" || c.cachedJob(cj.Namespace, e.job.name) != nil {
+		return false, nil
 	}
-	jobs := c.client.BatchV1().Jobs(cj.Namespace)
-	busy = len(cj.Status.Active) > 0
-	err = pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) { return jobs.List(ctx, opts) })).
-		EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-			if job, ok := obj.(*batchv1.Job); ok && metav1.IsControlledBy(job, cj) {
-				busy = busy || !slices.ContainsFunc(job.Status.Conditions, finished)
-				ran = ran || job.Name == name
-			}
-			return nil
-		})
+	job, err := c.client.BatchV1().Jobs(cj.Namespace).Get(ctx, e.job.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
 	if err != nil {
-		return false, false, fmt.Errorf("check whether a Job is active: %w", err)
+		return false, fmt.Errorf("check whether the Job of the reload before is active: %w", err)
 	}
-	return busy, ran, nil
+	return !policy.JobFinished(job), nil
+}
+
+// cachedJob returns a Job of the cache; nil if it has none of that name.
+func (c *Controller) cachedJob(namespace, name string) any {
+	obj, _, _ := c.in.Jobs.GetIndexer().GetByKey(namespace + "/" + name) // never fails
+	return obj
 }
 
 // runName derives the Job's name from the CronJob and the versions of the sources that it runs for,
 // so that a retry does not create a second Job. The versions matter because a source may go back to
 // data for which a Job still exists.
-func runName(cj *batchv1.CronJob, f *facts, p *plan) string {
-	s := p.hashes()
+func runName(cj *batchv1.CronJob, f *policy.Facts, p *policy.Plan) string {
+	s := p.Hashes()
 	for key, hash := range s {
-		s[key] = hash + "@" + f.sources[key].version
+		s[key] = hash + "@" + f.Sources[key].Version
 	}
-	sum := sha256.Sum256([]byte(string(cj.UID) + s.String()))
+	sum := sha256.Sum256([]byte(string(cj.UID) + s.Text(f.Workload.Key)))
 	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 
@@ -148,7 +137,7 @@ func cutName(name string) string {
 }
 
 // cronJobRun returns the Job of one reload.
-func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *facts, p *plan) *batchv1.Job {
+func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *policy.Facts, p *policy.Plan) *batchv1.Job {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        name,
@@ -167,7 +156,6 @@ func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *facts, p *p
 		job.Annotations = map[string]string{}
 	}
 	job.Annotations[instantiateAnnotation] = "manual"
-	m := c.cfg.marks(f, p.reloads)
-	m.apply(&job.Spec.Template)
+	c.cfg.Mark(f, p, &job.Spec.Template)
 	return job
 }

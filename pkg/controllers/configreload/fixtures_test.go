@@ -10,6 +10,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // The full hashes of the fixture's sources.
@@ -30,9 +32,38 @@ const (
 	dbVar = "STAKATER_DB_SECRET"
 )
 
-// stateOf returns a state annotation with shortened hashes. The pairs are keys and hashes.
-func stateOf(pairs ...string) string {
-	s := map[string]string{}
+// Annotations, as users write them and as package policy has them.
+const (
+	nativeState    = policy.StateKey
+	nativeReload   = "quartermaster.dev/reload"
+	nativeDelay    = "quartermaster.dev/reload-delay"
+	nativeMark     = "quartermaster.dev/reloaded-from"
+	compatMark     = "reloader.stakater.com/last-reloaded-from"
+	compatStrategy = "reloader.stakater.com/rollout-strategy"
+)
+
+type object = policy.Object
+
+const (
+	stateDigits = 16
+	settle      = policy.Settle
+	deletedHash = "aae45badef99284e4dae01d6046154ea9d99532f"
+)
+
+func orNull(text string) any {
+	if text == "" {
+		return nil
+	}
+	return text
+}
+
+// stateOf returns a state annotation of the Deployment web with shortened hashes. The pairs are keys
+// and hashes.
+func stateOf(pairs ...string) string { return stateOn("Deployment/shop/web", pairs...) }
+
+// stateOn is stateOf for another workload.
+func stateOn(workload string, pairs ...string) string {
+	s := map[string]string{"workload": workload}
 	for i := 0; i < len(pairs); i += 2 {
 		s[pairs[i]] = pairs[i+1][:min(stateDigits, len(pairs[i+1]))]
 	}
@@ -109,7 +140,9 @@ func cm(name string, data ...string) *corev1.ConfigMap {
 }
 
 // hashOf returns the hash of a ConfigMap with this data.
-func hashOf(data ...string) string { return hex.EncodeToString(DigestConfigMap(cm("", data...))) }
+func hashOf(data ...string) string {
+	return hex.EncodeToString(policy.DigestConfigMap(cm("", data...)))
+}
 
 func cm1() *corev1.ConfigMap { return cm("app-config", "color", "blue", "size", "10") }
 func cm2() *corev1.ConfigMap { return cm("app-config", "color", "red", "size", "10") }

@@ -4,135 +4,175 @@
 package configreload
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// The indexes. A workload that does not opt in is in none of them.
+// The indexes.
 const (
-	// bySource finds workloads by a source that they reference or name.
-	bySource = Name + "/source"
-	// byPatterns finds workloads that name sources by a pattern, by namespace.
-	byPatterns = Name + "/patterns"
+	// bySource finds workloads by a source that they reference or name, and in byPattern those that
+	// name sources by a pattern. A workload that does not opt in is not in it.
+	bySource  = Name + "/source"
+	byPattern = "*"
+	// byCronJob finds Jobs by the UID of the CronJob that controls them.
+	byCronJob = Name + "/cronjob"
+	// byClass finds the statuses of pods by their SecretProviderClass.
+	byClass = Name + "/class"
 )
 
-func contains(list []string, item string) bool { return slices.Contains(list, item) }
+// Source is what the controller reads of a cached ConfigMap, Secret or status of a pod.
+type Source interface {
+	GetNamespace() string
+	GetName() string
+	GetUID() types.UID
+	GetResourceVersion() string
+	// GetAnnotations returns at least those of SourceAnnotations.
+	GetAnnotations() map[string]string
+	// Digest returns the result of SourceDigest for the controller's Name; nil if the object does
+	// not count.
+	Digest(of string) []byte
+	policy.History
+}
 
 func (c *Controller) addIndexers() error {
 	for name, k := range c.kinds {
-		err := k.informer.AddIndexers(cache.Indexers{
-			bySource:   func(obj any) ([]string, error) { return c.indexBySource(name, obj), nil },
-			byPatterns: func(obj any) ([]string, error) { return c.indexByPatterns(name, obj), nil },
-		})
-		if err != nil {
-			return fmt.Errorf("add indexers of %s: %w", name, err)
+		if err := k.informer.AddIndexers(cache.Indexers{bySource: func(obj any) ([]string, error) {
+			return c.indexBySource(k, obj), nil
+		}}); err != nil {
+			return fmt.Errorf("add index of %s: %w", name, err)
 		}
 	}
-	for _, informer := range c.sources {
+	add := func(informer cache.SharedIndexInformer, name string, f cache.IndexFunc) error {
 		if informer == nil {
-			continue
+			return nil
 		}
-		if _, has := informer.GetIndexer().GetIndexers()[cache.NamespaceIndex]; has {
-			continue // shared with another controller that added it
+		if _, has := informer.GetIndexer().GetIndexers()[name]; has {
+			return nil // shared with another controller that added it
 		}
-		err := informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-		if err != nil {
-			return fmt.Errorf("add index of sources by namespace: %w", err)
+		if err := informer.AddIndexers(cache.Indexers{name: f}); err != nil {
+			return fmt.Errorf("add index %s: %w", name, err)
+		}
+		return nil
+	}
+	if c.kinds["CronJob"] != nil {
+		if err := add(c.in.Jobs, byCronJob, indexByCronJob); err != nil {
+			return err
+		}
+	}
+	if err := add(c.sources[policy.SecretProviderClass], byClass, indexByClass); err != nil {
+		return err
+	}
+	for _, t := range policy.SourceTypes {
+		if err := add(c.sources[t], cache.NamespaceIndex, cache.MetaNamespaceIndexFunc); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func sourceIndexValue(namespace string, key sourceKey) string { return namespace + "/" + key.String() }
+func sourceIndexValue(namespace string, key policy.SourceKey) string {
+	return namespace + "/" + key.String()
+}
 
 // indexBySource never returns an error, because the cache would panic. An object that cannot be
 // read is not indexed; its reconcile reports it.
-func (c *Controller) indexBySource(kind string, obj any) []string {
-	w, err := newWorkload(kind, obj)
+func (c *Controller) indexBySource(k *kind, obj any) []string {
+	w, err := policy.NewWorkload(&k.Kind, obj, Name)
 	if err != nil {
 		return nil
 	}
-	r, _ := c.keys.rules(w)
+	r := c.keys.Rules(w)
+	if r.Empty() {
+		return nil
+	}
 	var values []string
-	for _, key := range w.references() {
-		if t := &r.types[key.typ]; t.auto || t.search {
+	for _, key := range w.References() {
+		if r.TakesReferenced(key.Type) {
 			values = append(values, sourceIndexValue(w.Namespace, key))
 		}
 	}
-	for _, t := range sourceTypes {
-		for _, p := range r.types[t].named {
-			if p.literal {
-				values = append(values, sourceIndexValue(w.Namespace, sourceKey{t, p.text}))
-			}
-		}
+	for key := range r.Names {
+		values = append(values, sourceIndexValue(w.Namespace, key))
+	}
+	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
+		values = append(values, w.Namespace+"/"+byPattern)
 	}
 	slices.Sort(values)
 	return slices.Compact(values)
 }
 
-func (c *Controller) indexByPatterns(kind string, obj any) []string {
-	w, err := newWorkload(kind, obj)
-	if err != nil {
-		return nil
+// jobKind is that of the Jobs of CronJobs, which may not be rolled themselves.
+var jobKind = policy.Kind{Name: "Job"}
+
+func indexByCronJob(obj any) ([]string, error) {
+	w, err := policy.NewWorkload(&jobKind, obj, Name)
+	if err != nil || w.CronJob == "" {
+		return nil, nil //nolint:nilerr // see indexBySource
 	}
-	r, _ := c.keys.rules(w)
-	if r.patterns(configMap) || r.patterns(secret) {
-		return []string{w.Namespace}
-	}
-	return nil
+	return []string{string(w.CronJob)}, nil
 }
 
-// patterns reports whether a source may be named by anything but its exact name.
-func (r *rules) patterns(t sourceType) bool {
-	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil || p.dots })
+func indexByClass(obj any) ([]string, error) {
+	s, ok := obj.(Source)
+	if !ok || sourceName(policy.SecretProviderClass, s) == "" {
+		return nil, nil
+	}
+	return []string{s.GetNamespace() + "/" + sourceName(policy.SecretProviderClass, s)}, nil
+}
+
+// sourceName returns the name by which workloads know a source: for the status of a pod, its class.
+func sourceName(t policy.SourceType, obj Source) string {
+	if t != policy.SecretProviderClass {
+		return obj.GetName()
+	}
+	_, class := policy.ParseDigest(obj.Digest(Name))
+	return class
+}
+
+// source reads a cached source.
+func (c *Controller) source(obj Source) policy.Source {
+	if obj == nil {
+		return policy.Source{}
+	}
+	s := policy.Source{Version: obj.GetResourceVersion()}
+	digest := obj.Digest(Name)
+	if digest == nil {
+		return s
+	}
+	s.Hash, _ = policy.ParseDigest(digest)
+	s.Changed, s.Created = obj.ChangedVersion(), obj.CreatedVersion()
+	s.Ignored, s.Matched = c.keys.Flags(obj.GetAnnotations())
+	return s
 }
 
 // lookUp returns the cached sources that may concern w.
-func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey]source {
-	found := map[sourceKey]source{}
-	get := func(key sourceKey) {
-		informer := c.sources[key.typ]
-		if informer == nil {
-			return
+func (c *Controller) lookUp(w *policy.Workload, r *policy.Rules, recorded policy.State) map[policy.SourceKey]policy.Source {
+	found := map[policy.SourceKey]policy.Source{}
+	get := func(key policy.SourceKey) {
+		if obj := c.cachedSource(w.Namespace, key); obj != nil {
+			found[key] = c.source(obj)
 		}
-		obj, exists, err := informer.GetIndexer().GetByKey(w.Namespace + "/" + key.name)
-		if err != nil || !exists {
-			return
-		}
-		found[key] = c.keys.source(obj.(Source))
 	}
-	for _, key := range w.references() {
+	for _, key := range w.References() {
 		get(key)
 	}
 	for key := range recorded {
 		get(key)
 	}
-	for _, t := range sourceTypes {
-		for _, p := range r.types[t].named {
-			if p.literal {
-				get(sourceKey{t, p.text})
-			}
-		}
-		if c.sources[t] == nil || !r.patterns(t) {
+	for key := range r.Names {
+		get(key)
+	}
+	for _, t := range policy.SourceTypes {
+		if c.sources[t] == nil || !r.NamesByPattern(t) {
 			continue
 		}
-		// Fails only without the index.
-		objs, _ := c.sources[t].GetIndexer().ByIndex(cache.NamespaceIndex, w.Namespace)
-		for _, obj := range objs {
-			key := sourceKey{t, obj.(Source).GetName()}
-			if matchesAny(r.types[t].named, key.name) {
+		for _, obj := range c.sourcesIn(t, w.Namespace) {
+			if key := (policy.SourceKey{Type: t, Name: sourceName(t, obj)}); r.IsNamed(key) {
 				get(key)
 			}
 		}
@@ -140,209 +180,54 @@ func (c *Controller) lookUp(w *workload, r *rules, recorded state) map[sourceKey
 	return found
 }
 
-// watches returns the watches of all kinds, types and namespaces.
-func (c *Controller) watches() []controllers.Watch[workloadKey] {
-	var list []controllers.Watch[workloadKey]
-	for name, k := range c.kinds {
-		list = append(list, controllers.WatchMapped(k.informer, func(event controllers.Event[metav1.Object]) []workloadKey {
-			return c.workloadChanged(name, event)
-		}))
+// cachedSource returns a source; nil if there is none. Of a class it returns the status of the pod
+// that got something anew last, else of the pod that came last.
+func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source {
+	informer := c.sources[key.Type]
+	if informer == nil {
+		return nil
 	}
-	for t, informer := range c.sources {
-		if informer != nil {
-			list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[Source]) []workloadKey {
-				return c.sourceChanged(sourceType(t), event)
-			}))
+	if key.Type != policy.SecretProviderClass {
+		obj, exists, err := informer.GetIndexer().GetByKey(namespace + "/" + key.Name)
+		if err != nil || !exists {
+			return nil
+		}
+		return obj.(Source)
+	}
+	// Fails only without the index.
+	list, _ := informer.GetIndexer().ByIndex(byClass, namespace+"/"+key.Name)
+	var last Source
+	for _, obj := range list {
+		s := obj.(Source)
+		if last == nil || policy.Newer(s.ChangedVersion(), last.ChangedVersion()) || s.ChangedVersion() != "" && last.ChangedVersion() == "" ||
+			last.ChangedVersion() == "" && policy.Newer(s.FirstVersion(), last.FirstVersion()) {
+			last = s
 		}
 	}
-	if c.cfg.needsNamespaces() {
-		list = append(list, controllers.WatchMapped(c.in.Namespaces, c.namespaceChanged))
+	return last
+}
+
+// sourcesIn returns the sources of a namespace.
+func (c *Controller) sourcesIn(t policy.SourceType, namespace string) []Source {
+	var list []Source
+	// Fails only without the index.
+	objs, _ := c.sources[t].GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
+	for _, obj := range objs {
+		list = append(list, obj.(Source))
 	}
 	return list
 }
 
-// sourceChanged returns the workloads that a source concerns and notes the change for each of them.
-func (c *Controller) sourceChanged(t sourceType, event controllers.Event[Source]) []workloadKey {
-	before, after := c.keys.source(event.Old), c.keys.source(event.New)
-	c.metrics.sourceSeen(t, before, after, event.Initial)
-	before.version = after.version // a new version alone is no change
-	// All workloads are enqueued when the run begins, so sources that were in the cache by then are
-	// compared with them.
-	if event.Initial || before == after {
-		return nil
-	}
-	obj := event.New
-	if obj == nil {
-		obj = event.Old
-	}
-	namespace, key := obj.GetNamespace(), sourceKey{t, obj.GetName()}
-	if !c.selected(namespace) {
-		return nil
-	}
-	var list []workloadKey
-	indexed := sourceIndexValue(namespace, key)
-	for name, k := range c.kinds {
-		for _, obj := range k.concerned(namespace, indexed) {
-			w, err := newWorkload(name, obj)
-			if err != nil {
-				continue
-			}
-			if c.noteChange(w, key, before, after) {
-				list = append(list, w.workloadKey)
-			}
-		}
-	}
-	return list
-}
-
-// concerned returns the cached workloads that a source in the namespace may concern. indexed is its
-// sourceIndexValue.
-func (k *kind) concerned(namespace, indexed string) []any {
+// concerned returns the cached workloads that a source may concern.
+func (c *Controller) concerned(k *kind, namespace string, key policy.SourceKey) []any {
 	indexer := k.informer.GetIndexer()
 	// Fails only without the index.
-	list, _ := indexer.ByIndex(bySource, indexed)
-	more, _ := indexer.ByIndex(byPatterns, namespace)
+	list, _ := indexer.ByIndex(bySource, sourceIndexValue(namespace, key))
+	more, _ := indexer.ByIndex(bySource, namespace+"/"+byPattern)
 	for _, obj := range more {
 		if !slices.Contains(list, obj) {
 			list = append(list, obj)
 		}
 	}
 	return list
-}
-
-// noteChange reports whether a change of a source matters to w. If it does, it opens or extends the
-// window of w.
-func (c *Controller) noteChange(w *workload, key sourceKey, before, after source) bool {
-	r, _ := c.keys.rules(w)
-	referenced := slices.Contains(w.references(), key)
-	concerns := func(s source) match {
-		m := r.match(key, s)
-		if m == auto && !referenced {
-			return no // the workload was found by its patterns
-		}
-		return m
-	}
-	was, is := concerns(before), concerns(after)
-	switch {
-	case !before.exists():
-		was = is
-	case !after.exists():
-		is = was
-	}
-	recorded, _, _ := c.recorded(w) // the error is reported when the workload is reconciled
-	_, known := recorded[key]
-	if was == no && is == no {
-		return known
-	}
-	if before.hash == after.hash {
-		return true // an annotation of the source changed, so what is recorded may have to change
-	}
-	now := c.clock.Now()
-	oldMark := c.hasOldMark(&facts{workload: w, rules: r}, &reload{key: key, match: is, hash: after.hash}, after)
-	c.memory.update(w.workloadKey, w.uid, now, func(e *entry) {
-		if !e.touch(key, change{now, oldMark}) {
-			c.metrics.coalesced.Inc()
-		}
-		if e.kept != nil {
-			_, known = e.kept[key]
-		}
-		if !known {
-			e.see(key, before.short())
-		}
-	})
-	return true
-}
-
-// hasOldMark reports whether the workload carried the mark of the source's data before the source
-// had it. Any later write to the workload, such as a status update, hides this.
-func (c *Controller) hasOldMark(f *facts, r *reload, after source) bool {
-	var ok bool
-	r.container, ok = f.workload.chooseContainer(r.key, r.match)
-	return ok && f.changedSince(after) && c.cfg.marked(f, r)
-}
-
-// workloadChanged enqueues the workload itself. It notes what only a change shows: that somebody
-// removed our annotation or changed the template.
-func (c *Controller) workloadChanged(kind string, event controllers.Event[metav1.Object]) []workloadKey {
-	obj := event.New
-	if obj == nil {
-		obj = event.Old
-	}
-	key := workloadKey{kind: kind, ObjectName: cache.MetaObjectToName(obj)}
-	if event.Old == nil || event.New == nil || event.Old.GetUID() != event.New.GetUID() {
-		return []workloadKey{key}
-	}
-	before, after := event.Old.GetAnnotations(), event.New.GetAnnotations()
-	c.noteRemoval(key, obj.GetUID(), before, after)
-	if c.cfg.AbsorbRollouts && !bytes.Equal(cachedDigest(kind, event.Old), cachedDigest(kind, event.New)) {
-		c.memory.update(key, obj.GetUID(), c.clock.Now(), func(e *entry) {
-			if e.written != obj.GetResourceVersion() {
-				e.rolled = obj.GetResourceVersion()
-			}
-		})
-	}
-	return []workloadKey{key}
-}
-
-// cachedDigest returns the digest of a cached workload's template; nil if it has none.
-func cachedDigest(kind string, obj metav1.Object) []byte {
-	if whole, ok := obj.(runtime.Object); ok {
-		if digest := digestTemplate(whole); digest != nil {
-			return digest
-		}
-	}
-	w, err := newWorkload(kind, obj)
-	if err != nil {
-		return nil
-	}
-	return w.Digest
-}
-
-// noteRemoval keeps the recorded state in memory if somebody removed the annotation.
-func (c *Controller) noteRemoval(key workloadKey, uid types.UID, before, after map[string]string) {
-	if !c.readsState(key.kind) {
-		return
-	}
-	recorded, err := parseState(before[nativeState])
-	if err != nil {
-		return
-	}
-	if _, err := parseState(after[nativeState]); err == nil {
-		return
-	}
-	c.memory.update(key, uid, c.clock.Now(), func(e *entry) {
-		e.removed = true
-		for source, value := range recorded {
-			e.see(source, value)
-		}
-	})
-}
-
-// namespaceChanged enqueues the workloads of a namespace that begins or ceases to be selected.
-func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []workloadKey {
-	was := event.Old != nil && c.selects(event.Old)
-	is := event.New != nil && c.selects(event.New)
-	if was == is || event.Initial || event.New == nil {
-		return nil
-	}
-	var list []workloadKey
-	for name, k := range c.kinds {
-		for _, key := range k.informer.GetIndexer().ListKeys() {
-			object, err := cache.ParseObjectName(key)
-			if err == nil && object.Namespace == event.New.GetName() {
-				list = append(list, workloadKey{kind: name, ObjectName: object})
-			}
-		}
-	}
-	return list
-}
-
-func (c *Controller) selects(namespace any) bool {
-	m, err := meta.Accessor(namespace)
-	return err == nil && c.selector.Matches(labels.Set(m.GetLabels()))
-}
-
-// workloadLogger returns a logger with the workload's name.
-func workloadLogger(ctx context.Context, w *workload) klog.Logger {
-	return klog.FromContext(ctx).WithValues("kind", w.kind, "workload", w.ObjectName)
 }

@@ -8,68 +8,47 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
-	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // terminatingPoll is how often the controller tries to create a Job while the old one of its name
 // terminates.
 const terminatingPoll = time.Second
 
-// errOutdated makes reconcile decide again on the live object.
-func errOutdated(w *workload) error {
-	return apierrors.NewConflict(batchv1.Resource(w.kind), w.Name, fmt.Errorf("is not at version %s any more", w.version))
-}
-
-// apply sets the marks in the template of an object that is to be created.
-func (m *marks) apply(template *corev1.PodTemplateSpec) {
-	if m.key != "" {
-		if template.Annotations == nil {
-			template.Annotations = map[string]string{}
-		}
-		template.Annotations[m.key] = m.value
-	}
-	for _, e := range m.env {
-		ctr := &template.Spec.Containers[e.container]
-		ctr.Env = slices.DeleteFunc(ctr.Env, func(v corev1.EnvVar) bool { return v.Name == e.name })
-		if e.value != "" {
-			ctr.Env = append(ctr.Env, corev1.EnvVar{Name: e.name, Value: e.value})
-		}
-	}
+// replacement is a Job to be created in place of one that is deleted for it.
+type replacement struct {
+	workload *policy.Workload
+	names    string // of the sources
+	job      *batchv1.Job
+	deleted  bool // else the outcome of the deletion is unknown
 }
 
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed
 // between the two, see recreateJob.
-func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome, error) {
-	w := f.workload
+func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
+	w := f.Workload
 	jobs := c.client.BatchV1().Jobs(w.Namespace)
 	live, err := jobs.Get(ctx, w.Name, metav1.GetOptions{})
 	if err != nil {
 		return outcome{}, err
 	}
-	if live.ResourceVersion != w.version || live.UID != w.uid {
+	if live.ResourceVersion != w.Version || live.UID != w.UID {
 		return outcome{}, errOutdated(w)
-	}
-	if live.DeletionTimestamp != nil {
-		return outcome{skipped: "Terminating"}, nil
 	}
 	if ptr.Deref(live.Spec.ManualSelector, false) {
 		return outcome{skipped: "The selector is manual"}, nil
 	}
 	job := jobCopy(live)
-	m := c.cfg.marks(f, p.reloads)
-	m.apply(&job.Spec.Template)
+	c.cfg.Mark(f, p, &job.Spec.Template)
 
 	// A refusal by admission must be known before the Job is deleted.
 	trial := job.DeepCopy()
@@ -77,73 +56,28 @@ func (c *Controller) replaceJob(ctx context.Context, f *facts, p *plan) (outcome
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
-	r := &replacement{facts: f, plan: p, job: job, old: metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}}
+	r := &replacement{workload: w, names: namesOf(w, p), job: job}
 	// This is noted first, because the deletion may take effect although its response is lost.
-	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(e *entry) { e.recreate = r })
-	if err := c.deleteOld(ctx, w.workloadKey, r); err != nil {
+	c.memory.update(w.Key, w.UID, c.clock.Now(), func(e *entry) { e.recreate = r })
+	err = c.deleteJob(ctx, w.Key, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	if err != nil {
+		if refused(err) {
+			c.memory.update(w.Key, w.UID, c.clock.Now(), func(e *entry) { e.recreate = nil })
+		}
 		return outcome{}, err
 	}
-	after, _, err := c.recreateJob(ctx, w.workloadKey)
-	if err != nil {
-		// The Job is deleted, so the reload must not be decided on again. The queue returns to
-		// recreateJob, which reports an error that lasts.
+	r.deleted = true
+	if _, err := c.recreateJob(ctx, k, w.Key, r); err != nil {
+		// The queue returns to recreateJob, which reports an error that lasts.
 		klog.FromContext(ctx).Info("Job was deleted and could not be created yet", "reason", err.Error())
-		after = terminatingPoll
 	}
-	return outcome{after: after, replaced: true}, nil
+	return outcome{handedOn: true}, nil
 }
 
-// replacement is a Job to be created in place of one that was deleted.
-type replacement struct {
-	facts   *facts // of the reload
-	plan    *plan
-	job     *batchv1.Job
-	old     metav1.Preconditions
-	unsure  bool // the outcome of the deletion is unknown, so the reload is not announced yet
-	deleted bool
-	created *batchv1.Job // the created Job as the API server returned it, until the cache has it
-}
-
-// deleteOld deletes the Job that r replaces. If the response is lost, it tries again; the
-// preconditions keep the second deletion from hitting another object, and a Job that is gone counts
-// as deleted by us. If the Job was certainly not deleted, r is forgotten and the reload is decided
-// on again.
-func (c *Controller) deleteOld(ctx context.Context, key workloadKey, r *replacement) error {
-	jobs := c.client.BatchV1().Jobs(key.Namespace)
-	err := jobs.Delete(ctx, key.Name, metav1.DeleteOptions{
-		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground),
-		Preconditions:     &r.old,
+func (c *Controller) deleteJob(ctx context.Context, key policy.Key, only metav1.Preconditions) error {
+	return c.client.BatchV1().Jobs(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: &only,
 	})
-	if r.unsure && apierrors.IsConflict(err) {
-		// A deletion that waits for finalizers changes the version as well.
-		live, getErr := jobs.Get(ctx, key.Name, metav1.GetOptions{})
-		if getErr != nil && !apierrors.IsNotFound(getErr) {
-			return fmt.Errorf("get %s: %w", key, getErr)
-		}
-		if getErr != nil || live.UID == *r.old.UID && live.DeletionTimestamp != nil {
-			err = nil
-		}
-	}
-	switch {
-	case err == nil, r.unsure && apierrors.IsNotFound(err):
-		r.deleted = true
-		return nil
-	case apierrors.IsConflict(err), refused(err) && !r.unsure:
-		c.memory.update(key, *r.old.UID, c.clock.Now(), func(e *entry) { e.recreate = nil })
-	default:
-		r.unsure = true
-	}
-	return err
-}
-
-// refused reports whether a request certainly changed nothing.
-func refused(err error) bool {
-	var status apierrors.APIStatus
-	if !errors.As(err, &status) {
-		return controllers.IsNotLeading(err) // not sent; other errors may be broken connections
-	}
-	code := status.Status().Code
-	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
 }
 
 // jobCopy returns the Job as its user created it, without what the API server and the job
@@ -167,86 +101,43 @@ func jobCopy(live *batchv1.Job) *batchv1.Job {
 	return job
 }
 
-// recreateJob creates the Job that replaceJob has deleted, if there is one. busy reports that there
-// was one, so that nothing else is to be done for the key now.
-func (c *Controller) recreateJob(ctx context.Context, key workloadKey) (after time.Duration, busy bool, err error) {
-	r := c.memory.replacement(key)
-	if r == nil {
-		return 0, false, nil
-	}
-	if r.created != nil {
-		return c.succeedJob(ctx, key, r)
-	}
+// recreateJob creates the Job that replaceJob has deleted. To the controller it is then a new
+// workload: a source that changes after its creation rolls it.
+func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r *replacement) (time.Duration, error) {
 	if !r.deleted {
-		if err := c.deleteOld(ctx, key, r); err != nil {
-			return 0, true, err
+		// The first deletion may have taken effect. The UID keeps this one from another Job.
+		err := c.deleteJob(ctx, key, metav1.Preconditions{UID: &r.workload.UID})
+		if apierrors.IsConflict(err) {
+			c.memory.forget(key) // somebody else has replaced it
+			return 0, nil
 		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return 0, fmt.Errorf("delete %s: %w", key, err)
+		}
+		r.deleted = true
 	}
 	jobs := c.client.BatchV1().Jobs(key.Namespace)
-	created, err := jobs.Create(ctx, r.job, metav1.CreateOptions{FieldManager: fieldManager})
-	switch {
-	case err == nil:
-		return c.recreated(ctx, key, r, created)
-	case apierrors.IsNotFound(err) && isAboutNamespace(err):
-		c.giveUpJob(ctx, key, "the namespace is gone")
-		return 0, true, nil
-	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		c.giveUpJob(ctx, key, "the namespace terminates")
-		return 0, true, nil
-	case !apierrors.IsAlreadyExists(err):
-		return 0, true, fmt.Errorf("create %s again: %w", key, err)
-	}
-	existing, err := jobs.Get(ctx, key.Name, metav1.GetOptions{})
-	switch {
-	case err == nil && existing.UID != *r.old.UID && createdByUs(existing):
-		return c.recreated(ctx, key, r, existing) // the response to the creation was lost
-	case err == nil && existing.UID != *r.old.UID:
-		c.giveUpJob(ctx, key, "somebody else created one of that name")
-		return 0, true, nil
-	}
-	if err != nil && !apierrors.IsNotFound(err) {
-		return 0, true, fmt.Errorf("get %s: %w", key, err)
-	}
-	return terminatingPoll, true, nil // the old one is still terminating
-}
-
-func (c *Controller) recreated(ctx context.Context, key workloadKey, r *replacement, job *batchv1.Job) (time.Duration, bool, error) {
-	if r.unsure {
-		c.announce(ctx, c.kinds[key.kind], r.facts, r.plan, reasonReloaded, "Reloaded for ", resultSuccess)
-	}
-	r.created = job
-	return settle, true, nil // its event arrives sooner
-}
-
-// succeedJob hands the recorded state of a Job to the new Job as soon as the cache has it. A change
-// before that is at most noted for the old one; the comparison finds it.
-func (c *Controller) succeedJob(ctx context.Context, key workloadKey, r *replacement) (after time.Duration, busy bool, err error) {
-	if c.cachedUID(key) == r.created.UID {
-		c.memory.succeed(key, r.created.UID, c.readBy(r))
-		return 0, false, nil
-	}
-	live, err := c.client.BatchV1().Jobs(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err), err == nil && live.UID != r.created.UID:
-		c.memory.forget(key) // deleted before the cache had it
-		return 0, false, nil
-	case err != nil:
-		return 0, true, fmt.Errorf("get %s: %w", key, err)
-	}
-	return settle, true, nil
-}
-
-// readBy returns what the pods of the new Job have read. If a source changed between the decision
-// and the creation, that is the new data.
-func (c *Controller) readBy(r *replacement) state {
-	s := maps.Clone(r.plan.state)
-	for key, current := range c.lookUp(r.facts.workload, &r.facts.rules, s) {
-		order, err := resourceversion.CompareResourceVersion(current.version, r.created.ResourceVersion)
-		if _, recorded := s[key]; recorded && err == nil && order < 0 {
-			s[key] = current.short()
+	_, err := jobs.Create(ctx, r.job, metav1.CreateOptions{FieldManager: fieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		existing, getErr := jobs.Get(ctx, key.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(getErr), getErr == nil && existing.UID == r.workload.UID:
+			return terminatingPoll, nil
+		case getErr != nil:
+			return 0, fmt.Errorf("get %s: %w", key, getErr)
 		}
+		err = nil // the answer to the creation was lost, or somebody else was faster
 	}
-	return s
+	switch {
+	case apierrors.IsNotFound(err) && isAboutNamespace(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		c.giveUpJob(ctx, key, "the namespace is gone or terminates")
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("create %s again: %w", key, err)
+	}
+	c.announce(ctx, k, r.workload, reasonReloaded, "Reloaded for "+r.names, resultSuccess)
+	c.memory.forget(key)
+	return policy.Settle, nil // its event arrives sooner
 }
 
 // isAboutNamespace distinguishes a 404 for the namespace from one that admission returned.
@@ -255,11 +146,7 @@ func isAboutNamespace(err error) bool {
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
-func createdByUs(job *batchv1.Job) bool {
-	return slices.ContainsFunc(job.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager })
-}
-
-func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string) {
+func (c *Controller) giveUpJob(ctx context.Context, key policy.Key, why string) {
 	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
 	c.metrics.lostJobs.Inc()
 	c.memory.forget(key)
@@ -268,22 +155,10 @@ func (c *Controller) giveUpJob(ctx context.Context, key workloadKey, why string)
 // giveUpJobs is called at the end of a run.
 func (c *Controller) giveUpJobs(ctx context.Context) {
 	for key, r := range c.memory.replacements() {
-		switch {
-		case r.created != nil:
-		case r.deleted:
+		if r.deleted {
 			c.giveUpJob(ctx, key, "the controller stops")
-		default:
-			klog.FromContext(ctx).Error(nil, "Job may have been deleted for a reload: the controller stops before the deletion was answered", "job", key.ObjectName)
+			continue
 		}
+		klog.FromContext(ctx).Error(nil, "Job may have been deleted for a reload: the controller stops before the deletion was answered", "job", key.ObjectName)
 	}
-}
-
-// replacement returns the Job to create again, if there is one.
-func (m *memory) replacement(key workloadKey) *replacement {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e, ok := m.entries[key]; ok {
-		return e.recreate
-	}
-	return nil
 }

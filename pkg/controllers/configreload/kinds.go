@@ -5,25 +5,63 @@ package configreload
 
 import (
 	"context"
-	"strings"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// kindNames are the kinds that can be rolled, as the flags name them.
-var kindNames = []string{"deployments", "statefulsets", "daemonsets", "cronjobs", "jobs", "rollouts"}
+// kindInfo is what is known of a kind without a cluster.
+type kindInfo struct {
+	policy.Kind
+	resource schema.GroupVersionResource
+	// writes are the verbs of a reload, besides get.
+	writes []string
+	custom bool // its resource may be missing, and it has no Go type
+}
 
 // RolloutsResource is the resource of Argo Rollouts.
 var RolloutsResource = schema.GroupVersionResource{Group: "argoproj.io", Version: "v1alpha1", Resource: "rollouts"}
+
+// PodStatusesResource is where the Secrets Store CSI driver says what each pod has mounted.
+var PodStatusesResource = schema.GroupVersionResource{
+	Group: "secrets-store.csi.x-k8s.io", Version: "v1", Resource: "secretproviderclasspodstatuses",
+}
+
+var (
+	jobsResource       = batchv1.SchemeGroupVersion.WithResource("jobs")
+	cronJobsResource   = batchv1.SchemeGroupVersion.WithResource("cronjobs")
+	namespacesResource = corev1.SchemeGroupVersion.WithResource("namespaces")
+)
+
+// kindInfos are the kinds that can be rolled.
+var kindInfos = []kindInfo{
+	{Kind: policy.Kind{Name: "Deployment", Pauses: true}, resource: appsv1.SchemeGroupVersion.WithResource("deployments"), writes: []string{"patch"}},
+	{Kind: policy.Kind{Name: "StatefulSet"}, resource: appsv1.SchemeGroupVersion.WithResource("statefulsets"), writes: []string{"patch"}},
+	{Kind: policy.Kind{Name: "DaemonSet"}, resource: appsv1.SchemeGroupVersion.WithResource("daemonsets"), writes: []string{"patch"}},
+	{Kind: policy.Kind{Name: "CronJob"}, resource: cronJobsResource, writes: []string{"patch"}},
+	{Kind: policy.Kind{Name: "Job", Stateless: true}, resource: jobsResource, writes: []string{"create", "delete"}},
+	{Kind: policy.Kind{Name: "Rollout", Restarts: true}, resource: RolloutsResource, writes: []string{"patch"}, custom: true},
+}
+
+// pluralNames returns the kinds as the flags name them.
+func pluralNames() []string {
+	var names []string
+	for i := range kindInfos {
+		names = append(names, kindInfos[i].resource.Resource)
+	}
+	return names
+}
 
 // fieldManager is this controller's name in managedFields.
 const fieldManager = "quartermaster-config-reload"
@@ -31,11 +69,11 @@ const fieldManager = "quartermaster-config-reload"
 // Informers are the caches that the controller reads. Any of them may be nil: a type without an
 // informer is not handled.
 //
-// Sources are stored as [Source]. Workloads are stored either in the same way, with
-// WorkloadAnnotations and the result of WorkloadDigest, or as the ordinary types, Rollouts as
-// unstructured. Of namespaces, only the labels are read.
+// Sources are stored as [Source]. Workloads are stored as [policy.Cached] with WorkloadAnnotations
+// and the result of WorkloadDigest, or as the ordinary types, Rollouts as unstructured. Of
+// namespaces, only the labels are read.
 type Informers struct {
-	ConfigMaps, Secrets                   cache.SharedIndexInformer
+	ConfigMaps, Secrets, PodStatuses      cache.SharedIndexInformer
 	Deployments, StatefulSets, DaemonSets cache.SharedIndexInformer
 	CronJobs, Jobs, Rollouts              cache.SharedIndexInformer
 	// Namespaces is needed only with NamespaceSelector.
@@ -45,68 +83,72 @@ type Informers struct {
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
 }
 
+func sourceResource(t policy.SourceType) schema.GroupVersionResource {
+	if t == policy.SecretProviderClass {
+		return PodStatusesResource
+	}
+	return corev1.SchemeGroupVersion.WithResource(t.String() + "s")
+}
+
 // Resources returns the resources for which cfg needs an informer.
 func Resources(cfg Config) []schema.GroupVersionResource {
 	var list []schema.GroupVersionResource
-	for _, t := range sourceTypes {
-		if !cfg.sourceIgnored(t) {
-			list = append(list, t.resource())
+	for _, t := range cfg.watchedTypes() {
+		list = append(list, sourceResource(t))
+	}
+	for i := range kindInfos {
+		if cfg.rolls(&kindInfos[i]) {
+			list = append(list, kindInfos[i].resource)
 		}
 	}
-	for _, name := range kindNames {
-		if cfg.kindEnabled(name) {
-			list = append(list, kindResource(name))
-		}
+	// Whether a CronJob runs is known by its Jobs.
+	if slices.Contains(list, cronJobsResource) && !slices.Contains(list, jobsResource) {
+		list = append(list, jobsResource)
 	}
 	if cfg.needsNamespaces() {
-		list = append(list, corev1.SchemeGroupVersion.WithResource("namespaces"))
+		list = append(list, namespacesResource)
 	}
 	return list
-}
-
-func kindResource(plural string) schema.GroupVersionResource {
-	switch plural {
-	case "cronjobs", "jobs":
-		return batchv1.SchemeGroupVersion.WithResource(plural)
-	case "rollouts":
-		return RolloutsResource
-	}
-	return appsv1.SchemeGroupVersion.WithResource(plural)
 }
 
 // Rules returns exactly the permissions that the controller needs under cfg. The host sends the
 // Events.
 func Rules(cfg Config) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
-	allow := func(group string, resources []string, verbs ...string) {
-		if len(resources) > 0 {
-			rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs})
+	// allow adds to a rule of the same verbs and group, if there is one.
+	allow := func(resource schema.GroupVersionResource, verbs ...string) {
+		for i := range rules {
+			if r := &rules[i]; r.APIGroups[0] == resource.Group && slices.Equal(r.Verbs, verbs) {
+				r.Resources = append(r.Resources, resource.Resource)
+				return
+			}
+		}
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{resource.Group}, Resources: []string{resource.Resource}, Verbs: verbs})
+	}
+	verbs := map[schema.GroupVersionResource][]string{}
+	for i := range kindInfos {
+		k := &kindInfos[i]
+		if !cfg.rolls(k) {
+			continue
+		}
+		verbs[k.resource] = []string{"get", "list", "watch"}
+		if !cfg.DryRun {
+			verbs[k.resource] = append(verbs[k.resource], k.writes...)
 		}
 	}
-	byGroup := map[string][]string{}
-	for _, r := range Resources(cfg) {
-		byGroup[r.Group] = append(byGroup[r.Group], r.Resource)
-	}
-	write := !cfg.DryRun
-	verbs := func(writing ...string) []string {
-		v := []string{"get", "list", "watch"}
-		if write {
-			v = append(v, writing...)
+	if _, cronJobs := verbs[cronJobsResource]; cronJobs && verbs[jobsResource] == nil {
+		verbs[jobsResource] = []string{"list", "watch"}
+		if !cfg.DryRun {
+			verbs[jobsResource] = []string{"get", "list", "watch", "create"}
 		}
-		return v
 	}
-	allow("", byGroup[""], "list", "watch")
-	allow(appsv1.GroupName, byGroup[appsv1.GroupName], verbs("patch")...)
-	if cfg.kindEnabled("cronjobs") {
-		allow(batchv1.GroupName, []string{"cronjobs"}, verbs("patch")...)
+	for _, resource := range Resources(cfg) {
+		if v, ok := verbs[resource]; ok {
+			allow(resource, v...)
+		} else {
+			allow(resource, "list", "watch")
+		}
 	}
-	switch jobs := []string{"jobs"}; {
-	case cfg.kindEnabled("jobs"):
-		allow(batchv1.GroupName, jobs, verbs("create", "delete")...)
-	case cfg.kindEnabled("cronjobs") && write:
-		allow(batchv1.GroupName, jobs, "list", "create")
-	}
-	allow(RolloutsResource.Group, byGroup[RolloutsResource.Group], verbs("patch")...)
 	if cfg.Compat {
 		// This is needed only to warn if the original is still running. A list that selects one
 		// name needs no more than this.
@@ -116,13 +158,30 @@ func Rules(cfg Config) []rbacv1.PolicyRule {
 	return rules
 }
 
-func (c *Config) needsNamespaces() bool {
-	return len(c.Namespaces) == 0 && len(c.NamespaceSelector) > 0
+// SourceAnnotations returns the keys that the cache must keep of sources.
+func SourceAnnotations(cfg Config) []string { return cfg.keys().OfSources() }
+
+// WorkloadAnnotations returns the keys that the cache must keep of workloads.
+func WorkloadAnnotations(cfg Config) []string { return cfg.keys().OfWorkloads() }
+
+// WorkloadDigest returns the function that the cache calls on a workload. What that function returns
+// is kept in place of the content.
+func WorkloadDigest(cfg Config) func(obj runtime.Object) []byte { return cfg.keys().DigestWorkload }
+
+// SourceDigest returns the function that the cache calls on a source. That function returns nil for
+// a source that does not count under cfg, because the source selector does not select it or because
+// it holds a Helm release. The controller treats such a source as absent.
+func SourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
+	selector, err := parseSelector(cfg.SourceSelector)
+	if err != nil {
+		return nil, err
+	}
+	return func(obj runtime.Object) []byte { return policy.DigestSource(obj, selector) }, nil
 }
 
 // kind reads and writes one kind of workload.
 type kind struct {
-	gvk      schema.GroupVersionKind
+	*kindInfo
 	informer cache.SharedIndexInformer
 	// get reads from the API server.
 	get func(ctx context.Context, name cache.ObjectName) (metav1.Object, error)
@@ -130,19 +189,20 @@ type kind struct {
 	patch func(ctx context.Context, name cache.ObjectName, as types.PatchType, data []byte) (string, error)
 	// merge is the patch type for everything outside of lists.
 	merge types.PatchType
+	// reload sends the writes of a reload.
+	reload func(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error)
 }
 
-// getPatcher is the part of a typed client for one namespace that is used here.
+// getPatcher is the part of a client for one namespace that is used here.
 type getPatcher[T any] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (T, error)
 }
 
-func newKind[T metav1.Object, C getPatcher[T]](gvk schema.GroupVersionKind, informer cache.SharedIndexInformer, client func(namespace string) C) *kind {
+func newKind[T metav1.Object, C getPatcher[T]](informer cache.SharedIndexInformer, client func(namespace string) C, merge types.PatchType) *kind {
 	return &kind{
-		gvk:      gvk,
 		informer: informer,
-		merge:    types.StrategicMergePatchType,
+		merge:    merge,
 		get: func(ctx context.Context, name cache.ObjectName) (metav1.Object, error) {
 			return client(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 		},
@@ -156,42 +216,34 @@ func newKind[T metav1.Object, C getPatcher[T]](gvk schema.GroupVersionKind, info
 	}
 }
 
-// newKinds returns the kinds that cfg enables and that have an informer.
-func newKinds(cfg *Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface) map[string]*kind {
-	apps := appsv1.SchemeGroupVersion
+// newKinds returns the kinds that the configuration enables and that have an informer.
+func (c *Controller) newKinds(dyn dynamic.Interface) map[string]*kind {
+	const strategic = types.StrategicMergePatchType
+	apps, batch := c.client.AppsV1(), c.client.BatchV1()
+	all := map[string]*kind{
+		"Deployment":  newKind(c.in.Deployments, apps.Deployments, strategic),
+		"StatefulSet": newKind(c.in.StatefulSets, apps.StatefulSets, strategic),
+		"DaemonSet":   newKind(c.in.DaemonSets, apps.DaemonSets, strategic),
+		"CronJob":     newKind(c.in.CronJobs, batch.CronJobs, strategic),
+		"Job":         newKind(c.in.Jobs, batch.Jobs, strategic),
+	}
+	for _, k := range all {
+		k.reload = c.patchTemplate
+	}
+	all["CronJob"].reload, all["Job"].reload = c.runCronJob, c.replaceJob
+	if dyn != nil {
+		all["Rollout"] = newKind(c.in.Rollouts, func(namespace string) rolloutClient {
+			return rolloutClient{dyn.Resource(RolloutsResource).Namespace(namespace)}
+		}, types.MergePatchType)
+		all["Rollout"].reload = c.patchRollout
+	}
 	kinds := map[string]*kind{}
-	add := func(informer cache.SharedIndexInformer, k *kind) {
-		if informer != nil && cfg.kindEnabled(strings.ToLower(k.gvk.Kind)+"s") {
-			kinds[k.gvk.Kind] = k
+	for i := range kindInfos {
+		info := &kindInfos[i]
+		if k := all[info.Name]; k != nil && k.informer != nil && c.cfg.rolls(info) {
+			k.kindInfo = info
+			kinds[info.Name] = k
 		}
 	}
-	add(in.Deployments, newKind(apps.WithKind("Deployment"), in.Deployments, client.AppsV1().Deployments))
-	add(in.StatefulSets, newKind(apps.WithKind("StatefulSet"), in.StatefulSets, client.AppsV1().StatefulSets))
-	add(in.DaemonSets, newKind(apps.WithKind("DaemonSet"), in.DaemonSets, client.AppsV1().DaemonSets))
-	add(in.CronJobs, newKind(batchv1.SchemeGroupVersion.WithKind("CronJob"), in.CronJobs, client.BatchV1().CronJobs))
-	add(in.Jobs, newKind(batchv1.SchemeGroupVersion.WithKind("Job"), in.Jobs, client.BatchV1().Jobs))
-	if dyn != nil {
-		add(in.Rollouts, newRolloutKind(in.Rollouts, dyn))
-	}
 	return kinds
-}
-
-// newRolloutKind uses the dynamic client, so that no field is lost.
-func newRolloutKind(informer cache.SharedIndexInformer, dyn dynamic.Interface) *kind {
-	client := dyn.Resource(RolloutsResource)
-	return &kind{
-		gvk:      RolloutsResource.GroupVersion().WithKind("Rollout"),
-		informer: informer,
-		merge:    types.MergePatchType,
-		get: func(ctx context.Context, name cache.ObjectName) (metav1.Object, error) {
-			return client.Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
-		},
-		patch: func(ctx context.Context, name cache.ObjectName, as types.PatchType, data []byte) (string, error) {
-			obj, err := client.Namespace(name.Namespace).Patch(ctx, name.Name, as, data, metav1.PatchOptions{FieldManager: fieldManager})
-			if err != nil {
-				return "", err
-			}
-			return obj.GetResourceVersion(), nil
-		},
-	}
 }

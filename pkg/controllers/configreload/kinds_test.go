@@ -20,6 +20,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 func TestOtherKindsAreRolledAlike(t *testing.T) {
@@ -27,18 +29,18 @@ func TestOtherKindsAreRolledAlike(t *testing.T) {
 	set.Spec.Template = pod(reads("app-config"))
 	daemon := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
 	daemon.Spec.Template = pod(reads("app-config"))
-	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	known := func(kind, hash string) string { return stateOn(kind+"/shop/web", cmKey, hash) }
 	// Only Deployments can be paused.
-	annotations := []string{kAuto, "true", kPause, "5m", nativeState, known1}
+	annotations := []string{kAuto, "true", kPause, "5m"}
 	runCases(t, map[string]reconcileCase{
 		"a StatefulSet": {
-			objects: []runtime.Object{cm1(), annotated(set, annotations...)}, change: changeCM,
-			want:   []string{envOn("statefulsets/web", known2, "web/"+cmVar, h2)},
+			objects: []runtime.Object{cm1(), annotated(set, append(annotations, nativeState, known("StatefulSet", h1))...)}, change: changeCM,
+			want:   []string{envOn("statefulsets/web", known("StatefulSet", h2), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
 		},
 		"a DaemonSet": {
-			objects: []runtime.Object{cm1(), annotated(daemon, annotations...)}, change: changeCM,
-			want:   []string{envOn("daemonsets/web", known2, "web/"+cmVar, h2)},
+			objects: []runtime.Object{cm1(), annotated(daemon, append(annotations, nativeState, known("DaemonSet", h1))...)}, change: changeCM,
+			want:   []string{envOn("daemonsets/web", known("DaemonSet", h2), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
 		},
 	})
@@ -130,39 +132,38 @@ func TestWarningOfTheOriginal(t *testing.T) {
 
 func TestMemoryIsOfOneObject(t *testing.T) {
 	cached := types.UID("old")
-	m := newMemory(func(workloadKey) types.UID { return cached })
-	key := workloadKey{kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
-	m.update(key, "old", unixStart, func(e *entry) { e.see(sourceKey{configMap, "app-config"}, "x") })
-	if e := m.get(key, "new"); e.seen != nil {
-		t.Errorf("the new object of that name inherits %v", e.seen)
+	m := newMemory(func(policy.Key) types.UID { return cached })
+	key := policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+	m.update(key, "old", unixStart, func(e *entry) { e.last = "x" })
+	if e := m.get(key, "new"); e.last != "" {
+		t.Errorf("the new object of that name inherits %v", e.last)
 	}
-	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "4" })
-	if e := m.get(key, "old"); e.seen == nil || e.rolled != "" {
+	m.update(key, "new", unixStart, func(e *entry) { e.written = "4" })
+	if e := m.get(key, "old"); e.last == "" || e.written != "" {
 		t.Errorf("an update of another object than the cache has leaves %+v", e)
 	}
 	cached = "new"
-	m.update(key, "new", unixStart, func(e *entry) { e.rolled = "5" })
-	if e := m.get(key, "new"); e.seen != nil || e.rolled != "5" {
+	m.update(key, "new", unixStart, func(e *entry) { e.written = "5" })
+	if e := m.get(key, "new"); e.last != "" || e.written != "5" {
 		t.Errorf("entry of the new object = %+v", e)
 	}
-	m.update(key, "old", unixStart, func(e *entry) { e.rolled = "" })
-	if e := m.get(key, "new"); e.rolled != "5" {
+	m.update(key, "old", unixStart, func(e *entry) { e.written = "" })
+	if e := m.get(key, "new"); e.written != "5" {
 		t.Errorf("entry of the new object after a late update of the old one = %+v", e)
 	}
 	waiting := &replacement{}
 	m.update(key, "new", unixStart, func(e *entry) { e.recreate = waiting })
 	cached = "newer"
-	m.update(key, "newer", unixStart, func(e *entry) { e.rolled = "6" })
+	m.update(key, "newer", unixStart, func(e *entry) { e.written = "6" })
 	if m.replacement(key) != waiting {
 		t.Error("a Job that waits to be created again is forgotten for another one")
 	}
-	m.update(key, "new", unixStart, func(e *entry) { e.rolled, e.recreate = "", nil })
+	m.update(key, "new", unixStart, func(e *entry) { e.written, e.recreate = "", nil })
 	if len(m.entries) != 0 {
 		t.Errorf("%d entries are left with nothing to remember", len(m.entries))
 	}
 }
 
-// Dashboards depend on the names and labels.
 func TestMetricNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
@@ -177,8 +178,8 @@ func TestMetricNames(t *testing.T) {
 			}
 		}
 		want := map[string]int{ // series at the start
-			"reloads_total": 5 * 4, "source_changes_total": 2 * 3, "coalesced_changes_total": 1, "pending_workloads": 1,
-			"paused_deployments": 1, "state_writes_total": 2, "sources": 2, "change_to_patch_seconds": 1,
+			"reloads_total": 5 * 4, "source_changes_total": 3 * 3, "coalesced_changes_total": 1, "pending_workloads": 1,
+			"paused_deployments": 1, "state_writes_total": 2, "sources": 3, "change_to_patch_seconds": 1,
 			"invalid_annotations_total": 1, "lost_jobs_total": 1,
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -193,7 +194,7 @@ func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
 		ctx := klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig()))
 		w := newWorld(t, nil)
 		for range 2 {
-			one, err := newWorkload("Deployment", deploy(pod(), "secretproviderclass.reloader.stakater.com/auto", "true"))
+			one, err := policy.NewWorkload(&w.c.kinds["Deployment"].Kind, deploy(pod(), "secretproviderclass.reloader.stakater.com/auto", "true"), Name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -201,7 +202,7 @@ func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n := strings.Count(buffer.String(), "not supported"); n != 1 {
+		if n := strings.Count(buffer.String(), "have no effect without"); n != 1 {
 			t.Errorf("mentioned %d times, want once:\n%s", n, buffer.String())
 		}
 	})

@@ -16,6 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.QuietPeriod = d } }
@@ -57,7 +60,7 @@ func TestAnEventOfManySourcesIsCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, deploy(pod(), kCM, "app-.*"))
 		change := func(version string) {
-			for i := range 150 {
+			for i := range 50 {
 				w.put(cm(fmt.Sprintf("app-%03d", i), "v", version))
 			}
 			w.pass(time.Minute)
@@ -245,10 +248,9 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 				if tc.behind {
 					w.live.newer = "7"
 				}
-				for _, obj := range tc.objects {
-					w.put(obj)
-					synctest.Wait() // the watches are not ordered among each other
-				}
+				w.stop()
+				w.put(tc.objects...)
+				w.start()
 				w.pass(10*time.Second - settle/2)
 				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("writes differ (-want +got):\n%s", diff)
@@ -293,7 +295,7 @@ func TestAWorkloadThatFailsTakesOneTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var objects []runtime.Object
 		for _, name := range []string{"a", "b"} {
-			d := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
+			d := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/shop/"+name, cmKey, h1))
 			d.Name = name
 			objects = append(objects, d)
 		}
@@ -316,50 +318,10 @@ func TestAWorkloadThatFailsTakesOneTurn(t *testing.T) {
 	})
 }
 
-func TestAbsorbRollouts(t *testing.T) {
-	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	release := func(w *world) {
-		d := w.deployment("web")
-		d.Spec.Template.Spec.Containers[0].Image = "registry.example/web:2"
-		w.put(d)
-	}
-	absorb := func(c *Config) { c.AbsorbRollouts = true }
-	objects := []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1)}
-	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
-	rolled := []string{env(known2, "web/"+cmVar, h2)}
-	runCases(t, map[string]reconcileCase{
-		"a rollout by somebody else after the change does for ours": {
-			configure: absorb, objects: objects,
-			change: func(w *world) { changeCM(w); release(w) },
-			want:   []string{stateOnly(known2)}, events: []string{},
-		},
-		"one before the change does not": {
-			configure: absorb, objects: objects,
-			change: func(w *world) { release(w); changeCM(w) },
-			want:   rolled, events: reloaded,
-		},
-		"a change of the workload that is no rollout does not": {
-			configure: absorb, objects: objects,
-			change: func(w *world) { changeCM(w); w.put(annotated(w.deployment("web"), "example.org/touched", "1")) },
-			want:   rolled, events: reloaded,
-		},
-		"by default it does not": {
-			objects: objects,
-			change:  func(w *world) { changeCM(w); release(w) },
-			want:    rolled, events: reloaded,
-		},
-	})
-}
-
 // A mark shows what a workload was once rolled for, not what its pods have read since.
 func TestDataThatComesBackRollsAgain(t *testing.T) {
 	native := func(hash string) string {
 		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":%d}`
-	}
-	release := func(w *world) {
-		d := w.deployment("web")
-		d.Spec.Template.Spec.Containers[0].Image = "registry.example/web:2"
-		w.put(d)
 	}
 	for name, tc := range map[string]struct {
 		configure func(*Config)
@@ -367,16 +329,6 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 		meanwhile func(w *world)
 		mark      string // the annotation
 	}{
-		"as another rollout was absorbed": {
-			configure: func(c *Config) { c.AbsorbRollouts = true },
-			meanwhile: func(w *world) { changeCM(w); release(w) },
-			mark:      nativeMark,
-		},
-		"as another rollout was absorbed, under the annotations strategy": {
-			configure: func(c *Config) { c.AbsorbRollouts, c.Strategy = true, StrategyAnnotations },
-			meanwhile: func(w *world) { changeCM(w); release(w) },
-			mark:      compatMark,
-		},
 		"as the workload was off for a while": {
 			meanwhile: func(w *world) {
 				w.put(annotated(w.deployment("web"), nativeReload, "off"))
@@ -435,51 +387,30 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 	}
 }
 
-// An annotation above the API server's limit would make every write of the workload fail.
-func TestStateThatIsTooLargeIsKeptInMemory(t *testing.T) {
+func TestPatternsSelectOnlySoManySources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const n = 300
-		source := func(i int, v string) *corev1.ConfigMap {
-			return cm(fmt.Sprintf("app-%03d-%s", i, strings.Repeat("x", 240)), "v", v)
-		}
+		source := func(i int, v string) *corev1.ConfigMap { return cm(fmt.Sprintf("app-%03d", i), "v", v) }
 		objects := []runtime.Object{deploy(pod(), nativeReload, "configmap/app-*")}
-		for i := range n {
+		for i := range policy.MaxByPattern + 2 {
 			objects = append(objects, source(i, "1"))
 		}
-		w := newWorld(t, nil, objects[:2]...)
+		w := newWorld(t, nil, objects...)
 		w.pass(time.Minute)
-		if w.deployment("web").Annotations[nativeState] == "" {
-			t.Error("one source is not recorded")
+		state, err := policy.ParseState(w.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
+		if err != nil || len(state) != policy.MaxByPattern {
+			t.Errorf("%d sources are recorded, %v", len(state), err)
 		}
-		w.put(objects[2:]...)
-		w.pass(time.Minute)
-		if got := w.deployment("web").Annotations[nativeState]; got != "" {
-			t.Errorf("state of %d bytes is recorded", len(got))
-		}
-		if diff := cmp.Diff([]string{"Warning ReloadStateTooLarge " + stateTooLarge.String()}, w.events()); diff != "" {
+		want := []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: patterns of the workload name 2 sources more than the 300 that count; only the first by name are watched"}
+		if diff := cmp.Diff(want, w.events()); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
 		}
 		w.client.ClearActions()
-		w.put(source(7, "2"))
+		w.put(source(policy.MaxByPattern, "2")) // left alone
 		w.pass(time.Minute)
-		w.put(source(7, "3"))
+		w.put(source(policy.MaxByPattern-1, "2"))
 		w.pass(time.Minute)
-		if diff := cmp.Diff(map[string]int{"patch deployments": 2}, w.requests()); diff != "" {
-			t.Errorf("requests for two changes (-want +got):\n%s", diff)
-		}
-		reloaded := "Normal Reloaded Reloaded for ConfigMap shop/" + source(7, "").Name
-		if diff := cmp.Diff([]string{reloaded, reloaded}, w.events()); diff != "" {
+		if diff := cmp.Diff([]string{"Normal Reloaded Reloaded for ConfigMap shop/app-299"}, w.events()); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
-		}
-		for i := range n - 1 {
-			w.remove(source(i+1, ""))
-			if i%50 == 0 {
-				synctest.Wait() // the fake watch holds 100 events
-			}
-		}
-		w.pass(time.Minute)
-		if got, want := w.deployment("web").Annotations[nativeState], stateOf("configmap/"+source(0, "").Name, hashOf("v", "1")); got != want {
-			t.Errorf("state = %s, want %s", got, want)
 		}
 	})
 }

@@ -5,6 +5,8 @@ package configreload
 
 import (
 	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // Results, as used in labels.
@@ -26,14 +28,31 @@ const metricPrefix = "quartermaster_config_reload_"
 
 // domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 type domainMetrics struct {
-	reloads       *metrics.CounterVec                             // kind, result
-	sourceChanges map[sourceType]map[string]metrics.CounterMetric // by event
-	stateWrites   *metrics.CounterVec                             // result
-	sources       *metrics.GaugeVec                               // type
+	reloads       series[metrics.CounterMetric] // kind, result
+	sourceChanges series[metrics.CounterMetric] // type, event
+	stateWrites   series[metrics.CounterMetric] // result
+	sources       series[metrics.GaugeMetric]   // type
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
 	lostJobs      *metrics.Counter
 	changeToPatch *metrics.Histogram
+}
+
+// series are those of a vector, resolved once, by up to two label values.
+type series[M any] map[[2]string]M
+
+// WithLabelValues returns a series that was resolved.
+func (s series[M]) WithLabelValues(labels ...string) M {
+	var key [2]string
+	copy(key[:], labels)
+	return s[key]
+}
+
+func (s series[M]) resolve(from func(...string) M, labels ...string) M {
+	var key [2]string
+	copy(key[:], labels)
+	s[key] = from(labels...)
+	return s[key]
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
@@ -43,12 +62,16 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
+	reloads := metrics.NewCounterVec(counter("reloads_total",
+		"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"})
+	sourceChanges := metrics.NewCounterVec(counter("source_changes_total",
+		"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"})
+	stateWrites := metrics.NewCounterVec(counter("state_writes_total",
+		"Patches of the state annotation alone, by result."), []string{"result"})
+	sources := metrics.NewGaugeVec(gauge("sources", "Sources that count, by type."), []string{"type"})
 	d := &domainMetrics{
-		reloads: metrics.NewCounterVec(counter("reloads_total",
-			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"}),
-		stateWrites: metrics.NewCounterVec(counter("state_writes_total",
-			"Patches of the state annotation alone, by result."), []string{"result"}),
-		sources: metrics.NewGaugeVec(gauge("sources", "ConfigMaps and Secrets that count, by type."), []string{"type"}),
+		reloads: series[metrics.CounterMetric]{}, sourceChanges: series[metrics.CounterMetric]{},
+		stateWrites: series[metrics.CounterMetric]{}, sources: series[metrics.GaugeMetric]{},
 		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
 			"Changes that joined a reload that was already waiting.")),
 		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
@@ -60,58 +83,51 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 			Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300},
 		}),
 	}
-	changes := metrics.NewCounterVec(counter("source_changes_total",
-		"Changes seen of ConfigMaps and Secrets by type and event (create, update, delete)."), []string{"type", "event"})
 	pending := metrics.NewGaugeFunc(gauge("pending_workloads", "Workloads with changes that wait to be acted on."),
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads, changes, d.stateWrites, d.sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(reloads, sourceChanges, stateWrites, sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
 	reg.RawMustRegister(pending, paused)
-	d.sourceChanges = map[sourceType]map[string]metrics.CounterMetric{}
-	for _, t := range sourceTypes {
-		d.sourceChanges[t] = map[string]metrics.CounterMetric{}
-		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges[t][event] = changes.WithLabelValues(t.String(), event)
-		}
-	}
-	d.zero(kinds)
-	return d
-}
-
-func (d *domainMetrics) zero(kinds map[string]*kind) {
+	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
 		for _, result := range []string{resultSuccess, resultError, resultSkipped, resultDryRun} {
-			d.reloads.WithLabelValues(name, result).Add(0)
+			d.reloads.resolve(reloads.WithLabelValues, name, result).Add(0)
 		}
 	}
 	for _, result := range []string{resultSuccess, resultError} {
-		d.stateWrites.WithLabelValues(result).Add(0)
+		d.stateWrites.resolve(stateWrites.WithLabelValues, result).Add(0)
 	}
-	d.stopped()
+	for _, t := range policy.SourceTypes {
+		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
+			d.sourceChanges.resolve(sourceChanges.WithLabelValues, t.String(), event).Add(0)
+		}
+		d.sources.resolve(sources.WithLabelValues, t.String()).Set(0)
+	}
+	return d
 }
 
 // sourceSeen counts a source. It counts a change too, unless the source is part of the first list.
-func (d *domainMetrics) sourceSeen(t sourceType, before, after source, initial bool) {
+func (d *domainMetrics) sourceSeen(t policy.SourceType, before, after policy.Source, initial bool) {
 	event := ""
 	switch {
-	case !before.exists() && after.exists():
+	case !before.Exists() && after.Exists():
 		event = eventCreate
 		d.sources.WithLabelValues(t.String()).Inc()
-	case before.exists() && !after.exists():
+	case before.Exists() && !after.Exists():
 		event = eventDelete
 		d.sources.WithLabelValues(t.String()).Dec()
-	case before.hash != after.hash:
+	case before.Hash != after.Hash:
 		event = eventUpdate
 	}
 	if event != "" && !initial {
-		d.sourceChanges[t][event].Inc()
+		d.sourceChanges.WithLabelValues(t.String(), event).Inc()
 	}
 }
 
 // stopped resets the gauges: sources are counted only while the controller runs.
 func (d *domainMetrics) stopped() {
-	for _, t := range sourceTypes {
+	for _, t := range policy.SourceTypes {
 		d.sources.WithLabelValues(t.String()).Set(0)
 	}
 }

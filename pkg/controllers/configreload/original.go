@@ -12,19 +12,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // originalLease is the Lease that the original holds if it runs with several replicas.
 const originalLease = "stakater-reloader-lock"
 
-// warnOfOriginal warns if stakater/Reloader is also running. Together they do no harm, see
-// Config.decide, but somebody meant to switch it off.
+// warnOfOriginal warns if stakater/Reloader is also running. Somebody meant to switch it
+// off.
 func (c *Controller) warnOfOriginal(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	const warning = "The operator that this controller replaces is still running"
 	if k := c.kinds["Deployment"]; k != nil && cache.WaitFor(ctx, "", k.informer.HasSyncedChecker()) {
 		for _, obj := range k.informer.GetIndexer().List() {
-			w, err := newWorkload("Deployment", obj)
+			w, err := policy.NewWorkload(&k.Kind, obj, Name)
 			if err != nil || !looksLikeOriginal(w) {
 				continue
 			}
@@ -63,7 +65,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 }
 
 // looksLikeOriginal filters by names, since the cache has nothing else.
-func looksLikeOriginal(w *workload) bool {
+func looksLikeOriginal(w *policy.Workload) bool {
 	if strings.Contains(w.Name, "reloader") {
 		return true
 	}

@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clienttesting "k8s.io/client-go/testing"
 	"pgregory.net/rapid"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
@@ -127,6 +129,8 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 			web:    deploy(pod(reads("app-config"))),
 			change: func(w *world) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: conflictAttempts,
 			want: stateOnly(stateOf(cmKey, h1)),
+			events: []string{"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " +
+				`admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
 		},
 		"the end of a pause": {
 			web: func() *appsv1.Deployment {
@@ -232,35 +236,35 @@ func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 func TestDifferenceSettlesUnlessAnEventAnnouncedIt(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Compat, cfg.QuietPeriod = true, 0
-	w, err := newWorkload("Deployment", deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true"))
+	w, err := policy.NewWorkload(&policy.Kind{Name: "Deployment"}, deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true"), Name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := newKeys(&cfg).rules(w)
+	r := cfg.keys().Rules(w)
 	now := unixStart
-	app, pass := sourceKey{configMap, "app-config"}, sourceKey{secret, "db"}
+	app, pass := policy.SourceKey{Type: policy.ConfigMap, Name: "app-config"}, policy.SourceKey{Type: policy.Secret, Name: "db"}
 	for name, tc := range map[string]struct {
-		different []sourceKey
-		window    window
+		different []policy.SourceKey
+		window    policy.Window
 		after     time.Duration // 0: reloaded at once
 	}{
-		"no event yet":                 {different: []sourceKey{app}, after: settle},
-		"no event, found a moment ago": {different: []sourceKey{app}, window: window{first: now.Add(-settle / 4), last: now}, after: settle * 3 / 4},
-		"its event has come":           {different: []sourceKey{app}, window: window{first: now, last: now, changed: map[sourceKey]change{app: {at: now}}}},
-		"its event has come after the difference was found": {different: []sourceKey{app},
-			window: window{first: now.Add(-settle / 4), last: now, changed: map[sourceKey]change{app: {at: now}}}},
-		"another difference has no event": {different: []sourceKey{app, pass},
-			window: window{first: now, last: now, changed: map[sourceKey]change{app: {at: now}}}, after: settle},
+		"no event yet":                 {different: []policy.SourceKey{app}, after: settle},
+		"no event, found a moment ago": {different: []policy.SourceKey{app}, window: policy.Window{First: now.Add(-settle / 4), Last: now}, after: settle * 3 / 4},
+		"its event has come":           {different: []policy.SourceKey{app}, window: policy.Window{First: now, Last: now, Changes: map[policy.SourceKey]policy.Change{app: {At: now}}}},
+		"its event has come after the difference was found": {different: []policy.SourceKey{app},
+			window: policy.Window{First: now.Add(-settle / 4), Last: now, Changes: map[policy.SourceKey]policy.Change{app: {At: now}}}},
+		"another difference has no event": {different: []policy.SourceKey{app, pass},
+			window: policy.Window{First: now, Last: now, Changes: map[policy.SourceKey]policy.Change{app: {At: now}}}, after: settle},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &facts{workload: w, rules: r, window: tc.window, now: now, recorded: state{app: h1[:stateDigits], pass: p1[:stateDigits]},
-				sources: map[sourceKey]source{app: {hash: h1}, pass: {hash: p1}}}
+			f := &policy.Facts{Workload: w, Rules: r, Window: tc.window, Now: now, Recorded: policy.State{app: h1[:stateDigits], pass: p1[:stateDigits]},
+				Sources: map[policy.SourceKey]policy.Source{app: {Hash: h1}, pass: {Hash: p1}}}
 			for _, key := range tc.different {
-				f.sources[key] = source{hash: h2}
+				f.Sources[key] = policy.Source{Hash: h2}
 			}
-			p := cfg.decide(f)
-			if p.pending != (tc.after > 0) || p.after != tc.after || len(p.reloads) > 0 != (tc.after == 0) {
-				t.Errorf("pending %v, after %v, %d reloads, want after %v", p.pending, p.after, len(p.reloads), tc.after)
+			p := cfg.Decide(f)
+			if p.Pending != (tc.after > 0) || p.After != tc.after || len(p.Reloads) > 0 != (tc.after == 0) {
+				t.Errorf("pending %v, after %v, %d reloads, want after %v", p.Pending, p.After, len(p.Reloads), tc.after)
 			}
 		})
 	}
@@ -311,7 +315,7 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		initial, final := cm("app-config", "v", "0"), cm("app-config", "v", "final")
-		known := stateOf(cmKey, hex.EncodeToString(DigestConfigMap(initial)))
+		known := stateOf(cmKey, hex.EncodeToString(policy.DigestConfigMap(initial)))
 		// By annotation, every patch rolls; a variable would hide a second patch.
 		w := newLaggingWorld(t, lags, func(c *Config) { c.QuietPeriod = quiet; strategyAnnotations(c) },
 			initial, deploy(pod(reads("app-config")), kAuto, "true", nativeState, known))
@@ -333,7 +337,7 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 				problems = append(problems, fmt.Sprintf("rolled twice to the same data: %v", *rolled))
 			}
 		}
-		want := hex.EncodeToString(DigestConfigMap(final))
+		want := hex.EncodeToString(policy.DigestConfigMap(final))
 		if n := len(*rolled); n == 0 || (*rolled)[n-1] != want {
 			problems = append(problems, fmt.Sprintf("the last change is lost: %v", *rolled))
 		}
@@ -400,7 +404,7 @@ func (w *world) audit() *[]string {
 				continue
 			}
 			last = *d.Spec.Template.DeepCopy()
-			var m mark
+			var m struct{ Hash string }
 			if err := json.Unmarshal([]byte(last.Annotations[compatMark]), &m); err != nil {
 				w.t.Errorf("mark %q: %v", last.Annotations[compatMark], err)
 			}

@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // Annotation keys of the original, spelled out as users write them.
@@ -71,7 +73,7 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 	}
 }
 
-func strategyAnnotations(c *Config) { c.Strategy = StrategyAnnotations }
+func strategyAnnotations(c *Config) { c.Strategy = policy.StrategyAnnotations }
 func autoAll(c *Config)             { c.AutoAll = true }
 func onCreate(c *Config)            { c.OnCreate = true }
 func onDelete(c *Config)            { c.OnDelete = true }

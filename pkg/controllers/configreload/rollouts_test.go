@@ -5,8 +5,8 @@ package configreload
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -45,6 +45,7 @@ func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...stri
 }
 
 func TestReconcileRollouts(t *testing.T) {
+	stateOf := func(pairs ...string) string { return stateOn("Rollout/shop/web", pairs...) }
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
 	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
 	plain, marked := pod(reads("app-config")), pod(variableSet("OTHER", "x"), variableSet(cmVar, h1), reads("app-config"))
@@ -54,16 +55,20 @@ func TestReconcileRollouts(t *testing.T) {
 		})
 	}
 	two := pod(variableSet("OTHER", "x"), variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
-	twice := pod(variableSet(cmVar, h1), variableSet(cmVar, h1), variableSet(dbVar, p1), reads("app-config"), fromSecret)
 	current := pod(reads("app-config"), variableSet(cmVar, h2))
 	bare := pod(reads("app-config"), fromSecret)
-	stateOp := object{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": known2}
-	versionOp := object{"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
-	nameOp := object{"op": "test", "path": "/spec/template/spec/containers/0/name", "value": "web"}
-	variable := object{"name": cmVar, "value": h2}
-	replaced := toJSON([]object{versionOp, stateOp, nameOp,
-		{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
-		{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": variable}})
+	// containers is the patch that leaves the containers of a template.
+	containers := func(state string, options ...podOption) string {
+		template := pod(options...)
+		u := rollout(t, &template)
+		list, _, err := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "containers")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return toJSON(object{"metadata": object{"annotations": object{nativeState: state}, "resourceVersion": "7"},
+			"spec": object{"template": object{"spec": object{"containers": list}}}})
+	}
+	replaced := containers(known2, variableSet("OTHER", "x"), variableSet(cmVar, h2), reads("app-config"))
 	state := object{"annotations": object{nativeState: known2}, "resourceVersion": "7"}
 
 	cases := map[string]struct {
@@ -74,11 +79,9 @@ func TestReconcileRollouts(t *testing.T) {
 		want      []string
 		events    []string
 	}{
-		"the first variable of a container brings the list along": {
+		"the first variable of a container is added": {
 			rollout: rollout(t, &plain, kAuto, "true", nativeState, known1),
-			want: []string{toJSON([]object{versionOp, stateOp, nameOp,
-				{"op": "add", "path": "/spec/template/spec/containers/0/env", "value": []object{variable}}})},
-			events: reloaded,
+			want:    []string{containers(known2, reads("app-config"), variableSet(cmVar, h2))}, events: reloaded,
 		},
 		"a variable that is there is replaced where it stands": {
 			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
@@ -86,47 +89,24 @@ func TestReconcileRollouts(t *testing.T) {
 		},
 		"several variables are each replaced where they stand": {
 			rollout: rollout(t, &two, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
-			want: []string{toJSON([]object{versionOp,
-				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, h2, dbKey, p2)},
-				nameOp,
-				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": dbVar},
-				{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": object{"name": dbVar, "value": p2}},
-				nameOp,
-				{"op": "test", "path": "/spec/template/spec/containers/0/env/2/name", "value": cmVar},
-				{"op": "replace", "path": "/spec/template/spec/containers/0/env/2", "value": variable}})},
+			want: []string{containers(stateOf(cmKey, h2, dbKey, p2),
+				variableSet("OTHER", "x"), variableSet(dbVar, p2), variableSet(cmVar, h2), reads("app-config"), fromSecret)},
 			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
 		},
 		"several variables are added one after the other": {
 			rollout: rollout(t, &bare, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
-			want: []string{toJSON([]object{versionOp,
-				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, h2, dbKey, p2)},
-				nameOp, {"op": "add", "path": "/spec/template/spec/containers/0/env", "value": []object{{"name": dbVar, "value": p2}}},
-				nameOp, {"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable}})},
+			want: []string{containers(stateOf(cmKey, h2, dbKey, p2),
+				reads("app-config"), fromSecret, variableSet(dbVar, p2), variableSet(cmVar, h2))},
 			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
 		},
 		"on-delete removes it where it stands": {
 			configure: onDelete, remove: true,
 			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
-			want: []string{toJSON([]object{versionOp,
-				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, "")}, nameOp,
-				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": cmVar},
-				{"op": "remove", "path": "/spec/template/spec/containers/0/env/1"}})},
-			events: reloaded,
+			want:    []string{containers(stateOf(cmKey, ""), variableSet("OTHER", "x"), reads("app-config"))}, events: reloaded,
 		},
-		"and one of two of that name, where the other one stays": {
-			configure: onDelete, remove: true,
-			rollout: rollout(t, &twice, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
-			want: []string{toJSON([]object{versionOp,
-				{"op": "add", "path": "/metadata/annotations/quartermaster.dev~1reload-state", "value": stateOf(cmKey, "", dbKey, p2)}, nameOp,
-				{"op": "test", "path": "/spec/template/spec/containers/0/env/0/name", "value": cmVar},
-				{"op": "remove", "path": "/spec/template/spec/containers/0/env/0"}, nameOp,
-				{"op": "test", "path": "/spec/template/spec/containers/0/env/1/name", "value": dbVar},
-				{"op": "replace", "path": "/spec/template/spec/containers/0/env/1", "value": object{"name": dbVar, "value": p2}}})},
-			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
-		},
-		"a test that fails, as the variables were moved meanwhile, is decided on again": {
+		"a conflict is decided on again": {
 			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
-			denied:  apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", RolloutsResource.GroupResource(), "web", "testing value failed", 0, false),
+			denied:  apierrors.NewConflict(RolloutsResource.GroupResource(), "web", errors.New("changed")),
 			want:    slices.Repeat([]string{replaced}, 2), events: reloaded,
 		},
 		"the annotations strategy is a merge patch": {

@@ -254,7 +254,7 @@ func TestReconcileNative(t *testing.T) {
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
 			events: []string{reloaded[0], "Warning InvalidReloadAnnotation quartermaster.dev/reload: " +
-				`item "pod/x" is none of off, auto, configmap/NAME, secret/NAME, !configmap/NAME, !secret/NAME`},
+				`item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`},
 		},
 		"a delay of its own replaces the quiet period, and stretches the longest one": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto", nativeDelay, "1m", nativeState, known1)},
@@ -353,7 +353,7 @@ func TestReconcileScope(t *testing.T) {
 
 func helmSecret(version string) runtime.Object {
 	s := db("x")
-	s.Type, s.Data = helmRelease, map[string][]byte{"release": []byte(version)}
+	s.Type, s.Data = "helm.sh/release.v1", map[string][]byte{"release": []byte(version)}
 	return s
 }
 

@@ -17,6 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 func TestReconcileState(t *testing.T) {
@@ -26,7 +28,7 @@ func TestReconcileState(t *testing.T) {
 	web := pod(reads("app-config"))
 	marked := func(hash string) corev1.PodTemplateSpec { return pod(reads("app-config"), variableSet(cmVar, hash)) }
 	none := []string{}
-	compare := func(c *Config) { c.FirstSight = FirstSightCompare }
+	compare := func(c *Config) { c.FirstSight = policy.FirstSightCompare }
 	annotationMark := func(hash string) string {
 		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":1}`
 	}
@@ -91,22 +93,13 @@ func TestReconcileState(t *testing.T) {
 			change:  func(w *world) { changeCM(w); w.pass(900 * time.Millisecond); w.put(cm1()) },
 			events:  none,
 		},
-		"next to the original, which is first, nothing is rolled twice": {
+		"next to the original, which is first, the template stays as it is": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				changeCM(w)
 				w.put(deploy(marked(h2), kAuto, "true", nativeState, known1))
 			},
-			want: []string{stateOnly(known2)}, events: none,
-		},
-		"the same under the annotations strategy": {
-			configure: strategyAnnotations,
-			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
-				changeCM(w)
-				w.put(deploy(pod(reads("app-config"), onTemplate(compatMark, annotationMark(h2))), kAuto, "true", nativeState, known1))
-			},
-			want: []string{stateOnly(known2)}, events: none,
+			want: rolled, events: reloaded,
 		},
 		"creation is recorded": {
 			objects: []runtime.Object{deploy(web, kAuto, "true", nativeState, absent)},
@@ -160,11 +153,19 @@ func TestReconcileState(t *testing.T) {
 			change:    func(w *world) { w.remove(cm1()) },
 			want:      []string{env(absent, "web/"+cmVar, "")}, events: reloaded,
 		},
-		"on-delete without the variable records": {
+		"on-delete without the variable rolls by an annotation, every time": {
 			configure: onDelete,
-			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change:    func(w *world) { w.remove(cm1()) },
-			want:      []string{stateOnly(absent)}, events: none,
+			objects:   []runtime.Object{cm1(), deploy(marked(h1), kAuto, "true", nativeState, known1)},
+			change: func(w *world) {
+				w.remove(cm1())
+				w.pass(time.Minute)
+				w.put(cm1())
+				w.pass(time.Minute)
+				w.remove(cm1())
+			},
+			want: []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), ann(absent, nativeMark,
+				strings.Replace(annotationMark(deletedHash), `"observedAt":1`, `"observedAt":`+fmt.Sprint(started+121), 1))},
+			events: []string{reloaded[0], reloaded[0]},
 		},
 		"on-delete rolls for what only a pattern named, and forgets it": {
 			configure: onDelete,
@@ -211,6 +212,7 @@ func TestReconcileState(t *testing.T) {
 			events: []string{
 				"Normal Reloaded Reloaded for ConfigMap shop/app-config",
 				"Warning ReloadFail Reload for ConfigMap shop/app-config failed: not yet",
+				"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: not yet",
 			},
 		},
 		"a state that is no state is reported and recorded anew": {
@@ -224,8 +226,7 @@ func TestReconcileState(t *testing.T) {
 				w.pass(time.Minute)
 				w.put(annotated(w.deployment("web"), "example.org/touched", "1"))
 			},
-			want:   []string{stateOnly("")},
-			events: []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: not a JSON object of strings: unexpected end of JSON input"},
+			want: []string{stateOnly("")},
 		},
 		"a change that comes with the annotation that makes the source count rolls": {
 			objects: []runtime.Object{cm1(), deploy(web, kSearch, "true")},
@@ -237,41 +238,13 @@ func TestReconcileState(t *testing.T) {
 			change:  changeCM,
 			want:    []string{stateOnly(known1), rolled[0]}, events: reloaded,
 		},
-		"state=off does not act on what another configuration left": {
-			configure: func(c *Config) { c.State = StateOff },
-			objects:   []runtime.Object{cm2(), deploy(web, kAuto, "true", nativeState, known1)},
-		},
-		"state=off does not act on it when somebody removes it": {
-			configure: func(c *Config) { c.State = StateOff },
-			objects:   []runtime.Object{cm2(), deploy(web, nativeState, known1)},
-			change:    func(w *world) { w.put(deploy(web, kAuto, "true")) },
-		},
-		"state=off removes it with the next reload, so that it does not count later": {
-			configure: func(c *Config) { c.State = StateOff },
-			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change:    changeCM,
-			want:      []string{env("", "web/"+cmVar, h2)}, events: reloaded,
-		},
-		"state=off keeps it in memory, and loses what happens while no manager runs": {
-			configure: func(c *Config) { c.State = StateOff },
-			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true")},
-			change: func(w *world) {
-				changeCM(w)
-				w.pass(time.Minute)
-				w.stop()
-				w.put(cm1())
-				w.start()
-			},
-			want:   []string{"patch deployments/web " + toJSON(object{"spec": envBody("", "web/"+cmVar, h2)["spec"]})},
-			events: reloaded,
-		},
 	})
 }
 
 func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
-		api := deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1)
+		api := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/shop/api", cmKey, h1))
 		api.Name = "api"
 		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1), api)
 		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -282,7 +255,7 @@ func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
 		})
 		changeCM(w)
 		w.pass(4500 * time.Millisecond) // due after 1 s, again 1 s and 3 s later
-		web, other := env(stateOf(cmKey, h2), "web/"+cmVar, h2), envOn("deployments/api", stateOf(cmKey, h2), "web/"+cmVar, h2)
+		web, other := env(stateOf(cmKey, h2), "web/"+cmVar, h2), envOn("deployments/api", stateOn("Deployment/shop/api", cmKey, h2), "web/"+cmVar, h2)
 		got := w.writes()
 		slices.Sort(got)
 		if diff := cmp.Diff([]string{other, web, web, web}, got); diff != "" {
@@ -341,13 +314,13 @@ func TestAnnotationRemovedByOthers(t *testing.T) {
 			w.put(bare)
 			w.pass(29 * time.Second)
 		}
-		if n := len(w.writes()); n != 1 {
-			t.Errorf("%d writes within ten minutes, want 1", n)
+		if n := len(w.writes()); n != 2 {
+			t.Errorf("%d writes within ten minutes, want the record of before and one more", n)
 		}
 		// A change still rolls the workload, from memory, and writes the state with it.
 		changeCM(w)
 		w.pass(2 * time.Second)
-		want := []string{stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
+		want := []string{stateOnly(known1), stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
 		if diff := cmp.Diff(want, w.writes()); diff != "" {
 			t.Errorf("writes differ (-want +got):\n%s", diff)
 		}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
@@ -46,15 +47,15 @@ func references() corev1.PodTemplateSpec {
 func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u", ResourceVersion: "7", Annotations: map[string]string{kAuto: "true"}}
 	owned := meta
-	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Widget"}, {Kind: "CronJob", Controller: ptr.To(true)}}
-	full := content{
+	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Widget"}, {Kind: "CronJob", UID: "c", Controller: ptr.To(true)}}
+	full := policy.Content{
 		Template: map[string]string{kAuto: "true", nativeMark: "mark"},
-		Inits:    []container{{Name: "init", Mounts: []string{"secret"}, Env: []sourceKey{{configMap, "c"}, {secret, ""}}}},
-		Containers: []container{{Name: "web", Mounts: []string{"cm", "both"}, Vars: map[string]string{cmVar: h1},
-			Env: []sourceKey{{secret, "db"}, {configMap, "app-config"}, {secret, "s"}}}},
-		Volumes: map[string][]sourceKey{"cm": {{configMap, "files"}}, "secret": {{secret, "certs"}}, "both": {{configMap, "p"}, {secret, "q"}}},
+		Inits:    []policy.Container{{Name: "init", Mounts: []string{"secret"}, Env: []policy.SourceKey{{Type: policy.ConfigMap, Name: "c"}, {Type: policy.Secret, Name: ""}}}},
+		Containers: []policy.Container{{Name: "web", Mounts: []string{"cm", "both"}, Vars: map[string]string{cmVar: h1},
+			Env: []policy.SourceKey{{Type: policy.Secret, Name: "db"}, {Type: policy.ConfigMap, Name: "app-config"}, {Type: policy.Secret, Name: "s"}}}},
+		Volumes: map[string][]policy.SourceKey{"cm": {{Type: policy.ConfigMap, Name: "files"}}, "secret": {{Type: policy.Secret, Name: "certs"}}, "both": {{Type: policy.ConfigMap, Name: "p"}, {Type: policy.Secret, Name: "q"}}},
 	}
-	with := func(change func(*content)) content {
+	with := func(change func(*policy.Content)) policy.Content {
 		c := full
 		change(&c)
 		return c
@@ -64,25 +65,25 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 	referring.Object["spec"].(map[string]any)["workloadRef"] = map[string]any{"kind": "Deployment", "name": "other"}
 	cases := map[string]struct {
 		obj  runtime.Object
-		want content
+		want policy.Content
 	}{
 		"Deployment": {&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: references()}}, full},
 		"paused Deployment": {&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Paused: true, Template: references()}},
-			with(func(c *content) { c.Paused = true })},
+			with(func(c *policy.Content) { c.Paused = true })},
 		"StatefulSet": {&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Template: references()}}, full},
 		"DaemonSet":   {&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: references()}}, full},
 		"suspended CronJob": {&batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{Suspend: ptr.To(true),
 			JobTemplate: batchv1.JobTemplateSpec{ObjectMeta: meta, Spec: batchv1.JobSpec{Template: references()}}}},
-			with(func(c *content) { c.Suspended = true })},
+			with(func(c *policy.Content) { c.Suspended = true })},
 		"Job of a CronJob": {&batchv1.Job{ObjectMeta: owned, Spec: batchv1.JobSpec{Template: references()}},
-			with(func(c *content) { c.OwnedBy = "CronJob" })},
+			with(func(c *policy.Content) { c.CronJob, c.Elsewhere = "c", true })},
 		"Rollout": {rollout(t, &template, kAuto, "true"), full},
-		"Rollout that refers to another workload": {referring, with(func(c *content) { c.Elsewhere = true })},
-		"Rollout without a template":              {rollout(t, nil, kAuto, "true"), content{}},
+		"Rollout that refers to another workload": {referring, with(func(c *policy.Content) { c.Elsewhere = true })},
+		"Rollout without a template":              {rollout(t, nil, kAuto, "true"), policy.Content{}},
 	}
 	cfg := DefaultConfig()
 	cfg.Compat = true
-	reduce := controllertest.Reduce(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg))
+	reduce := controllertest.Reduce(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg), "")
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			before := tc.obj.DeepCopyObject()
@@ -93,19 +94,20 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 			if diff := cmp.Diff(before, tc.obj); diff != "" {
 				t.Errorf("the object has changed (-before +after):\n%s", diff)
 			}
-			cached, err := newWorkload("Kind", reduced)
+			cached, err := policy.NewWorkload(&policy.Kind{Name: "Kind"}, reduced, Name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tc.want, cached.content, cmp.AllowUnexported(sourceKey{})); diff != "" {
+			cached.Since, cached.Asks = "", 0 // which only the cache has
+			if diff := cmp.Diff(tc.want, cached.Content); diff != "" {
 				t.Errorf("cached (-want +got):\n%s", diff)
 			}
-			live, err := newWorkload("Kind", tc.obj)
+			live, err := policy.NewWorkload(&policy.Kind{Name: "Kind"}, tc.obj, Name)
 			if err != nil {
 				t.Fatal(err)
 			}
 			delete(live.Template, "example.com/other") // the only other difference
-			if diff := cmp.Diff(live, cached, cmp.AllowUnexported(workload{}, workloadKey{}, sourceKey{})); diff != "" {
+			if diff := cmp.Diff(live, cached); diff != "" {
 				t.Errorf("live and cached differ (-live +cached):\n%s", diff)
 			}
 		})
@@ -123,42 +125,18 @@ func TestAWorkloadThatCannotBeReadIsAnErrorOfItsOwn(t *testing.T) {
 		"a template that is no object":     broken("none"),
 		"an object that is not a workload": &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}},
 	}
-	reduce := controllertest.Reduce(Name, nil, WorkloadDigest(DefaultConfig()))
+	reduce := controllertest.Reduce(Name, nil, WorkloadDigest(DefaultConfig()), "")
 	for name, obj := range cases {
 		t.Run(name, func(t *testing.T) {
 			reduced, err := reduce(obj)
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, live := newWorkload("Rollout", obj)
-			_, cached := newWorkload("Rollout", reduced)
+			_, live := policy.NewWorkload(&policy.Kind{Name: "Rollout"}, obj, Name)
+			_, cached := policy.NewWorkload(&policy.Kind{Name: "Rollout"}, reduced, Name)
 			if live == nil || cached == nil || live.Error() != cached.Error() || !strings.Contains(live.Error(), "Rollout/shop/web: ") {
 				t.Errorf("live %v, cached %v", live, cached)
 			}
 		})
-	}
-}
-
-func TestTheDigestOfATemplateIsCachedIfRolloutsAreAbsorbed(t *testing.T) {
-	digests := func(absorb bool, obj runtime.Object) (whole, cached []byte) {
-		cfg := DefaultConfig()
-		cfg.AbsorbRollouts = absorb
-		reduced, err := controllertest.Reduce(Name, nil, WorkloadDigest(cfg))(obj)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cachedDigest("Deployment", obj.(metav1.Object)), cachedDigest("Deployment", reduced.(metav1.Object))
-	}
-	red, red2 := digests(true, deploy(pod(variableSet("COLOR", "red"))))
-	blue, _ := digests(true, deploy(pod(variableSet("COLOR", "blue"))))
-	if len(red) == 0 || string(red) != string(red2) || string(red) == string(blue) {
-		t.Errorf("red %x, cached %x, blue %x", red, red2, blue)
-	}
-	template := pod(variableSet("COLOR", "red"))
-	if _, ro := digests(true, rollout(t, &template)); string(ro) != string(red) {
-		t.Errorf("of a Rollout %x, of a Deployment %x", ro, red)
-	}
-	if _, none := digests(false, deploy(pod())); none != nil {
-		t.Errorf("digest %x", none)
 	}
 }

@@ -96,8 +96,8 @@ func (w *world) start() {
 		}
 		return i
 	}
-	source := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest)
-	workload := controllertest.Reduce(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg))
+	source := controllertest.Reduce(Name, SourceAnnotations(w.cfg), digest, w.versions.Last())
+	workload := controllertest.Reduce(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
 	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
 	in := Informers{
 		ConfigMaps:   with(core.ConfigMaps().Informer(), source),
@@ -263,8 +263,8 @@ func (w *world) writes() []string {
 			list = append(list, fmt.Sprintf("%screate %s/%s", dry, resource, name))
 		case clienttesting.DeleteActionImpl:
 			p := a.DeleteOptions.Preconditions
-			if p == nil || p.UID == nil || p.ResourceVersion == nil {
-				w.t.Errorf("deletion of %s without preconditions", a.Name)
+			if p == nil || p.UID == nil {
+				w.t.Errorf("deletion of %s without its UID", a.Name)
 			}
 			list = append(list, fmt.Sprintf("delete %s/%s", resource, a.Name))
 		case clienttesting.UpdateActionImpl:

@@ -6,15 +6,19 @@ package configreload
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 // The reasons of Events.
@@ -24,9 +28,9 @@ const (
 	reasonWould        = "WouldReload"
 	reasonSkipped      = "ReloadSkipped"
 	reasonWaits        = "ReloadWaits"
+	reasonNotRecorded  = "ReloadStateFail"
 	reasonInvalid      = "InvalidReloadAnnotation"
 	reasonInvalidPause = "InvalidPausePeriod"
-	reasonTooLarge     = "ReloadStateTooLarge"
 )
 
 // outcome is the result of a reload.
@@ -37,167 +41,163 @@ type outcome struct {
 	skipped string
 	// wait is set if nothing was done; decide again after this time.
 	wait time.Duration
-	// after is set if it was done and something is left to do after this time.
-	after time.Duration
-	// replaced is set if the workload is now another object, of which nothing is known.
-	replaced bool
+	// handedOn is set if the rest is done, and reported, by recreateJob.
+	handedOn bool
 }
 
 // reload does what is due and then reports it.
-func (c *Controller) reload(ctx context.Context, k *kind, f *facts, p *plan, e *entry, last bool) (time.Duration, error) {
-	w := f.workload
+func (c *Controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
+	w := f.Workload
+	names := namesOf(w, p)
 	if c.cfg.DryRun {
-		if why := p.skipsCronJob(w); why != "" {
-			c.announce(ctx, k, f, p, reasonSkipped, why+", would not reload for ", resultSkipped)
+		if w.Suspended && !p.ByName() {
+			c.announce(ctx, k, w, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
 		} else {
-			c.announce(ctx, k, f, p, reasonWould, "Would reload for ", resultDryRun)
+			c.announce(ctx, k, w, reasonWould, "Would reload for "+names, resultDryRun)
 		}
 		c.done(w, p, e, "")
 		return 0, nil
 	}
-	out, err := c.write(ctx, k, f, p)
+	out, err := k.reload(ctx, k, f, p, e)
 	switch {
 	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // not a failure of this reload: it is decided on again
 	case err != nil:
-		c.metrics.reloads.WithLabelValues(w.kind, resultError).Inc()
-		c.events.Eventf(w.reference(k), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", cut(p.names(w)), cut(err.Error()))
-		return 0, fmt.Errorf("reload %s: %w", w.workloadKey, err)
+		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
+		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Cut(names), policy.Cut(err.Error()))
+		return 0, fmt.Errorf("reload %s: %w", w.Key, err)
+	case out.handedOn:
+		return policy.Settle, nil
 	case out.wait > 0:
-		c.tellOfWait(ctx, k, f, p)
+		c.tellOfWait(ctx, k, f, names)
 		return out.wait, nil
 	case out.skipped != "":
-		c.announce(ctx, k, f, p, reasonSkipped, out.skipped+", not reloaded for ", resultSkipped)
+		c.announce(ctx, k, w, reasonSkipped, out.skipped+", not reloaded for "+names, resultSkipped)
 	default:
-		c.announce(ctx, k, f, p, reasonReloaded, "Reloaded for ", resultSuccess)
-		c.metrics.changeToPatch.Observe(c.clock.Now().Sub(f.window.first).Seconds())
-		if _, bad := c.keys.pausePeriod(w, &f.rules); bad != nil {
-			c.events.Event(w.reference(k), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
+		c.announce(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
+		c.metrics.changeToPatch.Observe(c.clock.Now().Sub(f.Window.First).Seconds())
+		if bad := f.Rules.BadPause; bad != nil && k.Pauses {
+			c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}
 	}
-	if !out.replaced {
-		c.done(w, p, e, out.version)
-	}
-	return out.after, nil
+	c.done(w, p, e, out.version)
+	return 0, nil
 }
 
 // outdated reports whether the workload has changed or is gone. Admission may return the same
 // errors for other reasons, so a live read has to confirm it.
 func outdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
-// write sends the writes of a reload, as its kind requires.
-func (c *Controller) write(ctx context.Context, k *kind, f *facts, p *plan) (outcome, error) {
-	switch f.workload.kind {
-	case "CronJob":
-		return c.runCronJob(ctx, k, f, p)
-	case "Job":
-		return c.replaceJob(ctx, f, p)
-	case "Rollout":
-		return c.patchRollout(ctx, k, f, p)
+// errOutdated makes reconcile decide again on the live object.
+func errOutdated(w *policy.Workload) error {
+	return apierrors.NewConflict(schema.GroupResource{Resource: w.Key.Kind}, w.Name, fmt.Errorf("is not at version %s any more", w.Version))
+}
+
+// refused reports whether a request certainly changed nothing.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return controllers.IsNotLeading(err) // not sent; other errors may be broken connections
 	}
-	version, err := c.patch(ctx, k, f.workload, types.StrategicMergePatchType, c.cfg.templatePatch(f, c.keys, p))
+	code := status.Status().Code
+	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
+}
+
+// patchTemplate reloads a workload by one patch of its pod template.
+func (c *Controller) patchTemplate(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
+	version, err := c.patch(ctx, k, f.Workload, types.StrategicMergePatchType, c.cfg.TemplatePatch(f, c.keys, p))
 	return outcome{version: version}, err
 }
 
-func (c *Controller) patch(ctx context.Context, k *kind, w *workload, as types.PatchType, patch any) (string, error) {
+// patch sends a patch. If nobody knows whether it took effect, what this run has recorded counts no
+// more: the annotation does.
+func (c *Controller) patch(ctx context.Context, k *kind, w *policy.Workload, as types.PatchType, patch any) (string, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return "", fmt.Errorf("marshal patch: %w", err)
 	}
-	return k.patch(ctx, w.ObjectName, as, data)
+	version, err := k.patch(ctx, w.ObjectName, as, data)
+	if err != nil && !refused(err) {
+		c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) { live.last = "" })
+	}
+	return version, err
 }
 
-// done notes that a plan was carried out.
-func (c *Controller) done(w *workload, p *plan, e *entry, version string) {
+// done notes that a plan was carried out: its state is recorded, with the write that made this
+// version or in memory.
+func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
 	now := c.clock.Now()
-	c.memory.update(w.workloadKey, w.uid, now, func(live *entry) {
-		if !p.pending {
-			live.close(*e, now)
+	c.memory.update(w.Key, w.UID, now, func(live *entry) {
+		if !p.Pending {
+			live.window.Close(&e.window, now)
+			live.job.ranFor = nil
 		}
-		if version != "" && version != w.version {
+		if version != "" && version != w.Version {
 			live.written = version
 		}
-		if live.kept = nil; c.inMemory(w) && len(p.state) > 0 || p.state.tooLarge() {
-			live.kept = p.state
-		}
-		// What is recorded now, or not watched any more, needs no memory.
-		for key := range live.seen {
-			if _, recorded := p.state[key]; recorded || !p.pending && live.touched == e.touched {
-				delete(live.seen, key)
-			}
-		}
-		if len(live.seen) == 0 {
-			live.seen = nil
+		if version != "" || c.inMemory(w) || live.last != "" {
+			live.last = p.State.Text(w.Key)
 		}
 	})
 }
 
 // record writes the state alone, if it differs from the one on the workload.
-func (c *Controller) record(ctx context.Context, k *kind, f *facts, p *plan, e *entry) (time.Duration, error) {
-	w, now := f.workload, f.now
-	if p.found {
-		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) {
-			if !live.window.open() {
-				live.window.first, live.window.last = now, now
-			}
-		})
+func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
+	w, now := f.Workload, f.Now
+	if p.Found {
+		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.window.Open(now) })
 	}
-	if p.state == nil {
-		return p.after, nil
+	if p.State == nil {
+		return p.After, nil
 	}
-	_, annotated := w.meta[nativeState]
-	text := p.state.annotation()
-	if c.inMemory(w) || text == w.meta[nativeState] && annotated == (text != "") {
+	patch, changes := policy.MetadataPatch(w, p.State)
+	if c.inMemory(w) || !changes {
 		c.done(w, p, e, "")
-		c.forgetRemoval(w, e)
-		return p.after, nil
+		return p.After, nil
 	}
-	if e.removed {
-		if left := e.rewritten.Add(rewriteInterval).Sub(now); !e.rewritten.IsZero() && left > 0 {
-			return soonest(p.after, left), nil
-		}
+	// Somebody else has changed what this run has recorded. A tool that does so again and again must
+	// not make for a write each time.
+	others := e.last != "" && e.last != w.Meta[policy.StateKey]
+	if left := e.rewritten.Add(rewriteInterval).Sub(now); others && !e.rewritten.IsZero() && left > 0 {
+		c.done(w, p, e, "")
+		return soonest(p.After, left), nil
 	}
-	version, err := c.patch(ctx, k, w, k.merge, metadataPatch(w, p.state))
-	if err != nil {
-		if !outdated(err) && !controllers.IsNotLeading(err) {
-			c.metrics.stateWrites.WithLabelValues(resultError).Inc()
-		}
-		return 0, fmt.Errorf("record state of %s: %w", w.workloadKey, err)
+	version, err := c.patch(ctx, k, w, k.merge, patch)
+	switch {
+	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
+		return 0, err // not a failure: it is decided on again
+	case err != nil:
+		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
+		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonNotRecorded,
+			"The state of its sources could not be recorded, so a change while no manager runs may be missed: %s", policy.Cut(err.Error()))
+		return 0, fmt.Errorf("record state of %s: %w", w.Key, err)
 	}
 	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
-	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(p.state))
+	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(p.State))
 	c.done(w, p, e, version)
-	if e.removed {
-		c.memory.update(w.workloadKey, w.uid, now, func(live *entry) { live.removed, live.rewritten = false, now })
+	if others {
+		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.rewritten = now })
 	}
-	return p.after, nil
-}
-
-// forgetRemoval is called when the annotation is there again, or is missing because nothing is
-// watched any more.
-func (c *Controller) forgetRemoval(w *workload, e *entry) {
-	if e.removed {
-		c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.removed = false })
-	}
+	return p.After, nil
 }
 
 // endPause resumes a Deployment, or removes the time of a pause that is over.
-func (c *Controller) endPause(ctx context.Context, k *kind, w *workload, step pauseStep) error {
-	version, err := c.patch(ctx, k, w, k.merge, c.keys.pausePatch(w, step))
+func (c *Controller) endPause(ctx context.Context, k *kind, w *policy.Workload, step policy.PauseStep) error {
+	version, err := c.patch(ctx, k, w, k.merge, c.keys.PausePatch(w, step))
 	if err != nil {
-		return fmt.Errorf("end pause of %s: %w", w.workloadKey, err)
+		return fmt.Errorf("end pause of %s: %w", w.Key, err)
 	}
-	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == pauseEnds)
-	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) {
-		if version != w.version {
+	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == policy.PauseEnds)
+	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) {
+		if version != w.Version {
 			live.written = version
 		}
 	})
 	return nil
 }
 
-// report reports annotations that could not be parsed or written, once for each set of them.
-func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems []problem) {
+// report reports annotations that could not be parsed, once for each set of them.
+func (c *Controller) report(ctx context.Context, k *kind, w *policy.Workload, e *entry, problems []policy.Problem) {
 	texts := make([]string, len(problems))
 	for i, p := range problems {
 		texts[i] = p.String()
@@ -206,59 +206,52 @@ func (c *Controller) report(ctx context.Context, w *workload, e *entry, problems
 	if all == e.reported {
 		return
 	}
-	for i, text := range texts {
+	for _, text := range texts {
 		if strings.Contains(e.reported, text) {
 			continue
 		}
-		reason := reasonInvalid
-		if problems[i] == stateTooLarge {
-			reason = reasonTooLarge
-		} else {
-			c.metrics.invalid.Inc()
-		}
-		workloadLogger(ctx, w).V(2).Info("Problem with an annotation", "reason", reason, "problem", text)
-		c.events.Event(w.reference(c.kinds[w.kind]), corev1.EventTypeWarning, reason, text)
+		c.metrics.invalid.Inc()
+		workloadLogger(ctx, w).V(2).Info("Problem with an annotation", "problem", text)
+		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
 	}
-	c.memory.update(w.workloadKey, w.uid, c.clock.Now(), func(live *entry) { live.reported = all })
+	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) { live.reported = all })
 }
 
 // announce logs, counts and records one Normal Event for all reloads of a plan.
-func (c *Controller) announce(ctx context.Context, k *kind, f *facts, p *plan, reason, text, result string) {
-	w := f.workload
-	names := p.names(w)
+func (c *Controller) announce(ctx context.Context, k *kind, w *policy.Workload, reason, text, result string) {
 	level := 2
 	if result == resultDryRun {
 		level = 0 // a dry run leaves nothing but this line
 	}
-	workloadLogger(ctx, w).V(level).Info("Reload", "sources", names, "result", result)
-	c.metrics.reloads.WithLabelValues(w.kind, result).Inc()
-	c.events.Event(w.reference(k), corev1.EventTypeNormal, reason, cut(text+names))
+	workloadLogger(ctx, w).V(level).Info("Reload", "result", result, "what", text)
+	c.metrics.reloads.WithLabelValues(k.Name, result).Inc()
+	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Cut(text))
 }
 
 // tellOfWait sends one Event that a reload waits for a Job to end, which may take forever.
-func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *facts, p *plan) {
-	w := f.workload
-	if f.window.waits {
+func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, names string) {
+	w := f.Workload
+	if f.Window.Waits {
 		return
 	}
 	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
-	c.events.Eventf(w.reference(k), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", cut(p.names(w)))
-	c.memory.update(w.workloadKey, w.uid, f.now, func(live *entry) { live.window.waits = true })
+	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Cut(names))
+	c.memory.update(w.Key, w.UID, f.Now, func(live *entry) { live.window.Waits = true })
 }
 
-// names returns type, name and namespace of the reloads' sources.
-func (p *plan) names(w *workload) string {
-	list := make([]string, len(p.reloads))
-	for i, r := range p.reloads {
-		list[i] = r.key.typ.kind() + " " + w.Namespace + "/" + r.key.name
+// namesOf returns type, name and namespace of the reloads' sources.
+func namesOf(w *policy.Workload, p *policy.Plan) string {
+	list := make([]string, len(p.Reloads))
+	for i, r := range p.Reloads {
+		list[i] = r.Key.Type.Kind() + " " + w.Namespace + "/" + r.Key.Name
 	}
 	return strings.Join(list, ", ")
 }
 
 // reference returns the object that an Event is about.
-func (w *workload) reference(k *kind) *corev1.ObjectReference {
+func reference(k *kind, w *policy.Workload) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
-		APIVersion: k.gvk.GroupVersion().String(), Kind: k.gvk.Kind,
-		Namespace: w.Namespace, Name: w.Name, UID: w.uid, ResourceVersion: w.version,
+		APIVersion: k.resource.GroupVersion().String(), Kind: k.Name,
+		Namespace: w.Namespace, Name: w.Name, UID: w.UID, ResourceVersion: w.Version,
 	}
 }

@@ -94,6 +94,13 @@ func (v *Versions) identify(t *testing.T, obj runtime.Object) (schema.GroupVersi
 	return resource, m
 }
 
+// Last returns the latest version.
+func (v *Versions) Last() string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return strconv.Itoa(v.last)
+}
+
 func (v *Versions) next() string {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -5,7 +5,8 @@ package fleet
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -14,16 +15,19 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 )
 
-// InstallRollouts defines the resource of Argo Rollouts, which keeps every field, and waits until
-// it is served.
+// InstallRollouts defines the resource of Argo Rollouts.
 func (f *Fleet) InstallRollouts(ctx context.Context) error {
-	gvr := configreload.RolloutsResource
+	return f.InstallResource(ctx, configreload.RolloutsResource, "Rollout")
+}
+
+// InstallResource defines a custom resource, which keeps every field, and waits until it is served.
+func (f *Fleet) InstallResource(ctx context.Context, gvr schema.GroupVersionResource, kind string) error {
 	crd := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": map[string]any{"name": gvr.GroupResource().String()},
 		"spec": map[string]any{
 			"group": gvr.Group, "scope": "Namespaced",
-			"names": map[string]any{"plural": gvr.Resource, "singular": "rollout", "kind": "Rollout", "listKind": "RolloutList"},
+			"names": map[string]any{"plural": gvr.Resource, "singular": strings.ToLower(kind), "kind": kind, "listKind": kind + "List"},
 			"versions": []any{map[string]any{"name": gvr.Version, "served": true, "storage": true, "schema": map[string]any{
 				"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 		},
@@ -32,7 +36,7 @@ func (f *Fleet) InstallRollouts(ctx context.Context) error {
 	if _, err := f.Objects.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, Patience, errors.New("the Rollouts are not served"))
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience, fmt.Errorf("%s are not served", gvr.Resource))
 	defer cancel()
 	return Poll(ctx, func() error {
 		_, err := f.Objects.Resource(gvr).List(ctx, metav1.ListOptions{})

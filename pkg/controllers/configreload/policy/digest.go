@@ -1,17 +1,20 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package policy
 
 import (
 	"crypto/sha1" // The hash has to equal the one in existing marks; it protects nothing.
 	"encoding/base64"
+	"encoding/hex"
+	"fmt"
 	"hash"
 	"io"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -84,26 +87,46 @@ func compareEntries(a, b string) int {
 	return strings.Compare(a[n:n+1], "=")
 }
 
-// SourceDigest returns the function that an informer's transform calls on a ConfigMap or Secret.
-// That function returns nil for a source that does not count under cfg, because the source selector
-// does not select it or because it holds a Helm release. The controller treats such a source as
-// absent.
-func SourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
-	selector, err := parseSelector(cfg.SourceSelector)
-	if err != nil {
-		return nil, err
-	}
-	return func(obj runtime.Object) []byte {
-		switch o := obj.(type) {
-		case *corev1.ConfigMap:
-			if selector.Matches(labels.Set(o.Labels)) {
-				return DigestConfigMap(o)
-			}
-		case *corev1.Secret:
-			if o.Type != helmRelease && selector.Matches(labels.Set(o.Labels)) {
-				return DigestSecret(o)
-			}
+// DigestSource returns the digest of a ConfigMap, a Secret or the status of a class's pod. It
+// returns nil for one that does not count, because selector does not select it or because it holds a
+// Helm release.
+func DigestSource(obj runtime.Object, selector labels.Selector) []byte {
+	switch o := obj.(type) {
+	case *corev1.ConfigMap:
+		if selector.Matches(labels.Set(o.Labels)) {
+			return DigestConfigMap(o)
 		}
-		return nil
-	}, nil
+	case *corev1.Secret:
+		if o.Type != helmRelease && selector.Matches(labels.Set(o.Labels)) {
+			return DigestSecret(o)
+		}
+	case *unstructured.Unstructured:
+		return digestPodStatus(o)
+	}
+	return nil
+}
+
+// digestPodStatus returns the digest of what a pod has mounted of a SecretProviderClass, and the
+// name of the class.
+func digestPodStatus(o *unstructured.Unstructured) []byte {
+	class, _, _ := unstructured.NestedString(o.Object, "status", "secretProviderClassName")
+	objects, _, _ := unstructured.NestedSlice(o.Object, "status", "objects")
+	if class == "" || len(objects) == 0 {
+		return nil // nothing is mounted yet
+	}
+	lines := []string{"SecretProviderClassName=" + class}
+	for _, object := range objects {
+		fields, _ := object.(map[string]any)
+		lines = append(lines, fmt.Sprintf("%v=%v", fields["id"], fields["version"]))
+	}
+	slices.Sort(lines)
+	sum := sha1.Sum([]byte(strings.Join(lines, ";")))
+	return append(sum[:], class...)
+}
+
+// ParseDigest returns the hash in what DigestSource returned, and for a pod's status the name of its
+// class.
+func ParseDigest(digest []byte) (hash, class string) {
+	n := min(len(digest), sha1.Size)
+	return hex.EncodeToString(digest[:n]), string(digest[n:])
 }

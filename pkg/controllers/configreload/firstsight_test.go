@@ -1,0 +1,213 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+)
+
+func TestFirstSight(t *testing.T) {
+	web := func() runtime.Object { return deploy(pod(reads("app-config")), kAuto, "true") }
+	rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
+	labelled := func(cm *corev1.ConfigMap) *corev1.ConfigMap {
+		cm.Labels = map[string]string{"env": "prod"}
+		return cm
+	}
+	for name, tc := range map[string]struct {
+		lags    map[string]time.Duration
+		config  func(*Config)
+		objects []runtime.Object
+		change  func(w *world)
+		want    []string
+	}{
+		"a change after the creation rolls, although the workload reaches the cache after it": {
+			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
+			objects: []runtime.Object{cm1()},
+			change:  func(w *world) { w.put(web()); changeCM(w) },
+			want:    []string{rolled},
+		},
+		"also if the source reaches it late, from its creation on": {
+			lags:   map[string]time.Duration{"configmaps": 100 * time.Millisecond},
+			change: func(w *world) { w.put(cm1()); w.put(web()); changeCM(w) },
+			want:   []string{stateOnly(stateOf(cmKey, "")), rolled},
+		},
+		"a change before the creation does not, although the source reaches the cache after the workload": {
+			lags:    map[string]time.Duration{"configmaps": 100 * time.Millisecond},
+			objects: []runtime.Object{cm1()},
+			change:  func(w *world) { changeCM(w); w.put(web()) },
+			want:    []string{stateOnly(stateOf(cmKey, h1)), stateOnly(stateOf(cmKey, h2))},
+		},
+		"a change before the creation rolls nothing": {
+			objects: []runtime.Object{cm1()},
+			change:  func(w *world) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
+			want:    []string{stateOnly(stateOf(cmKey, h2))},
+		},
+		"nor does one before the workload asks to be rolled": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")))},
+			change:  func(w *world) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
+			want:    []string{stateOnly(stateOf(cmKey, h2))},
+		},
+		"nor one before the workload refers to the source": {
+			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(10 * time.Millisecond)
+				d := w.deployment("web")
+				reads("app-config")(&d.Spec.Template)
+				w.put(d)
+			},
+			want: []string{stateOnly(stateOf(cmKey, h2, dbKey, p1))},
+		},
+		"one right after it does": {
+			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
+			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
+			change: func(w *world) {
+				d := w.deployment("web")
+				reads("app-config")(&d.Spec.Template)
+				w.put(d)
+				changeCM(w)
+			},
+			want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
+		},
+		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
+			lags:    map[string]time.Duration{"deployments": 10 * time.Second},
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))},
+			change: func(w *world) {
+				w.pass(20 * time.Second)
+				changeCM(w)
+				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+			},
+			want: []string{rolled, rolled}, // the first is refused
+		},
+		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
+			config: func(c *Config) { onCreate(c); c.SourceSelector = []string{"env=prod"} },
+			change: func(w *world) {
+				w.put(cm2())
+				w.pass(time.Second)
+				w.put(web())
+				w.pass(time.Minute)
+				w.put(labelled(cm2()))
+			},
+			want: []string{stateOnly(stateOf(cmKey, "")), rolled},
+		},
+		"and one that has changed while it did not count": {
+			config: func(c *Config) { c.SourceSelector = []string{"env=prod"} },
+			change: func(w *world) {
+				w.put(labelled(cm1()))
+				w.pass(time.Second)
+				w.put(web())
+				w.pass(time.Minute)
+				w.put(cm2())
+				w.pass(time.Minute)
+				w.put(labelled(cm2()))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
+		},
+		"a state that was copied from another workload is none": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/other/web", cmKey, h2))},
+			want:    []string{stateOnly(stateOf(cmKey, h1))},
+		},
+		"a state of the first release counts": {
+			objects: []runtime.Object{cm2(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, `{"configmap/app-config":"`+h1[:stateDigits]+`"}`)},
+			want:    []string{rolled},
+		},
+		"a CronJob in deletion is left alone": {
+			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) {
+				cj.DeletionTimestamp, cj.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
+			}, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1))},
+			change: changeCM,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newLaggingWorld(t, tc.lags, tc.config, tc.objects...)
+				w.pass(time.Second)
+				if tc.change != nil {
+					tc.change(w)
+				}
+				w.pass(time.Hour)
+				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		before := w.deployment("web")
+		changeCM(w)
+		w.pass(time.Minute)
+		// All that a tool or an undo brings back.
+		for range 15 {
+			w.put(before.DeepCopy())
+			w.pass(time.Minute)
+		}
+		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2)), stateOnly(stateOf(cmKey, h2))}
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+		// Its pods have read the second version, though the template has no mark of it.
+		w.put(cm1())
+		w.pass(time.Minute)
+		mark := fmt.Sprintf(`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":%q,"containerRefs":["web"],"observedAt":`, h1)
+		if got := w.deployment("web").Spec.Template; got.Spec.Containers[0].Env == nil {
+			t.Errorf("the way back is not marked, want %s", mark)
+		}
+		// After a restart, what stands on the workload counts.
+		w.stop()
+		w.put(before.DeepCopy())
+		w.put(cm2())
+		n := len(w.writes())
+		w.start()
+		w.pass(time.Minute)
+		if diff := cmp.Diff([]string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}, w.writes()[n:]); diff != "" {
+			t.Errorf("writes after a restart differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAStateThatCannotBeRecordedIsReported(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"403": apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no")),
+		"404": apierrors.NewNotFound(appsv1.Resource("deployments"), "web"),
+		"409": apierrors.NewConflict(appsv1.Resource("deployments"), "web", errors.New("no")),
+		"422": apierrors.NewInvalid(appsv1.SchemeGroupVersion.WithKind("Deployment").GroupKind(), "web", nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, cm1())
+				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, refusal
+				})
+				w.put(deploy(pod(reads("app-config")), kAuto, "true"))
+				w.pass(5 * time.Second) // at once, and after 1 s and 3 s
+				if n := w.count("state_writes_total", map[string]string{"result": resultError}); n != 3 {
+					t.Errorf("%v failures counted, want 3", n)
+				}
+				events := w.events()
+				if len(events) != 3 || !strings.HasPrefix(events[0], "Warning ReloadStateFail ") {
+					t.Errorf("events %q, want a warning for each", events)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,127 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"maps"
+	"slices"
+)
+
+// Native annotations.
+const (
+	// StateKey holds what is recorded of a workload's sources.
+	StateKey = "quartermaster.dev/reload-state"
+
+	nativeReload = "quartermaster.dev/reload"
+	nativeDelay  = "quartermaster.dev/reload-delay"
+	nativeMark   = "quartermaster.dev/reloaded-from"
+
+	reloadOff  = "off"
+	reloadAuto = "auto"
+)
+
+// Annotations of stakater/Reloader (the original) whose keys cannot be replaced.
+const (
+	compatMark     = "reloader.stakater.com/last-reloaded-from"
+	compatStrategy = "reloader.stakater.com/rollout-strategy"
+	csiPrefix      = "secretproviderclass.reloader.stakater.com"
+)
+
+// defaultKeys maps a logical name, which is the name of the original's flag without "-annotation",
+// to the original's annotation key.
+var defaultKeys = map[string]string{
+	"configmap":             "configmap.reloader.stakater.com/reload",
+	"secret":                "secret.reloader.stakater.com/reload",
+	"auto":                  "reloader.stakater.com/auto",
+	"configmap-auto":        "configmap.reloader.stakater.com/auto",
+	"secret-auto":           "secret.reloader.stakater.com/auto",
+	"auto-search":           "reloader.stakater.com/search",
+	"search-match":          "reloader.stakater.com/match",
+	"ignore":                "reloader.stakater.com/ignore",
+	"pause-deployment":      "deployment.reloader.stakater.com/pause-period",
+	"pause-deployment-time": "deployment.reloader.stakater.com/paused-at",
+}
+
+// LogicalNames returns the names of the annotations whose keys can be replaced.
+func LogicalNames() []string { return slices.Sorted(maps.Keys(defaultKeys)) }
+
+// Keys are the annotation keys that count, and the rules parsed by them.
+type Keys struct {
+	compat, autoAll                             bool
+	ignored                                     [numTypes]bool
+	auto, search, match, ignore, pause, pauseAt string
+	typedAuto, reload, exclude                  [numTypes]string
+	// rules are the keys from which the rules of a workload are parsed, workload are all that are read
+	// of it.
+	rules, workload []string
+	cache           rulesCache
+}
+
+// NewKeys returns the keys of the options. Sources of the types that are not watched never match.
+func NewKeys(o *Options, watched []SourceType) *Keys {
+	of := func(logical string) string {
+		if key, ok := o.AnnotationKeys[logical]; ok {
+			return key
+		}
+		return defaultKeys[logical]
+	}
+	k := &Keys{
+		compat: o.Compat, autoAll: o.AutoAll,
+		auto: of("auto"), search: of("auto-search"), match: of("search-match"), ignore: of("ignore"),
+		pause: of("pause-deployment"), pauseAt: of("pause-deployment-time"),
+		typedAuto: [numTypes]string{of("configmap-auto"), of("secret-auto"), csiPrefix + "/auto"},
+		reload:    [numTypes]string{of("configmap"), of("secret"), csiPrefix + "/reload"},
+		exclude: [numTypes]string{
+			"configmaps.exclude.reloader.stakater.com/reload",
+			"secrets.exclude.reloader.stakater.com/reload",
+			"secretproviderclasses.exclude.reloader.stakater.com/reload",
+		},
+		rules: []string{nativeReload, nativeDelay},
+	}
+	for _, t := range SourceTypes {
+		k.ignored[t] = !slices.Contains(watched, t)
+	}
+	if o.Compat {
+		k.rules = append(k.rules, k.auto, k.search, k.pause)
+		k.rules = slices.Concat(k.rules, k.typedAuto[:], k.reload[:], k.exclude[:])
+	}
+	// A workload may carry the mark under either strategy's key, also without compat.
+	k.workload = slices.Concat(k.rules, []string{StateKey, nativeMark, compatMark})
+	if o.Compat {
+		k.workload = append(k.workload, compatStrategy, k.pauseAt)
+	}
+	return k
+}
+
+// OfSources returns the keys that the cache must keep of sources.
+func (k *Keys) OfSources() []string {
+	list := []string{nativeReload}
+	if k.compat {
+		list = append(list, k.ignore, k.match)
+	}
+	return list
+}
+
+// OfWorkloads returns the keys that the cache must keep of workloads and, through
+// [Keys.DigestWorkload], of their pod templates.
+func (k *Keys) OfWorkloads() []string { return k.workload }
+
+// AsksForCSI reports whether an annotation asks for CSI secrets.
+func (k *Keys) AsksForCSI(w *Workload) bool {
+	const t = SecretProviderClass
+	return k.compat && slices.ContainsFunc([]string{k.typedAuto[t], k.reload[t], k.exclude[t]}, func(key string) bool {
+		_, ok := fallback(w.Meta, w.Template, key)
+		return ok
+	})
+}
+
+// Flags reads the annotations of a source.
+func (k *Keys) Flags(annotations map[string]string) (ignored, matched bool) {
+	ignored = annotations[nativeReload] == reloadOff
+	if k.compat {
+		ignored = ignored || annotations[k.ignore] == "true"
+		matched = annotations[k.match] == "true"
+	}
+	return ignored, matched
+}

@@ -1,0 +1,285 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Settle is how long the controller waits with a difference that no event announced. Such a
+// difference is found after a start, when the caches of sources and workloads may be moments apart,
+// or just before the event arrives. Waiting saves requests.
+const Settle = time.Second
+
+// MaxByPattern is how many sources the patterns of one workload select. Their state has to fit into
+// an annotation.
+const MaxByPattern = 300
+
+// Facts are everything that a decision depends on.
+type Facts struct {
+	Workload *Workload
+	Rules    *Rules
+	// Sources are the cached sources that the workload references, names or has recorded.
+	Sources map[SourceKey]Source
+	// Recorded is what was last recorded of the workload; nil if nothing ever was.
+	Recorded State
+	Window   Window
+	Now      time.Time
+}
+
+// Reload is one source that makes the workload roll.
+type Reload struct {
+	Key       SourceKey
+	Hash      string // empty: deleted
+	match     Match
+	container int // index
+	changed   time.Time
+}
+
+// Plan is what is to be done with a workload.
+type Plan struct {
+	// State is what is to be recorded, with or without reloads; nil means nothing for now.
+	State State
+	// Reloads are due now, in the order of the changes.
+	Reloads []Reload
+	// Pending is set if there are reloads, or the window may still bring some; decide again after
+	// this time.
+	Pending bool
+	After   time.Duration
+	// Found is set if there is a difference without a window; open one.
+	Found bool
+	// Problems are those of the rules, and of what they select.
+	Problems []Problem
+}
+
+// ByName reports whether a reload is for a source named by an annotation, so that it needs no
+// reference.
+func (p *Plan) ByName() bool {
+	return slices.ContainsFunc(p.Reloads, func(r Reload) bool { return r.match == Named })
+}
+
+// Hashes returns the hashes of the sources that cause the reloads.
+func (p *Plan) Hashes() State {
+	s := State{}
+	for _, r := range p.Reloads {
+		s[r.Key] = r.Hash
+	}
+	return s
+}
+
+// Decide returns what is to be done with a workload.
+func (o *Options) Decide(f *Facts) Plan {
+	p := Plan{Problems: f.Rules.Problems}
+	next := State{}
+	var reloads []Reload
+	watched, left := f.watchSet()
+	if left > 0 {
+		p.Problems = append(slices.Clone(p.Problems), Problem{StateKey, fmt.Sprintf(
+			"patterns of the workload name %d sources more than the %d that count; only the first by name are watched", left, MaxByPattern)})
+	}
+	for _, key := range watched {
+		value, r := o.decideSource(f, key)
+		if r != nil {
+			reloads = append(reloads, *r)
+		}
+		next[key] = value
+	}
+	for _, key := range f.onlyPatterns() {
+		// If the disappearance of a source rolls the workload, the source is forgotten with it.
+		if _, r := o.decideSource(f, key); r != nil {
+			reloads = append(reloads, *r)
+		}
+	}
+
+	due, wait := o.due(f, reloads)
+	if !due {
+		p.State, p.Pending, p.After, p.Found = f.meanwhile(next, reloads), true, wait, !f.Window.IsOpen()
+		return p
+	}
+	// This is the order in which the reloads are written. Among changes of one instant, the first
+	// by type and name is written last.
+	slices.SortFunc(reloads, func(a, b Reload) int {
+		return cmp.Or(a.changed.Compare(b.changed), -compareKeys(a.Key, b.Key))
+	})
+	p.State, p.Reloads = next, reloads
+	return p
+}
+
+// meanwhile returns what is to be recorded while reloads wait. Usually it is nil, so that one write
+// later does both. If only the window has the old value of a source, it is recorded now, since it
+// would be lost with the process.
+func (f *Facts) meanwhile(next State, reloads []Reload) State {
+	must := false
+	for _, r := range reloads {
+		was, known := f.Recorded[r.Key]
+		if !known {
+			change, seen := f.Window.Changes[r.Key]
+			if !seen {
+				// After any record, the next sight would no longer be the first one.
+				return nil
+			}
+			was, must = change.Was, true
+		}
+		next[r.Key] = was
+	}
+	if !must {
+		return nil
+	}
+	return next
+}
+
+// due reports whether the window is over, and if not, how long it still lasts. Without a window and
+// without reloads it is always over.
+func (o *Options) due(f *Facts, reloads []Reload) (bool, time.Duration) {
+	first, last := f.Window.First, f.Window.Last
+	if !f.Window.IsOpen() {
+		if len(reloads) == 0 {
+			return true, 0
+		}
+		first, last = f.Now, f.Now
+	}
+	quiet := cmp.Or(f.Rules.Delay, o.QuietPeriod)
+	at := last.Add(quiet)
+	if limit := first.Add(max(o.MaxDelay, quiet)); limit.Before(at) {
+		at = limit
+	}
+	unannounced := func(r Reload) bool { return r.changed.IsZero() }
+	if settled := first.Add(Settle); at.Before(settled) && slices.ContainsFunc(reloads, unannounced) {
+		at = settled
+	}
+	if len(reloads) > 0 && at.Before(f.Window.NotBefore) {
+		at = f.Window.NotBefore
+	}
+	wait := at.Sub(f.Now)
+	return wait <= 0, wait
+}
+
+// match returns how the workload selects a source. An absent source has no match annotation, so a
+// recorded one counts as matched.
+func (f *Facts) match(key SourceKey) Match {
+	s := f.Sources[key]
+	if _, known := f.Recorded[key]; known && !s.Exists() {
+		s.Matched = true
+	}
+	return f.Rules.match(key, s)
+}
+
+// watchSet returns the sources whose state is recorded: those that are referenced or named, and
+// neither excluded nor ignored. left is how many more the patterns name.
+func (f *Facts) watchSet() (list []SourceKey, left int) {
+	set := map[SourceKey]bool{}
+	for _, key := range f.Workload.References() {
+		set[key] = f.match(key) != No
+	}
+	var byPattern []SourceKey
+	for key, s := range f.Sources {
+		if !set[key] && s.Exists() && f.match(key) == Named && !f.Rules.waitsFor(key) {
+			byPattern = append(byPattern, key)
+		}
+	}
+	slices.SortFunc(byPattern, compareKeys)
+	if left = len(byPattern) - MaxByPattern; left > 0 {
+		byPattern = byPattern[:MaxByPattern]
+	}
+	for _, key := range byPattern {
+		set[key] = true
+	}
+	for key := range f.Rules.Names {
+		set[key] = set[key] || f.match(key) == Named
+	}
+	return collect(set), left
+}
+
+// onlyPatterns returns the recorded sources that are gone and that only a pattern names.
+func (f *Facts) onlyPatterns() []SourceKey {
+	set := map[SourceKey]bool{}
+	for key, value := range f.Recorded {
+		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Rules.waitsFor(key)
+	}
+	for _, key := range f.Workload.References() {
+		delete(set, key)
+	}
+	return collect(set)
+}
+
+func collect(set map[SourceKey]bool) []SourceKey {
+	var list []SourceKey
+	for key, in := range set {
+		if in {
+			list = append(list, key)
+		}
+	}
+	slices.SortFunc(list, compareKeys)
+	return list
+}
+
+// decideSource compares one source with what is known of it. It returns the value to record once
+// everything is done, and the reload if there is one.
+func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
+	current := f.Sources[key]
+	now := current.Recorded()
+	change := f.Window.Changes[key]
+	r := &Reload{Key: key, match: f.match(key), Hash: current.Hash, changed: change.At}
+	var ok bool
+	if r.container, ok = f.Workload.chooseContainer(key, r.match); !ok {
+		return now, nil
+	}
+	was, known := f.Recorded[key]
+	if !known && !change.At.IsZero() {
+		was, known = change.Was, true
+	}
+	switch {
+	case key.Type == SecretProviderClass && current.Changed == "":
+		// Pods come and go with what they mount. A change is what one that runs gets anew.
+		if now == "" {
+			return was, nil
+		}
+		return now, nil
+	case known && was == now:
+		return now, nil
+	case Newer(f.Workload.Created, cmp.Or(current.Changed, current.Created)):
+		// The workload was created with this data. An older state was recorded of it because the
+		// cache of sources was behind.
+		return now, nil
+	case was == "" && Newer(current.Changed, f.Workload.Since):
+		// The data before the change may have been read, though nothing recorded them: the cache of
+		// sources may have been behind, or nobody led.
+		return now, r
+	case !known && o.outOfDate(f, r):
+		return now, r
+	case !known, was == "" && !o.OnCreate:
+		return now, nil
+	case now == "" && !o.OnDelete:
+		// The old value is kept, so that a source that comes back with the same data is no change.
+		return was, nil
+	}
+	return now, r
+}
+
+// outOfDate reports whether, under first-sight=compare, a variable of an earlier reload shows that
+// the pods have read other data.
+func (o *Options) outOfDate(f *Facts, r *Reload) bool {
+	if f.Recorded != nil || o.FirstSight != FirstSightCompare || r.Hash == "" || o.byAnnotation(f) {
+		return false
+	}
+	value, ok := f.Workload.Containers[r.container].Vars[variable(r.Key)]
+	return ok && value != r.Hash
+}
+
+func (o *Options) byAnnotation(f *Facts) bool {
+	return f.Rules.native || o.Strategy == StrategyAnnotations
+}
+
+// Concerns reports whether a workload selects a source, before or after a change of it.
+func Concerns(w *Workload, r *Rules, key SourceKey, before, after Source) bool {
+	referenced := slices.Contains(w.References(), key)
+	selects := func(s Source) bool {
+		m := r.match(key, s)
+		return m == Named || m == Auto && referenced // the workload may have been found by its patterns
+	}
+	return before.Exists() && selects(before) || after.Exists() && selects(after)
+}

@@ -1,0 +1,144 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// marks are what reloads write into a pod template.
+type marks struct {
+	env []envMark
+	// key and value are those of an annotation; without a key there is no annotation.
+	key, value string
+}
+
+// envMark sets a variable of a container; an empty value removes it.
+type envMark struct {
+	container int
+	name      string
+	value     string
+}
+
+// variable returns the mark of one reload as a variable.
+func (r *Reload) variable() envMark {
+	return envMark{container: r.container, name: variable(r.Key), value: r.Hash}
+}
+
+// marks turns reloads, in order, into marks: all of them as variables, or the last of them as an
+// annotation. If the variables would change nothing, the annotation is used, see changesNothing.
+func (o *Options) marks(f *Facts, reloads []Reload) marks {
+	key := f.Rules.markKey()
+	if !o.byAnnotation(f) {
+		env := variables(reloads)
+		if !f.changesNothing(env, reloads) {
+			return marks{env: env}
+		}
+		key = nativeMark
+	}
+	last := reloads[len(reloads)-1]
+	value, _ := json.Marshal(mark{ // strings and a number always marshal
+		Type:          last.Key.Type.mark(),
+		Name:          last.Key.Name,
+		Namespace:     f.Workload.Namespace,
+		Hash:          cmp.Or(last.Hash, deletedHash),
+		ContainerRefs: []string{f.Workload.Containers[last.container].Name},
+		ObservedAt:    f.Now.Unix(),
+	})
+	return marks{key: key, value: string(value)}
+}
+
+// variables returns the variables of reloads. If two names map to one variable, the later reload
+// sets it.
+func variables(reloads []Reload) []envMark {
+	var env []envMark
+	for _, r := range reloads {
+		e := r.variable()
+		same := func(o envMark) bool { return o.container == e.container && o.name == e.name }
+		if i := slices.IndexFunc(env, same); i >= 0 {
+			env[i] = e
+		} else {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// changesNothing reports whether the pods would go on with what they have read, because the template
+// has all these variables since before the sources had this data: from an earlier time at which they
+// had it, or of another source whose name results in the same variable. A variable that is to be
+// removed and is not there does not roll either. But variables that somebody else, such as the
+// original, has written after the change have rolled the pods already.
+func (f *Facts) changesNothing(env []envMark, reloads []Reload) bool {
+	for _, e := range env {
+		value, ok := f.Workload.Containers[e.container].Vars[e.name]
+		if ok != (e.value != "") || value != e.value {
+			return false
+		}
+	}
+	return slices.ContainsFunc(reloads, func(r Reload) bool {
+		s := f.Sources[r.Key]
+		return !s.Exists() || Newer(cmp.Or(s.Changed, s.Created, s.Version), f.Workload.Since)
+	})
+}
+
+// mark is the value of the annotation that marks a template, with the fields in the order in which
+// the original writes them.
+type mark struct {
+	Type          string   `json:"type"`
+	Name          string   `json:"name"`
+	Namespace     string   `json:"namespace"`
+	Hash          string   `json:"hash"`
+	ContainerRefs []string `json:"containerRefs"`
+	ObservedAt    int64    `json:"observedAt"`
+}
+
+// apply sets the marks in the template of an object that is to be created.
+func (m *marks) apply(template *corev1.PodTemplateSpec) {
+	if m.key != "" {
+		metav1.SetMetaDataAnnotation(&template.ObjectMeta, m.key, m.value)
+	}
+	for _, e := range m.env {
+		ctr := &template.Spec.Containers[e.container]
+		ctr.Env = slices.DeleteFunc(ctr.Env, func(v corev1.EnvVar) bool { return v.Name == e.name })
+		if e.value != "" {
+			ctr.Env = append(ctr.Env, corev1.EnvVar{Name: e.name, Value: e.value})
+		}
+	}
+}
+
+// applyTo sets the marks in the containers of an unstructured template, which keeps unknown fields.
+// It returns an error if the containers are not those that were decided on.
+func (m *marks) applyTo(containers []any) error {
+	for _, e := range m.env {
+		if e.container >= len(containers) {
+			return fmt.Errorf("there is no container %d", e.container)
+		}
+		ctr, ok := containers[e.container].(Object)
+		if !ok {
+			return fmt.Errorf("container %d is not an object", e.container)
+		}
+		env, _ := ctr["env"].([]any)
+		at := slices.IndexFunc(env, func(v any) bool {
+			fields, ok := v.(Object)
+			return ok && fields["name"] == e.name
+		})
+		switch variable := (Object{"name": e.name, "value": e.value}); {
+		case e.value == "" && at >= 0:
+			env = slices.Delete(env, at, at+1)
+		case e.value != "" && at >= 0:
+			env[at] = variable
+		case e.value != "":
+			env = append(env, variable)
+		}
+		ctr["env"] = env
+	}
+	return nil
+}

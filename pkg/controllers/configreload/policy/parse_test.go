@@ -1,0 +1,364 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"crypto/sha1"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"regexp/syntax"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+	"pgregory.net/rapid"
+)
+
+const (
+	kCM        = "configmap.reloader.stakater.com/reload"
+	kCMExclude = "configmaps.exclude.reloader.stakater.com/reload"
+)
+
+func cm(data ...string) *corev1.ConfigMap {
+	c := &corev1.ConfigMap{Data: map[string]string{}}
+	for i := 0; i < len(data); i += 2 {
+		c.Data[data[i]] = data[i+1]
+	}
+	return c
+}
+
+func TestDigest(t *testing.T) {
+	const (
+		h1 = "fc284a838ce31ea4fb2467fe13c7ac02add6ef3c"
+		p1 = "e013dcfd8b3a9e80e812740978788202e1ef1325"
+	)
+	color := func(value string) *corev1.ConfigMap { return cm("color", value, "size", "10") }
+	db := func(password string) *corev1.Secret {
+		return &corev1.Secret{Data: map[string][]byte{"user": []byte("admin"), "password": []byte(password)}}
+	}
+	withLogo := color("blue")
+	withLogo.BinaryData = map[string][]byte{"logo": {0, 1, 2}}
+	labelled := color("blue")
+	labelled.Labels, labelled.Annotations = map[string]string{"a": "b"}, map[string]string{"c": "d"}
+	typed := db("s3cr3t")
+	typed.Type, typed.Immutable = corev1.SecretTypeBasicAuth, new(bool)
+	podStatus := func(class string, objects ...any) runtime.Object {
+		return &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"secretProviderClassName": class, "objects": objects}}}
+	}
+	object := func(id, version string) any { return map[string]any{"id": id, "version": version} }
+	sum := sha1.Sum([]byte("SecretProviderClassName=vault;secret/a=1;secret/b=2"))
+	cases := map[string]struct {
+		obj  runtime.Object
+		want string
+	}{
+		"a ConfigMap":                          {color("blue"), h1},
+		"a ConfigMap with another value":       {color("red"), "021bc5a93e1158e601054a83173249b9c3f8d40d"},
+		"binary data is base64":                {withLogo, "4ca47105f0885b645d203c1429e8e67240089548"},
+		"entries are sorted as whole strings":  {cm("a", "1", "a-b", "2", "a_b", "3"), "6d9fa262396e8ec8a6a340d703d02f93fef57e6a"},
+		"a Secret":                             {db("s3cr3t"), p1},
+		"a Secret with another value":          {db("n3wpass"), "e1f0b16200882bc8804ce5393e673fef02e6e2e5"},
+		"a Secret's bytes are raw":             {&corev1.Secret{Data: map[string][]byte{"raw": {0xff, 0}}}, "3f545a5f4ba0fe837544ce9e2d258c6131fbfc19"},
+		"no data at all":                       {cm(), "da39a3ee5e6b4b0d3255bfef95601890afd80709"},
+		"labels and annotations do not count":  {labelled, h1},
+		"a Secret's type and immutable do not": {typed, p1},
+		"a separator in a value may collide":   {cm("a", "1;b=2"), hex.EncodeToString(DigestConfigMap(cm("a", "1", "b", "2")))},
+		"what a pod has mounted of a class":    {podStatus("vault", object("secret/b", "2"), object("secret/a", "1")), hex.EncodeToString(sum[:]) + "vault"},
+		"a pod that has mounted nothing yet":   {podStatus("vault"), ""},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			hash, class := ParseDigest(DigestSource(tc.obj, labels.Everything()))
+			if got := hash + class; got != tc.want {
+				t.Errorf("digest = %s, want %s", got, tc.want)
+			}
+		})
+	}
+	if sum := sha1.Sum([]byte("__RELOADER_EMPTY_DELETE_MARKER__")); hex.EncodeToString(sum[:]) != deletedHash {
+		t.Errorf("hash of a deletion = %x, want %s", sum, deletedHash)
+	}
+}
+
+// The digest never builds the whole text; this test does.
+func TestDigestEqualsThatOfTheWholeText(t *testing.T) {
+	key := rapid.StringMatching(`[-._a-c=]{1,4}`).Filter(func(s string) bool { return !strings.Contains(s, "=") })
+	rapid.Check(t, func(t *rapid.T) {
+		data := rapid.MapOf(key, rapid.StringMatching(`[-;=a-c]{0,3}`)).Draw(t, "data")
+		binary := rapid.MapOf(key, rapid.SliceOfN(rapid.Byte(), 0, 5)).Draw(t, "binary")
+		maps.DeleteFunc(binary, func(k string, _ []byte) bool { _, both := data[k]; return both })
+		var entries, secretEntries []string
+		for k, v := range data {
+			entries = append(entries, k+"="+v)
+		}
+		for k, v := range binary {
+			entries = append(entries, k+"="+base64.StdEncoding.EncodeToString(v))
+			secretEntries = append(secretEntries, k+"="+string(v))
+		}
+		check := func(got []byte, entries []string) {
+			slices.Sort(entries)
+			if want := sha1.Sum([]byte(strings.Join(entries, ";"))); !slices.Equal(got, want[:]) {
+				t.Errorf("digest of %q = %x, want %x", entries, got, want)
+			}
+		}
+		check(DigestConfigMap(&corev1.ConfigMap{Data: data, BinaryData: binary}), entries)
+		check(DigestSecret(&corev1.Secret{Data: binary}), secretEntries)
+	})
+}
+
+func TestVariable(t *testing.T) {
+	cases := map[string]struct {
+		key  SourceKey
+		want string
+	}{
+		"a hyphen is an underscore":               {SourceKey{ConfigMap, "app-config"}, "STAKATER_APP_CONFIG_CONFIGMAP"},
+		"so is a dot":                             {SourceKey{Secret, "db.creds"}, "STAKATER_DB_CREDS_SECRET"},
+		"a run of them is one":                    {SourceKey{ConfigMap, "a--b"}, "STAKATER_A_B_CONFIGMAP"},
+		"digits stay":                             {SourceKey{Secret, "1-x"}, "STAKATER_1_X_SECRET"},
+		"there is none at the start":              {SourceKey{Secret, ".x"}, "STAKATER_X_SECRET"},
+		"two names may come to the same variable": {SourceKey{ConfigMap, "app.config"}, "STAKATER_APP_CONFIG_CONFIGMAP"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := variable(tc.key); got != tc.want {
+				t.Errorf("variable of %s = %s, want %s", tc.key, got, tc.want)
+			}
+		})
+	}
+}
+
+func compatKeys() *Keys { return NewKeys(&Options{Compat: true}, SourceTypes) }
+
+// Whoever may annotate a workload must not be able to exhaust the manager.
+func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
+	k := compatKeys()
+	var optional strings.Builder
+	for i := range 490 {
+		fmt.Fprintf(&optional, "%c?", '\u4e00'+i)
+	}
+	for name, tc := range map[string]struct {
+		key, item string
+		max       int // bytes of the list
+	}{
+		"repetitions":                      {kCM, "x{1000}", maxList},
+		"repetitions of repetitions":       {kCM, "((x*y?){30}){30}", maxList},
+		"one long item":                    {kCM, "(" + strings.Repeat("a?", 1500) + "){1000}", maxList},
+		"classes":                          {kCM, `\pL\pN\PL[^\pL]`, maxList},
+		"optional parts":                   {kCM, optional.String(), maxList},
+		"one long item of classes":         {kCM, strings.Repeat(`\pL`, 3000), maxList},
+		"wildcards":                        {kCM, ".*", maxList},
+		"what takes long not to compile":   {kCM, strings.Repeat(`\pL`, 300) + "[", maxList},
+		"names":                            {kCM, "a", 200 << 10},
+		"native wildcards":                 {nativeReload, "configmap/a*b*c", maxList},
+		"native wildcards of exclusions":   {nativeReload, "!configmap/a*b*c", maxList},
+		"native items that are not native": {nativeReload, "pod/x", 200 << 10},
+		"exclusions":                       {kCMExclude, "a", 200 << 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			value := strings.Repeat(tc.item+",", tc.max/(len(tc.item)+1))
+			var before, after goruntime.MemStats
+			goruntime.ReadMemStats(&before)
+			r := k.parse(map[string]string{tc.key: value}, nil)
+			goruntime.ReadMemStats(&after)
+			if got := (after.TotalAlloc - before.TotalAlloc) >> 20; got > 64 {
+				t.Errorf("%d MiB allocated", got)
+			}
+			steps := 0
+			for _, p := range r.types[ConfigMap].named {
+				if p.re == nil {
+					continue
+				}
+				parsed, err := syntax.Parse(p.re.String(), syntax.Perl)
+				if err != nil {
+					t.Fatal(err)
+				}
+				program, err := syntax.Compile(parsed.Simplify())
+				if err != nil {
+					t.Fatal(err)
+				}
+				steps += len(program.Inst)
+			}
+			if steps > 2*maxSteps+maxList {
+				t.Errorf("expressions of %d steps", steps)
+			}
+			for _, p := range r.Problems {
+				if len(p.String()) > 600 {
+					t.Errorf("problem of %d bytes", len(p.String()))
+				}
+			}
+		})
+	}
+}
+
+func TestWhatDoesNotFitIsRefused(t *testing.T) {
+	k := compatKeys()
+	long := func(item string) string { return strings.Repeat(item+",", maxList/len(item)) }
+	for name, tc := range map[string]struct {
+		meta map[string]string
+		want Match
+		bad  int
+	}{
+		"a dot of a name stands for any character":           {map[string]string{kCM: "app.config"}, Named, 0},
+		"a dot stands for one character":                     {map[string]string{kCM: "app..config,ap.config"}, No, 0},
+		"an expression that repeats too often, others count": {map[string]string{kCM: "(xyxyxyxyxyxy){900},app-.*"}, No, 1},
+		"a list that is too long":                            {map[string]string{kCM: "app-config," + long("x")}, No, 1},
+		"exclusions that are too long exclude everything":    {map[string]string{kCM: "app-config", kCMExclude: long("x")}, No, 1},
+		"a native list that is too long":                     {map[string]string{nativeReload: "auto," + long("configmap/x")}, No, 1},
+		"off contradicts auto":                               {map[string]string{nativeReload: "off,auto"}, No, 1},
+		"also the other way round":                           {map[string]string{nativeReload: "configmap/app-*,off"}, No, 1},
+		"off alone does not":                                 {map[string]string{nativeReload: "off,"}, No, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := k.parse(tc.meta, nil)
+			if got := r.match(SourceKey{ConfigMap, "app-config"}, Source{}); got != tc.want {
+				t.Errorf("match = %v, want %v", got, tc.want)
+			}
+			if len(r.Problems) != tc.bad {
+				t.Errorf("problems %.500s, want %d", r.Problems, tc.bad)
+			}
+		})
+	}
+}
+
+func TestATextIsParsedOnce(t *testing.T) {
+	k := compatKeys()
+	web := &Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{kCM: "app-.*", StateKey: "1"}}
+	other := &Workload{Kind: web.Kind, Meta: map[string]string{kCM: "app-.*", StateKey: "2"}}
+	if k.Rules(web) != k.Rules(other) {
+		t.Error("equal annotations were parsed twice")
+	}
+	onTemplate := &Workload{Kind: web.Kind, Content: Content{Template: map[string]string{kCM: "app-.*"}}}
+	none := &Workload{Kind: web.Kind}
+	if k.Rules(web) == k.Rules(onTemplate) || k.Rules(web) == k.Rules(none) || k.Rules(none).types[ConfigMap].named != nil {
+		t.Error("other annotations have the same rules")
+	}
+	for i := range 10_000 {
+		k.Rules(&Workload{Kind: web.Kind, Meta: map[string]string{kCM: fmt.Sprintf("x{900}%d", i)}})
+	}
+	if k.cache.cost > maxCost || len(k.cache.byText) > 2000 {
+		t.Errorf("%d texts are remembered, at a cost of %d", len(k.cache.byText), k.cache.cost)
+	}
+}
+
+func FuzzParseCompat(f *testing.F) {
+	for _, seed := range []string{"app-config", "x, app-.*", "[, a", "a|b", ",,", "(?i)A", "a{1000}", "db.creds"} {
+		f.Add(seed, "other, x", "app-config")
+	}
+	k := compatKeys()
+	f.Fuzz(func(t *testing.T, list, exclude, name string) {
+		r := k.parse(map[string]string{kCM: list, kCMExclude: exclude}, nil)
+		items := 0
+		for item := range strings.SplitSeq(list, ",") {
+			if strings.TrimSpace(item) != "" {
+				items++
+			}
+		}
+		if got := len(r.types[ConfigMap].named); got != items && (len(r.Problems) == 0 || got > items) {
+			t.Errorf("%d of %d items of %q count, and the problems are %v", got, items, list, r.Problems)
+		}
+		key := SourceKey{ConfigMap, name}
+		m := r.match(key, Source{})
+		for item := range strings.SplitSeq(exclude, ",") {
+			if strings.TrimSpace(item) == name && name != "" && m != No {
+				t.Errorf("%q is excluded by %q and matched all the same", name, exclude)
+			}
+		}
+		if isName(name) && r.waitsFor(key) && m == No && !matchesAny(r.types[ConfigMap].excluded, name) {
+			t.Errorf("%q is waited for by %q and does not match", name, list)
+		}
+		if r.types[Secret].named != nil || r.native {
+			t.Error("a list of ConfigMaps names Secrets")
+		}
+	})
+}
+
+func FuzzParseNative(f *testing.F) {
+	for _, seed := range []string{"auto", "off", "auto,!secret/db", "configmap/app-*", "configmap/**", "configmap/.*", "pod/x", "!", "secret/"} {
+		f.Add(seed, "app-config")
+	}
+	k := NewKeys(&Options{}, SourceTypes)
+	f.Fuzz(func(t *testing.T, value, name string) {
+		r := k.parse(map[string]string{nativeReload: value}, nil)
+		if !r.native {
+			t.Error("not native")
+		}
+		items := slices.Collect(items(value))
+		if len(value) > maxList {
+			return
+		}
+		if slices.Contains(items, "off") {
+			if r.types[ConfigMap].auto || r.types[ConfigMap].named != nil || len(r.Problems) > 0 != (len(slices.Compact(items)) > 1) {
+				t.Errorf("%q does more than off", value)
+			}
+			return
+		}
+		if isName(name) && slices.Contains(items, "configmap/"+name) && !slices.ContainsFunc(items, func(i string) bool { return strings.HasPrefix(i, "!") }) &&
+			r.match(SourceKey{ConfigMap, name}, Source{}) != Named {
+			t.Errorf("%q does not name %q", value, name)
+		}
+	})
+}
+
+func FuzzParseState(f *testing.F) {
+	for _, seed := range []string{`{}`, `{"configmap/app-config":"021bc5a93e1158e6","secret/db":""}`, `{"pod/x":""}`, `null`, `[]`, `{"secret/x":"zz"}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		of := Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+		s, err := ParseState(text, of)
+		if err != nil {
+			return
+		}
+		again, err := ParseState(s.Text(of), of)
+		if len(s) > 0 && (err != nil || !maps.Equal(s, again)) {
+			t.Errorf("state %q becomes %v, error %v", text, s, err)
+		}
+		if len(s) > 0 {
+			copied, err := ParseState(s.Text(of), Key{Kind: "Deployment", ObjectName: cache.NewObjectName("other", "web")})
+			if copied != nil || err != nil {
+				t.Errorf("the state of another workload is %v, %v", copied, err)
+			}
+		}
+	})
+}
+
+func FuzzVariable(f *testing.F) {
+	for _, seed := range []string{"app-config", "db.creds", "a--b", "1-x", "-", "ä"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		got := variable(SourceKey{Secret, name})
+		core, ok := strings.CutSuffix(strings.TrimPrefix(got, "STAKATER_"), "_SECRET")
+		if !ok || strings.Trim(core, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || strings.Contains(core, "__") || strings.HasPrefix(core, "_") {
+			t.Errorf("variable of %q = %q", name, got)
+		}
+	})
+}
+
+func FuzzPauseAndDelay(f *testing.F) {
+	f.Add("5m", "2000-01-01T00:00:00Z", "1s")
+	f.Add("soon", "yesterday", "-1s")
+	f.Add("2562047h47m16.854775807s", "9999-12-31T23:59:59Z", "0")
+	k := compatKeys()
+	now := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	f.Fuzz(func(t *testing.T, period, since, delay string) {
+		w := &Workload{Kind: &Kind{Name: "Deployment", Pauses: true}, Content: Content{Paused: true},
+			Meta: map[string]string{k.pause: period, k.pauseAt: since, nativeDelay: delay}}
+		r := k.parse(w.Meta, nil)
+		step, left := k.PauseState(w, r, now)
+		if (step == PauseStands) != (left > 0) {
+			t.Errorf("step %d with %v left", step, left)
+		}
+		if r.Delay < 0 || (r.Delay == 0) != (len(r.Problems) > 0) {
+			t.Errorf("delay %v, problems %v", r.Delay, r.Problems)
+		}
+	})
+}

@@ -1,0 +1,116 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Object is a JSON object under construction.
+type Object = map[string]any
+
+// MetadataPatch records a state and changes nothing else; an empty state removes the annotation. The
+// patch contains the resourceVersion, so that a write based on an outdated read is refused. changes
+// is false if the annotation is there already.
+func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
+	annotations := Object{}
+	text := s.Text(w.Key)
+	if was, annotated := w.Meta[StateKey]; text != was || annotated && text == "" {
+		annotations[StateKey] = text
+		if text == "" {
+			annotations[StateKey] = nil
+		}
+	}
+	return Object{"metadata": Object{"resourceVersion": w.Version, "annotations": annotations}}, len(annotations) > 0
+}
+
+// TemplatePatch returns a strategic merge patch with everything that a reload changes: marks, state
+// and, if there is one, the pause.
+func (o *Options) TemplatePatch(f *Facts, k *Keys, p *Plan) Object {
+	patch, _ := MetadataPatch(f.Workload, p.State)
+	m := o.marks(f, p.Reloads)
+	spec := Object{"template": m.template(f.Workload)}
+	if f.Workload.Kind.Pauses && f.Rules.pause > 0 && !f.Workload.Paused {
+		spec["paused"] = true
+		patch["metadata"].(Object)["annotations"].(Object)[k.pauseAt] = f.Now.UTC().Format(time.RFC3339)
+	}
+	patch["spec"] = spec
+	return patch
+}
+
+// MergePatch is TemplatePatch for a custom resource, which has no strategic merge. containers returns
+// those of the live object at the workload's version; they are sent as a whole.
+func (o *Options) MergePatch(f *Facts, p *Plan, containers func() ([]any, error)) (Object, error) {
+	patch, _ := MetadataPatch(f.Workload, p.State)
+	if o.restarts(f) {
+		patch["spec"] = Object{"restartAt": f.Now.UTC().Format(time.RFC3339)}
+		return patch, nil
+	}
+	m := o.marks(f, p.Reloads)
+	if m.key != "" {
+		patch["spec"] = Object{"template": m.template(f.Workload)}
+		return patch, nil
+	}
+	list, err := containers()
+	if err == nil {
+		err = m.applyTo(list)
+	}
+	if err != nil {
+		return nil, err
+	}
+	patch["spec"] = Object{"template": Object{"spec": Object{"containers": list}}}
+	return patch, nil
+}
+
+// restarts reports whether the workload is an Argo Rollout that takes no mark.
+func (o *Options) restarts(f *Facts) bool {
+	return o.Compat && !f.Rules.native && f.Workload.Kind.Restarts && f.Workload.Meta[compatStrategy] == rolloutRestart
+}
+
+// rolloutRestart is the value of compatStrategy that asks for a restart instead of a mark.
+const rolloutRestart = "restart"
+
+// Mark sets the marks of a reload in the template of an object that is to be created.
+func (o *Options) Mark(f *Facts, p *Plan, template *corev1.PodTemplateSpec) {
+	m := o.marks(f, p.Reloads)
+	m.apply(template)
+}
+
+// template returns the part of a strategic merge patch below spec.template.
+func (m *marks) template(w *Workload) Object {
+	if m.key != "" {
+		return Object{"metadata": Object{"annotations": Object{m.key: m.value}}}
+	}
+	var containers []Object
+	for i := range w.Containers {
+		var env []Object
+		for _, e := range m.env {
+			switch {
+			case e.container != i:
+			case e.value == "":
+				env = append(env, Object{"name": e.name, "$patch": "delete"})
+			default:
+				env = append(env, Object{"name": e.name, "value": e.value})
+			}
+		}
+		if env != nil {
+			containers = append(containers, Object{"name": w.Containers[i].Name, "env": env})
+		}
+	}
+	return Object{"spec": Object{"containers": containers}}
+}
+
+// PausePatch ends a pause, or removes what is left of one that somebody else ended.
+func (k *Keys) PausePatch(w *Workload, step PauseStep) Object {
+	patch := Object{"metadata": Object{
+		"resourceVersion": w.Version,
+		"annotations":     Object{k.pauseAt: nil},
+	}}
+	if step == PauseEnds {
+		patch["spec"] = Object{"paused": false}
+	}
+	return patch
+}

@@ -1,0 +1,108 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// pattern is one item of a list of names.
+type pattern struct {
+	text    string
+	re      *regexp.Regexp // nil: text itself
+	literal bool           // text is also a valid name, so a source of that name may be waited for
+	dots    bool           // each dot of the literal text stands for any character
+}
+
+func (p pattern) matches(name string) bool {
+	switch {
+	case p.re != nil:
+		return p.re.MatchString(name)
+	case !p.dots || len(name) != len(p.text):
+		return p.text == name
+	}
+	for i := range len(name) {
+		if p.text[i] != name[i] && p.text[i] != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+func matchesAny(list []pattern, name string) bool {
+	return slices.ContainsFunc(list, func(p pattern) bool { return p.matches(name) })
+}
+
+// isName reports whether text may be the name of a source: lower-case letters, digits, and - and .
+// between them.
+func isName(text string) bool {
+	const alphanumeric = "abcdefghijklmnopqrstuvwxyz0123456789"
+	return text != "" && len(text) <= validation.DNS1123SubdomainMaxLength && strings.Trim(text, "-.") == text && strings.Trim(text, alphanumeric+"-.") == ""
+}
+
+const (
+	// maxList is the length of a list of names that counts, in bytes. A longer one would make the
+	// state too large for an annotation.
+	maxList = 10 << 10
+	// maxSteps limits the expressions of one list. In maxList fit repetitions of many millions of
+	// steps, which would take the memory of every replica.
+	maxSteps = 10_000
+)
+
+var (
+	errTooLong  = fmt.Errorf("the list is longer than %d KiB", maxList>>10)
+	errTooLarge = errors.New("its repetitions are too large")
+)
+
+// newNamed parses an item of the original's lists of names: a name, or an expression for whole names.
+// It takes what the expression costs from steps.
+func newNamed(item string, steps *int) (pattern, error) {
+	p := pattern{text: item, literal: isName(item)}
+	if p.literal {
+		p.dots = strings.Contains(item, ".")
+		return p, nil
+	}
+	parsed, err := syntax.Parse("^"+item+"$", syntax.Perl)
+	if err != nil {
+		return p, err
+	}
+	if *steps -= size(parsed); *steps < 0 {
+		return p, errTooLarge
+	}
+	p.re, err = compile(item)
+	return p, err
+}
+
+// compile compiles an expression for whole names. They have one line, so (?m:^) matches only at
+// their start. For a plain ^ the compiler looks for a special form, in cubic time.
+func compile(item string) (*regexp.Regexp, error) { return regexp.Compile("(?m:^)" + item + "$") }
+
+// size returns about how many instructions an expression compiles to, including the ranges of its
+// classes. The parser limits nested repetitions to 1,000 in all.
+func size(re *syntax.Regexp) int {
+	n := 1 + len(re.Rune)
+	for _, sub := range re.Sub {
+		n += size(sub)
+	}
+	if re.Op == syntax.OpRepeat {
+		n *= max(re.Min, re.Max, 1)
+	}
+	return n
+}
+
+// newGlob parses a name in which * stands for any text, including none.
+func newGlob(text string) (pattern, error) {
+	if !strings.Contains(text, "*") {
+		return pattern{text: text, literal: true}, nil
+	}
+	re, err := compile(strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, ".*"))
+	return pattern{text: text, re: re}, err
+}

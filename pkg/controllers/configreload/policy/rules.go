@@ -1,0 +1,329 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Match is how a workload selects a source.
+type Match int
+
+// The ways to select a source.
+const (
+	No    Match = iota
+	Auto        // needs a reference
+	Named       // needs no reference
+)
+
+// Rules are the parsed annotations of a workload. They are shared and must not be changed.
+type Rules struct {
+	native bool // it has the native annotation, so it is marked by annotation under the native key
+	types  [numTypes]typeRules
+	// Delay replaces the quiet period; 0 does not.
+	Delay time.Duration
+	// pause is how long a reload pauses a Deployment; 0 does not.
+	pause time.Duration
+	cost  int // see rulesCache
+	// Problems are the annotations that could not be parsed. BadPause is about a pause that the next
+	// reload leaves out; nil if there is none.
+	Problems []Problem
+	BadPause *Problem
+}
+
+type typeRules struct {
+	auto     bool
+	search   bool
+	named    []pattern
+	excluded []pattern
+	// never is set if the list of exclusions is too long. Then nothing matches: it is better not to
+	// roll at all than to roll for something excluded.
+	never bool
+}
+
+// Empty reports whether the workload asks for nothing.
+func (r *Rules) Empty() bool {
+	return !slices.ContainsFunc(r.types[:], func(t typeRules) bool { return t.auto || t.search || len(t.named) > 0 })
+}
+
+// match decides as the original does: an exclusion beats a name, a name beats everything else, and
+// nothing but an exclusion vetoes a name.
+func (r *Rules) match(key SourceKey, s Source) Match {
+	t := &r.types[key.Type]
+	switch {
+	case s.Ignored, t.never, matchesAny(t.excluded, key.Name):
+		return No
+	case matchesAny(t.named, key.Name):
+		return Named
+	case t.search && s.Matched, t.auto:
+		return Auto
+	}
+	return No
+}
+
+// waitsFor reports whether an item is exactly the source's name, so that the source's absence is
+// recorded.
+func (r *Rules) waitsFor(key SourceKey) bool {
+	return slices.ContainsFunc(r.types[key.Type].named, func(p pattern) bool { return p.literal && p.text == key.Name })
+}
+
+// Names yields the sources that are named literally.
+func (r *Rules) Names(yield func(SourceKey) bool) {
+	for _, t := range SourceTypes {
+		for _, p := range r.types[t].named {
+			if p.literal && !yield(SourceKey{t, p.text}) {
+				return
+			}
+		}
+	}
+}
+
+// NamesByPattern reports whether a source may be named by anything but its exact name.
+func (r *Rules) NamesByPattern(t SourceType) bool {
+	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil || p.dots })
+}
+
+// IsNamed reports whether an item names the source.
+func (r *Rules) IsNamed(key SourceKey) bool { return matchesAny(r.types[key.Type].named, key.Name) }
+
+// TakesReferenced reports whether references to sources of this type count, for some sources at
+// least.
+func (r *Rules) TakesReferenced(t SourceType) bool { return r.types[t].auto || r.types[t].search }
+
+// markKey returns the template's annotation under the annotations strategy.
+func (r *Rules) markKey() string {
+	if r.native {
+		return nativeMark
+	}
+	return compatMark
+}
+
+// Problem describes an annotation that could not be parsed.
+type Problem struct{ key, text string }
+
+func (p Problem) String() string { return p.key + ": " + Cut(p.text) }
+
+// Cut shortens a text so that it fits into an Event, which holds 1 KiB in all.
+func Cut(text string) string {
+	const most = 500
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "..."
+}
+
+// rulesCache holds rules by the text that they were parsed from, so that each text is parsed once. Few
+// texts occur in a cluster.
+type rulesCache struct {
+	mu     sync.Mutex
+	byText map[string]*Rules
+	cost   int
+}
+
+// maxCost limits what unusual annotations can take: about this many bytes.
+const maxCost = 16 << 20
+
+func (c *rulesCache) get(text string, parse func() *Rules) *Rules {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, ok := c.byText[text]; ok {
+		return r
+	}
+	r := parse()
+	cost := len(text) + r.cost
+	if c.cost += cost; c.cost > maxCost || c.byText == nil {
+		c.byText, c.cost = map[string]*Rules{}, cost
+	}
+	c.byText[text] = r
+	return r
+}
+
+// nothing are the rules of a workload that is rolled through another object: a Job through its
+// CronJob, a Rollout through the workload that it refers to.
+var nothing = &Rules{}
+
+// Rules returns the rules of a workload.
+func (k *Keys) Rules(w *Workload) *Rules {
+	if w.Elsewhere {
+		return nothing
+	}
+	var text strings.Builder
+	for _, from := range []map[string]string{w.Meta, w.Template} {
+		for i, key := range k.rules {
+			if value, ok := from[key]; ok {
+				text.WriteByte(byte('a' + i))
+				text.WriteString(strconv.Itoa(len(value)))
+				text.WriteByte(':')
+				text.WriteString(value)
+			}
+		}
+		text.WriteByte('.')
+	}
+	return k.cache.get(text.String(), func() *Rules { return k.parse(w.Meta, w.Template) })
+}
+
+// parse reads the annotations of a workload (meta) and of its template.
+func (k *Keys) parse(meta, template map[string]string) *Rules {
+	r := &Rules{}
+	if value, ok := fallback(meta, template, nativeReload); ok {
+		k.parseNative(r, value)
+	} else {
+		for _, t := range SourceTypes {
+			k.parseType(r, t, meta, template)
+		}
+		k.parsePause(r, meta)
+	}
+	for t, ignored := range k.ignored {
+		if ignored {
+			r.types[t] = typeRules{}
+		}
+	}
+	if value, ok := meta[nativeDelay]; ok {
+		d, err := time.ParseDuration(value)
+		if err != nil || d <= 0 {
+			r.Problems = append(r.Problems, Problem{nativeDelay, fmt.Sprintf("%q is not a positive duration", value)})
+		} else {
+			r.Delay = d
+		}
+	}
+	return r
+}
+
+// fallback returns a value from the workload, or from the template if the workload does not have
+// the key.
+func fallback(meta, template map[string]string, key string) (string, bool) {
+	if value, ok := meta[key]; ok {
+		return value, true
+	}
+	value, ok := template[key]
+	return value, ok
+}
+
+func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]string) {
+	rules := &r.types[t]
+	if !k.compat {
+		rules.auto = k.autoAll
+		return
+	}
+	from := meta
+	if !slices.ContainsFunc([]string{k.reload[t], k.auto, k.typedAuto[t], k.search}, func(key string) bool {
+		_, ok := meta[key]
+		return ok
+	}) {
+		from = template
+	}
+	rules.search = from[k.search] == "true"
+	rules.auto = isTrue(from[k.auto]) || isTrue(from[k.typedAuto[t]]) ||
+		k.autoAll && from[k.auto] == "" && from[k.typedAuto[t]] == ""
+
+	if len(meta[k.exclude[t]]) > maxList {
+		rules.never = true
+		r.bad(k.exclude[t], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errTooLong, t.Kind()))
+		return
+	}
+	for item := range items(meta[k.exclude[t]]) {
+		rules.excluded = append(rules.excluded, pattern{text: item})
+	}
+	if len(from[k.reload[t]]) > maxList {
+		r.bad(k.reload[t], errTooLong.Error())
+		return
+	}
+	var bad []string
+	steps := maxSteps
+	for item := range items(from[k.reload[t]]) {
+		p, err := newNamed(item, &steps)
+		if err != nil {
+			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			continue
+		}
+		rules.named = append(rules.named, p)
+	}
+	r.cost += (maxSteps - max(steps, 0)) * 64
+	r.bad(k.reload[t], bad...)
+}
+
+func isTrue(text string) bool {
+	b, err := strconv.ParseBool(text)
+	return err == nil && b
+}
+
+// bad reports the items of one annotation that do not count.
+func (r *Rules) bad(key string, items ...string) {
+	if len(items) > 0 {
+		r.Problems = append(r.Problems, Problem{key, strings.Join(items, "; ")})
+	}
+}
+
+// items yields the trimmed, non-empty items of a comma-separated list.
+func items(list string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for item := range strings.SplitSeq(list, ",") {
+			if item = strings.TrimSpace(item); item != "" && !yield(item) {
+				return
+			}
+		}
+	}
+}
+
+func (k *Keys) parseNative(r *Rules, value string) {
+	r.native = true
+	if len(value) > maxList {
+		r.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errTooLong))
+		return
+	}
+	off, others := false, false
+	var bad []string
+	for t := range r.types {
+		r.types[t].auto = k.autoAll
+	}
+	for item := range items(value) {
+		switch item {
+		case reloadOff:
+			off = true
+			continue
+		case reloadAuto:
+			for t := range r.types {
+				r.types[t].auto = true
+			}
+		default:
+			if err := r.addNative(item); err != nil {
+				bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			}
+		}
+		others = true
+	}
+	if off {
+		r.types = [numTypes]typeRules{}
+		if others {
+			bad = append(bad, "off contradicts the other items; off counts")
+		}
+	}
+	r.bad(nativeReload, bad...)
+}
+
+// addNative adds an item that names sources.
+func (r *Rules) addNative(item string) error {
+	rest, never := strings.CutPrefix(item, "!")
+	key, ok := parseSourceKey(rest)
+	if !ok || !isName(strings.ReplaceAll(key.Name, "*", "x")) {
+		return errNative
+	}
+	p, err := newGlob(key.Name)
+	if err != nil {
+		return err
+	}
+	list := &r.types[key.Type].named
+	if never {
+		list = &r.types[key.Type].excluded
+	}
+	*list = append(*list, p)
+	return nil
+}
+
+var errNative = fmt.Errorf("is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass")

@@ -1,0 +1,72 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"maps"
+	"time"
+)
+
+// Window collects the changes for one reload. The zero value is no window.
+type Window struct {
+	First, Last time.Time
+	// Changes holds the sources that were seen to change.
+	Changes map[SourceKey]Change
+	// Touched counts the changes, so that one during the write of a reload is not dropped with the
+	// window.
+	Touched int
+	// NotBefore is the turn in the rollout limit; zero: none taken.
+	NotBefore time.Time
+	// Waits is set when the Event about waiting for a Job was sent.
+	Waits bool
+}
+
+// Change is what was seen of a source in a window.
+type Change struct {
+	At  time.Time // of the last change
+	Was string    // as recorded in a state, before the first change
+}
+
+// IsOpen reports whether there is a window.
+func (w *Window) IsOpen() bool { return !w.First.IsZero() }
+
+// Open begins a window for a difference that no event announced.
+func (w *Window) Open(now time.Time) {
+	if !w.IsOpen() {
+		w.First, w.Last = now, now
+	}
+}
+
+// Add notes a change of a source. It returns false if the change joins others that are already
+// waiting.
+func (w *Window) Add(key SourceKey, was string, now time.Time) bool {
+	first := !w.IsOpen()
+	w.Open(now)
+	w.Last = now
+	if before, ok := w.Changes[key]; ok {
+		was = before.Was
+	}
+	if w.Changes == nil {
+		w.Changes = map[SourceKey]Change{}
+	}
+	w.Changes[key] = Change{At: now, Was: was}
+	w.Touched++
+	return first
+}
+
+// Close ends the window in which a decision was made. Changes since then keep a window open.
+func (w *Window) Close(decided *Window, now time.Time) {
+	if w.Touched == decided.Touched {
+		*w = Window{Touched: w.Touched}
+		return
+	}
+	w.First, w.NotBefore, w.Waits = now, time.Time{}, false
+}
+
+// Clone returns a copy that shares nothing with w.
+func (w *Window) Clone() Window {
+	c := *w
+	c.Changes = maps.Clone(w.Changes)
+	return c
+}

@@ -1,0 +1,389 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Kind is what decisions need to know of a kind of workload.
+type Kind struct {
+	Name string // as in a manifest
+	// Pauses is set if a reload may pause it: Deployments.
+	Pauses bool
+	// Restarts is set if a field may restart it in place of a mark: Argo Rollouts.
+	Restarts bool
+	// Stateless is set if no state is recorded on it: Jobs are many, and a late second run is worse
+	// than none.
+	Stateless bool
+}
+
+// Key names a workload. It is the key in the queue.
+type Key struct {
+	Kind string // as in a manifest
+	cache.ObjectName
+}
+
+// String returns KIND/NAMESPACE/NAME.
+func (k Key) String() string { return k.Kind + "/" + k.ObjectName.String() }
+
+// Workload is what the decision needs of a workload of any kind.
+type Workload struct {
+	Key
+	Kind    *Kind
+	UID     types.UID
+	Version string // resourceVersion
+	// Since is the version since which the workload has this content and asks for what it asks for,
+	// as far as this process has seen.
+	Since string
+	// Created is the version with which it was created; empty if this process has not seen that.
+	Created  string
+	Deleting bool
+	Meta     map[string]string // annotations
+	Content
+}
+
+// Content is what the decision needs of a workload besides its metadata. The cache keeps it as the
+// JSON from [Keys.DigestWorkload], one for each workload of the cluster, so the names are short and
+// empty fields are left out.
+type Content struct {
+	Template   map[string]string      `json:"t,omitempty"` // annotations of the pod template
+	Inits      []Container            `json:"i,omitempty"`
+	Containers []Container            `json:"c,omitempty"`
+	Volumes    map[string][]SourceKey `json:"v,omitempty"` // by name, those of sources
+	Paused     bool                   `json:"p,omitempty"` // Deployments
+	Suspended  bool                   `json:"s,omitempty"` // CronJobs
+	Finished   bool                   `json:"f,omitempty"` // Jobs
+	CronJob    types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
+	Elsewhere  bool                   `json:"e,omitempty"` // it is rolled through another object
+	// Asks distinguishes the annotations of the workload, so that the cache notices when it begins
+	// to ask for something. Only the cache has it.
+	Asks uint32 `json:"a,omitempty"`
+	// Problem is why the workload cannot be read; if it is set, the rest is empty.
+	Problem string `json:"x,omitempty"`
+}
+
+// Container is what the decision needs of a container.
+type Container struct {
+	Name   string            `json:"n"`
+	Mounts []string          `json:"m,omitempty"` // names of Volumes
+	Env    []SourceKey       `json:"e,omitempty"` // through env and envFrom
+	Vars   map[string]string `json:"v,omitempty"` // our variables, value by name
+}
+
+// DigestWorkload returns what the cache keeps of a workload in place of the content.
+func (k *Keys) DigestWorkload(obj runtime.Object) []byte {
+	c, err := describe(obj)
+	if err != nil {
+		c = Content{Problem: err.Error()}
+	} else {
+		c.Asks = k.asks(obj.(metav1.Object).GetAnnotations())
+	}
+	c.Template = maps.Clone(c.Template) // the map belongs to the object
+	maps.DeleteFunc(c.Template, func(key, _ string) bool { return !slices.Contains(k.workload, key) })
+	data, _ := json.Marshal(c) // strings always marshal
+	return data
+}
+
+// asks returns a checksum of the annotations that rules are made of; 0 without any.
+func (k *Keys) asks(annotations map[string]string) uint32 {
+	var sum hash.Hash32
+	for _, key := range k.rules {
+		if value, ok := annotations[key]; ok {
+			if sum == nil {
+				sum = fnv.New32a()
+			}
+			_, _ = fmt.Fprintf(sum, "%s=%s\x00", key, value)
+		}
+	}
+	if sum == nil {
+		return 0
+	}
+	return sum.Sum32()
+}
+
+// Cached is a workload that the cache has reduced.
+type Cached interface {
+	// Digest returns the result of [Keys.DigestWorkload].
+	Digest(of string) []byte
+	History
+}
+
+// History says when things happened to a cached object, in versions; empty if that was not seen.
+type History interface {
+	FirstVersion() string   // it came to the cache
+	CreatedVersion() string // it was created
+	ChangedVersion() string // its digest changed last
+}
+
+// NewWorkload reads a workload. One that the cache has reduced consists of its metadata and the
+// digest of that name. One from the API server is the API type, or unstructured for an Argo Rollout.
+func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", kind.Name, err)
+	}
+	w := &Workload{
+		Key:      Key{Kind: kind.Name, ObjectName: cache.MetaObjectToName(m)},
+		Kind:     kind,
+		UID:      m.GetUID(),
+		Version:  m.GetResourceVersion(),
+		Deleting: m.GetDeletionTimestamp() != nil,
+		Meta:     m.GetAnnotations(),
+	}
+	if cached, ok := obj.(Cached); ok {
+		w.Since, w.Created = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
+		err = json.Unmarshal(cached.Digest(digest), &w.Content)
+	} else {
+		w.Content, err = describe(obj)
+	}
+	if err == nil && w.Problem != "" {
+		err = errors.New(w.Problem)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", w.Key, err)
+	}
+	return w, nil
+}
+
+// Follow sets since when a workload that was read live has what it has, from what was known before.
+func (k *Keys) Follow(w, before *Workload) {
+	w.Since = w.Version
+	if w.UID != before.UID {
+		return
+	}
+	w.Created = before.Created
+	if k.Rules(w) == k.Rules(before) && reflect.DeepEqual(w.Inits, before.Inits) &&
+		reflect.DeepEqual(w.Containers, before.Containers) && reflect.DeepEqual(w.Volumes, before.Volumes) {
+		w.Since = before.Since
+	}
+}
+
+func describe(obj any) (Content, error) {
+	switch o := obj.(type) {
+	case *appsv1.Deployment:
+		c := describeTemplate(&o.Spec.Template)
+		c.Paused = o.Spec.Paused
+		return c, nil
+	case *appsv1.StatefulSet:
+		return describeTemplate(&o.Spec.Template), nil
+	case *appsv1.DaemonSet:
+		return describeTemplate(&o.Spec.Template), nil
+	case *batchv1.CronJob:
+		// The metadata of jobTemplate itself is not read.
+		c := describeTemplate(&o.Spec.JobTemplate.Spec.Template)
+		c.Suspended = o.Spec.Suspend != nil && *o.Spec.Suspend
+		return c, nil
+	case *batchv1.Job:
+		c := describeTemplate(&o.Spec.Template)
+		c.Finished = JobFinished(o)
+		if owner := metav1.GetControllerOfNoCopy(o); owner != nil && owner.Kind == "CronJob" {
+			c.CronJob, c.Elsewhere = owner.UID, true
+		}
+		return c, nil
+	case *unstructured.Unstructured:
+		return describeRollout(o)
+	}
+	return Content{}, fmt.Errorf("%T is not a workload", obj)
+}
+
+func describeRollout(o *unstructured.Unstructured) (Content, error) {
+	template, err := rolloutTemplate(o)
+	if err != nil {
+		return Content{}, err
+	}
+	c := describeTemplate(template)
+	_, c.Elsewhere, _ = unstructured.NestedMap(o.Object, "spec", "workloadRef")
+	return c, nil
+}
+
+// rolloutTemplate returns the template of a Rollout; an empty one if it has none or null.
+func rolloutTemplate(o *unstructured.Unstructured) (*corev1.PodTemplateSpec, error) {
+	var template corev1.PodTemplateSpec
+	if value, _, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "template"); value == nil {
+		return &template, nil
+	}
+	spec, _, err := unstructured.NestedMap(o.Object, "spec", "template")
+	if err == nil {
+		err = runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &template)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("spec.template: %w", err)
+	}
+	return &template, nil
+}
+
+// JobFinished reports whether a Job runs no more.
+func JobFinished(job *batchv1.Job) bool {
+	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
+	})
+}
+
+func describeTemplate(template *corev1.PodTemplateSpec) Content {
+	c := Content{Template: template.Annotations}
+	for i := range template.Spec.Volumes {
+		v := &template.Spec.Volumes[i]
+		if sources := volumeSources(v); len(sources) > 0 {
+			if c.Volumes == nil {
+				c.Volumes = map[string][]SourceKey{}
+			}
+			c.Volumes[v.Name] = sources
+		}
+	}
+	c.Inits = c.describeContainers(template.Spec.InitContainers)
+	c.Containers = c.describeContainers(template.Spec.Containers)
+	return c
+}
+
+// A volume of the Secrets Store CSI driver names its class in an attribute.
+const (
+	csiDriver = "secrets-store.csi.k8s.io"
+	csiClass  = "secretProviderClass"
+)
+
+func volumeSources(v *corev1.Volume) []SourceKey {
+	var list []SourceKey
+	if v.ConfigMap != nil {
+		list = append(list, SourceKey{ConfigMap, v.ConfigMap.Name})
+	}
+	if v.Secret != nil {
+		list = append(list, SourceKey{Secret, v.Secret.SecretName})
+	}
+	if v.CSI != nil && v.CSI.Driver == csiDriver && v.CSI.VolumeAttributes[csiClass] != "" {
+		list = append(list, SourceKey{SecretProviderClass, v.CSI.VolumeAttributes[csiClass]})
+	}
+	if v.Projected != nil {
+		for _, p := range v.Projected.Sources {
+			if p.ConfigMap != nil {
+				list = append(list, SourceKey{ConfigMap, p.ConfigMap.Name})
+			}
+			if p.Secret != nil {
+				list = append(list, SourceKey{Secret, p.Secret.Name})
+			}
+		}
+	}
+	return list
+}
+
+func (c *Content) describeContainers(list []corev1.Container) []Container {
+	var out []Container
+	for i := range list {
+		ctr := Container{Name: list[i].Name}
+		for _, m := range list[i].VolumeMounts {
+			if _, ok := c.Volumes[m.Name]; ok {
+				ctr.Mounts = append(ctr.Mounts, m.Name)
+			}
+		}
+		for _, e := range list[i].Env {
+			if strings.HasPrefix(e.Name, variablePrefix) {
+				if ctr.Vars == nil {
+					ctr.Vars = map[string]string{}
+				}
+				ctr.Vars[e.Name] = e.Value
+			}
+			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
+				ctr.Env = append(ctr.Env, SourceKey{ConfigMap, e.ValueFrom.ConfigMapKeyRef.Name})
+			}
+			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
+				ctr.Env = append(ctr.Env, SourceKey{Secret, e.ValueFrom.SecretKeyRef.Name})
+			}
+		}
+		for _, e := range list[i].EnvFrom {
+			if e.ConfigMapRef != nil {
+				ctr.Env = append(ctr.Env, SourceKey{ConfigMap, e.ConfigMapRef.Name})
+			}
+			if e.SecretRef != nil {
+				ctr.Env = append(ctr.Env, SourceKey{Secret, e.SecretRef.Name})
+			}
+		}
+		out = append(out, ctr)
+	}
+	return out
+}
+
+// References returns every source that a container of the template uses, in order and without
+// duplicates. Volumes that nobody mounts do not count.
+func (w *Workload) References() []SourceKey {
+	var list []SourceKey
+	for _, c := range slices.Concat(w.Inits, w.Containers) {
+		for _, mount := range c.Mounts {
+			list = append(list, w.Volumes[mount]...)
+		}
+		list = append(list, c.Env...)
+	}
+	// The API server accepts a variable of a source without a name.
+	list = slices.DeleteFunc(list, func(key SourceKey) bool { return key.Name == "" })
+	slices.SortFunc(list, compareKeys)
+	return slices.Compact(list)
+}
+
+// chooseContainer returns the index of the container that carries the mark for a source: the first
+// that mounts it, else the first that reads its environment from it. Init containers are never
+// changed: if an init container uses the source, or the source is named and nobody references it,
+// the first container carries the mark. It returns false if there is no such container.
+func (w *Workload) chooseContainer(key SourceKey, m Match) (int, bool) {
+	mounts := func(c Container) bool {
+		return slices.ContainsFunc(c.Mounts, func(v string) bool { return slices.Contains(w.Volumes[v], key) })
+	}
+	reads := func(c Container) bool { return slices.Contains(c.Env, key) }
+	for _, uses := range []func(Container) bool{mounts, reads} {
+		if i := slices.IndexFunc(w.Containers, uses); i >= 0 {
+			return i, true
+		}
+		if slices.ContainsFunc(w.Inits, uses) {
+			return 0, len(w.Containers) > 0
+		}
+	}
+	return 0, m == Named && len(w.Containers) > 0
+}
+
+const variablePrefix = "STAKATER_"
+
+// variable returns the name of the environment variable that marks a source: upper case, each run
+// of other characters replaced by one underscore, no underscore at the start.
+func variable(key SourceKey) string {
+	var b strings.Builder
+	b.WriteString(variablePrefix)
+	last := false // the last character was kept
+	for _, r := range strings.ToUpper(key.Name) {
+		stays := r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
+		if stays {
+			b.WriteRune(r)
+		} else if last {
+			b.WriteByte('_')
+		}
+		last = stays
+	}
+	b.WriteByte('_')
+	b.WriteString(key.Type.mark())
+	return b.String()
+}
+
+// AsksForNothing reports whether there is nothing to do for the workload: it asks for no source, and
+// nothing of ours is left on it.
+func (k *Keys) AsksForNothing(w *Workload) bool {
+	_, recorded := w.Meta[StateKey]
+	r := k.Rules(w)
+	return r.Empty() && len(r.Problems) == 0 && !recorded && !k.PausedByUs(w)
+}

@@ -1,0 +1,207 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// pairs are Deployments of which each has a ConfigMap of its own, which changes right after the
+// Deployment was created.
+type pairs struct {
+	shop
+	n int
+}
+
+func (p pairs) name(i int) string   { return fmt.Sprintf("app-%d", i) }
+func (p pairs) object(i int) string { return "deployments/" + p.name(i) }
+
+// create creates the i-th pair and changes the ConfigMap after the delay.
+func (p pairs) create(i int, delay time.Duration) {
+	p.t.Helper()
+	p.configMap(p.name(i), "before")
+	p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+	// The delay is what is tested: where the change falls between the steps of the manager.
+	<-time.After(delay)
+	p.configMap(p.name(i), "after")
+}
+
+// wantOneEach waits until all are marked, and expects one rollout of each.
+func (p pairs) wantOneEach(begin time.Time) {
+	p.t.Helper()
+	p.eventually(func() error {
+		var errs []error
+		for i := range p.n {
+			if got := marks(p.template(p.object(i)))[variable("configmap/"+p.name(i))]; got != hashOf("after") {
+				errs = append(errs, fmt.Errorf("%s is marked with %q: its change is lost so far", p.object(i), got))
+			}
+		}
+		return errors.Join(errs...)
+	})
+	readLog(p.t, begin)
+	want := map[string]int{}
+	for i := range p.n {
+		want[p.object(i)] = 1
+	}
+	if diff := cmp.Diff(want, p.counts()); diff != "" {
+		p.t.Errorf("rollouts (-want +got):\n%s", diff)
+	}
+}
+
+func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) {
+	begin := time.Now()
+	p := pairs{newShop(t, nil), 500}
+	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	var creating sync.WaitGroup
+	const workers = 10
+	for worker := range workers {
+		creating.Go(func() {
+			for i := worker; i < p.n; i += workers {
+				p.create(i, time.Duration(i%21)*time.Millisecond)
+			}
+		})
+	}
+	creating.Wait()
+	p.wantOneEach(begin)
+}
+
+// A standby has seen what happened while nobody led.
+func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
+	for name, kill := range map[string]int{ // before which pair the leader is killed
+		"which is killed before":  0,
+		"which is killed between": 25,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := fleet.Context(t)
+			begin := time.Now()
+			p := pairs{newShop(t, nil), 50}
+			old := shared.RunLeader(ctx, t, atOnce(fleet.ShortTimings...)...)
+			next := shared.RunStandby(ctx, t, atOnce(fleet.ShortTimings...)...)
+			for i := range p.n {
+				if i == kill {
+					if err := old.Signal(syscall.SIGKILL); err != nil {
+						t.Fatal(err)
+					}
+				}
+				p.create(i, time.Duration(i%21)*time.Millisecond)
+			}
+			shared.WaitForLeader(ctx, t, next)
+			p.wantOneEach(begin)
+		})
+	}
+}
+
+func TestAChangeBeforeTheCreationRollsNothing(t *testing.T) {
+	begin := time.Now()
+	p := pairs{newShop(t, nil), 100}
+	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	for i := range p.n {
+		p.configMap(p.name(i), "before")
+		p.configMap(p.name(i), "after")
+		p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+	}
+	for i := range p.n {
+		p.waitForState(p.object(i), "configmap/"+p.name(i))
+	}
+	lastWord(t)
+	readLog(t, begin)
+	if diff := cmp.Diff(map[string]int{}, p.counts()); diff != "" {
+		t.Errorf("rollouts (-want +got):\n%s", diff)
+	}
+}
+
+// Whoever asks to be rolled from now on is not rolled for what changed before.
+func TestAskingToBeRolledRollsNothing(t *testing.T) {
+	begin := time.Now()
+	s := newShop(t, nil)
+	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	s.configMap("app-config", "blue")
+	s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", is(auto, "true"), uses("configmap/other")))
+	s.configMap("app-config", "red")
+	s.patch(web, `{"metadata":{"annotations":{"`+auto+`":"true"}}}`)
+	s.waitForState(web, cm)
+	s.configMap("other", "blue")
+	s.waitForState(worker, "configmap/other")
+	s.configMap("other", "red")
+	s.patch(worker, `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`)
+	s.waitForState(worker, cm)
+	lastWord(t)
+	readLog(t, begin)
+	got := s.counts()
+	delete(got, worker) // of its old source, unless its new one was faster
+	if diff := cmp.Diff(map[string]int{}, got); diff != "" {
+		t.Errorf("rollouts (-want +got):\n%s", diff)
+	}
+}
+
+// A tool that brings everything back to what an exported manifest says does not make a loop.
+func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
+	begin := time.Now()
+	s := newShop(t, nil)
+	s.configMap("app-config", "blue")
+	s.create(newDeployment("web", is(auto, "true"), uses(cm)))
+	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	s.waitForState(web, cm)
+	paint(s, "green") // so that the manifest has a mark
+	exported := s.get(web)
+	manifest, err := json.Marshal(map[string]any{"spec": exported.Object["spec"], "metadata": map[string]any{"annotations": exported.GetAnnotations()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round, color := range []string{"red", "yellow"} {
+		paint(s, color)
+		for range 20 {
+			s.patch(web, string(manifest))
+		}
+		// One that has no state in memory is decided on after all of these.
+		s.create(newDeployment(fmt.Sprint("last-", round), is(auto, "true"), uses(cm)))
+		s.waitForState(fmt.Sprint("deployments/last-", round), cm)
+	}
+	readLog(t, begin)
+	if diff := cmp.Diff(map[string]int{web: 3, "deployments/last-0": 1}, s.counts()); diff != "" {
+		t.Errorf("rollouts for three changes (-want +got):\n%s", diff)
+	}
+	if n := s.eventsOf(web, "Reloaded"); n != 3 {
+		t.Errorf("%d Events Reloaded, want 3", n)
+	}
+}
+
+func TestLongBurstOfManyIsOneRolloutEach(t *testing.T) {
+	const workers = 10
+	begin := time.Now()
+	p := pairs{newShop(t, nil), 1000}
+	each := func(do func(i int)) {
+		var running sync.WaitGroup
+		for worker := range workers {
+			running.Go(func() {
+				for i := worker; i < p.n; i += workers {
+					do(i)
+				}
+			})
+		}
+		running.Wait()
+	}
+	each(func(i int) {
+		p.configMap(p.name(i), "before")
+		p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+	})
+	shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-concurrent-syncs=16")...)
+	each(func(i int) { p.waitForState(p.object(i), "configmap/"+p.name(i)) })
+	first := time.Now()
+	each(func(i int) { p.configMap(p.name(i), "after") })
+	changed := time.Since(first)
+	p.eventually(func() error { return burst{p.shop, p.n}.rolled(p.n) })
+	t.Logf("%d ConfigMaps were changed within %v, and all Deployments were rolled after %v", p.n, changed, time.Since(first))
+	p.wantOneEach(begin)
+}
