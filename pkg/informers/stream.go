@@ -94,7 +94,7 @@ func (s *decodedStream) begin() error {
 	if !ok || info.StreamSerializer == nil {
 		return fmt.Errorf("no serializer for streams of %s", mediaType)
 	}
-	frames := info.StreamSerializer.Framer.NewFrameReader(io.NopCloser(body))
+	frames := info.StreamSerializer.NewFrameReader(io.NopCloser(body))
 	s.decoder = restwatch.NewDecoder(streaming.NewDecoder(frames, info.StreamSerializer.Serializer),
 		s.serializer.DecoderToVersion(info.Serializer, s.version))
 	return nil
