@@ -56,13 +56,13 @@ func (c *storeClient) do(ctx context.Context, verb string, op func() error) erro
 	c.requests[verb]++
 	err, hang := c.fail[verb], c.hang[verb]
 	c.mu.Unlock()
-	if err == nil && sleep(ctx, 500*time.Microsecond) {
+	if err == nil && pauseFor(ctx, 500*time.Microsecond) {
 		err = op()
 	}
 	if hang {
 		<-ctx.Done()
 	}
-	if sleep(ctx, 500*time.Microsecond) {
+	if pauseFor(ctx, 500*time.Microsecond) {
 		return err
 	}
 	return ctx.Err()

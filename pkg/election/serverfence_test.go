@@ -258,7 +258,7 @@ func TestServerFence(t *testing.T) {
 		"an API server that does not answer":                           {change: func(s *fenceServer) { s.down = true }, want: ServerFenceUnknown},
 		"a webhook that is away, for which the API server waits": {change: func(s *fenceServer) {
 			s.webhook = func(ctx context.Context, dryRun bool) error {
-				if !dryRun && !sleep(ctx, 10*time.Second) {
+				if !dryRun && !pauseFor(ctx, 10*time.Second) {
 					return ctx.Err()
 				}
 				return nil

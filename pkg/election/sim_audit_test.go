@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -47,7 +48,7 @@ type auditor struct {
 	mu         sync.Mutex
 	history    []simNote
 	violations []violation
-	unsure     time.Time            // until then, something happened that no client can tell
+	unsure     simTime              // until then, something happened that no client can tell
 	tampered   time.Time            // when the Lease was last edited or deleted
 	patient    time.Time            // until then, a record that was edited may be waited for
 	longest    time.Duration        // that was edited into the record
@@ -184,8 +185,8 @@ func (a *auditor) report() string {
 func (a *auditor) suspend() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.unsure = time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration)
-	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsure.Sub(a.sim.start))
+	a.unsure.set(time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration))
+	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsure.get().Sub(a.sim.start))
 }
 
 // patience returns for how long an edited record may still be waited for.
@@ -209,9 +210,15 @@ func (a *auditor) newEra() {
 	a.era++
 }
 
+// simTime is a time that is read without the auditor's mu.
+type simTime struct{ nanos atomic.Int64 }
+
+func (t *simTime) set(to time.Time) { t.nanos.Store(to.UnixNano()) }
+func (t *simTime) get() time.Time   { return time.Unix(0, t.nanos.Load()) }
+
 // judges reports whether the client's fences of these processes must hold now.
 func (a *auditor) judges(procs ...*simProc) bool {
-	if !a.sim.fences.client || time.Now().Before(a.unsure) {
+	if !a.sim.fences.client || time.Now().Before(a.unsure.get()) {
 		return false
 	}
 	for _, p := range procs {
@@ -332,7 +339,7 @@ func (a *auditor) executed(w *simWrite) {
 		return // ruleNamedFirst judges whether the other may lead
 	}
 	late := now.Sub(named)
-	if now.Before(a.unsure) {
+	if now.Before(a.unsure.get()) {
 		return
 	}
 	a.count.latest = max(a.count.latest, late)
@@ -356,7 +363,7 @@ func (a *auditor) leads(p *simProc) {
 	before, repeated := a.terms[own.term]
 	a.terms[own.term] = p.identity
 	a.logLocked(p.identity, "leads term %s", own.term.term)
-	if repeated && !time.Now().Before(a.unsure) {
+	if repeated && !time.Now().Before(a.unsure.get()) {
 		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term.term, before)
 	}
 	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) {
@@ -374,7 +381,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	if a.sim.store.rv <= a.sim.store.highest+1 {
 		// A restored store gives out versions a second time, and a write that requires the first may
 		// succeed on the second.
-		a.unsure = now.Add(2 * a.sim.cfg.LeaseDuration.Duration)
+		a.unsure.set(now.Add(2 * a.sim.cfg.LeaseDuration.Duration))
 		a.era++
 	}
 	if proc == nil {
@@ -401,7 +408,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	case holderOf(after) == "":
 		a.checkRelease(proc, from)
 		return
-	case from != "" && from != writer && !last.at.IsZero() && !tampered && !now.Before(a.unsure):
+	case from != "" && from != writer && !last.at.IsZero() && !tampered && !now.Before(a.unsure.get()):
 		least := time.Duration(float64(last.duration) / (1 + clockRateError)) // whatever an edit says
 		if now.Sub(last.at) < least {
 			a.violateLocked(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))

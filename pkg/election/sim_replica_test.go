@@ -215,9 +215,9 @@ func (p *simProc) lead(ctx context.Context, client *http.Client) error {
 	for ctx.Err() == nil {
 		p.write(client)
 		if p.sim.sparse.Load() {
-			sleep(ctx, 4*pace)
+			pauseFor(ctx, 4*pace)
 		}
-		sleep(ctx, time.Duration(p.nextRNG("pace").Int64N(int64(pace))))
+		pauseFor(ctx, time.Duration(p.nextRNG("pace").Int64N(int64(pace))))
 	}
 	var lost *LostError
 	p.mu.Lock()
@@ -289,7 +289,7 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rng.IntN(10) == 0 {
 		dial = time.Second
 	}
-	if rng.IntN(4) == 0 && !sleep(req.Context(), time.Duration(rng.Int64N(int64(dial)))) {
+	if rng.IntN(4) == 0 && !pauseFor(req.Context(), time.Duration(rng.Int64N(int64(dial)))) {
 		return nil, req.Context().Err()
 	}
 	p.gate()

@@ -454,7 +454,7 @@ func (w *simWatch) deliver(ctx context.Context, lifetime time.Duration) {
 		if w.server != nil {
 			delay += w.server.watchDelay(w.rng)
 		}
-		if !sleep(ctx, delay-time.Since(event.at)) || !w.link.awaitUp(ctx) {
+		if !pauseFor(ctx, delay-time.Since(event.at)) || !w.link.awaitUp(ctx) {
 			return
 		}
 		select {

@@ -180,15 +180,3 @@ func (s *simulation) log(who, what string, args ...any) { s.audit.log(who, what,
 
 // pass lets virtual time pass, in a bubble.
 func pass(d time.Duration) { <-time.After(d) }
-
-// sleep waits for d and reports whether it passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
