@@ -128,7 +128,7 @@ var allMutants = []mutant{
 	{"fence: the lease is not read before the name is written", false, "serverfence_lead.go",
 		"if err := n.lock.confirmHolder(ctx); err != nil {", "if err := error(nil); err != nil {"},
 	{"fence: lead starts before the name is written", true, "serverfence_lead.go",
-		"if err := n.raise(ctx, 0); ctx.Err() != nil {", "if err := error(nil); ctx.Err() != nil {"},
+		"err := n.raise(ctx, 0)\n\t\tswitch {", "err := error(nil)\n\t\tswitch {"},
 	{"fence: the leader does not name itself again", false, "serverfence_lead.go",
 		"if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity {", "if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity || n.raised > 0 {"},
 }
