@@ -62,8 +62,6 @@ test-unit: ## The part of test that needs no control plane.
 	@files="$$(gofmt -l cmd pkg hack test examples)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	go vet ./...
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
-	@# One mutant for each rule of the elector: the simulation must notice it.
-	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without TestLong...
@@ -73,7 +71,8 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 	$(INTEGRATION) -skip '^TestLong' ./test/faults
 
 .PHONY: test-long
-test-long: controlplane ## Long tests that rarely find something: TestLong... on a real control plane, and a fault of each kind.
+test-long: controlplane ## Long tests that rarely find something: a mutant of each rule of the elector, TestLong..., a fault of each kind.
+	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 	$(INTEGRATION) -run '^TestLong' -p 1 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | sort -u | sed 's,^,./,')
 	$(INTEGRATION) -run '^TestFaults$$' ./test/faults -faults=25
 
