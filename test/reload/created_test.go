@@ -59,9 +59,14 @@ func (p pairs) wantOneEach(begin time.Time) {
 	}
 }
 
-func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) {
+func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) { changeAfterCreation(t, 60) }
+
+func TestLongManyChangesRightAfterACreationAreNotLost(t *testing.T) { changeAfterCreation(t, 500) }
+
+func changeAfterCreation(t *testing.T, n int) {
+	t.Helper()
 	begin := time.Now()
-	p := pairs{newShop(t, nil), 500}
+	p := pairs{newShop(t, nil), n}
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
 	var creating sync.WaitGroup
 	const workers = 10
@@ -80,12 +85,12 @@ func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) {
 func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
 	for name, kill := range map[string]int{ // before which pair the leader is killed
 		"which is killed before":  0,
-		"which is killed between": 25,
+		"which is killed between": 15,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
-			p := pairs{newShop(t, nil), 50}
+			p := pairs{newShop(t, nil), 30}
 			old := shared.RunLeader(ctx, t, atOnce(fleet.ShortTimings...)...)
 			next := shared.RunStandby(ctx, t, atOnce(fleet.ShortTimings...)...)
 			for i := range p.n {
@@ -104,7 +109,7 @@ func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
 
 func TestAChangeBeforeTheCreationRollsNothing(t *testing.T) {
 	begin := time.Now()
-	p := pairs{newShop(t, nil), 100}
+	p := pairs{newShop(t, nil), 30}
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
 	for i := range p.n {
 		p.configMap(p.name(i), "before")
