@@ -116,7 +116,7 @@ func (w *world) settled(ctx context.Context, which ...int) error {
 			}
 			digest := hex.EncodeToString(policy.DigestConfigMap(&cm))[:16]
 			// A map of strings always marshals.
-			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest})
+			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest, "workload": "Deployment/" + w.namespace + "/" + deployment(i)})
 			if got := recorded[deployment(i)]; got != string(want) {
 				errs = append(errs, fmt.Errorf("%s has recorded %q, want %s (content %s)", deployment(i), got, want, cm.Data["content"]))
 			}
