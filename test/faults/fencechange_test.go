@@ -84,7 +84,7 @@ func (f *fencedWorld) says(ctx context.Context, state election.ServerFence) {
 	for _, r := range []*replica{f.leader, f.follower} {
 		fleet.Eventually(ctx, f.t, func() error {
 			return fleet.Answers(r.life().InsecureURL+"/metrics", "",
-				200, fmt.Sprintf("quartermaster_leader_election_server_fence{name=%q,state=%q} 1", fleet.LeaseName, state))
+				200, fmt.Sprintf("quartermaster_leader_election_server_fence{lease_namespace=\"kube-system\",name=%q,state=%q} 1", fleet.LeaseName, state))
 		})
 	}
 }
