@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -109,7 +110,7 @@ func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) 
 func (f *Factory) add(p *plan, scopes []*scope) error {
 	name := resourceName(p.resource)
 	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
-	r.history = &history{cached: r.cached}
+	r.history = &history{cached: r.cached, stored: r.stored}
 	lw := &reducingListWatch{
 		reducer: reducer{plan: p, panics: r.panics, history: r.history},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
@@ -135,6 +136,12 @@ func (r *resource) cached(n objectName) *Object {
 	stored, _, _ := r.informer.GetStore().GetByKey(key) // never fails
 	o, _ := stored.(*Object)
 	return o
+}
+
+// stored returns the version of the last event that the store has. It is 0 if client-go does not tell it.
+func (r *resource) stored() uint64 {
+	version, _ := strconv.ParseUint(r.informer.GetStore().LastStoreSyncResourceVersion(), 10, 64)
+	return version
 }
 
 func (r *resource) inCache(key string) bool {

@@ -15,10 +15,15 @@ import (
 type history struct {
 	// cached returns the object with that name in the store, or nil if there is none.
 	cached func(objectName) *Object
+	// stored returns the version of the last event that the store has; 0 if it is not known.
+	stored func() uint64
 
 	mu     sync.Mutex
 	recent map[objectName]*Object
 	sweep  int // the size of recent at which what the store has by now is removed
+	// delivered is the version of the event that client-go received last; 0 if there may be others after it.
+	// Events are stored in that order, so the store has all that is in recent once it has this one.
+	delivered uint64
 }
 
 // objectName needs no memory of its own: the name shares that of the object.
@@ -43,12 +48,16 @@ func (h *history) follow(o *Object) {
 	name := o.objectName()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.delivered != 0 && h.delivered == h.stored() {
+		h.forgetAll()
+	}
+	h.delivered = 0
 	before := h.recent[name]
 	if before == nil {
 		before = h.cached(name)
 	}
 	switch {
-	case before == nil || before.GetUID() != o.GetUID():
+	case before == nil || !before.sameUID(o):
 		o.first = o.version | listed
 	default:
 		o.first, o.changed = before.first, before.changed
@@ -68,11 +77,22 @@ func (h *history) follow(o *Object) {
 	}
 }
 
+func (o *Object) sameUID(other *Object) bool {
+	return o.uid == other.uid && (o.uid != [16]byte{} || o.GetUID() == other.GetUID())
+}
+
 // created notes that o came by a watch and not by a list.
 func (o *Object) created() {
 	if o.first == o.version|listed {
 		o.first = o.version
 	}
+}
+
+// deliver notes that client-go has received an event, or a bookmark, that did not belong to a list.
+func (h *history) deliver(o *Object) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.delivered = o.version
 }
 
 // deleted forgets an object that is gone. Its name may come back with another UID.
@@ -89,6 +109,14 @@ func (h *history) settle() {
 	h.forgetCached()
 }
 
+func (h *history) forgetAll() {
+	clear(h.recent)
+	if h.sweep > minSweep {
+		h.recent = nil // a map never shrinks
+	}
+	h.sweep = minSweep
+}
+
 // forgetCached forgets what the store has, or what it has in a later version. The caller holds mu.
 func (h *history) forgetCached() {
 	for name, o := range h.recent {
@@ -97,7 +125,7 @@ func (h *history) forgetCached() {
 		}
 	}
 	if len(h.recent) == 0 {
-		h.recent = nil // a map never shrinks
+		h.forgetAll()
 	}
 	h.sweep = max(minSweep, 2*len(h.recent))
 }

@@ -20,6 +20,7 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 		version, uid, value string
 		deleted             bool
 		stored              bool // the store has it before the next step
+		listed              bool // it comes by a list, not by a watch
 		first, changed      string
 		created             bool // by a watch, at first
 	}
@@ -41,6 +42,11 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 			{version: "7", uid: "a", value: "2", first: "5", changed: "7"},
 			{version: "9", uid: "a", value: "2", first: "5", changed: "7"},
 		},
+		"so is one of a list that the store does not have yet": {
+			{version: "5", uid: "a", value: "1", stored: true, first: "5"},
+			{version: "7", uid: "a", value: "2", listed: true, first: "5", changed: "7"},
+			{version: "9", uid: "a", value: "1", listed: true, first: "5", changed: "9"},
+		},
 		"another object of the name is new": {
 			{version: "5", uid: "a", value: "1", stored: true, first: "5"},
 			{version: "7", uid: "b", value: "2", stored: true, first: "7"},
@@ -59,12 +65,16 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := map[objectName]*Object{}
+			var stored uint64
 			r := &reducer{
 				plan: mustPlan(t, Need{For: "a", Resource: Secrets, Digest: func(o runtime.Object) []byte {
 					return o.(*corev1.Secret).Data["value"]
 				}}),
-				panics:  newPanics("", clock.RealClock{}, nil),
-				history: &history{cached: func(n objectName) *Object { return store[n] }},
+				panics: newPanics("", clock.RealClock{}, nil),
+				history: &history{
+					cached: func(n objectName) *Object { return store[n] },
+					stored: func() uint64 { return stored },
+				},
 			}
 			for _, s := range steps {
 				reduced, err := r.reduce(&corev1.Secret{
@@ -87,8 +97,11 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 				if s.deleted {
 					r.history.deleted(o)
 				}
+				if !s.listed {
+					r.history.deliver(o)
+				}
 				if s.stored {
-					store[o.objectName()] = o
+					store[o.objectName()], stored = o, o.version
 				}
 			}
 			r.history.settle()

@@ -52,10 +52,13 @@ type reducingListWatch struct {
 	inCache func(key string) bool
 	wg      *sync.WaitGroup
 	current atomic.Pointer[reducingWatch]
+	// again is set from relist until the next list begins.
+	again atomic.Bool
 }
 
-// relist ends the watch in such a way that the reflector lists.
+// relist ends the watch, or the one that is being opened, in such a way that the reflector lists.
 func (l *reducingListWatch) relist() {
+	l.again.Store(true)
 	if w := l.current.Load(); w != nil {
 		w.interrupt()
 	}
@@ -77,6 +80,7 @@ func (l *reducingListWatch) IsWatchListSemanticsUnSupported() bool { return len(
 // the reflector's options, a server that cannot stream would return everything in one response:
 // resourceVersion "0" makes it ignore the limit, and a relist has no limit.
 func (l *reducingListWatch) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	l.again.Store(false)
 	opts.FieldSelector = l.plan.fieldSelector
 	opts.Limit = 0
 	switch opts.ResourceVersion {
@@ -164,6 +168,9 @@ func (l *reducingListWatch) reduce(obj runtime.Object) (runtime.Object, error) {
 func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	opts.FieldSelector = l.plan.fieldSelector
 	streaming := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+	if streaming {
+		l.again.Store(false)
+	}
 	w, err := l.open(ctx, opts, streaming)
 	if err != nil {
 		return nil, err
@@ -182,6 +189,9 @@ func (l *reducingListWatch) WatchWithContext(ctx context.Context, opts metav1.Li
 	}
 	out := &reducingWatch{from: w, l: l, result: make(chan watch.Event), done: make(chan struct{}), streaming: streaming}
 	l.current.Store(out)
+	if l.again.Load() {
+		out.interrupt() // relist saw the watch before
+	}
 	l.wg.Go(out.run)
 	return out, nil
 }
@@ -259,8 +269,16 @@ func (w *reducingWatch) run() {
 		case <-w.done:
 			return
 		case w.result <- event:
-			w.l.delivered(event)
+			w.delivered(event)
 		}
+	}
+}
+
+// delivered records that the reflector has received the event.
+func (w *reducingWatch) delivered(event watch.Event) {
+	w.l.delivered(event)
+	if o, ok := event.Object.(*Object); ok && !w.streaming {
+		w.l.history.deliver(o)
 	}
 }
 

@@ -100,7 +100,8 @@ func (r *reducer) object(obj metav1.Object, content runtime.Object) *Object {
 	var x extra
 	needed := o.setIdentity(&x, obj)
 	if r.keepMetadata(&x, obj) || needed {
-		o.extra = &x
+		o.extra = new(extra) // most objects do without
+		*o.extra = x
 	}
 	r.history.follow(o)
 	return o
@@ -112,7 +113,8 @@ func (r *reducer) pack(obj metav1.Object, content runtime.Object) string {
 	if len(r.plan.digests) == 0 {
 		return strings.Clone(name) // name may share memory with the rest of what was decoded
 	}
-	b := make([]byte, 0, 128+len(name))
+	var buffer [128]byte // enough for most, and not on the heap
+	b := buffer[:0]
 	for i := range r.plan.digests {
 		var sum []byte
 		if content != nil {
@@ -140,13 +142,14 @@ func (r *reducer) digest(d *digest, obj metav1.Object, content runtime.Object) (
 // setIdentity stores UID and resourceVersion. It reports whether it had to store one of them in x.
 func (o *Object) setIdentity(x *extra, obj metav1.Object) bool {
 	needed := false
-	if id, err := uuid.Parse(string(obj.GetUID())); err == nil && id.String() == string(obj.GetUID()) {
-		o.uid = id
-	} else if obj.GetUID() != "" {
-		x.uid, needed = strings.Clone(string(obj.GetUID())), true
+	uid := string(obj.GetUID())
+	if id, err := uuid.Parse(uid); err == nil && len(uid) == 36 && uid == strings.ToLower(uid) {
+		o.uid = id // its String is uid
+	} else if uid != "" {
+		x.uid, needed = strings.Clone(uid), true
 	}
 	rv := obj.GetResourceVersion()
-	if v, err := strconv.ParseUint(rv, 10, 64); err == nil && v != 0 && strconv.FormatUint(v, 10) == rv {
+	if v, err := strconv.ParseUint(rv, 10, 64); err == nil && rv[0] != '0' {
 		o.version = v
 	} else if rv != "" {
 		x.resourceVersion, needed = strings.Clone(rv), true

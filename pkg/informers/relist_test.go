@@ -290,22 +290,35 @@ func TestTheLiveVersionOfAResourceInAnyVersion(t *testing.T) {
 }
 
 func TestRelistShowsWhatARestoredStoreHolds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"), named("b", "1"))
-		f := newTestFactory(t, c, reloadNeed)
-		startSynced(t, f)
-		defer f.Shutdown()
-		c.mu.Lock()
-		delete(c.objects, "shop/b")
-		c.version, c.history = 50, nil
-		c.mu.Unlock()
-		pass(10 * time.Minute)
-		wantNames(t, f, "shop/a", "shop/b") // the watch goes on, and shows nothing
-		f.Relist()
-		pass(time.Minute)
-		wantNames(t, f, "shop/a")
-		c.put(named("c", "1"))
-		pass(time.Second)
-		wantNames(t, f, "shop/a", "shop/c")
-	})
+	for name, before := range map[string]func(*cluster){
+		"while it watches": func(*cluster) {},
+		"while it opens a watch": func(c *cluster) {
+			c.failWith(func(string) error { return io.ErrUnexpectedEOF })
+			c.breakWatches(false)
+			pass(15 * time.Second)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"), named("b", "1"))
+				f := newTestFactory(t, c, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				c.mu.Lock()
+				delete(c.objects, "shop/b")
+				c.version, c.history = 50, nil
+				c.mu.Unlock()
+				pass(10 * time.Minute)
+				wantNames(t, f, "shop/a", "shop/b") // the watch goes on, and shows nothing
+				before(c)
+				f.Relist()
+				c.failWith(nil)
+				pass(time.Minute)
+				wantNames(t, f, "shop/a")
+				c.put(named("c", "1"))
+				pass(time.Second)
+				wantNames(t, f, "shop/a", "shop/c")
+			})
+		})
+	}
 }

@@ -44,6 +44,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -86,6 +87,9 @@ type Controller struct {
 	selector  labels.Selector // of namespaces
 	perMinute *rate.Limiter   // nil: no limit
 	csi       sync.Once       // guards the line about CSI secrets
+	patterns  atomic.Bool     // set for good once a workload names a source by a pattern
+	// byNamespace guards the index of each type of source, see sourcesIn.
+	byNamespace [policy.NumTypes]sync.Once
 }
 
 var _ controllers.Controller = &Controller{}

@@ -4,6 +4,8 @@
 package configreload
 
 import (
+	"bytes"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -53,12 +55,12 @@ func (c *Controller) workloadChanged(k *kind, event controllers.Event[metav1.Obj
 
 // sourceChanged returns the workloads that a source concerns and notes the change for each of them.
 func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[Source]) []policy.Key {
-	before, after := c.source(event.Old), c.source(event.New)
-	c.metrics.sourceSeen(t, before, after, event.Initial)
+	was, is := digestOf(event.Old), digestOf(event.New)
+	c.metrics.sourceSeen(t, was, is, event.Initial)
 	// All workloads are enqueued when the run begins, so sources that were in the cache by then are
-	// compared with them. A new version alone is no change.
-	if event.Initial || before.Hash == after.Hash && before.Ignored == after.Ignored && before.Matched == after.Matched {
-		return nil
+	// compared with them.
+	if event.Initial || bytes.Equal(was, is) && (is == nil || c.sameFlags(event.Old, event.New)) {
+		return nil // a new version alone is no change
 	}
 	obj := event.New
 	if obj == nil {
@@ -68,16 +70,24 @@ func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[
 	if key.Name == "" || !c.selected(namespace) {
 		return nil
 	}
+	concerned := c.concerned(namespace, key)
+	if len(concerned) == 0 {
+		return nil // as most are, so the rest is read only now
+	}
+	before, after := c.source(event.Old), c.source(event.New)
 	var list []policy.Key
-	for _, k := range c.kinds {
-		for _, obj := range c.concerned(k, namespace, key) {
-			w, err := policy.NewWorkload(&k.Kind, obj, Name)
-			if err == nil && c.noteChange(w, key, before, after) {
-				list = append(list, w.Key)
-			}
+	for _, w := range concerned {
+		if c.noteChange(w, key, before, after) {
+			list = append(list, w.Key)
 		}
 	}
 	return list
+}
+
+func (c *Controller) sameFlags(a, b Source) bool {
+	ignoredA, matchedA := c.keys.Flags(a.GetAnnotations())
+	ignoredB, matchedB := c.keys.Flags(b.GetAnnotations())
+	return ignoredA == ignoredB && matchedA == matchedB
 }
 
 // noteChange reports whether a change of a source matters to w. If its data changed, it opens or

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
@@ -15,8 +16,8 @@ import (
 
 // The indexes.
 const (
-	// bySource finds workloads by a source that they reference or name, and in byPattern those that
-	// name sources by a pattern. A workload that does not opt in is not in it.
+	// bySource finds workloads by a source that they reference or name, and under byPattern those that
+	// name a source by a pattern, which any source may match. A workload that does not opt in is not in it.
 	bySource  = Name + "/source"
 	byPattern = "*"
 	// byCronJob finds Jobs by the UID of the CronJob that controls them.
@@ -67,16 +68,11 @@ func (c *Controller) addIndexers() error {
 	if err := add(c.sources[policy.SecretProviderClass], byClass, indexByClass); err != nil {
 		return err
 	}
-	for _, t := range policy.SourceTypes {
-		if err := add(c.sources[t], cache.NamespaceIndex, cache.MetaNamespaceIndexFunc); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
 func sourceIndexValue(namespace string, key policy.SourceKey) string {
-	return namespace + "/" + key.String()
+	return namespace + "/" + key.Type.String() + "/" + key.Name
 }
 
 // indexBySource never returns an error, because the cache would panic. An object that cannot be
@@ -90,6 +86,10 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 	if r.Empty() {
 		return nil
 	}
+	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
+		c.patterns.Store(true)
+		return []string{w.Namespace + "/" + byPattern}
+	}
 	var values []string
 	for _, key := range w.References() {
 		if r.TakesReferenced(key.Type) {
@@ -98,9 +98,6 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 	}
 	for key := range r.Names {
 		values = append(values, sourceIndexValue(w.Namespace, key))
-	}
-	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
-		values = append(values, w.Namespace+"/"+byPattern)
 	}
 	slices.Sort(values)
 	return slices.Compact(values)
@@ -134,13 +131,21 @@ func sourceName(t policy.SourceType, obj Source) string {
 	return class
 }
 
+// digestOf returns nil for a source that is not there or does not count.
+func digestOf(obj Source) []byte {
+	if obj == nil {
+		return nil
+	}
+	return obj.Digest(Name)
+}
+
 // source reads a cached source.
 func (c *Controller) source(obj Source) policy.Source {
 	if obj == nil {
 		return policy.Source{}
 	}
 	s := policy.Source{Version: obj.GetResourceVersion()}
-	digest := obj.Digest(Name)
+	digest := digestOf(obj)
 	if digest == nil {
 		return s
 	}
@@ -207,26 +212,36 @@ func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source
 	return last
 }
 
-// sourcesIn returns the sources of a namespace.
+// sourcesIn returns the sources of a namespace. The index by namespace is added when somebody asks: where no
+// source is named by a pattern, it would take a fifth of the memory of the sources.
 func (c *Controller) sourcesIn(t policy.SourceType, namespace string) []Source {
+	informer := c.sources[t]
+	c.byNamespace[t].Do(func() {
+		// Fails if there is one. Without one, all namespaces are searched.
+		_ = informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	})
 	var list []Source
-	// Fails only without the index.
-	objs, _ := c.sources[t].GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
-	for _, obj := range objs {
+	_ = cache.ListAllByNamespace(informer.GetIndexer(), namespace, labels.Everything(), func(obj any) {
 		list = append(list, obj.(Source))
-	}
+	})
 	return list
 }
 
 // concerned returns the cached workloads that a source may concern.
-func (c *Controller) concerned(k *kind, namespace string, key policy.SourceKey) []any {
-	indexer := k.informer.GetIndexer()
-	// Fails only without the index.
-	list, _ := indexer.ByIndex(bySource, sourceIndexValue(namespace, key))
-	more, _ := indexer.ByIndex(bySource, namespace+"/"+byPattern)
-	for _, obj := range more {
-		if !slices.Contains(list, obj) {
-			list = append(list, obj)
+func (c *Controller) concerned(namespace string, key policy.SourceKey) []*policy.Workload {
+	values := []string{sourceIndexValue(namespace, key)}
+	if c.patterns.Load() {
+		values = append(values, namespace+"/"+byPattern)
+	}
+	var list []*policy.Workload
+	for _, value := range values {
+		for _, k := range c.kinds {
+			objs, _ := k.informer.GetIndexer().ByIndex(bySource, value) // fails only without the index
+			for _, obj := range objs {
+				if w, err := policy.NewWorkload(&k.Kind, obj, Name); err == nil {
+					list = append(list, w)
+				}
+			}
 		}
 	}
 	return list

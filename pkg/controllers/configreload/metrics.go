@@ -4,6 +4,7 @@
 package configreload
 
 import (
+	"bytes"
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -107,17 +108,18 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	return d
 }
 
-// sourceSeen counts a source. It counts a change too, unless the source is part of the first list.
-func (d *domainMetrics) sourceSeen(t policy.SourceType, before, after policy.Source, initial bool) {
+// sourceSeen counts a source by its digests, nil where it does not exist. It counts a change too,
+// unless the source is part of the first list.
+func (d *domainMetrics) sourceSeen(t policy.SourceType, before, after []byte, initial bool) {
 	event := ""
 	switch {
-	case !before.Exists() && after.Exists():
+	case before == nil && after != nil:
 		event = eventCreate
 		d.sources.WithLabelValues(t.String()).Inc()
-	case before.Exists() && !after.Exists():
+	case before != nil && after == nil:
 		event = eventDelete
 		d.sources.WithLabelValues(t.String()).Dec()
-	case before.Hash != after.Hash:
+	case !bytes.Equal(before, after):
 		event = eventUpdate
 	}
 	if event != "" && !initial {

@@ -49,9 +49,9 @@ func LogicalNames() []string { return slices.Sorted(maps.Keys(defaultKeys)) }
 // Keys are the annotation keys that count, and the rules parsed by them.
 type Keys struct {
 	compat, autoAll                             bool
-	ignored                                     [numTypes]bool
+	ignored                                     [NumTypes]bool
 	auto, search, match, ignore, pause, pauseAt string
-	typedAuto, reload, exclude                  [numTypes]string
+	typedAuto, reload, exclude                  [NumTypes]string
 	// rules are the keys from which the rules of a workload are parsed, workload are all that are read
 	// of it.
 	rules, workload []string
@@ -70,9 +70,9 @@ func NewKeys(o *Options, watched []SourceType) *Keys {
 		compat: o.Compat, autoAll: o.AutoAll,
 		auto: of("auto"), search: of("auto-search"), match: of("search-match"), ignore: of("ignore"),
 		pause: of("pause-deployment"), pauseAt: of("pause-deployment-time"),
-		typedAuto: [numTypes]string{of("configmap-auto"), of("secret-auto"), csiPrefix + "/auto"},
-		reload:    [numTypes]string{of("configmap"), of("secret"), csiPrefix + "/reload"},
-		exclude: [numTypes]string{
+		typedAuto: [NumTypes]string{of("configmap-auto"), of("secret-auto"), csiPrefix + "/auto"},
+		reload:    [NumTypes]string{of("configmap"), of("secret"), csiPrefix + "/reload"},
+		exclude: [NumTypes]string{
 			"configmaps.exclude.reloader.stakater.com/reload",
 			"secrets.exclude.reloader.stakater.com/reload",
 			"secretproviderclasses.exclude.reloader.stakater.com/reload",

@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
-	"io"
 	"slices"
 	"strings"
 
@@ -35,9 +34,9 @@ func DigestConfigMap(cm *corev1.ConfigMap) []byte {
 	for key := range cm.BinaryData {
 		keys = append(keys, key)
 	}
-	return digest(keys, func(h hash.Hash, key string) {
+	return digest(keys, func(h *hasher, key string) {
 		if value, ok := cm.Data[key]; ok {
-			_, _ = io.WriteString(h, value)
+			h.writeString(value)
 			return
 		}
 		enc := base64.NewEncoder(base64.StdEncoding, h)
@@ -52,27 +51,38 @@ func DigestSecret(s *corev1.Secret) []byte {
 	for key := range s.Data {
 		keys = append(keys, key)
 	}
-	return digest(keys, func(h hash.Hash, key string) { _, _ = h.Write(s.Data[key]) })
+	return digest(keys, func(h *hasher, key string) { _, _ = h.Write(s.Data[key]) })
 }
 
 // digest sorts by key and the = that follows it. This orders whole entries: keys are unique (the
 // API server refuses a key that is both in data and in binaryData) and cannot contain a =. Writing
 // to a hash never fails.
-func digest(keys []string, write func(h hash.Hash, key string)) []byte {
+func digest(keys []string, write func(h *hasher, key string)) []byte {
 	slices.SortFunc(keys, compareEntries)
-	h := sha1.New()
+	h := &hasher{Hash: sha1.New()}
 	for i, key := range keys {
 		if i > 0 {
-			_, _ = h.Write([]byte{';'})
+			h.writeString(";")
 		}
-		_, _ = io.WriteString(h, key)
-		_, _ = h.Write([]byte{'='})
+		h.writeString(key)
+		h.writeString("=")
 		write(h, key)
 	}
-	sum := h.Sum(nil)
-	// The hash keeps its last block, which may contain a short password, so it is overwritten.
-	_, _ = h.Write(make([]byte, h.BlockSize()))
-	return sum
+	return h.Sum(nil)
+}
+
+// hasher hashes strings without copying them as a whole, as io.WriteString does for a hash.
+type hasher struct {
+	hash.Hash
+	part [256]byte
+}
+
+func (h *hasher) writeString(s string) {
+	for len(s) > 0 {
+		n := copy(h.part[:], s)
+		_, _ = h.Write(h.part[:n])
+		s = s[n:]
+	}
 }
 
 // compareEntries compares a+"=" with b+"=" without building them.

@@ -25,7 +25,7 @@ const (
 // Rules are the parsed annotations of a workload. They are shared and must not be changed.
 type Rules struct {
 	native bool // it has the native annotation, so it is marked by annotation under the native key
-	types  [numTypes]typeRules
+	types  [NumTypes]typeRules
 	// Delay replaces the quiet period; 0 does not.
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
@@ -299,7 +299,7 @@ func (k *Keys) parseNative(r *Rules, value string) {
 		others = true
 	}
 	if off {
-		r.types = [numTypes]typeRules{}
+		r.types = [NumTypes]typeRules{}
 		if others {
 			bad = append(bad, "off contradicts the other items; off counts")
 		}

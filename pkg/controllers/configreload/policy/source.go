@@ -21,21 +21,23 @@ const (
 	Secret
 	// SecretProviderClass is a class of secrets that a CSI driver mounts.
 	SecretProviderClass
-	numTypes
+	NumTypes
 )
 
 // SourceTypes are all types.
 var SourceTypes = []SourceType{ConfigMap, Secret, SecretProviderClass}
 
 // String returns the type as used in keys of the state and in metrics.
-func (t SourceType) String() string { return strings.ToLower(t.Kind()) }
+func (t SourceType) String() string {
+	return [NumTypes]string{"configmap", "secret", "secretproviderclass"}[t]
+}
 
 // mark returns the type as used in marks.
 func (t SourceType) mark() string { return strings.ToUpper(t.Kind()) }
 
 // Kind returns the type as people write it.
 func (t SourceType) Kind() string {
-	return [numTypes]string{"ConfigMap", "Secret", "SecretProviderClass"}[t]
+	return [NumTypes]string{"ConfigMap", "Secret", "SecretProviderClass"}[t]
 }
 
 // SourceKey names a source in the namespace of the workload at hand.
