@@ -16,7 +16,7 @@ import (
 const (
 	gcPercent    = 25
 	gcPercentMax = 60
-	gcHeadroom   = 6 << 20
+	gcHeadroom   = 4 << 20
 )
 
 // gcPacer sets how much the heap may grow, after each collection, by what that has left.

@@ -16,7 +16,7 @@ func TestGCPercentFor(t *testing.T) {
 	}{
 		"before the first collection nothing is known":       {0, gcPercentMax},
 		"a small heap may grow by more than a large one":     {5 << 20, gcPercentMax},
-		"between them it may grow by the headroom":           {15 << 20, 40},
+		"between them it may grow by the headroom":           {10 << 20, 40},
 		"a large heap grows by no more than a quarter":       {60 << 20, gcPercent},
 		"the heap of a million Secrets grows as a large one": {400 << 20, gcPercent},
 	} {

@@ -39,6 +39,7 @@ type cluster struct {
 	requests  []string // verb and options of all requests
 	noStreams bool
 	endless   bool // streamed lists lack the bookmark that ends them
+	silent    bool // watches lack the bookmark of each minute
 }
 
 func newCluster(objects ...*corev1.Secret) *cluster {
@@ -223,6 +224,10 @@ func (w *clusterWatch) run(ctx context.Context, c *cluster, events []watch.Event
 		}
 		select {
 		case <-changed:
+		case <-time.After(time.Minute):
+			if !c.silent {
+				events = []watch.Event{{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(from)}}}}
+			}
 		case <-ctx.Done():
 			return
 		case <-broken:

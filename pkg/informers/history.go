@@ -37,6 +37,9 @@ func (o *Object) objectName() objectName { return objectName{o.namespace, o.GetN
 // minSweep keeps a sweep from costing more than it frees.
 const minSweep = 128
 
+// minRecent keeps the store from being asked at each event.
+const minRecent = 32
+
 // listed is set in Object.first if the object was there before this cache.
 const listed = 1 << 63
 
@@ -48,7 +51,7 @@ func (h *history) follow(o *Object) {
 	name := o.objectName()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.delivered != 0 && h.delivered == h.stored() {
+	if len(h.recent) >= minRecent && h.delivered != 0 && h.delivered == h.stored() {
 		h.forgetAll()
 	}
 	h.delivered = 0

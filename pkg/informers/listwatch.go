@@ -33,6 +33,9 @@ const (
 	// instead. The bookmark that ends the stream may have been lost, and the reflector would wait
 	// for it until the watch times out.
 	streamPatience = 30 * time.Second
+	// watchPatience is how long a watch may show nothing before it is opened anew. The API server sends
+	// a bookmark each minute, so the connection is dead.
+	watchPatience = 3 * time.Minute
 	// streamTries is how many requests for a streamed list may get no answer.
 	streamTries = 4
 )
@@ -240,8 +243,8 @@ type reducingWatch struct {
 	once   sync.Once
 	// streaming is set until all initial events have come.
 	streaming bool
-	// timer fires when the initial events have paused for too long, or when the resource must be listed
-	// again, see panics. It is nil until one of them was expected.
+	// timer fires when there was no event for too long, or when the resource must be listed again, see
+	// panics. It is nil until the first event is waited for.
 	timer clock.Timer
 	fired atomic.Bool // by the timer, or by relist
 }
@@ -282,8 +285,8 @@ func (w *reducingWatch) delivered(event watch.Event) {
 	}
 }
 
-// next returns the next event, reduced. When the timer fires, it returns the error that makes the
-// reflector list.
+// next returns the next event, reduced. If the resource must be listed when the timer fires, it returns
+// the error that makes the reflector list; else the watch has ended, and the reflector resumes it.
 func (w *reducingWatch) next() (watch.Event, bool) {
 	event, ok := w.from.next()
 	switch {
@@ -292,6 +295,8 @@ func (w *reducingWatch) next() (watch.Event, bool) {
 		return event, false
 	case w.streaming:
 		event = watch.Event{Type: watch.Error, Object: &errStalled}
+	case !w.l.mustList():
+		return event, false
 	default:
 		w.l.panics.relisting(w.l.inCache)
 		return watch.Event{Type: watch.Error, Object: &errRelist}, true
@@ -309,32 +314,33 @@ func (w *reducingWatch) next() (watch.Event, bool) {
 	return event, true
 }
 
-// startTimer starts the timer if it is needed.
 func (w *reducingWatch) startTimer() {
-	delay, needed := streamPatience, w.streaming
-	if !needed {
-		delay, needed = w.l.panics.relistIn()
+	delay := watchPatience
+	if in, due := w.l.panics.relistIn(); w.streaming {
+		delay = streamPatience
+	} else if due {
+		delay = min(delay, in)
 	}
-	switch {
-	case !needed:
-	case w.timer != nil:
-		w.timer.Reset(delay)
-	default:
+	if w.timer == nil {
 		w.timer = w.l.clock.AfterFunc(delay, w.interrupt)
+	} else {
+		w.timer.Reset(delay)
 	}
 }
 
-// interrupt makes the reflector list.
+// mustList reports whether relist was called, or a function that panicked is due.
+func (l *reducingListWatch) mustList() bool {
+	in, due := l.panics.relistIn()
+	return l.again.Load() || due && in == 0
+}
+
+// interrupt ends the watch.
 func (w *reducingWatch) interrupt() {
 	w.fired.Store(true)
 	w.from.stop()
 }
 
-func (w *reducingWatch) stopTimer() {
-	if w.timer != nil {
-		w.timer.Stop()
-	}
-}
+func (w *reducingWatch) stopTimer() { w.timer.Stop() }
 
 // errAppeared makes the reflector list a resource that did not exist before.
 var errAppeared = apierrors.NewResourceExpired("the resource exists now").ErrStatus

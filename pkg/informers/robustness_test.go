@@ -120,6 +120,36 @@ func TestAStreamedListWithoutItsLastBookmarkIsAskedForInPages(t *testing.T) {
 	})
 }
 
+func TestAWatchIsOpenedAnewOnceItShowsNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		silent bool
+		want   []string
+	}{
+		"not even bookmarks":         {true, []string{"watch", "watch", "watch", "watch"}},
+		"but not one with bookmarks": {false, []string{"watch"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				c.silent = tc.silent
+				f := newTestFactory(t, c, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				pass(3*watchPatience + time.Minute)
+				if diff := cmp.Diff(tc.want, verbs(c)); diff != "" {
+					t.Errorf("requests (-want +got):\n%s", diff)
+				}
+				c.put(named("b", "1"))
+				pass(time.Second)
+				wantNames(t, f, "shop/a", "shop/b")
+				if s := secretsStatus(f); s.Relists != 0 || s.Failures != 0 {
+					t.Errorf("%d relists, %d failures", s.Relists, s.Failures)
+				}
+			})
+		})
+	}
+}
+
 var forbidden = apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))
 
 func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {

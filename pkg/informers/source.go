@@ -6,7 +6,9 @@ package informers
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,10 +34,14 @@ type Clients struct {
 }
 
 // NewClients returns clients that read types of scheme as Go types, and others as unstructured
-// objects. They use config's content type, or protobuf if it names none. It is an error if config
-// is invalid.
+// objects. They use config's content type, or protobuf if it names none, and HTTP/1.1 (ADR 0007). It
+// is an error if config is invalid.
 func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
 	config = rest.CopyConfig(config)
+	config.NextProtos = []string{"http/1.1"}
+	if config.Dial == nil {
+		config.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAliveConfig: keepAlive}).DialContext
+	}
 	if config.ContentType == "" {
 		config.ContentType = runtime.ContentTypeProtobuf
 	}
@@ -62,6 +68,12 @@ func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
 	}
 	return c, nil
 }
+
+const dialTimeout = 30 * time.Second // client-go's
+
+// keepAlive notices within 30 s that the API server's machine, or the way to it, is gone, since there
+// are no pings as in HTTP/2. For a server that stands still, see watchPatience.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // source lists and watches one resource, in one namespace or in all of them.
 type source struct {
