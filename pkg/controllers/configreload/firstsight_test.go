@@ -185,6 +185,47 @@ func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
 	})
 }
 
+// Most workloads have not been rolled since the manager was last restarted or upgraded.
+func TestWhatAFormerRunRecordedStandsToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		before := w.deployment("web")
+		changeCM(w)
+		w.pass(time.Minute)
+		w.restart()
+		w.pass(time.Minute)
+		w.put(before)
+		w.pass(time.Hour)
+		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2))}
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// It is in Git, and the workload asks for nothing any more.
+func TestAStateThatComesBackIsRemovedOnceInTenMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inGit := deploy(pod(reads("app-config")), nativeState, stateOf(cmKey, h1))
+		w := newWorld(t, nil, cm1(), inGit.DeepCopy())
+		for range 15 {
+			w.pass(time.Minute)
+			w.put(inGit.DeepCopy())
+		}
+		w.pass(time.Hour)
+		want := []string{stateOnly(""), stateOnly(""), stateOnly(""), stateOnly("")} // after 0, 1, 11 and 21 minutes
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+		// The workload asks again, and nobody else has written its state meanwhile.
+		w.put(annotated(w.deployment("web"), kAuto, "true"))
+		w.pass(time.Second)
+		if diff := cmp.Diff(append(want, stateOnly(stateOf(cmKey, h1))), w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestAStateThatCannotBeRecordedIsReported(t *testing.T) {
 	for name, refusal := range map[string]error{
 		"403": apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no")),
