@@ -29,6 +29,9 @@ func TestFirstSight(t *testing.T) {
 		cm.Labels = map[string]string{"env": "prod"}
 		return cm
 	}
+	namespace := func(labels map[string]string) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: labels}}
+	}
 	for name, tc := range map[string]struct {
 		lags    map[string]time.Duration
 		config  func(*Config)
@@ -118,6 +121,45 @@ func TestFirstSight(t *testing.T) {
 				w.put(labelled(cm2()))
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
+		},
+		"nor one before the end of ignore": {
+			objects: []runtime.Object{cm1(), web()},
+			change: func(w *world) {
+				w.put(annotated(cm1(), kIgnore, "true"))
+				w.pass(time.Minute)
+				w.put(annotated(cm2(), kIgnore, "true"))
+				w.pass(time.Minute)
+				w.put(cm2())
+			},
+			want: []string{stateOnly(stateOf(cmKey, h1)), stateOnly(""), stateOnly(stateOf(cmKey, h2))},
+		},
+		"nor one before the source matches": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.put(annotated(cm2(), kMatch, "true"))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h2))},
+		},
+		"one right after the source matches does": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
+			change: func(w *world) {
+				w.put(annotated(cm1(), kMatch, "true"))
+				w.pass(10 * time.Millisecond)
+				w.put(annotated(cm2(), kMatch, "true"))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
+		},
+		"nor one before the namespace is selected": {
+			config:  func(c *Config) { c.NamespaceSelector = []string{"env=prod"} },
+			objects: []runtime.Object{namespace(nil), cm1(), web()},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.put(namespace(map[string]string{"env": "prod"}))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a state that was copied from another workload is none": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/other/web", cmKey, h2))},
