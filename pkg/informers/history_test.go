@@ -60,8 +60,10 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store := map[objectName]*Object{}
 			r := &reducer{
-				plan: mustPlan(t, Need{For: "a", Resource: Secrets, Digest: func(o runtime.Object) []byte {
+				plan: mustPlan(t, Need{For: "a", Resource: Secrets, History: true, Digest: func(o runtime.Object) []byte {
 					return o.(*corev1.Secret).Data["value"]
+				}}, Need{For: "b", Resource: Secrets, Digest: func(o runtime.Object) []byte {
+					return []byte(o.(*corev1.Secret).ResourceVersion) // always another one
 				}}),
 				panics:  newPanics("", clock.RealClock{}, nil),
 				history: &history{cached: func(n objectName) *Object { return store[n] }},
