@@ -32,6 +32,8 @@
 //	job        the Job that a CronJob was last     its creation                its hashes by the recorded
 //	           run as, and for which data                                      state, or another change
 //	recreate   a Job that is replaced              its deletion                its creation
+//	paused     for a metric: whether it is paused  a decision                  a decision
+//	           after a reload
 //
 // All of it ends with the workload and with the run.
 //
