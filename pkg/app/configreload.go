@@ -96,17 +96,17 @@ func configReloadNeeds(cfg configreload.Config) ([]informers.Need, error) {
 		switch resource {
 		case informers.ConfigMaps, informers.Secrets:
 			need.Annotations = configreload.SourceAnnotations(cfg)
-			need.Digest = digest
+			need.Digest, need.History = digest, true
 			if resource == informers.Secrets {
 				need.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
 			}
 		case configreload.PodStatusesResource:
-			need.Digest, need.Optional = digest, true
+			need.Digest, need.History, need.Optional = digest, true, true
 		case informers.Namespaces:
 			need.Fields, need.ClusterScoped = informers.Labels, true
 		default:
 			need.Annotations = configreload.WorkloadAnnotations(cfg)
-			need.Digest = configreload.WorkloadDigest(cfg)
+			need.Digest, need.History = configreload.WorkloadDigest(cfg), true
 			need.Optional = resource == configreload.RolloutsResource
 		}
 		needs = append(needs, need)

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-var reloadNeed = Need{For: "reload", Resource: Secrets, Annotations: []string{"match"}, Digest: digestSHA1}
+var reloadNeed = Need{For: "reload", Resource: Secrets, Annotations: []string{"match"}, Digest: digestSHA1, History: true}
 
 func named(name, value string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string][]byte{"value": []byte(value)}}

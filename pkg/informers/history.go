@@ -134,13 +134,16 @@ func (h *history) forgetCached() {
 }
 
 // compareDigests reports whether a digest of before is another one in o, and whether one has
-// appeared or disappeared, which is no change.
+// appeared or disappeared, which is no change. Only digests with a history count.
 func (o *Object) compareDigests(before *Object) (replaced, came bool) {
 	rest, restBefore := o.packed, before.packed
-	for range o.plan.digests {
+	for i := range o.plan.digests {
 		var sum, was string
 		sum, rest = next(rest)
 		was, restBefore = next(restBefore)
+		if !o.plan.digests[i].history {
+			continue
+		}
 		came = came || (sum == "") != (was == "")
 		replaced = replaced || sum != was
 	}
@@ -159,8 +162,8 @@ func (o *Object) CreatedVersion() string {
 	return formatVersion(o.first)
 }
 
-// ChangedVersion returns the resourceVersion with which a digest was last seen to change; empty if
-// none was. After a list that replaced a broken watch, the change itself may have been earlier.
+// ChangedVersion returns the resourceVersion with which a digest with a history was last seen to
+// change; empty if none was. After a list that replaced a broken watch, the change itself may have been earlier.
 func (o *Object) ChangedVersion() string { return formatVersion(o.changed) }
 
 func formatVersion(v uint64) string {

@@ -67,8 +67,10 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 			store := map[objectName]*Object{}
 			var stored uint64
 			r := &reducer{
-				plan: mustPlan(t, Need{For: "a", Resource: Secrets, Digest: func(o runtime.Object) []byte {
+				plan: mustPlan(t, Need{For: "a", Resource: Secrets, History: true, Digest: func(o runtime.Object) []byte {
 					return o.(*corev1.Secret).Data["value"]
+				}}, Need{For: "b", Resource: Secrets, Digest: func(o runtime.Object) []byte {
+					return []byte(o.(*corev1.Secret).ResourceVersion) // always another one
 				}}),
 				panics: newPanics("", clock.RealClock{}, nil),
 				history: &history{

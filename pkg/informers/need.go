@@ -86,6 +86,9 @@ type Need struct {
 	// with an *unstructured.Unstructured. It must be pure and must not keep any part of its
 	// argument.
 	Digest func(runtime.Object) []byte
+	// History says that the controller needs to know when this digest changed, see
+	// Object.ChangedVersion. Digests of needs without it do not count there.
+	History bool
 	// SecretTypes are types that this need wants although they are excluded by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
@@ -133,8 +136,9 @@ type plan struct {
 }
 
 type digest struct {
-	of  string
-	sum func(runtime.Object) []byte
+	of      string
+	sum     func(runtime.Object) []byte
+	history bool
 }
 
 // newPlans unites needs by resource, in the order in which resources are first named.
@@ -182,7 +186,7 @@ func (p *plan) add(n Need) error {
 	}
 	p.clusterScoped = p.clusterScoped || n.ClusterScoped
 	if n.Digest != nil {
-		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest})
+		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest, history: n.History})
 	}
 	p.optional = p.optional && n.Optional
 	return nil

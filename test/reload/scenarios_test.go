@@ -39,6 +39,35 @@ func paint(s shop, color string) {
 	s.waitForMark(web, cm)
 }
 
+// twoRevisions rolls web once.
+func twoRevisions(s shop) {
+	s.waitForState(web, cm)
+	// kube-controller-manager keeps the template and the annotations of each revision.
+	s.eventually(func() error {
+		for _, name := range s.list("replicasets") {
+			if s.annotation("replicasets/"+name, fleet.StateAnnotation) != "" {
+				return nil
+			}
+		}
+		return errors.New("no ReplicaSet with the state")
+	})
+	paint(s, "red")
+	s.eventually(func() error {
+		if n := len(s.list("replicasets")); n != 2 {
+			return fmt.Errorf("%d ReplicaSets", n)
+		}
+		return nil
+	})
+}
+
+func undo(s shop) {
+	s.kubectl("rollout", "undo", "deployment/web")
+	s.waitForState(web, cm) // the undo brings the older one back too
+	if got := marks(s.template(web)); len(got) > 0 {
+		s.t.Errorf("the template is marked with %v", got)
+	}
+}
+
 func TestRolloutsOnTheAPIServer(t *testing.T) {
 	play(t, atOnce(), map[string]scenario{
 		"a ConfigMap and a Secret roll every kind that references them, once each": {
@@ -193,28 +222,19 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		"a rollout that is undone stays undone, and what is recorded stands": {
 			given: justWeb,
 			when: func(s shop) {
-				s.waitForState(web, cm)
-				// kube-controller-manager keeps the template and the annotations of each revision.
-				s.eventually(func() error {
-					for _, name := range s.list("replicasets") {
-						if s.annotation("replicasets/"+name, fleet.StateAnnotation) != "" {
-							return nil
-						}
-					}
-					return errors.New("no ReplicaSet with the state")
-				})
-				paint(s, "red")
-				s.eventually(func() error {
-					if n := len(s.list("replicasets")); n != 2 {
-						return fmt.Errorf("%d ReplicaSets", n)
-					}
-					return nil
-				})
-				s.kubectl("rollout", "undo", "deployment/web")
-				s.waitForState(web, cm) // the undo brings the older one back too
-				if got := marks(s.template(web)); len(got) > 0 {
-					s.t.Errorf("the template is marked with %v", got)
-				}
+				twoRevisions(s)
+				undo(s)
+			},
+			rolled: map[string]int{web: 1},
+		},
+		"also if another manager has rolled it": {
+			given: justWeb,
+			when:  twoRevisions,
+			then: func(s shop) {
+				// What was there at the start comes first.
+				s.create(newDeployment("worker", is(auto, "true"), uses(cm)))
+				s.waitForState(worker, cm)
+				undo(s)
 			},
 			rolled: map[string]int{web: 1},
 		},

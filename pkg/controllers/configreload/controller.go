@@ -19,9 +19,9 @@
 // in memory.go:
 //
 //	field      what it is                          set by                      cleared by
-//	last       the state that this run has         a write that recorded a     a write whose outcome is
-//	           recorded last; it wins over what    state; for a Job and in a   unknown: then the
-//	           somebody else writes back           dry run, each decision      annotation counts
+//	last       the state that this run has         a decision, once it is      a write whose outcome is
+//	           recorded, or found, last; it wins   carried out                 unknown: then the
+//	           over what somebody writes back                                  annotation counts
 //	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
 //	           with the data before them           no event announced          that there is none
 //	written    the version of the last write       each patch                  the cache, when it has it
@@ -32,6 +32,8 @@
 //	job        the Job that a CronJob was last     its creation                its hashes by the recorded
 //	           run as, and for which data                                      state, or another change
 //	recreate   a Job that is replaced              its deletion                its creation
+//	paused     for a metric: whether it is paused  a decision                  a decision
+//	           after a reload
 //
 // All of it ends with the workload and with the run.
 //
@@ -317,8 +319,8 @@ func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now ti
 	}, err
 }
 
-// recorded returns what was last recorded of w: by this run, else in its annotation; nil if nothing
-// was.
+// recorded returns what was last recorded of w, as far as this run knows, else what is in its
+// annotation; nil if nothing is.
 func (c *Controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
 	text := e.last
 	if text == "" && !w.Kind.Stateless {

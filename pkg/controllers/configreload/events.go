@@ -90,17 +90,18 @@ func (c *Controller) sameFlags(a, b Source) bool {
 	return ignoredA == ignoredB && matchedA == matchedB
 }
 
-// noteChange reports whether a change of a source matters to w. If its data changed, it opens or
-// extends the window of w.
+// noteChange reports whether a change of a source matters to w. If its data changed, or if it begins to
+// count with the data that it has, it opens or extends the window of w.
 func (c *Controller) noteChange(w *policy.Workload, key policy.SourceKey, before, after policy.Source) bool {
-	if !policy.Concerns(w, c.keys.Rules(w), key, before, after) {
+	r := c.keys.Rules(w)
+	if !policy.Concerns(w, r, key, before, after) {
 		e := c.memory.get(w.Key, w.UID)
 		recorded, _ := c.recorded(w, &e) // the error is reported when the workload is reconciled
 		_, known := recorded[key]
 		return known
 	}
 	// If an annotation of the source changed, what is recorded may have to change.
-	if before.Hash == after.Hash {
+	if before.Hash == after.Hash && policy.Concerns(w, r, key, before, policy.Source{}) {
 		return true
 	}
 	if key.Type == policy.SecretProviderClass && (!before.Exists() || !after.Exists()) {
@@ -118,6 +119,17 @@ func (c *Controller) noteChange(w *policy.Workload, key policy.SourceKey, before
 	return true
 }
 
+// noteAll notes the data with which the sources of w begin to count.
+func (c *Controller) noteAll(w *policy.Workload) {
+	now := c.clock.Now()
+	sources := c.lookUp(w, c.keys.Rules(w), nil)
+	c.memory.update(w.Key, w.UID, now, func(e *entry) {
+		for key, s := range sources {
+			e.window.Add(key, s.Recorded(), now)
+		}
+	})
+}
+
 // namespaceChanged enqueues the workloads of a namespace that begins or ceases to be selected.
 func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.Key {
 	was := event.Old != nil && c.selects(event.Old)
@@ -126,12 +138,15 @@ func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []
 		return nil
 	}
 	var list []policy.Key
-	for name, k := range c.kinds {
-		for _, key := range k.informer.GetIndexer().ListKeys() {
-			object, err := cache.ParseObjectName(key)
-			if err == nil && object.Namespace == event.New.GetName() {
-				list = append(list, policy.Key{Kind: name, ObjectName: object})
+	for _, k := range c.kinds {
+		for _, obj := range k.informer.GetIndexer().List() {
+			if obj.(metav1.Object).GetNamespace() != event.New.GetName() {
+				continue
 			}
+			if w, err := policy.NewWorkload(&k.Kind, obj, Name); err == nil && is && !c.keys.AsksForNothing(w) {
+				c.noteAll(w)
+			}
+			list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj.(metav1.Object))})
 		}
 	}
 	return list

@@ -29,6 +29,9 @@ func TestFirstSight(t *testing.T) {
 		cm.Labels = map[string]string{"env": "prod"}
 		return cm
 	}
+	namespace := func(labels map[string]string) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: labels}}
+	}
 	for name, tc := range map[string]struct {
 		lags    map[string]time.Duration
 		config  func(*Config)
@@ -119,6 +122,45 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
 		},
+		"nor one before the end of ignore": {
+			objects: []runtime.Object{cm1(), web()},
+			change: func(w *world) {
+				w.put(annotated(cm1(), kIgnore, "true"))
+				w.pass(time.Minute)
+				w.put(annotated(cm2(), kIgnore, "true"))
+				w.pass(time.Minute)
+				w.put(cm2())
+			},
+			want: []string{stateOnly(stateOf(cmKey, h1)), stateOnly(""), stateOnly(stateOf(cmKey, h2))},
+		},
+		"nor one before the source matches": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.put(annotated(cm2(), kMatch, "true"))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h2))},
+		},
+		"one right after the source matches does": {
+			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
+			change: func(w *world) {
+				w.put(annotated(cm1(), kMatch, "true"))
+				w.pass(10 * time.Millisecond)
+				w.put(annotated(cm2(), kMatch, "true"))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
+		},
+		"nor one before the namespace is selected": {
+			config:  func(c *Config) { c.NamespaceSelector = []string{"env=prod"} },
+			objects: []runtime.Object{namespace(nil), cm1(), web()},
+			change: func(w *world) {
+				changeCM(w)
+				w.pass(time.Minute)
+				w.put(namespace(map[string]string{"env": "prod"}))
+			},
+			want: []string{stateOnly(stateOf(cmKey, h2))},
+		},
 		"a state that was copied from another workload is none": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/other/web", cmKey, h2))},
 			want:    []string{stateOnly(stateOf(cmKey, h1))},
@@ -181,6 +223,47 @@ func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
 		w.pass(time.Minute)
 		if diff := cmp.Diff([]string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}, w.writes()[n:]); diff != "" {
 			t.Errorf("writes after a restart differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Most workloads have not been rolled since the manager was last restarted or upgraded.
+func TestWhatAFormerRunRecordedStandsToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		before := w.deployment("web")
+		changeCM(w)
+		w.pass(time.Minute)
+		w.restart()
+		w.pass(time.Minute)
+		w.put(before)
+		w.pass(time.Hour)
+		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2))}
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// It is in Git, and the workload asks for nothing any more.
+func TestAStateThatComesBackIsRemovedOnceInTenMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inGit := deploy(pod(reads("app-config")), nativeState, stateOf(cmKey, h1))
+		w := newWorld(t, nil, cm1(), inGit.DeepCopy())
+		for range 15 {
+			w.pass(time.Minute)
+			w.put(inGit.DeepCopy())
+		}
+		w.pass(time.Hour)
+		want := []string{stateOnly(""), stateOnly(""), stateOnly(""), stateOnly("")} // after 0, 1, 11 and 21 minutes
+		if diff := cmp.Diff(want, w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
+		}
+		// The workload asks again, and nobody else has written its state meanwhile.
+		w.put(annotated(w.deployment("web"), kAuto, "true"))
+		w.pass(time.Second)
+		if diff := cmp.Diff(append(want, stateOnly(stateOf(cmKey, h1))), w.writes()); diff != "" {
+			t.Errorf("writes differ (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -400,12 +400,12 @@ func TestPatternsSelectOnlySoManySources(t *testing.T) {
 		if err != nil || len(state) != policy.MaxByPattern {
 			t.Errorf("%d sources are recorded, %v", len(state), err)
 		}
-		want := []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: patterns of the workload name 2 sources more than the 300 that count; only the first by name are watched"}
+		want := []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: patterns of the workload name more than 300 sources; only the first by name are watched"}
 		if diff := cmp.Diff(want, w.events()); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
 		}
 		w.client.ClearActions()
-		w.put(source(policy.MaxByPattern, "2")) // left alone
+		w.put(source(policy.MaxByPattern, "2"), source(policy.MaxByPattern+2, "1")) // left alone
 		w.pass(time.Minute)
 		w.put(source(policy.MaxByPattern-1, "2"))
 		w.pass(time.Minute)

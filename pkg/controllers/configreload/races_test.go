@@ -30,6 +30,9 @@ import (
 func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
 	web := pod(reads("app-config"))
+	body := envBody(known2, "web/"+cmVar, h2)
+	delete(body, "metadata")
+	variableOnly := "patch deployments/web " + toJSON(body)
 	cases := map[string]struct {
 		// meanwhile is what somebody writes between the decision and the patch.
 		meanwhile func(w *world)
@@ -41,11 +44,11 @@ func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 			},
 			want: []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 		},
-		"another manager made it": {
+		"another manager made it, and the template stays as it is": {
 			meanwhile: func(w *world) {
 				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, known2))
 			},
-			want: []string{env(known2, "web/"+cmVar, h2)},
+			want: []string{env(known2, "web/"+cmVar, h2), variableOnly},
 		},
 		"the workload opted out": {
 			meanwhile: func(w *world) { w.put(deploy(web, nativeState, known1)) },

@@ -4,6 +4,7 @@
 package configreload
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -124,7 +125,7 @@ func (c *Controller) patch(ctx context.Context, k *kind, w *policy.Workload, as 
 }
 
 // done notes that a plan was carried out: its state is recorded, with the write that made this
-// version or in memory.
+// version, by an earlier write, or in memory.
 func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
 	now := c.clock.Now()
 	c.memory.update(w.Key, w.UID, now, func(live *entry) {
@@ -135,8 +136,9 @@ func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version 
 		if version != "" && version != w.Version {
 			live.written = version
 		}
-		if version != "" || c.inMemory(w) || live.last != "" {
-			live.last = p.State.Text(w.Key)
+		// A workload for which nothing ever was to be recorded takes no memory.
+		if text := p.State.Text(w.Key); text != "" || version != "" || live.last != "" {
+			live.last = cmp.Or(text, emptyState)
 		}
 	})
 }
@@ -157,7 +159,7 @@ func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 	}
 	// Somebody else has changed what this run has recorded. A tool that does so again and again must
 	// not make for a write each time.
-	others := e.last != "" && e.last != w.Meta[policy.StateKey]
+	others := e.last != "" && e.last != cmp.Or(w.Meta[policy.StateKey], emptyState)
 	if left := e.rewritten.Add(rewriteInterval).Sub(now); others && !e.rewritten.IsZero() && left > 0 {
 		c.done(w, p, e, "")
 		return soonest(p.After, left), nil

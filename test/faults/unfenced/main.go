@@ -113,8 +113,8 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	}
 	loops := controllers.NewMetrics(registry)
 	cache, err := informers.New("unfenced", informers.NewConfig(), readers, []informers.Need{
-		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: configreload.SourceAnnotations(o.reload), Digest: digest},
-		{For: configreload.Name, Resource: informers.Deployments, Annotations: configreload.WorkloadAnnotations(o.reload), Digest: configreload.WorkloadDigest(o.reload)},
+		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: configreload.SourceAnnotations(o.reload), Digest: digest, History: true},
+		{For: configreload.Name, Resource: informers.Deployments, Annotations: configreload.WorkloadAnnotations(o.reload), Digest: configreload.WorkloadDigest(o.reload), History: true},
 	}, registry, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err

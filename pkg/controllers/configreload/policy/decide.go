@@ -76,10 +76,11 @@ func (o *Options) Decide(f *Facts) Plan {
 	p := Plan{Problems: f.Rules.Problems}
 	next := State{}
 	var reloads []Reload
-	watched, left := f.watchSet()
-	if left > 0 {
+	watched, tooMany := f.watchSet()
+	if tooMany {
+		// Without their number, which would be another problem each time that one comes or goes.
 		p.Problems = append(slices.Clone(p.Problems), Problem{StateKey, fmt.Sprintf(
-			"patterns of the workload name %d sources more than the %d that count; only the first by name are watched", left, MaxByPattern)})
+			"patterns of the workload name more than %d sources; only the first by name are watched", MaxByPattern)})
 	}
 	for _, key := range watched {
 		value, r := o.decideSource(f, key)
@@ -169,8 +170,8 @@ func (f *Facts) match(key SourceKey) Match {
 }
 
 // watchSet returns the sources whose state is recorded: those that are referenced or named, and
-// neither excluded nor ignored. left is how many more the patterns name.
-func (f *Facts) watchSet() (list []SourceKey, left int) {
+// neither excluded nor ignored. tooMany is set if patterns name more than count.
+func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 	set := map[SourceKey]bool{}
 	for _, key := range f.Workload.References() {
 		set[key] = f.match(key) != No
@@ -182,7 +183,7 @@ func (f *Facts) watchSet() (list []SourceKey, left int) {
 		}
 	}
 	slices.SortFunc(byPattern, compareKeys)
-	if left = len(byPattern) - MaxByPattern; left > 0 {
+	if tooMany = len(byPattern) > MaxByPattern; tooMany {
 		byPattern = byPattern[:MaxByPattern]
 	}
 	for _, key := range byPattern {
@@ -191,7 +192,7 @@ func (f *Facts) watchSet() (list []SourceKey, left int) {
 	for key := range f.Rules.Names {
 		set[key] = set[key] || f.match(key) == Named
 	}
-	return collect(set), left
+	return collect(set), tooMany
 }
 
 // onlyPatterns returns the recorded sources that are gone and that only a pattern names.

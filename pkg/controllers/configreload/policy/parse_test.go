@@ -198,6 +198,72 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 	}
 }
 
+// What the cache of rules holds in truth must not be more than what it counts.
+func TestWhatRulesTakeIsCounted(t *testing.T) {
+	fill := func(item string) string { return strings.Repeat(item+",", (maxList-10)/(len(item)+1)) }
+	for name, annotation := range map[string][2]string{
+		"a short text":                 {kCM, "a"},
+		"a name":                       {kCM, strings.Repeat("a", 200)},
+		"names":                        {kCM, fill("a")},
+		"names with dots":              {kCM, fill("a.b")},
+		"expressions":                  {kCM, fill(".")},
+		"expressions of plain text":    {kCM, fill("my-config-map-of-the-shop-.*")},
+		"plain text that repeats":      {kCM, "(abcdefg){900}"},
+		"wildcards":                    {kCM, strings.Repeat(".*", 490)},
+		"items that do not compile":    {kCM, fill("[")},
+		"exclusions":                   {kCMExclude, fill("a")},
+		"native names":                 {nativeReload, fill("secret/a")},
+		"native wildcards":             {nativeReload, fill("configmap/" + strings.Repeat("a*", 126))},
+		"native exclusions":            {nativeReload, fill("!secret/*")},
+		"items that are not native":    {nativeReload, fill("a")},
+		"a delay that is no duration":  {nativeDelay, strings.Repeat("a", maxList)},
+		"a period that is no duration": {defaultKeys["pause-deployment"], strings.Repeat("a", maxList)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := compatKeys()
+			heap := func() int {
+				var m goruntime.MemStats
+				goruntime.GC()
+				goruntime.ReadMemStats(&m)
+				return int(m.HeapAlloc)
+			}
+			const texts = 20
+			before := heap()
+			for i := range texts {
+				k.Rules(&Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{annotation[0]: annotation[1] + fmt.Sprint(i)}})
+			}
+			if got, most := heap()-before, k.cache.cost+16<<10; len(k.cache.byText) != texts || got > most {
+				t.Errorf("%d texts take %d bytes, %d are counted", len(k.cache.byText), got, k.cache.cost)
+			}
+			goruntime.KeepAlive(k)
+		})
+	}
+}
+
+func TestANameWithStars(t *testing.T) {
+	for text, names := range map[string]struct{ match, not string }{
+		"*":       {"app", ""},
+		"app*":    {"app", "ap"},
+		"*app":    {"my-app", "app-"},
+		"a*a":     {"aa", "a"},
+		"a*b*c":   {"a-bb-c", "a-c-b"},
+		"a**c":    {"ac", "a"},
+		"*b*":     {"abc", "ac"},
+		"a.*":     {"a.b", "ab"},
+		"ab*ab*b": {"ab-ab-b", "ab-ab"},
+	} {
+		t.Run(text, func(t *testing.T) {
+			p := newGlob(text)
+			if !p.matches(names.match) {
+				t.Errorf("does not match %q", names.match)
+			}
+			if names.not != "" && p.matches(names.not) {
+				t.Errorf("matches %q", names.not)
+			}
+		})
+	}
+}
+
 func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	k := compatKeys()
 	long := func(item string) string { return strings.Repeat(item+",", maxList/len(item)) }

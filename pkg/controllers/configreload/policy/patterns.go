@@ -20,12 +20,15 @@ type pattern struct {
 	re      *regexp.Regexp // nil: text itself
 	literal bool           // text is also a valid name, so a source of that name may be waited for
 	dots    bool           // each dot of the literal text stands for any character
+	stars   bool           // each star of the text stands for any text, including none
 }
 
 func (p pattern) matches(name string) bool {
 	switch {
 	case p.re != nil:
 		return p.re.MatchString(name)
+	case p.stars:
+		return matchesStars(p.text, name)
 	case !p.dots || len(name) != len(p.text):
 		return p.text == name
 	}
@@ -35,6 +38,20 @@ func (p pattern) matches(name string) bool {
 		}
 	}
 	return true
+}
+
+// matchesStars takes each part between two stars where it first occurs.
+func matchesStars(text, name string) bool {
+	part, rest, _ := strings.Cut(text, "*")
+	name, ok := strings.CutPrefix(name, part)
+	for ok {
+		var more bool
+		if part, rest, more = strings.Cut(rest, "*"); !more {
+			return strings.HasSuffix(name, part)
+		}
+		_, name, ok = strings.Cut(name, part)
+	}
+	return false
 }
 
 func matchesAny(list []pattern, name string) bool {
@@ -53,8 +70,17 @@ const (
 	// state too large for an annotation.
 	maxList = 10 << 10
 	// maxSteps limits the expressions of one list. In maxList fit repetitions of many millions of
-	// steps, which would take the memory of every replica.
-	maxSteps = 10_000
+	// steps, which would take the memory of every replica, and some thousand wildcards, which would
+	// take each name of the namespace many milliseconds.
+	maxSteps = 1_000
+)
+
+// What rules take of memory, in bytes and rather too much: with a problem or two, for an item, and for
+// a step of an expression.
+const (
+	rulesCost = 2048
+	itemCost  = 128
+	stepCost  = 512
 )
 
 var (
@@ -85,10 +111,13 @@ func newNamed(item string, steps *int) (pattern, error) {
 // their start. For a plain ^ the compiler looks for a special form, in cubic time.
 func compile(item string) (*regexp.Regexp, error) { return regexp.Compile("(?m:^)" + item + "$") }
 
-// size returns about how many instructions an expression compiles to, including the ranges of its
-// classes. The parser limits nested repetitions to 1,000 in all.
+// size returns about how many steps an expression takes, including the ranges of its classes. Plain
+// text takes few. The parser limits nested repetitions to 1,000 in all.
 func size(re *syntax.Regexp) int {
 	n := 1 + len(re.Rune)
+	if re.Op == syntax.OpLiteral {
+		n = 1 + len(re.Rune)/8
+	}
 	for _, sub := range re.Sub {
 		n += size(sub)
 	}
@@ -98,11 +127,8 @@ func size(re *syntax.Regexp) int {
 	return n
 }
 
-// newGlob parses a name in which * stands for any text, including none.
-func newGlob(text string) (pattern, error) {
-	if !strings.Contains(text, "*") {
-		return pattern{text: text, literal: true}, nil
-	}
-	re, err := compile(strings.ReplaceAll(regexp.QuoteMeta(text), `\*`, ".*"))
-	return pattern{text: text, re: re}, err
+// newGlob returns a name in which * stands for any text, including none.
+func newGlob(text string) pattern {
+	stars := strings.Contains(text, "*")
+	return pattern{text: text, literal: !stars, stars: stars}
 }

@@ -30,7 +30,7 @@ type Rules struct {
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
 	pause time.Duration
-	cost  int // see rulesCache
+	cost  int // about how many bytes they take, see rulesCache
 	// Problems are the annotations that could not be parsed. BadPause is about a pause that the next
 	// reload leaves out; nil if there is none.
 	Problems []Problem
@@ -86,7 +86,7 @@ func (r *Rules) Names(yield func(SourceKey) bool) {
 
 // NamesByPattern reports whether a source may be named by anything but its exact name.
 func (r *Rules) NamesByPattern(t SourceType) bool {
-	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return p.re != nil || p.dots })
+	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return !p.literal || p.dots })
 }
 
 // IsNamed reports whether an item names the source.
@@ -126,7 +126,7 @@ type rulesCache struct {
 	cost   int
 }
 
-// maxCost limits what unusual annotations can take: about this many bytes.
+// maxCost limits what unusual annotations can take, in bytes.
 const maxCost = 16 << 20
 
 func (c *rulesCache) get(text string, parse func() *Rules) *Rules {
@@ -136,7 +136,7 @@ func (c *rulesCache) get(text string, parse func() *Rules) *Rules {
 		return r
 	}
 	r := parse()
-	cost := len(text) + r.cost
+	cost := 2*len(text) + r.cost // it was built in steps
 	if c.cost += cost; c.cost > maxCost || c.byText == nil {
 		c.byText, c.cost = map[string]*Rules{}, cost
 	}
@@ -170,7 +170,7 @@ func (k *Keys) Rules(w *Workload) *Rules {
 
 // parse reads the annotations of a workload (meta) and of its template.
 func (k *Keys) parse(meta, template map[string]string) *Rules {
-	r := &Rules{}
+	r := &Rules{cost: rulesCost}
 	if value, ok := fallback(meta, template, nativeReload); ok {
 		k.parseNative(r, value)
 	} else {
@@ -229,6 +229,7 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 	}
 	for item := range items(meta[k.exclude[t]]) {
 		rules.excluded = append(rules.excluded, pattern{text: item})
+		r.cost += itemCost
 	}
 	if len(from[k.reload[t]]) > maxList {
 		r.bad(k.reload[t], errTooLong.Error())
@@ -243,8 +244,9 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 			continue
 		}
 		rules.named = append(rules.named, p)
+		r.cost += itemCost
 	}
-	r.cost += (maxSteps - max(steps, 0)) * 64
+	r.cost += (maxSteps - max(steps, 0)) * stepCost
 	r.bad(k.reload[t], bad...)
 }
 
@@ -253,10 +255,10 @@ func isTrue(text string) bool {
 	return err == nil && b
 }
 
-// bad reports the items of one annotation that do not count.
+// bad reports the items of one annotation that do not count. Only so much is kept as is shown.
 func (r *Rules) bad(key string, items ...string) {
 	if len(items) > 0 {
-		r.Problems = append(r.Problems, Problem{key, strings.Join(items, "; ")})
+		r.Problems = append(r.Problems, Problem{key, Cut(strings.Join(items, "; "))})
 	}
 }
 
@@ -314,15 +316,12 @@ func (r *Rules) addNative(item string) error {
 	if !ok || !isName(strings.ReplaceAll(key.Name, "*", "x")) {
 		return errNative
 	}
-	p, err := newGlob(key.Name)
-	if err != nil {
-		return err
-	}
 	list := &r.types[key.Type].named
 	if never {
 		list = &r.types[key.Type].excluded
 	}
-	*list = append(*list, p)
+	*list = append(*list, newGlob(key.Name))
+	r.cost += itemCost
 	return nil
 }
 
