@@ -218,25 +218,27 @@ func TestAStandbyDropsEventsAndALeaderLooksAtEveryPrimaryObject(t *testing.T) {
 	})
 }
 
+// arrived returns a function that makes a change, once, and lets its notification arrive.
+func arrived(g *gated, change func(*gated)) func() {
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			change(g)
+			for range 1000 {
+				runtime.Gosched()
+			}
+		})
+	}
+}
+
+func mapping(g *gated, change func()) { g.mapped = func(*corev1.ConfigMap) { change() } }
+
 // TestNoChangeIsLostWhileALeaderBegins changes an object at each point at which its notification may
 // be dropped by mistake. The last reconcile must have seen the change.
 func TestNoChangeIsLostWhileALeaderBegins(t *testing.T) {
 	key := cache.NewObjectName("shop", "a")
 	object := func(g *gated) { g.configMaps.Modify(configMap("a", "2")) }
 	other := func(g *gated) { g.secrets.Modify(secret("a", "2")) }
-	// arrived is change, once, and the time that its notification takes.
-	arrived := func(g *gated, change func(*gated)) func() {
-		var once sync.Once
-		return func() {
-			once.Do(func() {
-				change(g)
-				for range 1000 {
-					runtime.Gosched()
-				}
-			})
-		}
-	}
-	mapping := func(g *gated, change func()) { g.mapped = func(*corev1.ConfigMap) { change() } }
 	reconcile := func(g *gated, change func()) {
 		g.during = func(k cache.ObjectName) {
 			if k == key {
@@ -245,14 +247,14 @@ func TestNoChangeIsLostWhileALeaderBegins(t *testing.T) {
 		}
 	}
 	for name, prepare := range map[string]func(g *gated){
-		"of the object, just before Run":                       object,
-		"of the other, just before Run":                        other,
-		"of the object, after it was listed from the cache":    func(g *gated) { g.listed = arrived(g, object) },
-		"of the other, after the object was listed":            func(g *gated) { g.listed = arrived(g, other) },
-		"of the object, when the first is mapped":              func(g *gated) { mapping(g, arrived(g, object)) },
-		"of the other, when the first is mapped":               func(g *gated) { mapping(g, arrived(g, other)) },
-		"of the object, when its first reconcile has read it":  func(g *gated) { reconcile(g, arrived(g, object)) },
-		"of the other, when the object's first reconcile read": func(g *gated) { reconcile(g, arrived(g, other)) },
+		"of the object, just before Run":                        object,
+		"of the other, just before Run":                         other,
+		"of the object, after it was listed from the cache":     func(g *gated) { g.listed = arrived(g, object) },
+		"of the other, after the object was listed":             func(g *gated) { g.listed = arrived(g, other) },
+		"of the object, when the first is mapped":               func(g *gated) { mapping(g, arrived(g, object)) },
+		"of the other, when the first is mapped":                func(g *gated) { mapping(g, arrived(g, other)) },
+		"of the object, when its first reconcile has read it":   func(g *gated) { reconcile(g, arrived(g, object)) },
+		"of the other, when the object's reconcile has read it": func(g *gated) { reconcile(g, arrived(g, other)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -274,6 +276,28 @@ func TestNoChangeIsLostWhileALeaderBegins(t *testing.T) {
 				g.mu.Unlock()
 				if last != want {
 					t.Errorf("the last one was %q, want %q; all: %v", last, want, g.said())
+				}
+				g.resign(t)
+			})
+		})
+	}
+}
+
+func TestNoNewObjectIsLostWhileALeaderBegins(t *testing.T) {
+	add := func(g *gated) { g.configMaps.Add(configMap("new", "1")) }
+	for name, prepare := range map[string]func(g *gated){
+		"just before Run":                        add,
+		"after the cache was listed":             func(g *gated) { g.listed = arrived(g, add) },
+		"while an object of the cache is mapped": func(g *gated) { mapping(g, arrived(g, add)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGated(t, "a")
+				prepare(g)
+				g.lead(t)
+				synctest.Wait()
+				if log := g.said(); !slices.Contains(log, "reconcile new 1/") {
+					t.Errorf("it was not reconciled: %v", log)
 				}
 				g.resign(t)
 			})
