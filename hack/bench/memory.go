@@ -405,7 +405,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 			}
 		}
 		b.add(d.rows+"new holder to first reconcile", o.row, "ms", first...)
-		if o.name != ours || d.deployments == 0 {
+		if o.name != ours || o.own != nil || d.deployments == 0 {
 			continue
 		}
 		for range b.opts.takeovers {
