@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -328,9 +329,9 @@ func TestTheFirstReconcileDoesNotWaitForTheOthers(t *testing.T) {
 func TestAnObjectOfTheCacheWhoseMappingPanicsIsMappedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "bad", "good")
-		broken := true
+		var mended atomic.Bool
 		g.mapped = func(obj *corev1.ConfigMap) {
-			if broken && obj.Name == "bad" {
+			if !mended.Load() && obj.Name == "bad" {
 				panic("cannot map this")
 			}
 		}
@@ -340,7 +341,7 @@ func TestAnObjectOfTheCacheWhoseMappingPanicsIsMappedAgain(t *testing.T) {
 		if s := g.loop.Status(); s.Unmapped != 1 || s.Panics != 1 {
 			t.Errorf("status %+v, want one panic and one object that is not mapped", s)
 		}
-		broken = false
+		mended.Store(true)
 		pass(time.Minute)
 		expect(t, g.said(), "map bad none->1", "reconcile bad 1/1")
 		g.resign(t)

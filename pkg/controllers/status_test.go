@@ -72,7 +72,9 @@ func TestStatusAndLongestRunning(t *testing.T) {
 
 func TestMetricsBeginAtZero(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	NewLoop(Options[string]{Name: "idle", Metrics: NewMetrics(registry)})
+	if _, err := NewLoop(Options[string]{Name: "idle", Metrics: NewMetrics(registry)}); err != nil {
+		t.Fatal(err)
+	}
 	want := map[string]float64{}
 	for _, result := range results {
 		want[result] = 0
