@@ -27,7 +27,7 @@ const (
 	Annotation = "example.com/greet"
 )
 
-// Controller greets ConfigMaps. Its Status is that of the shared loop.
+// Controller greets ConfigMaps. Its Run and Status are those of the shared loop.
 type Controller struct {
 	*controllers.Loop[cache.ObjectName]
 	configMaps cache.SharedIndexInformer
@@ -38,15 +38,12 @@ type Controller struct {
 // New returns a controller that does nothing until Run.
 func New(
 	configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, metrics *controllers.Metrics,
-) *Controller {
+) (_ *Controller, err error) {
 	c := &Controller{configMaps: configMaps, client: client, events: events}
-	c.Loop = controllers.NewLoop(controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics})
-	return c
-}
-
-// Run reconciles until ctx ends and every worker has returned.
-func (c *Controller) Run(ctx context.Context) error {
-	return c.Loop.Run(ctx, controllers.WatchSelf(c.configMaps))
+	c.Loop, err = controllers.NewLoop(
+		controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics},
+		controllers.WatchSelf(configMaps))
+	return c, err
 }
 
 func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {

@@ -100,10 +100,17 @@ func bars() []bar {
 		{"per Secret of 1 KiB, leader with the needs of replication", "controller-runtime about 8 KiB of one of 4 KiB", 477, "bytes", // 434 and a tenth
 			of("memory/"+sets[2].name+", RSS growth per object", needsLeader, median)},
 		{"warm standby, off the leader", "controller-runtime 117 MiB (cold: 28)", 5, "%", both(steady(1, standby), steady(1, leader), apart)},
+		{"warm standby at 5,000 + 5,000 of 4 KiB + 500 Deployments", "without handlers on a standby 62", 64, "MiB", steady(1, standby)},
+		{"new holder to first reconcile, 50,000 Secrets of 1 KiB and 500 Deployments, median", "controller-runtime with EnableWarmup 6 ms; handlers registered on leading 148 ms",
+			10, "ms", of("memory/"+sets[2].name+", with 500 Deployments, new holder to first reconcile", standby, median)},
+		{"the same, to all Deployments looked at, worst", "", 100, "ms",
+			of("memory/"+sets[2].name+", with 500 Deployments, new holder to all Deployments looked at", standby, highest)},
 		{"growth without the needs of replication, burst of reloads included", "Reloader 123 MiB", 10, "MiB",
 			both(of("memory/"+sets[1].name+", RSS after a burst of 100 reloads", leader, highest), steady(0, leader), minus)},
 		{"200,000 Secrets of 256 bytes, start to ready, warm standby / controller-runtime's in the same run", "controller-runtime with EnableWarmup 4.6 s", 1, "",
 			both(of(large+"start to ready", standby, median), of(large+"start to ready", peerStandby, median), ratio)},
+		{"the same, new holder to first reconcile, median", "controller-runtime with EnableWarmup 4 ms; handlers registered on leading 490 ms", 10, "ms",
+			of(large+"new holder to first reconcile", standby, median)},
 		{"the same, RSS peak since the start, leader", "controller-runtime with EnableWarmup 654 MiB", 150, "MiB", of(large+"RSS peak since the start", leader, highest)},
 		{"the same, RSS steady, leader", "controller-runtime with EnableWarmup 654 MiB", 130, "MiB", of(large+"RSS steady", leader, median)},
 	}

@@ -27,6 +27,7 @@ type dataSet struct {
 	name                             string
 	rows                             string // the prefix of the names of its rows
 	secrets, configMaps, deployments int
+	late                             int // Deployments that are added before the hand-overs
 	size                             int // bytes of the content of a Secret or ConfigMap
 }
 
@@ -39,7 +40,7 @@ func dataSets(scale float64) []dataSet {
 	n := func(n int) int { return max(1, int(float64(n)*scale)) }
 	mixed := dataSet{secrets: n(5000), configMaps: n(5000), deployments: n(500), size: 4096}
 	mixed.name = fmt.Sprintf("%d Secrets and %d ConfigMaps of 4 KiB, %d Deployments", mixed.secrets, mixed.configMaps, mixed.deployments)
-	many := dataSet{secrets: n(50000), size: 1024}
+	many := dataSet{secrets: n(50000), late: n(500), size: 1024}
 	many.name = fmt.Sprintf("%d Secrets of 1 KiB", many.secrets)
 	return []dataSet{{name: "empty cluster"}, mixed, many}
 }
@@ -102,12 +103,16 @@ func (b *bench) fill(ctx context.Context, d dataSet) error {
 	if err != nil {
 		return err
 	}
-	err = parallel(ctx, 32, d.deployments, func(ctx context.Context, i int) error {
-		_, err := client.AppsV1().Deployments(dataNamespace(i)).Create(ctx, dataDeployment(i), metav1.CreateOptions{})
-		return err
-	})
+	err = b.fillDeployments(ctx, d.deployments)
 	b.progress("Created %d objects in %s", d.objects()+d.deployments, time.Since(begin).Round(time.Second))
 	return err
+}
+
+func (b *bench) fillDeployments(ctx context.Context, n int) error {
+	return parallel(ctx, 32, n, func(ctx context.Context, i int) error {
+		_, err := b.admin.AppsV1().Deployments(dataNamespace(i)).Create(ctx, dataDeployment(i), metav1.CreateOptions{})
+		return err
+	})
 }
 
 // dataDeployment returns a Deployment with two containers, a ConfigMap as environment and a Secret

@@ -17,8 +17,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 const (
@@ -232,17 +230,7 @@ func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant) err
 // scrape fetches the metrics of all once, with a token. Their memory then includes the
 // authentication and authorization of a scraper in use.
 func (b *bench) scrape(ctx context.Context, all []*occupant) error {
-	kubeconfig, err := b.kubeconfig(ctx, "bench-scraper")
-	if err != nil {
-		return err
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return err
-	}
-	config.CAData, config.Insecure = nil, true // their certificates are self-signed
-	config.Timeout = 5 * time.Second
-	client, err := rest.HTTPClientFor(config)
+	client, err := b.scraper(ctx)
 	if err != nil {
 		return err
 	}
@@ -372,7 +360,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 		if o.lead || o.pair == nil || o.name == kcm {
 			continue
 		}
-		var ready, first []float64
+		var ready []float64
 		for range b.opts.starts {
 			p, err := b.run(ctx, o.subject, o.slot, o.own...)
 			if err != nil {
@@ -388,6 +376,22 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 			}
 		}
 		b.add(d.rows+"start to ready", o.row, "s", ready...)
+	}
+	if d.late > 0 {
+		if err := b.fillDeployments(ctx, d.late); err != nil {
+			return err
+		}
+		if err := sleep(ctx, quiescence); err != nil { // the leaders write to them
+			return err
+		}
+		d.deployments += d.late
+		d.rows += fmt.Sprintf("with %d Deployments, ", d.late)
+	}
+	for _, o := range all {
+		if o.lead || o.pair == nil || o.name == kcm {
+			continue
+		}
+		var first, looked []float64
 		for range b.opts.takeovers {
 			if err := o.pair.respawn(ctx, o.own...); err != nil {
 				return err
@@ -397,10 +401,24 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 				return err
 			}
 			if t.first > 0 {
-				first = append(first, milliseconds(t.first-t.written))
+				first = append(first, milliseconds(t.first-max(t.written, t.created)))
 			}
 		}
 		b.add(d.rows+"new holder to first reconcile", o.row, "ms", first...)
+		if o.name != ours || o.own != nil || d.deployments == 0 {
+			continue
+		}
+		for range b.opts.takeovers {
+			if err := o.pair.respawn(ctx, o.own...); err != nil {
+				return err
+			}
+			took, err := o.pair.lookAtAll(ctx, d.deployments)
+			if err != nil {
+				return err
+			}
+			looked = append(looked, milliseconds(took))
+		}
+		b.add(d.rows+"new holder to all Deployments looked at", o.row, "ms", looked...)
 	}
 	for _, o := range all {
 		if o.lead { // those that lead now

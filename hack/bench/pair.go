@@ -91,7 +91,9 @@ func (p *pair) stop() error {
 type takeover struct {
 	seen    time.Duration // until the watch of the benchmark's client delivered the new holder
 	written time.Duration // until kube-apiserver had written it, according to the audit log
+	began   time.Time     // when it had
 	expired time.Duration // from the end of the old holder's claim until seen
+	created time.Duration // until kube-apiserver had created what trigger creates
 	// first lasts until the first write of the new leader's controller arrived at kube-apiserver,
 	// see trigger. It is zero if the old leader did that work before it ended.
 	first time.Duration
@@ -144,10 +146,18 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	if err != nil {
 		return t, err
 	}
-	t.written = write.StageTimestamp.Sub(begin)
+	t.began = write.StageTimestamp.Time
+	t.written = t.began.Sub(begin)
 	if write.RequestReceivedTimestamp.Sub(begin) > t.seen {
 		return t, fmt.Errorf("the watch brought the new holder after %s, but the write arrived after %s", t.seen, write.RequestReceivedTimestamp.Sub(begin))
 	}
+	created, err := audit.first(ctx, "the creation of "+work, func(e auditv1.Event) bool {
+		return e.Verb == "create" && isWorkOn(e, namespace, work)
+	})
+	if err != nil {
+		return t, err
+	}
+	t.created = created.StageTimestamp.Sub(begin)
 	done, err := audit.first(ctx, "work on "+work, func(e auditv1.Event) bool {
 		return (next.did(e) || old.did(e)) && isWorkOn(e, namespace, work)
 	})

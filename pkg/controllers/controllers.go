@@ -5,11 +5,11 @@
 // events to keys, the loop's metrics and its status.
 //
 // A controller is a package below this one. Its constructor builds a [Loop] around a reconcile
-// function. Its Run passes the informers to watch to the loop:
+// function, with the informers to watch:
 //
-//	func (c *Controller) Run(ctx context.Context) error {
-//		return c.loop.Run(ctx, controllers.WatchSelf(c.informer))
-//	}
+//	c.Loop, err = controllers.NewLoop(
+//		controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics},
+//		controllers.WatchSelf(informer))
 package controllers
 
 import "context"

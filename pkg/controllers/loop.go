@@ -47,7 +47,8 @@ type queue[K comparable] = workqueue.TypedDelayingInterface[K]
 
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
 type Loop[K comparable] struct {
-	opts Options[K]
+	opts    Options[K]
+	mappers []*mapper[K]
 
 	mu       sync.Mutex
 	phase    Phase
@@ -58,8 +59,10 @@ type Loop[K comparable] struct {
 	lastErr  *LastError
 }
 
-// NewLoop returns a loop that does nothing until Run. It panics without Metrics.
-func NewLoop[K comparable](opts Options[K]) *Loop[K] {
+// NewLoop registers the watches and returns a loop that drops their events until Run. So their
+// informers must have been built, and need not have started. NewLoop returns an error if one has
+// stopped. It panics without Metrics.
+func NewLoop[K comparable](opts Options[K], watches ...Watch[K]) (*Loop[K], error) {
 	opts.Workers = max(opts.Workers, 1)
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -69,27 +72,33 @@ func NewLoop[K comparable](opts Options[K]) *Loop[K] {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
 		return running
 	})
-	return l
+	for _, w := range watches {
+		m := &mapper[K]{loop: l, watch: w}
+		if err := m.register(); err != nil {
+			return nil, fmt.Errorf("%s: watch: %w", opts.Name, err)
+		}
+		l.mappers = append(l.mappers, m)
+	}
+	return l, nil
 }
 
-// Run registers the watches, waits until their informers have synced and every object in them has
-// been mapped to keys, and reconciles until ctx ends.
+// Run waits until the informers of the watches have synced. Then it adds the keys of the objects in
+// them to the queue, see [WatchMapped], and reconciles until ctx ends, from the first key on.
 //
-// Then it takes no more keys and lets the reconciles in flight finish. Their context does not end
-// with ctx, only with that of [WithWork]. Run returns when all workers have returned and the
-// handlers have been removed, however long that takes: the host, which holds the lease, decides how
-// long to wait. It returns an error if a handler could not be added or removed, or if the loop is
-// already running.
-func (l *Loop[K]) Run(ctx context.Context, watches ...Watch[K]) (err error) {
+// After that it takes no more keys and lets the reconciles in flight finish. Their context does not
+// end with ctx, only with that of [WithWork]. Run returns when all workers and mappings have returned,
+// however long that takes: the host, which holds the lease, decides how long to wait. It returns an
+// error if the loop is already running.
+func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.Name))
-	// All goroutines inherit the label: those of the workers, the handlers and the queue.
+	// All goroutines inherit the label: those of the workers and of the queue.
 	pprof.Do(ctx, pprof.Labels("controller", l.opts.Name), func(ctx context.Context) {
-		err = l.run(ctx, watches)
+		err = l.run(ctx)
 	})
 	return err
 }
 
-func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
+func (l *Loop[K]) run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	q, retries, err := l.start(&logger)
 	if err != nil {
@@ -104,21 +113,17 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	defer retries.ShutDown()
 
 	var synced []cache.DoneChecker
-	for _, w := range watches {
-		m := &mapper[K]{loop: l, watch: w, queue: q, retries: retries, logger: logger, failed: map[cache.ObjectName]change{}}
-		registration, err := m.register()
-		if err != nil {
-			return fmt.Errorf("%s: watch: %w", l.opts.Name, err)
-		}
-		defer func() {
-			if rmErr := w.informer.RemoveEventHandler(registration); rmErr != nil {
-				err = errors.Join(err, fmt.Errorf("%s: remove event handler: %w", l.opts.Name, rmErr))
-			}
-		}()
-		synced = append(synced, w.informer.HasSyncedChecker(), registration.HasSyncedChecker())
+	for _, m := range l.mappers {
+		synced = append(synced, m.watch.informer.HasSyncedChecker())
 	}
 	if !cache.WaitFor(klog.NewContext(ctx, logger.V(2)), l.opts.Name, synced...) {
 		return nil // ctx ended first, and no worker was started
+	}
+	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
+	// the key again.
+	for _, m := range l.mappers {
+		m.open(q, retries, logger)
+		defer m.close()
 	}
 
 	work, cancel := workContext(ctx)
@@ -133,6 +138,11 @@ func (l *Loop[K]) run(ctx context.Context, watches []Watch[K]) (err error) {
 	}
 	l.setPhase(Running)
 	logger.Info("Controller started", "workers", l.opts.Workers)
+	for _, m := range l.mappers {
+		if m.watch.replayed {
+			m.replay(ctx)
+		}
+	}
 
 	<-ctx.Done()
 	l.setPhase(Draining)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,8 +31,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // harness runs one loop over the ConfigMaps of a fake clientset, in a bubble of fake time.
 type harness struct {
 	client   kubernetes.Interface
-	informer *countingInformer
-	loop     *Loop[cache.ObjectName]
+	informer cache.SharedIndexInformer
+	opts     Options[cache.ObjectName]
+	loop     *Loop[cache.ObjectName] // by build
 	registry metrics.KubeRegistry
 	work     context.Context // see WithWork
 	logger   klog.Logger
@@ -53,14 +53,14 @@ func newHarness(t *testing.T, opts Options[cache.ObjectName], names ...string) *
 	opts.Metrics = NewMetrics(registry)
 	h := &harness{
 		client: client,
-		informer: &countingInformer{SharedIndexInformer: cache.NewSharedIndexInformer(
+		informer: cache.NewSharedIndexInformer(
 			cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 				ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (obj runtime.Object, err error) {
 					return client.CoreV1().ConfigMaps("").List(ctx, o)
 				},
 				WatchFuncWithContext: client.CoreV1().ConfigMaps("").Watch,
-			}, client), &corev1.ConfigMap{}, 0, cache.Indexers{})},
-		loop:     NewLoop(opts),
+			}, client), &corev1.ConfigMap{}, 0, cache.Indexers{}),
+		opts:     opts,
 		registry: registry,
 		work:     context.Background(),
 		logger:   klog.Background(),
@@ -78,7 +78,8 @@ func create(t *testing.T, client kubernetes.Interface, name string) {
 	}
 }
 
-// run starts the informer and the loop; both end with the test.
+// run starts the informer and the loop, which watches the ConfigMaps themselves; both end with the
+// test.
 func (h *harness) run(t *testing.T) {
 	t.Helper()
 	h.runWith(t, WatchSelf(h.informer))
@@ -86,12 +87,18 @@ func (h *harness) run(t *testing.T) {
 
 func (h *harness) runWith(t *testing.T, watches ...Watch[cache.ObjectName]) {
 	t.Helper()
+	h.build(t, watches...)
+	h.start(t)
+}
+
+func (h *harness) start(t *testing.T) {
+	t.Helper()
 	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), h.logger))
 	h.stop = stop
 	informerCtx, stopInformer := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { h.informer.RunWithContext(informerCtx) })
-	go func() { h.stopped <- h.loop.Run(WithWork(ctx, h.work), watches...) }()
+	go func() { h.stopped <- h.loop.Run(WithWork(ctx, h.work)) }()
 	t.Cleanup(func() {
 		stop()
 		stopInformer()
@@ -100,24 +107,17 @@ func (h *harness) runWith(t *testing.T, watches ...Watch[cache.ObjectName]) {
 	synctest.Wait()
 }
 
+// build makes the loop, which registers the watches.
+func (h *harness) build(t *testing.T, watches ...Watch[cache.ObjectName]) {
+	t.Helper()
+	var err error
+	if h.loop, err = NewLoop(h.opts, watches...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
-
-// countingInformer counts the handlers that are registered on it.
-type countingInformer struct {
-	cache.SharedIndexInformer
-	handlers atomic.Int32
-}
-
-func (i *countingInformer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
-	i.handlers.Add(1)
-	return i.SharedIndexInformer.AddEventHandlerWithOptions(h, o)
-}
-
-func (i *countingInformer) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) error {
-	i.handlers.Add(-1)
-	return i.SharedIndexInformer.RemoveEventHandler(r)
-}
 
 func TestDrain(t *testing.T) {
 	cases := map[string]struct {
@@ -373,44 +373,6 @@ func TestOneKeyIsNeverWithTwoWorkers(t *testing.T) {
 	})
 }
 
-func TestHandlersAreRemovedAndReplayedOnTheNextRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var calls atomic.Int32
-		h := newHarness(t, Options[cache.ObjectName]{
-			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
-				calls.Add(1)
-				return 0, nil
-			},
-		}, "a")
-		h.run(t)
-		h.stop()
-		if err := <-h.stopped; err != nil {
-			t.Fatal(err)
-		}
-		if n := h.informer.handlers.Load(); n != 0 {
-			t.Errorf("%d handlers left on the informer, want none", n)
-		}
-		create(t, h.client, "b")
-		pass(time.Minute)
-		if calls.Load() != 1 {
-			t.Fatalf("%d reconciles, want 1: an event after Run reached the queue", calls.Load())
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer)) }()
-		synctest.Wait()
-		if err := h.loop.Run(ctx); err == nil || !strings.Contains(err.Error(), "already running") {
-			t.Errorf("a second Run at the same time returned %v", err)
-		}
-		stop()
-		if err := <-h.stopped; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		if calls.Load() != 3 {
-			t.Errorf("%d reconciles, want 3: the next run replays what is in the cache", calls.Load())
-		}
-	})
-}
-
 func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
@@ -421,10 +383,11 @@ func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
 			},
 		}, "a")
 		never := cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Secret{}, 0, cache.Indexers{})
+		h.build(t, WatchSelf(h.informer), WatchSelf(never))
 		ctx, stop := context.WithCancel(t.Context())
 		informerCtx, stopInformer := context.WithCancel(t.Context())
 		go h.informer.RunWithContext(informerCtx)
-		go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer), WatchSelf(never)) }()
+		go func() { h.stopped <- h.loop.Run(ctx) }()
 		pass(time.Hour)
 		if got := h.loop.Status().Phase; got != Syncing || calls.Load() != 0 {
 			t.Errorf("phase %s after %d reconciles, want Syncing and none", got, calls.Load())

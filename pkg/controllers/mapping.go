@@ -4,7 +4,9 @@
 package controllers
 
 import (
+	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -22,18 +24,21 @@ const (
 	maxDeletionTries = 5
 )
 
-// mapper maps the events of one watch to keys. If the mapping panics or fails, the event is kept
-// and mapped again with back-off. Later events of that object are merged with it. So no event is
-// lost, within the limits above, and other objects do not wait.
+// mapper maps the events of one watch to keys. Its handler is registered from the beginning, and a
+// gate drops what comes while the loop does not run, so that nothing piles up on a standby. If the
+// mapping panics or fails, the event is kept and mapped again with back-off. Later events of that
+// object are merged with it. So no event of a run is lost, within the limits above, and other objects
+// do not wait.
 type mapper[K comparable] struct {
-	loop    *Loop[K]
-	watch   Watch[K]
+	loop  *Loop[K]
+	watch Watch[K]
+
+	mu sync.Mutex // held while the mapping is called
+	// What follows is that of the run. While there is none, the gate is closed: queue is nil.
 	queue   queue[K]
 	retries *mappingRetries[K]
 	logger  klog.Logger
-
-	mu     sync.Mutex // held while the mapping is called
-	failed map[cache.ObjectName]change
+	failed  map[cache.ObjectName]change
 }
 
 // mappingRetries is the queue of objects whose events must be mapped again, for all watches of one
@@ -41,8 +46,7 @@ type mapper[K comparable] struct {
 type mappingRetries[K comparable] struct {
 	workqueue.TypedDelayingInterface[failedMapping[K]]
 	limiter workqueue.TypedRateLimiter[failedMapping[K]]
-	// unmapped counts the objects that all mappers of the run keep. A mapping may still fail when
-	// the next run has begun, which has its own count.
+	// unmapped counts the objects that all mappers of the run keep.
 	unmapped atomic.Int64
 }
 
@@ -73,14 +77,47 @@ func (r *mappingRetries[K]) run() {
 	}
 }
 
-// handle maps an event, merged with earlier events of that object that could not be mapped.
-func (m *mapper[K]) handle(c change) {
-	// A notification may still be under way when the handler is removed.
-	if m.queue.ShuttingDown() {
-		return
-	}
+// open lets events through to the queue.
+func (m *mapper[K]) open(q queue[K], retries *mappingRetries[K], logger klog.Logger) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.queue, m.retries, m.logger, m.failed = q, retries, logger, map[cache.ObjectName]change{}
+}
+
+// close waits for a mapping that is under way.
+func (m *mapper[K]) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queue, m.retries, m.failed = nil, nil, nil
+}
+
+// replay maps the objects in the cache until ctx ends. An event that the gate dropped is in the cache
+// already. Other events wait meanwhile, so that none is mapped before an older state from the cache.
+func (m *mapper[K]) replay(ctx context.Context) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, obj := range m.watch.informer.GetIndexer().List() {
+		if ctx.Err() != nil {
+			return
+		}
+		m.join(change{new: obj, initial: true})
+		runtime.Gosched() // a worker begins with this key before the others are mapped, also on one CPU
+	}
+}
+
+// handle maps an event if the gate is open.
+func (m *mapper[K]) handle(c change) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.queue == nil || m.queue.ShuttingDown() {
+		return
+	}
+	m.join(c)
+}
+
+// join maps a change, merged with earlier ones of that object that could not be mapped. The caller
+// holds mu.
+func (m *mapper[K]) join(c change) {
 	if len(m.failed) > 0 {
 		object := c.object()
 		if earlier, ok := m.failed[object]; ok {
@@ -184,7 +221,7 @@ func (c change) object() cache.ObjectName {
 
 // then returns c merged with a later change of the same object. The result is empty if the object
 // came and went: then nothing has been done for it that its deletion must undo. That may have been
-// done for an initial object, by an earlier run.
+// done for an initial object, by an earlier run or leader.
 func (c change) then(later change) change {
 	if c.old == nil && later.new == nil && c.initial {
 		return later

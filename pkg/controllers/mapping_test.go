@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -205,7 +206,7 @@ func TestALoopThatStopsForgetsWhatCouldNotBeMapped(t *testing.T) {
 		}
 		m.mend()
 		ctx, stop := context.WithCancel(t.Context())
-		go func() { m.stopped <- m.loop.Run(ctx, WatchMapped(m.informer, m.keys)) }()
+		go func() { m.stopped <- m.loop.Run(ctx) }()
 		synctest.Wait()
 		if got := m.loop.Status(); got.Unmapped != 0 || len(m.reconciled) != 1 {
 			t.Errorf("status %+v, reconciled %v: the next run gets every object again", got, m.reconciled)
@@ -307,7 +308,7 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 		h := newHarness(t, Options[cache.ObjectName]{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
 		})
-		h.informer.SharedIndexInformer = cache.NewSharedIndexInformer(source, &corev1.ConfigMap{}, 0, cache.Indexers{})
+		h.informer = cache.NewSharedIndexInformer(source, &corev1.ConfigMap{}, 0, cache.Indexers{})
 		var log bytes.Buffer
 		h.logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
 		var broken atomic.Bool
@@ -345,33 +346,23 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 	})
 }
 
-func TestAMappingThatFailsAfterItsRunIsNotOneOfTheNextRun(t *testing.T) {
+func TestRunWaitsForAMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, Options[cache.ObjectName]{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
 		})
-		fail := make(chan struct{})
+		var returned atomic.Bool
 		h.runWith(t, WatchMapped(h.informer, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
-			<-fail
-			panic("cannot map this")
+			h.stop()
+			for range 1000 {
+				runtime.Gosched() // lets Run return if it does not wait
+			}
+			returned.Store(true)
+			return nil
 		}))
 		create(t, h.client, "late")
-		synctest.Wait()
-		h.stop()
-		if err := <-h.stopped; err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		go func() { h.stopped <- h.loop.Run(ctx, WatchSelf(h.informer)) }()
-		synctest.Wait()
-		close(fail)
-		synctest.Wait()
-		if got := h.loop.Status(); got.Panics != 1 || got.Unmapped != 0 {
-			t.Errorf("status %+v, want one panic and nothing unmapped: this run has mapped the object", got)
-		}
-		stop()
-		if err := <-h.stopped; err != nil {
-			t.Error(err)
+		if err := <-h.stopped; err != nil || !returned.Load() {
+			t.Errorf("Run returned (error %v) while its mapping was called", err)
 		}
 	})
 }

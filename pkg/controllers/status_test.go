@@ -46,11 +46,12 @@ func TestStatusAndLongestRunning(t *testing.T) {
 				return 0, nil
 			},
 		}, "slow")
+		h.build(t, WatchSelf(h.informer))
 		before := h.loop.Status()
 		if diff := cmp.Diff(Status{Name: "test", Phase: Stopped, Workers: 2, InFlight: []InFlight{}}, before); diff != "" {
 			t.Errorf("status before Run differs (-want +got):\n%s", diff)
 		}
-		h.run(t)
+		h.start(t)
 		pass(time.Minute)
 		status := h.loop.Status()
 		if diff := cmp.Diff([]InFlight{{Key: "shop/slow", Since: h.begun}}, status.InFlight); diff != "" {
@@ -71,7 +72,9 @@ func TestStatusAndLongestRunning(t *testing.T) {
 
 func TestMetricsBeginAtZero(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	NewLoop(Options[string]{Name: "idle", Metrics: NewMetrics(registry)})
+	if _, err := NewLoop(Options[string]{Name: "idle", Metrics: NewMetrics(registry)}); err != nil {
+		t.Fatal(err)
+	}
 	want := map[string]float64{}
 	for _, result := range results {
 		want[result] = 0

@@ -13,13 +13,15 @@ import (
 type Watch[K comparable] struct {
 	informer cache.SharedIndexInformer
 	keys     func(change) ([]K, error)
+	// replayed is set if the objects in the cache are mapped too, when Run begins.
+	replayed bool
 }
 
 // change is an informer's notification before its types are known. If the watch missed the deletion
 // of an object, old is a cache.DeletedFinalStateUnknown.
 type change struct {
 	old, new any
-	initial  bool
+	initial  bool // new was in the cache when Run began
 	// deletionTries counts how often the mapping has failed since the object was deleted.
 	deletionTries int
 }
@@ -29,14 +31,14 @@ type change struct {
 // may have Old equal to New.
 type Event[T any] struct {
 	Old, New T
-	// Initial is set for an addition that was in the cache when the watch began.
-	Initial bool
 }
 
-// WatchSelf returns a watch that maps each object to its own name.
+// WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
+// are in the cache.
 func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 	return Watch[cache.ObjectName]{
 		informer: informer,
+		replayed: true,
 		keys: func(c change) ([]cache.ObjectName, error) {
 			obj := c.new
 			if obj == nil {
@@ -51,17 +53,26 @@ func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 	}
 }
 
-// WatchMapped returns a watch that maps events of objects of type T to keys. It calls keys for one
-// event at a time, in the order of an object's events. keys must not block and must not change the
-// objects, which belong to the cache. If keys panics, it is called again with back-off. Later
-// events of that object are then merged with this one: Old is that of the first and New that of the
-// last. An object that was added and deleted meanwhile is forgotten, a deletion is tried 5 times,
-// and 1,000 failing objects are kept at most.
+// WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
+// each object in the cache as an addition. It calls keys for one event at a time, in the order of an
+// object's events. keys must not block and must not change the objects, which belong to the cache. If
+// keys panics, it is called again with back-off. Later events of that object are then merged with
+// this one: Old is that of the first and New that of the last. An object that was added and deleted
+// meanwhile is forgotten, a deletion is tried 5 times, and 1,000 failing objects are kept at most.
 func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
+	w := WatchChanges(informer, keys)
+	w.replayed = true
+	return w
+}
+
+// WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
+// It is for objects on which others depend: what they had changed to by then is seen when each of
+// those others is reconciled.
+func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
 	return Watch[K]{
 		informer: informer,
 		keys: func(c change) ([]K, error) {
-			event := Event[T]{Initial: c.initial}
+			var event Event[T]
 			var ok bool
 			if c.old != nil {
 				old := c.old
@@ -82,11 +93,17 @@ func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys f
 	}
 }
 
-// register adds the handler of the watch to its informer.
-func (m *mapper[K]) register() (cache.ResourceEventHandlerRegistration, error) {
-	return m.watch.informer.AddEventHandlerWithOptions(cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc:    func(obj any, initial bool) { m.handle(change{new: obj, initial: initial}) },
+// register adds the handler of the watch to its informer. It leaves out the informer's first list:
+// that is in the cache when Run begins, which waits for it.
+func (m *mapper[K]) register() error {
+	_, err := m.watch.informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(obj any, first bool) {
+			if !first {
+				m.handle(change{new: obj})
+			}
+		},
 		UpdateFunc: func(old, obj any) { m.handle(change{old: old, new: obj}) },
 		DeleteFunc: func(obj any) { m.handle(change{old: obj}) },
-	}, cache.HandlerOptions{Logger: &m.logger})
+	})
+	return err
 }

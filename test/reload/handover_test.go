@@ -33,9 +33,9 @@ const (
 	roundPeriod = 300 * time.Millisecond
 )
 
-func newBurst(t *testing.T) burst {
+func newBurst(t *testing.T, size int) burst {
 	t.Helper()
-	b := burst{newShop(t, nil), burstSize}
+	b := burst{newShop(t, nil), size}
 	for i := range b.size {
 		b.configMap(b.source(i), "round 0")
 		annotations := is(auto, "true")
@@ -62,8 +62,27 @@ func hashOf(content string) string {
 func (b burst) change(round int) {
 	b.t.Helper()
 	for i := range b.size {
-		b.patch("configmaps/"+b.source(i), fmt.Sprintf(`{"data":{"content":%q}}`, content(round)))
+		b.changeOne(i, round)
 	}
+}
+
+func (b burst) changeOne(i, round int) {
+	b.t.Helper()
+	b.patch("configmaps/"+b.source(i), fmt.Sprintf(`{"data":{"content":%q}}`, content(round)))
+}
+
+// waitForRound waits until the last rollout of each Deployment is for that round.
+func (b burst) waitForRound(round int) {
+	b.t.Helper()
+	b.eventually(func() error {
+		var errs []error
+		for i := range b.size {
+			if got := hashesOf(marks(b.template(b.object(i)))); !slices.Equal(got, []string{hashOf(content(round))}) {
+				errs = append(errs, fmt.Errorf("%s is marked with %v", b.object(i), got))
+			}
+		}
+		return errors.Join(errs...)
+	})
 }
 
 // start changes all ConfigMaps again and again until the returned function is called, which changes
@@ -160,7 +179,7 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
-			b := newBurst(t)
+			b := newBurst(t, burstSize)
 			old := shared.RunLeader(ctx, t, atOnce(tc.args...)...)
 			next := shared.RunStandby(ctx, t, atOnce(tc.args...)...)
 			for i := range b.size {
@@ -175,15 +194,7 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 			}
 			shared.WaitForLeader(ctx, t, next)
 			rounds := end()
-			b.eventually(func() error {
-				var errs []error
-				for i := range b.size {
-					if got := hashesOf(marks(b.template(b.object(i)))); !slices.Equal(got, []string{hashOf(content(rounds))}) {
-						errs = append(errs, fmt.Errorf("%s is marked with %v", b.object(i), got))
-					}
-				}
-				return errors.Join(errs...)
-			})
+			b.waitForRound(rounds)
 			readLog(t, begin)
 			by := b.judge(rounds)
 			if by[old.Pod] == 0 || by[next.Pod] == 0 {
@@ -192,6 +203,46 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 			t.Logf("rollouts by Pod: %v", by)
 		})
 	}
+}
+
+// Each ConfigMap changes once, and each new Deployment is created once, one after the other while the
+// leadership is handed on: no later event repairs what a new leader misses as it begins.
+func TestNothingThatHappensOnceDuringAHandoverIsMissed(t *testing.T) {
+	const handovers, each = 3, 60
+	ctx := fleet.Context(t)
+	begin := time.Now()
+	b := newBurst(t, handovers*each)
+	managers := []*cluster.Manager{shared.RunLeader(ctx, t, atOnce()...)}
+	for i := range b.size {
+		b.waitForState(b.object(i), "configmap/"+b.source(i))
+	}
+	for n := range handovers {
+		old := managers[n]
+		next := shared.RunStandby(ctx, t, atOnce()...)
+		for i := n * each; i < (n+1)*each; i++ {
+			if i == n*each+each/4 {
+				if err := old.Signal(syscall.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.changeOne(i, 1)
+			b.create(newDeployment(fmt.Sprintf("new-%d", i), is(fleet.ReloadAnnotation, "auto"), uses("configmap/"+b.source(i))))
+		}
+		shared.WaitForLeader(ctx, t, next)
+		managers = append(managers, next)
+	}
+	b.waitForRound(1)
+	for i := range b.size {
+		b.waitForState(fmt.Sprintf("deployments/new-%d", i), "configmap/"+b.source(i))
+	}
+	readLog(t, begin)
+	by := b.judge(1)
+	for _, m := range managers {
+		if by[m.Pod] == 0 {
+			t.Errorf("%s has rolled nothing", m.Pod)
+		}
+	}
+	t.Logf("rollouts by Pod: %v", by)
 }
 
 // The new leader's cache of ConfigMaps is from before the change that the old one rolled for, and

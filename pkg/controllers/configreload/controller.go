@@ -96,8 +96,8 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New checks the configuration and adds indexers to the informers of workloads and sources, so it
-// must be called before they are started. The dynamic client is for Argo Rollouts and may be nil
+// New checks the configuration and adds indexers and handlers to the informers, so it must be called
+// before they are started. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
 	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
@@ -139,22 +139,21 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, err
 	}
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
-	c.loop = controllers.NewLoop(controllers.Options[policy.Key]{
+	c.loop, err = controllers.NewLoop(controllers.Options[policy.Key]{
 		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
-	})
-	return c, nil
+	}, c.watches()...)
+	return c, err
 }
 
 // Run reconciles until ctx ends and every worker has returned.
 func (c *Controller) Run(ctx context.Context) error {
 	defer c.memory.clear()
-	defer c.metrics.stopped()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if c.cfg.Compat {
 		wg.Go(func() { c.warnOfOriginal(ctx) })
 	}
-	err := c.loop.Run(ctx, c.watches()...)
+	err := c.loop.Run(ctx)
 	c.giveUpJobs(ctx)
 	return err
 }

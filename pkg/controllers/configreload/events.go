@@ -15,7 +15,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// watches returns the watches of all kinds, types and namespaces. All events enter here.
+// watches returns the watches of all kinds, types and namespaces. All events enter here. When a run
+// begins, all workloads are enqueued, and each is compared with the sources that are in the cache by
+// then: only later changes of sources matter.
 func (c *Controller) watches() []controllers.Watch[policy.Key] {
 	var list []controllers.Watch[policy.Key]
 	for _, k := range c.kinds {
@@ -25,17 +27,17 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 	}
 	if k := c.kinds["Job"]; c.in.Jobs != nil && k == nil {
 		// What the CronJobs' Jobs do is read from the cache, which has to be synced.
-		list = append(list, controllers.WatchMapped(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.Key { return nil }))
+		list = append(list, controllers.WatchChanges(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.Key { return nil }))
 	}
 	for t, informer := range c.sources {
 		if informer != nil {
-			list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[Source]) []policy.Key {
+			list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[Source]) []policy.Key {
 				return c.sourceChanged(t, event)
 			}))
 		}
 	}
 	if c.cfg.needsNamespaces() {
-		list = append(list, controllers.WatchMapped(c.in.Namespaces, c.namespaceChanged))
+		list = append(list, controllers.WatchChanges(c.in.Namespaces, c.namespaceChanged))
 	}
 	return list
 }
@@ -56,10 +58,8 @@ func (c *Controller) workloadChanged(k *kind, event controllers.Event[metav1.Obj
 // sourceChanged returns the workloads that a source concerns and notes the change for each of them.
 func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[Source]) []policy.Key {
 	was, is := digestOf(event.Old), digestOf(event.New)
-	c.metrics.sourceSeen(t, was, is, event.Initial)
-	// All workloads are enqueued when the run begins, so sources that were in the cache by then are
-	// compared with them.
-	if event.Initial || bytes.Equal(was, is) && (is == nil || c.sameFlags(event.Old, event.New)) {
+	c.metrics.sourceChanged(t, was, is)
+	if bytes.Equal(was, is) && (is == nil || c.sameFlags(event.Old, event.New)) {
 		return nil // a new version alone is no change
 	}
 	obj := event.New
@@ -134,7 +134,7 @@ func (c *Controller) noteAll(w *policy.Workload) {
 func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.Key {
 	was := event.Old != nil && c.selects(event.Old)
 	is := event.New != nil && c.selects(event.New)
-	if was == is || event.Initial || event.New == nil {
+	if was == is || event.New == nil {
 		return nil
 	}
 	var list []policy.Key

@@ -179,7 +179,7 @@ func TestMetricNames(t *testing.T) {
 		}
 		want := map[string]int{ // series at the start
 			"reloads_total": 5 * 4, "source_changes_total": 3 * 3, "coalesced_changes_total": 1, "pending_workloads": 1,
-			"paused_deployments": 1, "state_writes_total": 2, "sources": 3, "change_to_patch_seconds": 1,
+			"paused_deployments": 1, "state_writes_total": 2, "change_to_patch_seconds": 1,
 			"invalid_annotations_total": 1, "lost_jobs_total": 1,
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

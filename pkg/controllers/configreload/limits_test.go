@@ -109,9 +109,6 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 		if got := w.count("change_to_patch_seconds", nil); got != n {
 			t.Errorf("%v durations observed, want %d", got, n)
 		}
-		if got := w.count("sources", map[string]string{"type": "configmap"}); got != n {
-			t.Errorf("%v ConfigMaps counted, want %d", got, n)
-		}
 	})
 }
 

@@ -5,6 +5,7 @@ package configreload
 
 import (
 	"bytes"
+
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -32,7 +33,6 @@ type domainMetrics struct {
 	reloads       series[metrics.CounterMetric] // kind, result
 	sourceChanges series[metrics.CounterMetric] // type, event
 	stateWrites   series[metrics.CounterMetric] // result
-	sources       series[metrics.GaugeMetric]   // type
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
 	lostJobs      *metrics.Counter
@@ -69,10 +69,9 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"})
 	stateWrites := metrics.NewCounterVec(counter("state_writes_total",
 		"Patches of the state annotation alone, by result."), []string{"result"})
-	sources := metrics.NewGaugeVec(gauge("sources", "Sources that count, by type."), []string{"type"})
 	d := &domainMetrics{
 		reloads: series[metrics.CounterMetric]{}, sourceChanges: series[metrics.CounterMetric]{},
-		stateWrites: series[metrics.CounterMetric]{}, sources: series[metrics.GaugeMetric]{},
+		stateWrites: series[metrics.CounterMetric]{},
 		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
 			"Changes that joined a reload that was already waiting.")),
 		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
@@ -88,7 +87,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(reloads, sourceChanges, stateWrites, sources, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(reloads, sourceChanges, stateWrites, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
 	reg.RawMustRegister(pending, paused)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
@@ -103,33 +102,22 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
 			d.sourceChanges.resolve(sourceChanges.WithLabelValues, t.String(), event).Add(0)
 		}
-		d.sources.resolve(sources.WithLabelValues, t.String()).Set(0)
 	}
 	return d
 }
 
-// sourceSeen counts a source by its digests, nil where it does not exist. It counts a change too,
-// unless the source is part of the first list.
-func (d *domainMetrics) sourceSeen(t policy.SourceType, before, after []byte, initial bool) {
-	event := ""
+// sourceChanged counts a change of a source by its digests, nil where it does not exist.
+func (d *domainMetrics) sourceChanged(t policy.SourceType, before, after []byte) {
+	var event string
 	switch {
 	case before == nil && after != nil:
 		event = eventCreate
-		d.sources.WithLabelValues(t.String()).Inc()
 	case before != nil && after == nil:
 		event = eventDelete
-		d.sources.WithLabelValues(t.String()).Dec()
 	case !bytes.Equal(before, after):
 		event = eventUpdate
+	default:
+		return
 	}
-	if event != "" && !initial {
-		d.sourceChanges.WithLabelValues(t.String(), event).Inc()
-	}
-}
-
-// stopped resets the gauges: sources are counted only while the controller runs.
-func (d *domainMetrics) stopped() {
-	for _, t := range policy.SourceTypes {
-		d.sources.WithLabelValues(t.String()).Set(0)
-	}
+	d.sourceChanges.WithLabelValues(t.String(), event).Inc()
 }

@@ -50,6 +50,8 @@ type world struct {
 	recorder *record.FakeRecorder
 	registry metrics.KubeRegistry
 	c        *Controller
+	standby  bool   // the controller is not run at the start
+	resign   func() // ends the run
 	stop     func()
 }
 
@@ -120,29 +122,41 @@ func (w *world) start() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(w.t.Context())
 	informersDone := make(chan struct{})
 	factory.Start(informersDone)
 	if dynamicFactory != nil {
 		dynamicFactory.Start(informersDone)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := w.c.Run(ctx); err != nil {
-			w.t.Errorf("Run: %v", err)
-		}
-	})
+	w.resign = func() {}
+	if !w.standby {
+		w.lead()
+	}
 	var once sync.Once
 	w.stop = func() {
 		once.Do(func() {
-			cancel()
-			wg.Wait()
+			w.resign()
 			close(informersDone)
 			factory.Shutdown()
 			if dynamicFactory != nil {
 				dynamicFactory.Shutdown()
 			}
 		})
+	}
+	synctest.Wait()
+}
+
+// lead runs the controller until resign. The caches stay.
+func (w *world) lead() {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := w.c.Run(ctx); err != nil {
+			w.t.Errorf("Run: %v", err)
+		}
+	})
+	w.resign = func() {
+		cancel()
+		wg.Wait()
 	}
 	synctest.Wait()
 }

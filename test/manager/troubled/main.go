@@ -46,33 +46,23 @@ func idle(name string, need informers.Need) app.Entry {
 		Needs: func() ([]informers.Need, error) { return []informers.Need{need}, nil },
 		Rules: func() []rbacv1.PolicyRule { return nil },
 		New: func(h app.Host) (controllers.Controller, error) {
-			return &looker{
-				Loop: controllers.NewLoop(controllers.Options[cache.ObjectName]{
-					Name: name, Metrics: h.Loops,
-					Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
-				}),
-				informer: h.Informer(need.Resource),
-			}, nil
+			return controllers.NewLoop(controllers.Options[cache.ObjectName]{
+				Name: name, Metrics: h.Loops,
+				Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
+			}, controllers.WatchMapped(h.Informer(need.Resource), look))
 		},
 	}
 }
 
-type looker struct {
-	*controllers.Loop[cache.ObjectName]
-	informer cache.SharedIndexInformer
-}
-
-func (l *looker) Run(ctx context.Context) error {
-	return l.Loop.Run(ctx, controllers.WatchMapped(l.informer, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
-		obj := e.New
-		if obj == nil {
-			obj = e.Old
-		}
-		if obj.GetAnnotations()[poison] != "" {
-			panic("poison")
-		}
-		return []cache.ObjectName{cache.MetaObjectToName(obj)}
-	}))
+func look(e controllers.Event[metav1.Object]) []cache.ObjectName {
+	obj := e.New
+	if obj == nil {
+		obj = e.Old
+	}
+	if obj.GetAnnotations()[poison] != "" {
+		panic("poison")
+	}
+	return []cache.ObjectName{cache.MetaObjectToName(obj)}
 }
 
 type failing struct{}
