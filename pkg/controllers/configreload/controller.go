@@ -90,7 +90,7 @@ type Controller struct {
 	perMinute *rate.Limiter   // nil: no limit
 	csi       sync.Once       // guards the line about CSI secrets
 	patterns  atomic.Bool     // set for good once a workload names a source by a pattern
-	// byNamespace guards the index of each type of source, see sourcesIn.
+	// byNamespace guards the index of each type of source, see indexNamespaces.
 	byNamespace [policy.NumTypes]sync.Once
 }
 

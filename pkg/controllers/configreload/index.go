@@ -87,7 +87,10 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 		return nil
 	}
 	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
-		c.patterns.Store(true)
+		if !c.patterns.Swap(true) {
+			// On every replica, so that a new leader need not. Not here, since client-go holds a lock.
+			go c.indexNamespaces(policy.SourceTypes...)
+		}
 		return []string{w.Namespace + "/" + byPattern}
 	}
 	var values []string
@@ -212,16 +215,24 @@ func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source
 	return last
 }
 
-// sourcesIn returns the sources of a namespace. The index by namespace is added when somebody asks: where no
-// source is named by a pattern, it would take a fifth of the memory of the sources.
+// indexNamespaces adds the index by namespace once. It is not there from the beginning: where no source
+// is named by a pattern, it would be a fifth of the memory of the sources.
+func (c *Controller) indexNamespaces(types ...policy.SourceType) {
+	for _, t := range types {
+		c.byNamespace[t].Do(func() {
+			if informer := c.sources[t]; informer != nil {
+				// Fails if there is one. Without one, sourcesIn searches all namespaces.
+				_ = informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+			}
+		})
+	}
+}
+
+// sourcesIn returns the sources of a namespace.
 func (c *Controller) sourcesIn(t policy.SourceType, namespace string) []Source {
-	informer := c.sources[t]
-	c.byNamespace[t].Do(func() {
-		// Fails if there is one. Without one, all namespaces are searched.
-		_ = informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-	})
+	c.indexNamespaces(t)
 	var list []Source
-	_ = cache.ListAllByNamespace(informer.GetIndexer(), namespace, labels.Everything(), func(obj any) {
+	_ = cache.ListAllByNamespace(c.sources[t].GetIndexer(), namespace, labels.Everything(), func(obj any) {
 		list = append(list, obj.(Source))
 	})
 	return list
