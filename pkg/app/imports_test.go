@@ -28,6 +28,8 @@ func TestImportsPointOneWay(t *testing.T) {
 			return to == "pkg/app"
 		case from == "pkg/app":
 			return strings.HasPrefix(to, "pkg/")
+		case from == "pkg/election/witness":
+			return to == "pkg/election"
 		case from == "pkg/app/status":
 			return to == "pkg/controllers" || to == "pkg/election"
 		case strings.HasPrefix(from, "pkg/controllers/"):
