@@ -135,12 +135,10 @@ var allMutants = []mutant{
 		"p.cautious = now + p.own.lease", "p.cautious = now"},
 	{"12: a former leader that is alive does not say so", false, "run.go",
 		"\t\te.objectToTakeover(ctx)\n", ""},
-	{"12: whoever takes the lease again forgets that the first attempt was early", false, "protocol.go",
-		"early = last.early // it may be that one which is executed", ""},
 	{"12: a successor that was silent is trusted", false, "protocol.go",
 		"noteOf(lease).Evidence == LeaderGone:", "noteOf(lease).Evidence != \"\":"},
 	{"12: no evidence counts", false, "evidence.go",
-		"return max(at, p.distrust, p.cautious)", "return never"},
+		"return max(at, p.distrust, p.cautious)", "return max(at, never)"},
 
 	// Liveness.
 	{"liveness: nobody looks again when the watch is dead", false, "protocol.go",

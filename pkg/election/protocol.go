@@ -70,7 +70,7 @@ type attempt struct {
 	base     string // the resourceVersion that it replaces
 	term     Term
 	acquired *metav1.MicroTime
-	early    takeover // of the last attempt that was early
+	early    takeover
 }
 
 // never is a time that never comes.
@@ -357,14 +357,9 @@ func (p *protocol) judgeTerm(lease *coordinationv1.Lease, now time.Duration) {
 // onSent begins a write. Its answer, if it gets one, is passed to another method.
 func (p *protocol) onSent(act action, lease *coordinationv1.Lease) {
 	p.writing = true
-	if act.kind != actAcquire {
-		return
+	if act.kind == actAcquire {
+		p.attempt = &attempt{base: lease.ResourceVersion, term: termOf(lease), acquired: lease.Spec.AcquireTime, early: act.early}
 	}
-	early := act.early
-	if last := p.attempt; early.evidence == "" && last != nil && last.base == lease.ResourceVersion {
-		early = last.early // it may be that one which is executed
-	}
-	p.attempt = &attempt{base: lease.ResourceVersion, term: termOf(lease), acquired: lease.Spec.AcquireTime, early: early}
 }
 
 // onCreated processes the Lease that this replica has created. No term begins (rule 6).

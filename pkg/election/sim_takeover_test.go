@@ -4,6 +4,7 @@
 package election
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -132,6 +133,8 @@ func TestSimulatedMistake(t *testing.T) {
 			first := s.leader()
 			if alive {
 				first.pause(6 * time.Second) // its term is still valid then
+				<-first.done
+				s.launch(first.replica) // it remembers nothing
 			} else {
 				first.kill()
 			}
@@ -148,6 +151,45 @@ func TestSimulatedMistake(t *testing.T) {
 			}
 			s.awaitLeader("after the second was killed", s.claim(1), false)
 		})
+	}
+}
+
+// TestSimulatedSilence stops a leader while it writes, and lets it go on right after the fence has named
+// another, when some API servers do not know that yet.
+func TestSimulatedSilence(t *testing.T) {
+	admitted := 0
+	for seed := range uint64(60) {
+		s := runPlan(t, ours, simFences{client: true, server: true}, 4, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(2)
+			pass(time.Minute)
+			former := s.leader()
+			for waiting := 0; waiting == 0; {
+				pass(50 * time.Microsecond)
+				former.mu.Lock()
+				waiting = former.inFlight
+				former.mu.Unlock()
+			}
+			s.store.background.Go(func() { former.pause(9 * time.Second) })
+			for s.store.holder() == former.identity {
+				pass(time.Millisecond)
+			}
+			for _, server := range s.servers[1:] {
+				server.stall(serverFenceLag * 3 / 4)
+			}
+			for strings.HasPrefix(s.store.getNaming().leader, former.pod) {
+				pass(time.Millisecond)
+			}
+			pass(300 * time.Millisecond)
+			former.mu.Lock()
+			former.paused = time.Now()
+			former.mu.Unlock()
+			pass(5 * time.Second)
+		})
+		admitted += s.audit.count.admitted
+	}
+	if admitted == 0 {
+		t.Error("no write of a former leader was admitted: the plan is too weak")
 	}
 }
 
