@@ -17,8 +17,8 @@ import (
 const module = "github.com/quartermaster-dev/quartermaster/"
 
 // TestImportsPointOneWay checks the rule of ARCHITECTURE.md: cmd -> app -> {controllers/*,
-// election, informers, healthz}, controllers/* -> controllers, app/status -> {controllers,
-// election}, and no other import between our packages.
+// election, election/witness, informers, healthz}, controllers/* -> controllers, election/witness ->
+// election, app/status -> {controllers, election}, and no other import between our packages.
 func TestImportsPointOneWay(t *testing.T) {
 	allowed := func(from, to string) bool {
 		switch {
