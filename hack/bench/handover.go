@@ -44,37 +44,48 @@ func (b *bench) handovers(ctx context.Context) error {
 	return nil
 }
 
-// failovers ends leaders by SIGKILL.
+// failovers ends leaders by SIGKILL, and stops them by SIGSTOP.
 func (b *bench) failovers(ctx context.Context) error {
 	short := timing{3 * time.Second, 2 * time.Second, 500 * time.Millisecond}
 	for _, s := range []struct {
 		subject
 		timing
+		signal syscall.Signal
+		n      int
 	}{
-		{managerSubject(b, ours, b.binaries.manager), timing{}},
-		{peerSubject(peer), timing{}},
-		{kcmSubject(kcm), timing{}},
-		{managerSubject(b, ours, b.binaries.manager), short},
-		{peerSubject(peer), short},
+		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.failovers},
+		{peerSubject(peer), timing{}, syscall.SIGKILL, b.opts.crashes},
+		{kcmSubject(kcm), timing{}, syscall.SIGKILL, b.opts.crashes},
+		{managerSubject(b, ours, b.binaries.manager), short, syscall.SIGKILL, b.opts.crashes},
+		{peerSubject(peer), short, syscall.SIGKILL, b.opts.crashes},
+		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.stops},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.with(s.timing), syscall.SIGKILL, b.opts.crashes)
+		all, err := b.takeOvers(ctx, s.with(s.timing), s.signal, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		var seen, expired []float64
+		var seen, first, stale []float64
 		for _, t := range all {
 			seen = append(seen, t.seen.Seconds())
-			expired = append(expired, milliseconds(t.expired))
+			if t.first > 0 {
+				first = append(first, milliseconds(t.first-t.seen))
+			}
+			stale = append(stale, float64(t.stale))
 		}
 		at := "15/10/2"
 		if s.timing == short {
 			at = "3/2/0.5"
 		}
-		b.add("failover/"+at+", SIGKILL to new holder", s.name, "s", seen...)
-		b.add("failover/"+at+", expiry of the Lease to new holder", s.name, "ms", expired...)
+		what := "failover/" + at + ", SIGKILL to new holder"
+		if s.signal == syscall.SIGSTOP {
+			what = "failover/" + at + ", SIGSTOP to new holder"
+			b.add("failover/"+at+", writes of a stopped leader after SIGCONT", s.name, "", stale...)
+		}
+		b.add(what, s.name, "s", seen...)
+		b.add(what+", and from there to its first reconcile", s.name, "ms", first...)
 	}
 	return nil
 }
@@ -100,8 +111,8 @@ func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n 
 			return nil, err
 		}
 		all = append(all, t)
-		b.progress("%s %d/%d: new holder after %s, written after %s, %s after the expiry, first reconcile after %s, %d writes refused before (load %s)", s.name, i+1, n,
-			t.seen.Round(100*time.Microsecond), t.written.Round(100*time.Microsecond), t.expired.Round(time.Millisecond), t.first.Round(100*time.Microsecond), t.refused, loadAverage())
+		b.progress("%s %d/%d: new holder after %s, written after %s, first reconcile after %s, %d writes refused before (load %s)", s.name, i+1, n,
+			t.seen.Round(100*time.Microsecond), t.written.Round(100*time.Microsecond), t.first.Round(100*time.Microsecond), t.refused, loadAverage())
 		if err := p.respawn(ctx); err != nil {
 			return nil, err
 		}

@@ -30,11 +30,6 @@ type leaseView struct {
 
 func (v leaseView) holder() string { return ptr.Deref(v.lease.Spec.HolderIdentity, "") }
 
-// expiry returns when the holder's claim ends according to the Lease.
-func (v leaseView) expiry() time.Time {
-	return v.lease.Spec.RenewTime.Add(time.Duration(ptr.Deref(v.lease.Spec.LeaseDurationSeconds, 0)) * time.Second)
-}
-
 // watchLease starts to follow a Lease, at most once, until ctx ends.
 func (b *bench) watchLease(ctx context.Context, name string) *leaseWatch {
 	if w := b.leases[name]; w != nil {
@@ -92,18 +87,6 @@ func (w *leaseWatch) last() (leaseView, bool) {
 		return leaseView{}, false
 	}
 	return w.history[len(w.history)-1], true
-}
-
-// lastOf returns the newest version with this holder, which shows its last renewal.
-func (w *leaseWatch) lastOf(holder string) (leaseView, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i := len(w.history) - 1; i >= 0; i-- {
-		if w.history[i].holder() == holder {
-			return w.history[i], true
-		}
-	}
-	return leaseView{}, false
 }
 
 // newHolder waits for the first version since mark with a holder other than old.

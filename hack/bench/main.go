@@ -33,6 +33,8 @@ type options struct {
 	handovers     int // of ours and of controller-runtime
 	slowHandovers int // of kube-controller-manager, 17 s each
 	crashes       int
+	failovers     int
+	stops         int
 	idle          time.Duration
 	settle        time.Duration
 	scale         float64 // of the data sets
@@ -89,7 +91,9 @@ func parseFlags() (options, error) {
 	flag.StringVar(&o.profiles, "profiles", "", "memory: write heap profiles of the managers to this folder")
 	flag.IntVar(&o.handovers, "handovers", 50, "handover: graceful hand-overs of each subject")
 	flag.IntVar(&o.slowHandovers, "slow-handovers", 10, "handover: those of kube-controller-manager without its release gate")
-	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each subject at each timing")
+	flag.IntVar(&o.failovers, "failovers", 50, "failover: crashes of quartermaster at the default timing")
+	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each other subject, and at each other timing")
+	flag.IntVar(&o.stops, "stops", 10, "failover: times that a leader of quartermaster is stopped by SIGSTOP")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
 	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage at least every 2 minutes")
 	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
@@ -114,7 +118,7 @@ func parseFlags() (options, error) {
 	if flag.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.updates, o.starts,
+	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.failovers, o.stops, o.updates, o.starts,
 		o.takeovers, o.changes, o.bursts, o.reloads, o.downs) < 1 {
 		return o, errors.New("every count must be at least 1, -idle at least 1m, -scale greater than 0")
 	}

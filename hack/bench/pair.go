@@ -92,13 +92,13 @@ type takeover struct {
 	seen    time.Duration // until the watch of the benchmark's client delivered the new holder
 	written time.Duration // until kube-apiserver had written it, according to the audit log
 	began   time.Time     // when it had
-	expired time.Duration // from the end of the old holder's claim until seen
 	created time.Duration // until kube-apiserver had created what trigger creates
 	// first lasts until the first write of the new leader's controller arrived at kube-apiserver,
 	// see trigger. It is zero if the old leader did that work before it ended.
 	first time.Duration
 	// refused is how many writes of the new leader's controller kube-apiserver refused before.
 	refused int
+	stale   int // writes of the old leader's controller that succeeded after it was stopped and continued
 }
 
 // takeOver ends the leader by a signal and measures how the standby takes over. Then the standby is
@@ -115,8 +115,17 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	// but only after the standby has seen a renewal: for a Lease that it has only found, the claim
 	// counts from then.
 	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
-	if sig == syscall.SIGKILL {
+	switch {
+	case sig == syscall.SIGKILL:
 		pause += 2 * time.Second
+	case sig == syscall.SIGSTOP && p.count > 1: // the last leader that was stopped has said that it was alive
+		pause += 15 * time.Second
+	}
+	if sig != syscall.SIGTERM && p.standby.manager != nil {
+		// On a new cluster, the fence is in force only after a while, and a replica asks once a minute.
+		if _, err := p.standby.manager.WaitForLine(ctx, "The API server refuses writes of replicas that do not lead"); err != nil {
+			return t, err
+		}
 	}
 	if err := sleep(ctx, pause); err != nil {
 		return t, err
@@ -135,9 +144,6 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 		return t, fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 	}
 	t.seen = view.at.Sub(begin)
-	if last, ok := p.lease.lastOf(p.holder); ok {
-		t.expired = view.at.Sub(last.expiry())
-	}
 	p.holder, p.leader, p.standby = view.holder(), next, nil
 
 	write, err := audit.first(ctx, "the new holder's write", func(e auditv1.Event) bool {
@@ -172,10 +178,31 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	if next.did(done) {
 		t.first = done.RequestReceivedTimestamp.Sub(begin)
 	}
+	if sig == syscall.SIGSTOP {
+		if t.stale, err = p.proceed(ctx, old, audit); err != nil {
+			return t, err
+		}
+	}
 	if err := old.Wait(ctx); sig == syscall.SIGTERM && old.ExitCode() == -1 {
 		return t, err
 	}
 	return t, p.b.cleanTriggers(ctx)
+}
+
+// proceed lets a stopped leader go on until it ends, and returns how many writes of its controller
+// succeeded.
+func (p *pair) proceed(ctx context.Context, old *process, audit *auditTail) (int, error) {
+	begin := time.Now()
+	if err := old.Signal(syscall.SIGCONT); err != nil {
+		return 0, err
+	}
+	if err := old.Wait(ctx); old.ExitCode() == -1 {
+		return 0, err
+	}
+	return audit.count(func(e auditv1.Event) bool {
+		return old.did(e) && isAbout(e, "deployments") && cluster.AuditWrite(e) && e.RequestReceivedTimestamp.After(begin) &&
+			e.ResponseStatus != nil && e.ResponseStatus.Code < 400
+	})
 }
 
 // respawn starts a standby in the slot of the old leader.

@@ -118,7 +118,7 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 		}),
 	}
 	o := &Options{Secure: SecureConfig{BindAddress: address.IP, BindPort: address.Port}}
-	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil)
+	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

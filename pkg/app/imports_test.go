@@ -17,8 +17,8 @@ import (
 const module = "github.com/quartermaster-dev/quartermaster/"
 
 // TestImportsPointOneWay checks the rule of ARCHITECTURE.md: cmd -> app -> {controllers/*,
-// election, informers, healthz}, controllers/* -> controllers, app/status -> {controllers,
-// election}, and no other import between our packages.
+// election, election/witness, informers, healthz}, controllers/* -> controllers, election/witness ->
+// election, app/status -> {controllers, election}, and no other import between our packages.
 func TestImportsPointOneWay(t *testing.T) {
 	allowed := func(from, to string) bool {
 		switch {
@@ -28,6 +28,8 @@ func TestImportsPointOneWay(t *testing.T) {
 			return to == "pkg/app"
 		case from == "pkg/app":
 			return strings.HasPrefix(to, "pkg/")
+		case from == "pkg/election/witness":
+			return to == "pkg/election"
 		case from == "pkg/app/status":
 			return to == "pkg/controllers" || to == "pkg/election"
 		case strings.HasPrefix(from, "pkg/controllers/"):

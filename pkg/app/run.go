@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -61,7 +63,11 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer events.stop()
-	lock, leaderNamespace, err := newLock(o, connection, events, registry)
+	seen, err := newWitness(o)
+	if err != nil {
+		return err
+	}
+	lock, leaderNamespace, err := newLock(o, connection, events, registry, seen)
 	if err != nil {
 		return err
 	}
@@ -119,7 +125,7 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
 	metricsHandler := metricsHandler(registry)
-	servers, err := startServers(rest, o, health, auth, introspection(o, metricsHandler, debug), metricsHandler)
+	servers, err := startServers(rest, o, health, auth, introspection(o, metricsHandler, debug), metricsHandler, seen)
 	if err != nil {
 		return err
 	}
@@ -161,7 +167,9 @@ func Run(ctx context.Context, o *Options) error {
 
 // newLock returns the lock of this replica on the Lease, and the Namespace by which the API server's
 // fence knows the leader, nil if this installation does not use that fence.
-func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry) (*election.Lock, *election.LeaderNamespace, error) {
+func newLock(
+	o *Options, c connection, e *events, registry metrics.KubeRegistry, seen *witness.Witness,
+) (*election.Lock, *election.LeaderNamespace, error) {
 	// In a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set.
 	pod := os.Getenv("POD_NAME")
 	if pod == "" {
@@ -178,16 +186,36 @@ func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry)
 	if err != nil {
 		return nil, nil, err
 	}
-	lock, err := election.NewLock(o.election(), election.Candidate{
+	candidate := election.Candidate{
 		Identity: election.NewIdentity(pod),
 		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
 		Events:   e.recorder("quartermaster"),
 		Metrics:  electionMetrics,
-	})
+	}
+	if seen != nil {
+		candidate.Process, candidate.Witness = seen.Process(), seen
+	}
+	lock, err := election.NewLock(o.election(), candidate)
 	if err != nil || serverFence(o) != election.ServerFenceUnknown {
 		return lock, nil, err
 	}
 	return lock, election.NewLeaderNamespace(lock, client.CoreV1().Namespaces()), nil
+}
+
+// newWitness returns what standbys see of this process, and what this process sees as a standby. It is
+// nil if standbys cannot reach the secure port, or may not take over before the Lease has expired.
+func newWitness(o *Options) (*witness.Witness, error) {
+	if !o.Election.LeaderElect || o.Secure.BindPort == 0 || serverFence(o) != election.ServerFenceUnknown {
+		return nil, nil
+	}
+	address, ok := netip.AddrFromSlice(o.Secure.BindAddress)
+	if !ok || address.Unmap().IsUnspecified() {
+		var err error
+		if address, err = netip.ParseAddr(os.Getenv("POD_IP")); err != nil {
+			return nil, nil // it is not known how others reach this process
+		}
+	}
+	return witness.New(netip.AddrPortFrom(address.Unmap(), uint16(o.Secure.BindPort)), os.Getenv("POD_UID"))
 }
 
 // serverFence returns what is known of the fence in the API server without asking.

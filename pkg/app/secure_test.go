@@ -87,7 +87,7 @@ func TestTLS(t *testing.T) {
 			}
 			tc.config.BindAddress, tc.config.BindPort = address.IP, address.Port
 			everything := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &auth{}, everything, nil)
+			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &auth{}, everything, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,14 +150,14 @@ func TestServersStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &Options{Secure: SecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), BindPort: taken.Addr().(*net.TCPAddr).Port}}
-	if _, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
+	if _, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
 		t.Errorf("a port that is taken: %v, want an error about --secure-port", err)
 	}
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil)
+		s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,6 +35,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 )
 
@@ -63,13 +64,16 @@ type servers struct {
 
 // startServers starts both servers. Both serve health checks. The secure one serves protected
 // behind authentication and authorization, the insecure one serves metrics if a flag says so. It
-// returns an error with the flag's name if a port or a certificate cannot be used.
-func startServers(ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler) (*servers, error) {
+// returns an error with the flag's name if a port or a certificate cannot be used. Other replicas look
+// at this process through seen, which may be nil, without authentication.
+func startServers(
+	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, seen *witness.Witness,
+) (*servers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
 	err := s.startInsecure(ctx, o.Insecure, metrics)
 	if err == nil {
-		err = s.startSecure(ctx, &o.Secure, auth, protected)
+		err = s.startSecure(ctx, &o.Secure, auth, protected, seen)
 	}
 	if err != nil {
 		s.stop()
@@ -93,7 +97,7 @@ func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics
 	return nil
 }
 
-func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler) error {
+func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler, seen *witness.Witness) error {
 	if cfg.BindPort == 0 {
 		return nil
 	}
@@ -105,6 +109,10 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	mux := http.NewServeMux()
 	s.health.install(mux)
 	mux.Handle("/", auth.protect(protected))
+	if seen != nil {
+		mux.Handle(witness.Path, seen)
+		seen.ServeTLS(config)
+	}
 	if err := s.serve(ctx, cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
 		return fmt.Errorf("--secure-port: %w", err)
 	}

@@ -56,6 +56,8 @@ type display struct {
 
 	mu         sync.Mutex
 	status     status
+	mistaken   bool                 // the holder before has said that it was alive
+	unseen     bool                 // the last holder that was to be looked at could not be reached
 	complaints map[string]complaint // by verb
 }
 
@@ -80,6 +82,7 @@ type status struct {
 	Watching    bool         `json:"watching"`
 	Problem     string       `json:"problem,omitempty"`
 	ServerFence ServerFence  `json:"serverFence"`
+	Leader      LeaderState  `json:"leaderProcess"` // as seen by a standby
 	History     []transition `json:"history"`
 
 	deadline time.Duration // when the own term ends on the clock, 0 if there is none
@@ -107,7 +110,7 @@ func newDisplay(lease types.NamespacedName, who Candidate) *display {
 		clock:      who.Clock,
 		events:     who.Events,
 		metrics:    who.Metrics.of(lease),
-		status:     status{Lease: lease.String(), Identity: who.Identity, Phase: phaseNotStarted, ServerFence: ServerFenceUnknown},
+		status:     status{Lease: lease.String(), Identity: who.Identity, Phase: phaseNotStarted, ServerFence: ServerFenceUnknown, Leader: LeaderUnknown},
 		complaints: map[string]complaint{},
 	}
 }
@@ -139,8 +142,43 @@ func (d *display) update(p *protocol, next action) {
 		s.deadline, s.expires = p.sent+p.own.deadline, p.sent+p.own.lease
 	}
 	d.updateHolder(p)
+	d.updateLeader(p)
 	d.metrics.set(d.metrics.watching, p.watchUp)
 	d.metrics.set(d.metrics.leading, s.Phase == phaseLeading || s.Phase == phaseDraining)
+}
+
+// updateLeader shows what is seen of the leader's process, and counts a take-over that was a mistake.
+func (d *display) updateLeader(p *protocol) {
+	state := p.leader
+	if p.holding || state == "" {
+		state = LeaderUnknown
+	}
+	if state != d.status.Leader {
+		d.status.Leader = state
+		for _, other := range leaderStates {
+			d.metrics.set(d.metrics.leaderSeen, other == state, string(other))
+		}
+	}
+	if p.holding && p.note.Mistaken && !d.mistaken {
+		d.mistaken = true
+		d.metrics.tookEarly(evidenceMistaken)
+	}
+}
+
+// sawLeader logs what is seen of the leader's process. That it cannot be reached is logged until it
+// could be reached once.
+func (d *display) sawLeader(logger klog.Logger, p *protocol) {
+	logger = logger.WithValues("lease", d.lease, "holder", p.watched.holder, "address", p.watched.process.Address)
+	if p.leader != LeaderUnreachable {
+		d.unseen = d.unseen && p.leader != LeaderAnswers
+		logger.V(2).Info("The leader's process is seen differently", "state", p.leader)
+		return
+	}
+	if !d.unseen {
+		d.unseen = true
+		logger.Error(nil, "This replica cannot reach the leader's secure port, so it takes over only when the lease expires; "+
+			"check the network policies: replicas must reach each other there")
+	}
 }
 
 // updateHolder shows the holder of the Lease and remembers it if it has changed.
@@ -371,6 +409,7 @@ func (s *status) writeText(w io.Writer) {
 		row("problem", "%s", strings.ReplaceAll(s.Problem, "\n", "; "))
 	}
 	row("server fence", "%s", s.ServerFence)
+	row("leader seen", "%s", s.Leader)
 	fmt.Fprintln(out, "\nhistory:")
 	for i := len(s.History) - 1; i >= 0; i-- {
 		t := s.History[i]

@@ -16,7 +16,8 @@
 // protocol.go has the rules: what to do next, and what changes when something has happened, without
 // I/O and clock. run.go asks it and does what it says, from standing by to the release; requests.go
 // makes the requests. display.go and metrics.go show the state. fence.go is the write fence of the
-// client; serverfence.go finds out whether the API server has one too.
+// client; serverfence.go finds out whether the API server has one too. evidence.go says when a standby
+// may take the Lease before it has expired, and the package witness looks for that evidence.
 //
 // docs/adr/0003-leader-election.md explains why two replicas cannot pass the fence at the same
 // time.

@@ -46,6 +46,11 @@ type Candidate struct {
 	Events EventRecorder
 	// Metrics may be nil.
 	Metrics *Metrics
+	// Process says how standbys reach this process.
+	Process Process
+	// Witness looks at the leader's process. Without one, which is nil, this replica does not take the
+	// Lease before it has expired or was released.
+	Witness Witness
 }
 
 // Lock is one replica's part in one election: a candidate, the fence that judges its writes, and
@@ -59,6 +64,9 @@ type Lock struct {
 	used  atomic.Bool // by Run
 
 	restored func() // may be nil
+
+	fenceChanged chan struct{} // receives when the state of the fence in the API server has changed
+	early        takeover      // how the term of this replica has begun, set before lead starts
 }
 
 // OnRestored makes Run call f when the Lease turns out to be at an earlier version than before: etcd was
@@ -87,7 +95,8 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 		who.Clock = NewBootClock()
 	}
 	shown := newDisplay(cfg.Lease(), who)
-	return &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: newFence(who.Clock, shown.metrics), shown: shown}, nil
+	return &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: newFence(who.Clock, shown.metrics), shown: shown,
+		fenceChanged: make(chan struct{}, 1)}, nil
 }
 
 // Identity returns the identity of the replica.

@@ -25,6 +25,8 @@ type Metrics struct {
 	ended       *metrics.CounterVec
 	watching    *metrics.GaugeVec
 	serverFence *metrics.GaugeVec
+	leaderSeen  *metrics.GaugeVec
+	takeovers   *metrics.CounterVec
 }
 
 // writeVerbs maps HTTP methods to values of the label verb.
@@ -49,12 +51,15 @@ const (
 	resultError    = "error"
 )
 
+// evidenceMistaken is a value of the label evidence.
+const evidenceMistaken = "Mistaken"
+
 // NewMetrics returns the metrics, registered on registry. Their names begin with the given
 // namespace.
 func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, error) {
 	m := newMetrics(namespace)
 	for _, metric := range []metrics.Registerable{m.leading, m.transitions, m.renewed, m.watching,
-		m.serverFence, m.renewals, m.failures, m.refusals, m.ended} {
+		m.serverFence, m.leaderSeen, m.takeovers, m.renewals, m.failures, m.refusals, m.ended} {
 		if err := registry.Register(metric); err != nil {
 			return nil, fmt.Errorf("register the metrics of leader election: %w", err)
 		}
@@ -82,6 +87,10 @@ func newMetrics(namespace string) *Metrics {
 		watching:    gauge("watch_up", "Whether the watch of the Lease is established; without it the Lease is polled."),
 		serverFence: gauge("server_fence", "Whether the API server refuses writes of replicas that do not hold the Lease: "+
 			"1 for the state that was found, 0 for the others.", "state"),
+		leaderSeen: gauge("leader_process", "What this standby sees of the leader's process, on a connection to its secure port: "+
+			"1 for that state, 0 for the others.", "state"),
+		takeovers: counter("early_takeovers_total", "Leases that this replica has taken before they expired, by what it saw of the holder's process; "+
+			"Mistaken counts those of a holder that then said that it was alive.", "evidence"),
 		renewals: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: "renewal_duration_seconds",
 			Help:           "Time from sending a renewal to its outcome.",
@@ -117,6 +126,12 @@ func (all *Metrics) of(lease types.NamespacedName) *lockMetrics {
 	}
 	for _, state := range serverFences {
 		m.set(m.serverFence, state == ServerFenceUnknown, string(state))
+	}
+	for _, state := range leaderStates {
+		m.set(m.leaderSeen, state == LeaderUnknown, string(state))
+	}
+	for _, evidence := range []string{string(LeaderGone), string(LeaderSilent), evidenceMistaken} {
+		m.counter(m.takeovers, evidence).Add(0)
 	}
 	for _, result := range []string{resultSuccess, resultConflict, resultRefused, resultError} {
 		m.renewals.WithLabelValues(lease.Namespace, lease.Name, result)
@@ -163,4 +178,9 @@ func (m *lockMetrics) wrote(msg writeDone, f failure) {
 			m.counter(m.failures, result).Inc()
 		}
 	}
+}
+
+// tookEarly counts a take-over before the Lease had expired.
+func (m *lockMetrics) tookEarly(evidence string) {
+	m.counter(m.takeovers, evidence).Inc()
 }

@@ -21,6 +21,7 @@ import (
 type protocol struct {
 	own      timing
 	identity string
+	process  Process
 	jitter   *rand.Rand
 
 	// What is known of the Lease.
@@ -32,10 +33,20 @@ type protocol struct {
 	attempt  *attempt              // the last acquisition, until its fate is known
 	restored bool                  // the store was, and Run has not told so yet
 
+	// What is known of the holder's process, see evidence.go.
+	witness     bool          // somebody looks at it
+	fenced      bool          // the fence in the API server is in force
+	note        holderNote    // of lease
+	watched     watched       // the process that is looked at
+	leader      LeaderState   // what is seen of it
+	leaderSince time.Duration // since when
+	cautious    time.Duration // evidence does not count before
+
 	// The term of this replica. Holding is for good: Run serves one term.
 	holding bool
 	term    Term
 	sent    time.Duration // when the last acknowledged write was about to be sent
+	early   takeover      // how it began
 	lost    Reason        // why the term has ended
 
 	// The end of lead.
@@ -59,6 +70,7 @@ type attempt struct {
 	base     string // the resourceVersion that it replaces
 	term     Term
 	acquired *metav1.MicroTime
+	early    takeover
 }
 
 // never is a time that never comes.
@@ -92,13 +104,15 @@ const (
 	actResume  actionKind = "resume"  // an acquisition of ours that got no answer
 	actRenew   actionKind = "renew"
 	actRelease actionKind = "release"
-	actEnd     actionKind = "end" // return from Run
+	actLook    actionKind = "look" // at the process that is watchable now, instead of another
+	actEnd     actionKind = "end"  // return from Run
 )
 
 type action struct {
 	kind   actionKind
 	until  time.Duration // of actWait
 	reason Reason        // of actEnd
+	early  takeover      // of actAcquire
 }
 
 // decide returns the next action. It is called again after every event, and when the time of an
@@ -110,6 +124,8 @@ func (p *protocol) decide(now time.Duration) action {
 	switch {
 	case p.stopping && !p.writing:
 		return action{kind: actEnd, reason: ReasonNeverLed}
+	case p.watched != p.watchable():
+		return action{kind: actLook}
 	case !p.reading && now >= p.readAt:
 		return action{kind: actRead}
 	case p.isWatchWanted() && now >= p.watchAt:
@@ -125,7 +141,7 @@ func (p *protocol) decide(now time.Duration) action {
 	if !p.known || p.writing {
 		return wait
 	}
-	kind, at := actAcquire, p.freeAt() // rules 3, 4 and 5
+	kind, at := actAcquire, min(p.freeAt(), p.earlyAt()) // rules 3, 4, 5 and 12
 	switch {
 	case p.lease == nil:
 		kind, at = actCreate, 0 // rule 6: it does not lead by that
@@ -134,7 +150,11 @@ func (p *protocol) decide(now time.Duration) action {
 	}
 	at = max(at, p.writeAt)
 	if now >= at {
-		return action{kind: kind}
+		act := action{kind: kind}
+		if kind == actAcquire && now < p.freeAt() {
+			act.early = takeover{evidence: p.leader, claim: p.freeAt()}
+		}
+		return act
 	}
 	wait.until = min(wait.until, at)
 	return wait
@@ -183,10 +203,11 @@ func (p *protocol) decideHolding(now time.Duration) action {
 
 // proposal returns the Lease as the action writes it. The write requires the version that is known
 // (rule 1). now is the time of day.
-func (p *protocol) proposal(kind actionKind, now time.Time) *coordinationv1.Lease {
-	switch kind {
+func (p *protocol) proposal(act action, now time.Time) *coordinationv1.Lease {
+	switch act.kind {
 	case actAcquire:
 		lease := acquiredLease(p.lease, p.identity, p.own.lease, now)
+		setNote(lease, holderNote{Holder: p.identity, Process: p.process, Evidence: act.early.evidence})
 		if p.attempt != nil && p.attempt.base == lease.ResourceVersion {
 			lease.Spec.AcquireTime = p.attempt.acquired // rule 11
 		}
@@ -246,6 +267,7 @@ func (p *protocol) learn(lease *coordinationv1.Lease, now time.Duration, gapless
 		p.setLease(lease, now)
 	default:
 		gapless = gapless || lease != nil && p.isOwnAttempt(lease)
+		p.weighEvidence(lease, now)
 		p.judgeClaim(lease, now, gapless)
 		p.setLease(lease, now)
 	}
@@ -268,7 +290,7 @@ func (p *protocol) setLease(lease *coordinationv1.Lease, now time.Duration) {
 	if !p.known && !p.reading {
 		p.readAt = p.nextRead(now)
 	}
-	p.lease, p.known, p.writeFails = lease, true, failures{}
+	p.lease, p.note, p.known, p.writeFails = lease, noteOf(lease), true, failures{}
 	if a := p.attempt; a != nil && (lease == nil || lease.ResourceVersion != a.base && !p.isOwnAttempt(lease)) {
 		p.attempt = nil // another version has replaced its base: if it was not executed before, it cannot succeed
 	}
@@ -291,6 +313,7 @@ func (p *protocol) judgeClaim(lease *coordinationv1.Lease, now time.Duration, ga
 	case before == nil:
 	case isSameHolding(before, lease):
 	case isFree(before) && isNext(before, lease):
+	case gapless && isNext(before, lease) && noteOf(lease).Evidence == LeaderGone: // rule 12: it has ended
 	case !p.isExpired(now) || !gapless: // rule 5; another UID is never without a gap
 		p.distrust = max(p.freeAt(), now+max(p.own.lease, p.duration))
 	}
@@ -332,10 +355,10 @@ func (p *protocol) judgeTerm(lease *coordinationv1.Lease, now time.Duration) {
 }
 
 // onSent begins a write. Its answer, if it gets one, is passed to another method.
-func (p *protocol) onSent(kind actionKind, lease *coordinationv1.Lease) {
+func (p *protocol) onSent(act action, lease *coordinationv1.Lease) {
 	p.writing = true
-	if kind == actAcquire {
-		p.attempt = &attempt{base: lease.ResourceVersion, term: termOf(lease), acquired: lease.Spec.AcquireTime}
+	if act.kind == actAcquire {
+		p.attempt = &attempt{base: lease.ResourceVersion, term: termOf(lease), acquired: lease.Spec.AcquireTime, early: act.early}
 	}
 }
 
@@ -354,8 +377,11 @@ func (p *protocol) onAcquired(lease *coordinationv1.Lease, sent, now time.Durati
 		return false
 	}
 	newest := p.lease // the watch may be ahead of the answer
+	if p.attempt != nil && now < p.attempt.early.claim {
+		p.early = p.attempt.early
+	}
 	p.holding, p.term, p.sent = true, termOf(lease), sent
-	p.lease, p.known, p.attempt = lease, true, nil
+	p.lease, p.note, p.known, p.attempt = lease, noteOf(lease), true, nil
 	p.writeAt, p.writeFails = now, failures{}
 	p.learn(newest, now, true)
 	if p.stopping {

@@ -217,7 +217,7 @@ func TestDecide(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, test.p.decide(test.now), cmp.AllowUnexported(action{})); diff != "" {
+			if diff := cmp.Diff(test.want, test.p.decide(test.now), cmp.AllowUnexported(action{}, takeover{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -273,8 +273,8 @@ func TestAnswers(t *testing.T) {
 	acquiring := func() (*protocol, *coordinationv1.Lease) {
 		p := newProtocol("me", testTiming)
 		p.learn(testLease("1", 1, "a"), 0, true)
-		lease := p.proposal(actAcquire, time.Unix(1000, 0))
-		p.onSent(actAcquire, lease)
+		lease := p.proposal(action{kind: actAcquire}, time.Unix(1000, 0))
+		p.onSent(action{kind: actAcquire}, lease)
 		return p, lease
 	}
 	// stored returns what was written as a version.
@@ -313,8 +313,8 @@ func TestAnswers(t *testing.T) {
 	t.Run("the first of two acquisitions without an answer is recognised too", func(t *testing.T) {
 		p, first := acquiring()
 		p.onWriteFailed(p.lease, noAnswer, 24*s)
-		second := p.proposal(actAcquire, time.Unix(1005, 0))
-		p.onSent(actAcquire, second)
+		second := p.proposal(action{kind: actAcquire}, time.Unix(1005, 0))
+		p.onSent(action{kind: actAcquire}, second)
 		p.onWriteFailed(p.lease, noAnswer, 29*s)
 		p.learn(stored(first, "2"), 29*s, true)
 		p.reading, p.watching = true, true
@@ -380,7 +380,7 @@ func TestAnswers(t *testing.T) {
 			now = p.readAt
 			p.onReading()
 			p.onRead(p.lease, now)
-			p.onSent(actAcquire, p.proposal(actAcquire, time.Unix(1000, 0)))
+			p.onSent(action{kind: actAcquire}, p.proposal(action{kind: actAcquire}, time.Unix(1000, 0)))
 		}
 		if now < 2*time.Minute {
 			t.Errorf("10 attempts in %s", now-22*s)

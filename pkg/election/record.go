@@ -149,5 +149,6 @@ func releasedLease(lease *coordinationv1.Lease, now time.Time) *coordinationv1.L
 	lease = lease.DeepCopy()
 	hold(lease, "", releasedDuration, now)
 	lease.Spec.AcquireTime = lease.Spec.RenewTime
+	delete(lease.Annotations, ProcessAnnotation)
 	return lease
 }

@@ -37,6 +37,10 @@ type requester struct {
 	readID    int // of the current read; answers to others are stale
 	watchID   int // of the current watch, likewise
 	stopWatch context.CancelFunc
+
+	witness  Witness
+	lookID   int // of the process that the witness looks at, likewise
+	stopLook context.CancelFunc
 }
 
 // message is the outcome of a request.
@@ -65,11 +69,16 @@ type (
 		id  int
 		err error // nil if it ended normally
 	}
+	leaderSeen struct {
+		id    int
+		state LeaderState
+	}
 )
 
 func newRequester(who Candidate, name string, timeout time.Duration) *requester {
 	return &requester{client: who.Client, clock: who.Clock, name: name, timeout: timeout,
-		jitter: newJitter(who.Identity + "/watch"), inbox: make(chan message), stopWatch: func() {}}
+		jitter: newJitter(who.Identity + "/watch"), inbox: make(chan message), stopWatch: func() {},
+		witness: who.Witness, stopLook: func() {}}
 }
 
 // report sends a message to the elector, or drops it if the elector has returned.
@@ -163,4 +172,20 @@ func (r *requester) follow(ctx context.Context, id int, events <-chan watch.Even
 			r.report(ctx, watchEvent{id: id, event: event})
 		}
 	}
+}
+
+// look lets the witness look at a process, in place of the last one. The zero Process is none.
+func (r *requester) look(ctx context.Context, process Process) {
+	r.stopLook()
+	r.lookID++
+	if process == (Process{}) {
+		return
+	}
+	id := r.lookID
+	own, stop := context.WithCancel(ctx)
+	r.stopLook = stop
+	r.wg.Go(func() {
+		defer stop()
+		r.witness.Watch(own, process, func(state LeaderState) { r.report(own, leaderSeen{id: id, state: state}) })
+	})
 }

@@ -119,9 +119,11 @@ type elector struct {
 
 func newElector(l *Lock) *elector {
 	t := l.cfg.timing()
+	p := newProtocol(l.who.Identity, t)
+	p.process, p.witness = l.who.Process, l.who.Witness != nil
 	return &elector{
 		lock:     l,
-		protocol: newProtocol(l.who.Identity, t),
+		protocol: p,
 		requests: newRequester(l.who, l.lease.Name, t.requestTimeout()),
 		timer:    time.NewTimer(0),
 	}
@@ -138,7 +140,7 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 			return e.end(ctx, act.reason)
 		case actWait:
 		default:
-			e.start(requests, act.kind, now)
+			e.start(requests, act, now)
 			continue
 		}
 		// The timer stops while the machine is suspended, the clock does not. Check it soon after
@@ -157,6 +159,8 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 		case <-e.idle:
 			e.idle = nil
 			e.protocol.onQuiet(e.lock.quietAt())
+		case <-e.lock.fenceChanged:
+			e.protocol.onServerFence(e.lock.shown.serverFence() == ServerFenceEnforced)
 		case <-e.timer.C:
 		}
 	}
@@ -167,26 +171,29 @@ func (e *elector) now() time.Duration {
 }
 
 // start starts an action that is a request.
-func (e *elector) start(ctx context.Context, kind actionKind, now time.Duration) {
+func (e *elector) start(ctx context.Context, act action, now time.Duration) {
 	p := e.protocol
-	switch kind {
+	switch act.kind {
 	case actRead:
 		p.onReading()
 		e.requests.read(ctx)
 	case actWatch:
 		p.onWatching()
 		e.requests.watch(ctx)
+	case actLook:
+		p.onLook()
+		e.requests.look(ctx, p.watched.process)
 	default:
 		timeout := e.requests.timeout
 		if p.holding { // an answer after the deadline is useless
 			timeout = min(timeout, p.sent+p.own.deadline-now)
 		}
-		base, lease := p.lease, p.proposal(kind, time.Now().Truncate(time.Microsecond)) // the precision of the Lease
-		if kind == actCreate {
+		base, lease := p.lease, p.proposal(act, time.Now().Truncate(time.Microsecond)) // the precision of the Lease
+		if act.kind == actCreate {
 			lease = newLease(e.lock.lease, p.identity, p.own.lease, time.Now().Truncate(time.Microsecond))
 		}
-		p.onSent(kind, lease)
-		e.requests.write(ctx, kind, base, lease, timeout)
+		p.onSent(act, lease)
+		e.requests.write(ctx, act.kind, base, lease, timeout)
 	}
 }
 
@@ -226,6 +233,11 @@ func (e *elector) handle(logger klog.Logger, msg message) bool {
 		if msg.id == e.requests.watchID && p.watching {
 			p.onWatchEnd(e.lock.shown.finished(logger, "watch", msg.err), now)
 		}
+	case leaderSeen:
+		if msg.id == e.requests.lookID {
+			p.onLeader(msg.state, now)
+			e.lock.shown.sawLeader(logger, p)
+		}
 	}
 	return false
 }
@@ -258,6 +270,8 @@ func (e *elector) handleWrite(logger klog.Logger, msg writeDone, now time.Durati
 // begin opens the fence for the term just won, then starts lead.
 func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
 	p := e.protocol
+	e.requests.look(ctx, Process{})
+	e.lock.early = p.early
 	e.lock.fence.openUntil(p.sent + p.own.deadline)
 	e.lock.shown.update(p, action{})
 	// lead drains after ctx has ended, so the end of ctx does not end the term.
@@ -266,6 +280,10 @@ func (e *elector) begin(ctx context.Context, lead func(context.Context) error) {
 	done := e.leadDone
 	go func() { done <- lead(leadCtx) }()
 	klog.FromContext(ctx).Info("Started leading", "lease", e.lock.lease, "term", p.term)
+	if p.early.evidence != "" {
+		klog.FromContext(ctx).Info("Took the lease before it expired", "lease", e.lock.lease, "from", p.watched.holder, "evidence", p.early.evidence)
+		e.lock.shown.metrics.tookEarly(string(p.early.evidence))
+	}
 	e.lock.shown.record(p.lease, "became leader")
 }
 
@@ -305,6 +323,7 @@ func (e *elector) end(ctx context.Context, reason Reason) error {
 			logger.Info("Stopped leading", "lease", e.lock.lease, "term", p.term, "reason", reason)
 			e.lock.shown.record(p.lease, "stopped leading")
 		}()
+		e.objectToTakeover(ctx)
 	}
 	switch {
 	case e.now() >= p.quietAt && reason != ReasonReleaseFailed:

@@ -74,6 +74,10 @@ func (l *Lock) SetServerFence(ctx context.Context, found ServerFence) {
 	if found == before {
 		return
 	}
+	select {
+	case l.fenceChanged <- struct{}{}:
+	default:
+	}
 	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
 	switch found {
 	case ServerFenceEnforced:

@@ -49,6 +49,10 @@ const (
 	// wrong: its watch shows the name after milliseconds.
 	serverFencePatience = 2 * time.Second
 
+	// serverFenceLag is how late an API server may learn of the name before a leader that was silent,
+	// but may be alive, can have a write admitted between those of its successor.
+	serverFenceLag = 2 * time.Second
+
 	serverFencePatchTimeout = 40 * time.Second // longer than the longest that a webhook may take
 
 	serverFenceBackoffMin = 2 * time.Millisecond
@@ -80,9 +84,16 @@ func (e *SupersededError) Error() string {
 // lead runs, Lead does this.
 func (n *LeaderNamespace) Run(ctx context.Context) {
 	jitter := newJitter(n.lock.who.Identity + "/ask")
+	backoff := serverFenceBackoffMax
 	for {
+		pause := serverFencePeriod + randomUpTo(jitter, serverFenceJitter)
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
+			if judged == verdictNone { // no evidence counts before it is known
+				pause, backoff = min(pause, backoff), min(2*backoff, serverFencePeriod)
+			} else {
+				backoff = serverFenceBackoffMax
+			}
 			if err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.lease, "err", err)
 			}
@@ -90,7 +101,7 @@ func (n *LeaderNamespace) Run(ctx context.Context) {
 				n.set(ctx, judged)
 			}
 		}
-		if !pauseFor(ctx, serverFencePeriod+randomUpTo(jitter, serverFenceJitter)) {
+		if !pauseFor(ctx, pause) {
 			return
 		}
 	}
@@ -110,7 +121,7 @@ func (n *LeaderNamespace) Lead(lead func(context.Context) error) func(context.Co
 			return nil // the term ended before lead began
 		case err != nil:
 			return err
-		case !n.lock.fence.admits():
+		case !n.awaitPredecessor(ctx), !n.lock.fence.admits():
 			return nil // the same, and Run does not know yet
 		}
 		kept := make(chan struct{})
@@ -127,6 +138,22 @@ func (n *LeaderNamespace) Lead(lead func(context.Context) error) func(context.Co
 		}
 		return err
 	}
+}
+
+// awaitPredecessor waits until the holder before cannot write any more, if this replica took the Lease
+// before that one's claim had ended (rule 12). It reports whether ctx lasted.
+func (n *LeaderNamespace) awaitPredecessor(ctx context.Context) bool {
+	early := n.lock.early
+	switch {
+	case early.evidence == "":
+	case n.lock.shown.serverFence() != ServerFenceEnforced: // it was, a minute ago at most
+		for left := early.claim - n.lock.who.Clock.Now(); left > 0 && ctx.Err() == nil; left = early.claim - n.lock.who.Clock.Now() {
+			pauseFor(ctx, min(left, n.lock.cfg.RetryPeriod.Duration))
+		}
+	case early.evidence == LeaderSilent:
+		return pauseFor(ctx, serverFenceLag)
+	}
+	return ctx.Err() == nil
 }
 
 // keep asks every minute, and whenever the API server has refused a write, whether this replica is

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 )
 
 // The invariants.
@@ -32,12 +33,13 @@ const (
 	ruleNamedFirst   = "lead starts after the fence names its Pod"
 	ruleNamesInOrder = "the fence never goes back to the Pod of a former leader"
 	ruleStale        = "a stale write is executed at most the watch's lag and its time in the API server after the fence names another"
+	ruleInOrder      = "the store takes writes of one Pod at a time, in the order of the terms"
 	ruleSomeoneLeads = "someone leads again within the bound"
 	ruleFewRequests  = "the requests of a replica are bounded"
 	ruleReturns      = "Run returns"
 )
 
-var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, ruleCancelled, ruleLostCloses, ruleTermsUnique, ruleNoEarlySteal, ruleOwnRelease, ruleDrainFirst, ruleAfterRelease, ruleDrainWrites, ruleNamedFirst, ruleNamesInOrder, ruleStale, ruleSomeoneLeads, ruleFewRequests, ruleReturns}
+var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, ruleCancelled, ruleLostCloses, ruleTermsUnique, ruleNoEarlySteal, ruleOwnRelease, ruleDrainFirst, ruleAfterRelease, ruleDrainWrites, ruleNamedFirst, ruleNamesInOrder, ruleStale, ruleInOrder, ruleSomeoneLeads, ruleFewRequests, ruleReturns}
 
 // auditor sees everything that happens, by the real time and in the order of the store, and knows
 // the rules. A reign begins when the store executes the acquisition of a replica; the reigns are
@@ -60,6 +62,7 @@ type auditor struct {
 	renewed    map[string]ownWrite  // by identity, when the store saw it write the Lease
 	created    map[string]Term      // by identity, the term of the Lease that it created
 	reigns     []*reign             // in order
+	replaced   map[*simProc]bool    // before its claim ended, so that its client's fence may be open
 	requests   map[string][]simCall // by identity
 	count      simCount
 }
@@ -75,6 +78,9 @@ type simCount struct {
 	refused    int           // by the server's fence
 	clock      int           // led ones of replicas whose clocks stood still
 	samePod    int           // stale writes of a former process of the Pod that the fence names
+	early      int           // terms that began before the claim of the holder before had ended
+	alive      int           // of these, those of a holder that was alive
+	mistakes   int           // of these, those of a holder that has said so
 }
 
 func (c *simCount) add(other simCount) {
@@ -87,6 +93,9 @@ func (c *simCount) add(other simCount) {
 	c.refused += other.refused
 	c.clock += other.clock
 	c.samePod += other.samePod
+	c.early += other.early
+	c.alive += other.alive
+	c.mistakes += other.mistakes
 }
 
 // reign is the time of one replica between its acquisition and the next one's.
@@ -140,7 +149,7 @@ type violation struct {
 }
 
 func newAuditor(s *simulation) *auditor {
-	return &auditor{sim: s, terms: map[eraTerm]string{}, renewed: map[string]ownWrite{},
+	return &auditor{sim: s, terms: map[eraTerm]string{}, replaced: map[*simProc]bool{}, renewed: map[string]ownWrite{},
 		released: map[string]bool{}, created: map[string]Term{}, requests: map[string][]simCall{}}
 }
 
@@ -222,7 +231,7 @@ func (a *auditor) judges(procs ...*simProc) bool {
 		return false
 	}
 	for _, p := range procs {
-		if p.clockStood() {
+		if p.clockStood() || a.replaced[p] {
 			return false
 		}
 	}
@@ -272,7 +281,7 @@ func (a *auditor) sends(w *simWrite) {
 
 // alone checks that nobody else leads.
 func (a *auditor) alone(p *simProc, rule string) {
-	if !a.sim.fences.client {
+	if !a.sim.fences.client || p.isGone() {
 		return
 	}
 	for _, other := range a.sim.others(p) {
@@ -342,6 +351,9 @@ func (a *auditor) executed(w *simWrite) {
 	if now.Before(a.unsure.get()) {
 		return
 	}
+	if lag := w.server.worstLag(named) + now.Sub(w.admitted); led && lag < serverFenceLag && a.replaced[w.proc] && !w.proc.isGone() {
+		a.violateLocked(ruleInOrder, "%s writes between writes of its successor; the API server's lag was %s", w.proc.identity, lag)
+	}
 	a.count.latest = max(a.count.latest, late)
 	if bound := w.server.worstLag(named) + now.Sub(w.admitted); late > bound {
 		a.violateLocked(ruleStale, "%s writes %s after the fence has named another; bound %s", w.proc.identity, late, bound)
@@ -366,7 +378,8 @@ func (a *auditor) leads(p *simProc) {
 	if repeated && !time.Now().Before(a.unsure.get()) {
 		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term.term, before)
 	}
-	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) {
+	restored := time.Now().Before(a.unsure.get()) // perhaps since it has named itself
+	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) && !restored {
 		a.violateLocked(ruleNamedFirst, "%s leads, but the fence has not named %s", p.identity, p.pod)
 	}
 }
@@ -401,6 +414,10 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	if before != nil {
 		from = holderOf(before)
 	}
+	if from != "" && from != writer && holderOf(after) == from && termOf(before) == termOf(after) {
+		a.checkObjection(writer, before, after)
+		return
+	}
 	last := a.renewed[from]
 	tampered := !a.tampered.IsZero() && now.Sub(a.tampered) < a.sim.cfg.LeaseDuration.Duration
 	a.renewed[writer] = ownWrite{now, durationOf(after, 0)}
@@ -408,9 +425,18 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	case holderOf(after) == "":
 		a.checkRelease(proc, from)
 		return
-	case from != "" && from != writer && !last.at.IsZero() && !tampered && !now.Before(a.unsure.get()):
+	case from != "" && from != writer && !last.at.IsZero():
 		least := time.Duration(float64(last.duration) / (1 + clockRateError)) // whatever an edit says
-		if now.Sub(last.at) < least {
+		holder := a.sim.find(from)
+		switch early := now.Sub(last.at) < least; {
+		case early && a.sim.fences.server && holder != nil && proc.hasEvidence(holder, last.at):
+			a.replaced[holder] = true
+			a.count.early++
+			if !holder.isGone() {
+				a.count.alive++
+			}
+			a.logLocked(writer, "takes the lease early")
+		case early && !tampered && !now.Before(a.unsure.get()):
 			a.violateLocked(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))
 		}
 	}
@@ -433,6 +459,19 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		a.begin(proc, termOf(after))
 		a.checkCancelled(proc)
 	}
+}
+
+// checkObjection checks a write of a replica to the Lease of another: it may only say that it is alive.
+func (a *auditor) checkObjection(writer string, before, after *coordinationv1.Lease) {
+	expected := before.DeepCopy()
+	note := noteOf(before)
+	note.Mistaken = true
+	setNote(expected, note)
+	expected.ResourceVersion = after.ResourceVersion
+	if !apiequality.Semantic.DeepEqual(expected, after) || note.Evidence == "" {
+		a.violateLocked(ruleOwnRelease, "%s edits the lease of %s", writer, holderOf(before))
+	}
+	a.count.mistakes++
 }
 
 func (a *auditor) begin(p *simProc, term Term) *reign {

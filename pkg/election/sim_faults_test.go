@@ -43,6 +43,16 @@ var simFaults = []simFault{
 		p.kill()
 		pass(long)
 	}},
+	{"a power failure", 2, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+		p.losePower()
+		pass(long)
+	}},
+	{"replicas do not reach each other", 3, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.separate(long) }},
+	{"a Pod without a network", 3, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+		p.link.set(func(l *simLink) { l.lost = loseAll })
+		p.separate(long)
+		p.link.set(func(l *simLink) { l.lost = loseNothing })
+	}},
 	{"a stop in good order", 2, func(_ *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
 		p.stop()
 		<-p.done

@@ -30,10 +30,13 @@ type simProc struct {
 	done     chan struct{}
 
 	mu       sync.Mutex
-	draws    map[string]uint64 // by purpose
-	paused   time.Time         // until this time
-	stood    time.Duration     // for how long its clock has stood still
-	frozen   time.Time         // since when it stands still
+	draws    map[string]uint64        // by purpose
+	paused   time.Time                // until this time
+	stood    time.Duration            // for how long its clock has stood still
+	frozen   time.Time                // since when it stands still
+	apart    time.Time                // until this time, other replicas do not reach it
+	evidence map[*simProc]LeaderState // that another is silent or gone
+	ended    chan struct{}            // closed by kill; nil if that closes no connection
 	gone     bool
 	leading  bool // lead runs
 	lost     bool // lead has seen that its term was lost
@@ -50,7 +53,8 @@ type simProc struct {
 var ours = simElector{run: runOurs}
 
 func runOurs(ctx context.Context, p *simProc) error {
-	lock, err := NewLock(p.sim.cfg, Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics})
+	lock, err := NewLock(p.sim.cfg, Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics,
+		Process: Process{Address: p.identity, PodUID: p.pod}, Witness: &simWitness{p}})
 	if err != nil {
 		return err
 	}
@@ -164,6 +168,9 @@ func (p *simProc) justResumed() bool {
 // kill ends the process at once: nothing that it does from now on leaves it.
 func (p *simProc) kill() {
 	p.mu.Lock()
+	if !p.gone && p.ended != nil {
+		close(p.ended)
+	}
 	p.gone = true
 	p.mu.Unlock()
 	p.link.set(func(l *simLink) { l.dead = true })

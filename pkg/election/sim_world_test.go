@@ -88,14 +88,25 @@ func (s *simulation) launch(r *simReplica) {
 	if r.lives++; r.lives == 1 || rng.IntN(2) == 0 {
 		r.pods++ // else the container restarts in its Pod
 	}
-	pod := fmt.Sprintf("r%d-%d", r.index, r.pods)
+	s.runIn(r, fmt.Sprintf("r%d-%d", r.index, r.pods), rng)
+}
+
+// launchIn starts a process on the replica, in the Pod of the one before.
+func (s *simulation) launchIn(r *simReplica, pod string) {
+	r.lives++
+	s.runIn(r, pod, s.rng(fmt.Sprintf("launch %d", r.index), uint64(r.lives)))
+}
+
+func (s *simulation) runIn(r *simReplica, pod string, rng *rand.Rand) {
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	p := &simProc{
 		sim: s, replica: r, pod: pod, identity: fmt.Sprintf("%s_%d", pod, r.lives), link: newSimLink(), stop: stop,
-		rate:   1 + clockRateError*(2*rng.Float64()-1),
-		offset: time.Duration(rng.Int64N(int64(1000 * time.Hour))),
-		done:   make(chan struct{}),
-		draws:  map[string]uint64{},
+		rate:     1 + clockRateError*(2*rng.Float64()-1),
+		offset:   time.Duration(rng.Int64N(int64(1000 * time.Hour))),
+		done:     make(chan struct{}),
+		draws:    map[string]uint64{},
+		evidence: map[*simProc]LeaderState{},
+		ended:    make(chan struct{}),
 	}
 	s.mu.Lock()
 	r.proc = p

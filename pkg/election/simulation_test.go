@@ -107,8 +107,9 @@ func runSeeds(t *testing.T, first, n int, elect simElector, m *Metrics, fences f
 // String implements fmt.Stringer.
 func (c *simCount) String() string {
 	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the lease, %d after another had written "+
-		"(%d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence",
-		c.terms, c.writes, c.stale, c.led, c.clock, c.samePod, c.latest, c.refused)
+		"(%d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence; "+
+		"%d early take-overs, %d from a holder that was alive, of which %d have said so",
+		c.terms, c.writes, c.stale, c.led, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive, c.mistakes)
 }
 
 // drawFences gives half of the seeds the fence in the API server.

@@ -153,7 +153,7 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	options, err := fleet.AsDeployed(pod.Spec, pod.Name, cluster.ManagerOptions{Binary: name})
+	options, err := fleet.AsDeployed(pod.Spec, replica, cluster.ManagerOptions{Binary: name})
 	if err != nil {
 		return err
 	}

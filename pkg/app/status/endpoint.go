@@ -30,8 +30,10 @@ type answer struct {
 	Reached bool   `json:"reached"`
 	Error   string `json:"error,omitempty"`
 	// Phase is the replica's phase of the election: Leading, Standby, Draining, ...
-	Phase       string               `json:"phase,omitempty"`
-	Controllers []controllers.Status `json:"controllers,omitempty"`
+	Phase string `json:"phase,omitempty"`
+	// LeaderProcess is what a standby sees of the leader's process: Answers, Silent, ...
+	LeaderProcess string               `json:"leaderProcess,omitempty"`
+	Controllers   []controllers.Status `json:"controllers,omitempty"`
 
 	serverFence string
 }
@@ -74,13 +76,16 @@ func (o *options) ask(ctx context.Context, config *rest.Config, endpoint string)
 	}
 	defer client.CloseIdleConnections()
 
-	var election struct{ Identity, Phase, ServerFence string }
+	var election struct{ Identity, Phase, ServerFence, LeaderProcess string }
 	electionErr := getJSON(ctx, client, base, "/debug/leader", &election)
 	if electionErr != nil && !errors.Is(electionErr, errForbidden) {
 		r.Error = electionErr.Error()
 		return r
 	}
 	r.Name, r.Phase, r.serverFence = podOf(election.Identity), election.Phase, election.ServerFence
+	if election.Phase == "Standby" {
+		r.LeaderProcess = election.LeaderProcess
+	}
 	byName := map[string]controllers.Status{}
 	controllersErr := getJSON(ctx, client, base, "/debug/controllers/", &byName)
 	for _, name := range slices.Sorted(maps.Keys(byName)) {

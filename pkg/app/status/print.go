@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
 )
 
 const none = "<none>"
@@ -87,6 +89,8 @@ func (r *report) printReplicas(t table, now time.Time) {
 			endpoint = "not reached: " + replica.Error
 		case replica.Error != "":
 			endpoint += ", but " + replica.Error
+		case replica.LeaderProcess == string(election.LeaderUnreachable):
+			endpoint += ", but it cannot reach the leader's"
 		}
 		t.row(replica.label(), replica.Phase, replica.PodPhase, ready, fmt.Sprint(replica.Restarts),
 			age(replica.Started, now), replica.Node, endpoint)

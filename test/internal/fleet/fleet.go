@@ -128,7 +128,7 @@ func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*clust
 // StartManager is like cluster.StartManager. It puts the arguments and the environment of the
 // installed Deployment before those in o.
 func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*cluster.Manager, error) {
-	o, err := AsDeployed(f.deployment.Spec.Template.Spec, r.Pod, o)
+	o, err := AsDeployed(f.deployment.Spec.Template.Spec, r, o)
 	if err != nil {
 		return nil, err
 	}

@@ -118,7 +118,8 @@ func deploymentIn(manifests []byte) (*appsv1.Deployment, error) {
 }
 
 // AsDeployed puts the arguments and the environment of a Pod's manager before those in the options.
-func AsDeployed(pod corev1.PodSpec, name string, o cluster.ManagerOptions) (cluster.ManagerOptions, error) {
+func AsDeployed(pod corev1.PodSpec, r *cluster.Replica, o cluster.ManagerOptions) (cluster.ManagerOptions, error) {
+	fields := map[string]string{"metadata.name": r.Pod, "metadata.uid": string(r.UID), "status.podIP": "127.0.0.1"}
 	manager := pod.Containers[0]
 	args := slices.DeleteFunc(slices.Clone(manager.Args), func(arg string) bool {
 		flag, _, _ := strings.Cut(arg, "=")
@@ -128,10 +129,13 @@ func AsDeployed(pod corev1.PodSpec, name string, o cluster.ManagerOptions) (clus
 	for _, e := range manager.Env {
 		value := e.Value
 		if from := e.ValueFrom; from != nil {
-			if from.FieldRef == nil || from.FieldRef.FieldPath != "metadata.name" {
+			known := false
+			if from.FieldRef != nil {
+				value, known = fields[from.FieldRef.FieldPath]
+			}
+			if !known {
 				return o, fmt.Errorf("environment variable %s: no process can have it from %v", e.Name, from)
 			}
-			value = name
 		}
 		env = append(env, e.Name+"="+value)
 	}

@@ -1,0 +1,201 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// This file plays take-overs on evidence, by rule 12.
+
+// TestSimulatedTakeover ends a leader and checks how soon another holds the Lease and how soon it leads.
+func TestSimulatedTakeover(t *testing.T) {
+	const s = time.Second
+	both := simFences{client: true, server: true}
+	tests := map[string]struct {
+		fences      simFences
+		replicas    int
+		end         func(s *simulation, leader *simProc)
+		holds, lead time.Duration
+	}{
+		"killed": {both, 3, func(_ *simulation, leader *simProc) { leader.kill() }, 100 * time.Millisecond, s / 2},
+		"killed while the policy that was there is gone": {both, 3, func(s *simulation, leader *simProc) {
+			s.store.setPolicyGone(true)
+			leader.kill()
+		}, 100 * time.Millisecond, 16 * s},
+		"killed, and no fence in the API server": {simFences{client: true}, 3, func(_ *simulation, leader *simProc) { leader.kill() }, 16 * s, 16 * s},
+		"without power":                          {both, 3, func(_ *simulation, leader *simProc) { leader.losePower() }, 4 * s, 6 * s},
+		"stopped":                                {both, 3, func(s *simulation, leader *simProc) { s.store.background.Go(func() { leader.pause(time.Minute) }) }, 4 * s, 6 * s},
+		"without a network": {both, 3, func(s *simulation, leader *simProc) {
+			leader.link.set(func(l *simLink) { l.lost = loseAll })
+			s.store.background.Go(func() { leader.separate(time.Minute) })
+		}, 4 * s, 6 * s},
+		"stopped, with its connections cut before": {both, 3, func(s *simulation, leader *simProc) {
+			s.store.background.Go(func() { leader.separate(2 * time.Minute) })
+			pass(time.Minute)
+			s.store.background.Go(func() { leader.pause(time.Minute) })
+		}, 16 * s, 16 * s},
+		"restarted in its Pod": {both, 1, func(s *simulation, leader *simProc) {
+			leader.kill()
+			<-leader.done
+			s.launchIn(leader.replica, leader.pod)
+		}, 100 * time.Millisecond, s / 2},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(5) {
+				runPlan(t, ours, test.fences, 3, seed, func(s *simulation) {
+					s.install()
+					s.launchReplicas(test.replicas)
+					pass(time.Minute + time.Duration(seed)*time.Second/3)
+					leader := s.leader()
+					test.end(s, leader)
+					ended := time.Now()
+					for s.store.holder() == leader.identity {
+						pass(time.Millisecond)
+					}
+					held := time.Since(ended)
+					next := s.find(s.store.holder())
+					for !next.isLeading() {
+						pass(time.Millisecond)
+					}
+					led := time.Since(ended)
+					s.log("plan", "another holds the lease after %s and leads after %s", held, led)
+					if held > test.holds || led > test.lead {
+						s.audit.violate(ruleSomeoneLeads, "another holds the lease after %s, want %s, and leads after %s, want %s",
+							held, test.holds, led, test.lead)
+					}
+					if s.store.isPolicyGone() && led < s.cfg.timing().covered()-s.cfg.RetryPeriod.Duration {
+						s.audit.violate(ruleNamedFirst, "it leads after %s, though nothing keeps the leader before from writing", led)
+					}
+					if leader.isGone() {
+						return
+					}
+					leader.kill() // its client may be held up for long
+				})
+			}
+		})
+	}
+}
+
+// TestSimulatedSeparation cuts the connections between replicas, of which none alone may move the
+// leadership.
+func TestSimulatedSeparation(t *testing.T) {
+	for name, trouble := range map[string]func(s *simulation, leader *simProc){
+		"for an hour": func(*simulation, *simProc) { pass(time.Hour) },
+		"again and again": func(s *simulation, leader *simProc) {
+			rng := s.rng("separations", 0)
+			for range 200 {
+				leader.separate(time.Duration(rng.Int64N(int64(20 * time.Second))))
+				pass(time.Duration(rng.Int64N(int64(5 * time.Second))))
+			}
+		},
+		"and later the leader's renewals for a few seconds": func(s *simulation, leader *simProc) {
+			pass(time.Minute)
+			leader.link.set(func(l *simLink) { l.lost = loseAll })
+			pass(s.cfg.RenewDeadline.Duration / 2)
+			leader.link.set(func(l *simLink) { l.lost = loseNothing })
+			pass(time.Minute)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runPlan(t, ours, simFences{client: true, server: true}, 3, 1, func(s *simulation) {
+				s.install()
+				s.launchReplicas(3)
+				pass(time.Minute)
+				leader := s.leader()
+				if name != "again and again" {
+					s.store.background.Go(func() { leader.separate(2 * time.Hour) })
+				}
+				trouble(s, leader)
+				if s.leader() != leader {
+					s.audit.violate(ruleNoEarlySteal, "a partition between the replicas has moved the leadership")
+				}
+				leader.mu.Lock()
+				leader.apart = time.Time{}
+				leader.mu.Unlock()
+			})
+		})
+	}
+}
+
+// TestSimulatedMistake takes the Lease from a leader that stands still for a while, and kills the next
+// one: whoever has seen that the evidence was misleading waits for the expiry.
+func TestSimulatedMistake(t *testing.T) {
+	for _, alive := range []bool{true, false} {
+		runPlan(t, ours, simFences{client: true, server: true}, 3, 1, func(s *simulation) {
+			s.install()
+			s.launchReplicas(3)
+			pass(time.Minute)
+			first := s.leader()
+			if alive {
+				first.pause(6 * time.Second) // its term is still valid then
+				pass(time.Second)
+				first.kill()
+				s.launch(first.replica) // it remembers nothing
+			} else {
+				first.kill()
+			}
+			pass(2 * time.Second)
+			second := s.find(s.store.holder())
+			if second == first {
+				s.audit.violate(ruleSomeoneLeads, "%s is not replaced", first.identity)
+				return
+			}
+			second.kill()
+			pass(s.cfg.LeaseDuration.Duration / 2)
+			if (s.store.holder() == second.identity) != alive {
+				s.audit.violate(ruleNoEarlySteal, "the first was alive: %t; then %s holds the lease after %s was killed", alive, s.store.holder(), second.identity)
+			}
+			s.awaitLeader("after the second was killed", s.claim(1), false)
+		})
+	}
+}
+
+// TestSimulatedSilence stops a leader while it writes, and lets it go on right after the fence has named
+// another, when some API servers do not know that yet.
+func TestSimulatedSilence(t *testing.T) {
+	admitted := 0
+	for seed := range uint64(60) {
+		s := runPlan(t, ours, simFences{client: true, server: true}, 4, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(2)
+			pass(time.Minute)
+			former := s.leader()
+			for waiting := 0; waiting == 0; {
+				pass(50 * time.Microsecond)
+				former.mu.Lock()
+				waiting = former.inFlight
+				former.mu.Unlock()
+			}
+			s.store.background.Go(func() { former.pause(9 * time.Second) })
+			for s.store.holder() == former.identity {
+				pass(time.Millisecond)
+			}
+			for _, server := range s.servers[1:] {
+				server.stall(serverFenceLag * 3 / 4)
+			}
+			for strings.HasPrefix(s.store.getNaming().leader, former.pod) {
+				pass(time.Millisecond)
+			}
+			pass(300 * time.Millisecond)
+			former.mu.Lock()
+			former.paused = time.Now()
+			former.mu.Unlock()
+			pass(5 * time.Second)
+		})
+		admitted += s.audit.count.admitted
+	}
+	if admitted == 0 {
+		t.Error("no write of a former leader was admitted: the plan is too weak")
+	}
+}
+
+func (p *simProc) isLeading() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.leading
+}
