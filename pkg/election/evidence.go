@@ -9,6 +9,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 )
@@ -157,6 +158,9 @@ func (p *protocol) isMistaken(now time.Duration) bool {
 	return p.lost == ReasonHolderChanged && now < p.sent+p.own.deadline && p.note.Evidence != ""
 }
 
+// objectionTimeout bounds the last write of a former leader.
+const objectionTimeout = time.Second
+
 // objectToTakeover notes in the Lease that this replica was alive when another took it on evidence, so
 // that all are cautious for a while. It is the last thing that a former leader does to the Lease, and
 // conditional as every write.
@@ -168,17 +172,24 @@ func (e *elector) objectToTakeover(ctx context.Context) {
 		"holder", e.protocol.note.Holder, "evidence", e.protocol.note.Evidence)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), objectionTimeout)
 	defer cancel()
-	client := e.lock.who.Client
-	lease, err := client.Get(ctx, e.lock.lease.Name, metav1.GetOptions{}) // it may have been renewed since
-	if note := noteOf(lease); err == nil && note.Evidence != "" {
-		lease, note.Mistaken = lease.DeepCopy(), true
-		setNote(lease, note)
-		_, err = client.Update(ctx, lease, metav1.UpdateOptions{})
+	err := e.lock.writeMistaken(ctx)
+	for apierrors.IsConflict(err) { // it was renewed
+		err = e.lock.writeMistaken(ctx)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to tell so in the lease", "lease", e.lock.lease)
+		klog.FromContext(ctx).Error(err, "Failed to say so in the lease", "lease", e.lock.lease)
 	}
 }
 
-// objectionTimeout bounds the last write of a former leader.
-const objectionTimeout = time.Second
+// writeMistaken notes in the Lease that its holder should not have taken it.
+func (l *Lock) writeMistaken(ctx context.Context) error {
+	lease, err := l.who.Client.Get(ctx, l.lease.Name, metav1.GetOptions{})
+	note := noteOf(lease)
+	if err != nil || note.Evidence == "" || note.Holder == l.who.Identity {
+		return err
+	}
+	lease, note.Mistaken = lease.DeepCopy(), true
+	setNote(lease, note)
+	_, err = l.who.Client.Update(ctx, lease, metav1.UpdateOptions{})
+	return err
+}

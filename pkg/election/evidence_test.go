@@ -138,14 +138,19 @@ func TestAttemptRemembersEvidence(t *testing.T) {
 	early := takeover{evidence: LeaderSilent, claim: 15 * s}
 	act := action{kind: actAcquire, early: early}
 	wrote := p.proposal(act, time.Unix(1000, 0))
+	stored := func(version string) *coordinationv1.Lease {
+		lease := wrote.DeepCopy()
+		lease.ResourceVersion = version
+		return lease
+	}
 	if got := noteOf(wrote); got.Evidence != LeaderSilent || got.Process != p.process {
 		t.Errorf("the note is %+v", got)
 	}
 	p.onSent(act, wrote)
 	p.onWriteFailed(p.lease, failure{kind: failUnanswered}, 5*s)
-	p.learn(stored(wrote, "2"), 6*s, true)
-	p.onSent(action{kind: actResume}, stored(wrote, "2"))
-	p.onAcquired(stored(wrote, "3"), 7*s, 8*s)
+	p.learn(stored("2"), 6*s, true)
+	p.onSent(action{kind: actResume}, stored("2"))
+	p.onAcquired(stored("3"), 7*s, 8*s)
 	if diff := cmp.Diff(early, p.early, cmp.AllowUnexported(takeover{})); diff != "" {
 		t.Error(diff)
 	}

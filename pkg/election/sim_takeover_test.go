@@ -133,7 +133,8 @@ func TestSimulatedMistake(t *testing.T) {
 			first := s.leader()
 			if alive {
 				first.pause(6 * time.Second) // its term is still valid then
-				<-first.done
+				pass(time.Second)
+				first.kill()
 				s.launch(first.replica) // it remembers nothing
 			} else {
 				first.kill()

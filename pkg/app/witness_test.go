@@ -1,0 +1,99 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
+)
+
+func TestWitnessOf(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func(*Options)
+		podIP   string
+		address string // empty: there is none
+	}{
+		"a Pod that listens everywhere is reached at its IP":      {func(*Options) {}, "10.0.0.1", "10.0.0.1:10357"},
+		"also at that of IPv6":                                    {func(*Options) {}, "fd00::1", "[fd00::1]:10357"},
+		"a process that listens at one address is reached there":  {func(o *Options) { o.Secure.BindAddress = net.IPv4(127, 0, 0, 1) }, "10.0.0.1", "127.0.0.1:10357"},
+		"one that does not know its IP is not reached":            {func(*Options) {}, "", ""},
+		"nor is one without a secure port":                        {func(o *Options) { o.Secure.BindPort = 0 }, "10.0.0.1", ""},
+		"nor one without an election":                             {func(o *Options) { o.Election.LeaderElect = false }, "10.0.0.1", ""},
+		"nor one whose controllers have accounts of their own":    {func(o *Options) { o.Generic.UseServiceAccountTokens = true }, "10.0.0.1", ""},
+		"nor one that is restricted to namespaces, for the fence": {func(o *Options) { o.Informers.Namespaces = []string{"a"} }, "10.0.0.1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("POD_IP", tc.podIP)
+			t.Setenv("POD_UID", "uid")
+			o, err := NewOptions()
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Secure.BindPort = 10357
+			tc.change(o)
+			w, err := newWitness(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (w == nil) != (tc.address == "") || w != nil && (w.Process().Address != tc.address || w.Process().PodUID != "uid") {
+				t.Errorf("got %+v", w)
+			}
+		})
+	}
+}
+
+// TestTheSecureServerAnswersStandbys lets a standby look at a server, which may end in good order while
+// it does.
+func TestTheSecureServerAnswersStandbys(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	port, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := port.Addr().(*net.TCPAddr)
+	if err := port.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o, err := NewOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Secure.BindAddress, o.Secure.BindPort = address.IP, address.Port
+	own, err := newWitness(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := witness.New(address.AddrPort(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, done := make(chan election.LeaderState, 10), make(chan struct{})
+	looking, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(done)
+		other.Watch(looking, own.Process(), func(state election.LeaderState) { seen <- state })
+	}()
+	if got := <-seen; got != election.LeaderAnswers {
+		t.Errorf("the standby sees %s", got)
+	}
+	began := time.Now()
+	s.stop()
+	if took := time.Since(began); took > 4*time.Second { // after 5 s the server would cut the standby off
+		t.Errorf("the server waited %s for the standby", took)
+	}
+	stop()
+	<-done
+}
