@@ -378,7 +378,8 @@ func (a *auditor) leads(p *simProc) {
 	if repeated && !time.Now().Before(a.unsure.get()) {
 		a.violateLocked(ruleTermsUnique, "%s leads term %s, which %s has led", p.identity, own.term.term, before)
 	}
-	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) {
+	restored := time.Now().Before(a.unsure.get()) // perhaps since it has named itself
+	if a.sim.fences.server && own.named.IsZero() && a.fenceless.Before(own.began) && !restored {
 		a.violateLocked(ruleNamedFirst, "%s leads, but the fence has not named %s", p.identity, p.pod)
 	}
 }
