@@ -48,7 +48,7 @@ var simFaults = []simFault{
 		pass(long)
 	}},
 	{"replicas do not reach each other", 3, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.separate(long) }},
-	{"a Pod without a network", 3, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
+	{"a Pod without a network", 3, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
 		p.link.set(func(l *simLink) { l.lost = loseAll })
 		p.separate(long)
 		p.link.set(func(l *simLink) { l.lost = loseNothing })

@@ -130,10 +130,10 @@ func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, proc
 		if err == nil {
 			err = json.Unmarshal([]byte(body), &got)
 		}
-		if err != nil || got.ServerFence != fence || got.LeaderProcess != process {
-			return fmt.Errorf("%d %v %+v", code, err, got)
+		if err == nil && (got.ServerFence != fence || got.LeaderProcess != process) {
+			err = fmt.Errorf("%s: %d, %+v", m.Pod, code, got)
 		}
-		return nil
+		return err
 	})
 }
 

@@ -140,33 +140,33 @@ func (s *standby) expect(want election.LeaderState) {
 
 func TestWatch(t *testing.T) {
 	tests := map[string]struct {
-		end  func(t *testing.T, l *leader)
+		end  func(l *leader)
 		want []election.LeaderState
 	}{
 		"a killed process is gone": {
-			func(_ *testing.T, l *leader) { l.die() },
+			func(l *leader) { l.die() },
 			[]election.LeaderState{election.LeaderGone}},
 		"one that was killed and whose address another has is gone": {
-			func(t *testing.T, l *leader) {
+			func(l *leader) {
 				l.die()
-				newLeader(t, l.Process().Address)
+				newLeader(l.t, l.Process().Address)
 			},
 			[]election.LeaderState{election.LeaderGone}},
 		"one whose address another has is gone, even if the connection was reset": {
-			func(t *testing.T, l *leader) {
+			func(l *leader) {
 				_ = l.listener.Close()
-				newLeader(t, l.Process().Address)
+				newLeader(l.t, l.Process().Address)
 				l.hangUp(reset)
 			},
 			[]election.LeaderState{election.LeaderGone}},
 		"one whose connections are reset and refused, as by a firewall, is silent": {
-			func(_ *testing.T, l *leader) {
+			func(l *leader) {
 				_ = l.listener.Close()
 				l.hangUp(reset)
 			},
 			[]election.LeaderState{election.LeaderSilent}},
 		"one that ends in good order is silent": {
-			func(_ *testing.T, l *leader) {
+			func(l *leader) {
 				_ = l.listener.Close()
 				l.stopAll()
 			},
@@ -178,7 +178,7 @@ func TestWatch(t *testing.T) {
 			l := newLeader(t, "127.0.0.1:0")
 			s := watch(t, l.Process())
 			s.expect(election.LeaderAnswers)
-			test.end(t, l)
+			test.end(l)
 			for _, want := range test.want {
 				s.expect(want)
 			}
@@ -248,7 +248,7 @@ func (g *gate) pass(from, to net.Conn) {
 	for {
 		n, err := from.Read(buf)
 		g.mu.Lock()
-		g.mu.Unlock()
+		g.mu.Unlock() //nolint:staticcheck // it waits while nothing passes
 		if err != nil {
 			_ = to.Close()
 			return
@@ -267,11 +267,13 @@ func TestWatchUnreachable(t *testing.T) {
 			return election.Process{Address: "127.0.0.1:1", Certificate: "x"}
 		},
 		"another process has answered from the beginning": func(t *testing.T) election.Process {
+			t.Helper()
 			process := newLeader(t, "127.0.0.1:0").Process()
 			process.Certificate = "x"
 			return process
 		},
 		"it serves too many others": func(t *testing.T) election.Process {
+			t.Helper()
 			l := newLeader(t, "127.0.0.1:0")
 			for range most {
 				l.served <- struct{}{}
