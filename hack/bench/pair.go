@@ -113,8 +113,17 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	// but only after the standby has seen a renewal: for a Lease that it has only found, the claim
 	// counts from then.
 	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
-	if sig == syscall.SIGKILL {
+	switch {
+	case sig == syscall.SIGKILL:
 		pause += 2 * time.Second
+	case sig == syscall.SIGSTOP && p.count > 1: // the last leader that was stopped has said that it was alive
+		pause += 15 * time.Second
+	}
+	if sig != syscall.SIGTERM && p.standby.manager != nil {
+		// On a new cluster, the fence is in force only after a while, and a replica asks once a minute.
+		if _, err := p.standby.manager.WaitForLine(ctx, "The API server refuses writes of replicas that do not lead"); err != nil {
+			return t, err
+		}
 	}
 	if err := sleep(ctx, pause); err != nil {
 		return t, err

@@ -84,9 +84,16 @@ func (e *SupersededError) Error() string {
 // lead runs, Lead does this.
 func (n *LeaderNamespace) Run(ctx context.Context) {
 	jitter := newJitter(n.lock.who.Identity + "/ask")
+	backoff := serverFenceBackoffMax
 	for {
+		pause := serverFencePeriod + randomUpTo(jitter, serverFenceJitter)
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
+			if judged == verdictNone { // no evidence counts before it is known
+				pause, backoff = min(pause, backoff), min(2*backoff, serverFencePeriod)
+			} else {
+				backoff = serverFenceBackoffMax
+			}
 			if err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.lease, "err", err)
 			}
@@ -94,7 +101,7 @@ func (n *LeaderNamespace) Run(ctx context.Context) {
 				n.set(ctx, judged)
 			}
 		}
-		if !pauseFor(ctx, serverFencePeriod+randomUpTo(jitter, serverFenceJitter)) {
+		if !pauseFor(ctx, pause) {
 			return
 		}
 	}
