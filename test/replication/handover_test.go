@@ -144,8 +144,14 @@ func TestAHandoverInAFanOut(t *testing.T) {
 					t.Errorf("%s: %d times", write, n)
 				}
 			}
-			if len(counts) != 3*all {
-				t.Errorf("%d different writes, want %d", len(counts), 3*all)
+			// The audit log has no answer to what was in flight when a leader was killed: one request of
+			// each of the 4 workers, in each of the 3 hand-overs.
+			unanswered := 0
+			if tc.signal == syscall.SIGKILL {
+				unanswered = 3 * 4
+			}
+			if n := len(counts); n > 3*all || n < 3*all-unanswered {
+				t.Errorf("%d different writes, want %d", n, 3*all)
 			}
 		})
 	}
