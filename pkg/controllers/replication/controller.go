@@ -20,9 +20,9 @@
 //	field    what it is                                  set by                cleared by
 //	targets  how each target stands, and how often a     each decision, each   the decision that the
 //	         drift was repaired                          write                 object is no target
-//	gone     since when a source has been gone           its deletion, or the  its creation
-//	                                                     first look at it
-//	changed  when a source changed, for the metric       its event             age
+//	gone     since when a source has been gone           the first look at it  its creation
+//	due      since when a target waits for a change of   the source's event    the reconcile
+//	         its source, for the metric
 //	told     the Events of the last ten minutes          each Event            age
 package replication
 
@@ -130,6 +130,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	c.memory.note(key, &p)
 	c.report(key, &p)
 	if p.Action == policy.Nothing {
+		c.memory.settled(key)
 		return p.After, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Decided by the cache", "action", p.Action, "source", p.Source.String())
@@ -176,6 +177,7 @@ func (c *Controller) act(ctx context.Context, key policy.Key, first bool) (time.
 		p := c.rules.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
 			c.memory.note(key, &p)
+			c.memory.settled(key)
 			c.report(key, &p)
 			return p.After, nil
 		}
@@ -218,8 +220,14 @@ func (l live) Get(key policy.Key) *policy.Object {
 // Sources implements policy.View.
 func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 	for _, cached := range l.Controller.Sources(kind, name) {
-		if source := l.Get(cached.Key); source != nil {
-			list = append(list, source)
+		if _, read := l.bodies[cached.Key]; !read {
+			list = append(list, cached)
+		}
+	}
+	// The cache may not know yet that one of these pushes.
+	for key, b := range l.bodies {
+		if b != nil && key.Kind == kind && key.Name == name {
+			list = append(list, l.Get(key))
 		}
 	}
 	return list

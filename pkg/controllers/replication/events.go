@@ -104,8 +104,14 @@ func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[pol
 		found.add(key)
 	}
 	c.addDependants(found, key)
-	c.memory.sourceSeen(key, event.New != nil, !event.Initial && len(found) > 0, c.clock.Now())
-	return found.list()
+	if event.New != nil {
+		c.memory.exists(key)
+	}
+	list := found.list()
+	if !event.Initial {
+		c.memory.waits(key, list, c.clock.Now())
+	}
+	return list
 }
 
 // alike reports whether no decision can tell the two apart.

@@ -35,7 +35,7 @@ type memory struct {
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
 	gone    map[policy.Key]time.Time
-	changed map[policy.Key]time.Time
+	due     map[policy.Key]time.Time
 	told    map[event]*suppressed
 }
 
@@ -83,7 +83,7 @@ func (m *memory) clear() {
 	for _, e := range m.targets {
 		m.metrics.count(e.standing, -1)
 	}
-	m.targets, m.gone, m.changed, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]*suppressed{}
+	m.targets, m.gone, m.due, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]*suppressed{}
 }
 
 // note remembers how a target stands; without a state, it is forgotten.
@@ -162,20 +162,31 @@ func (m *memory) plan(key policy.Key, a policy.Action) bool {
 	return true
 }
 
-// sourceSeen notes the event of a possible source.
-func (m *memory) sourceSeen(key policy.Key, exists, matters bool, now time.Time) {
+// exists notes that a source is there, perhaps again.
+func (m *memory) exists(key policy.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	switch {
-	case exists:
-		delete(m.gone, key)
-	case matters:
-		m.gone[key] = now
+	delete(m.gone, key)
+}
+
+// waits notes that targets wait for what the event of a source brings.
+func (m *memory) waits(source policy.Key, targets []policy.Key, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range targets {
+		if _, waits := m.due[key]; !waits && key != source {
+			m.due[key] = now
+		}
 	}
-	if matters {
-		prune(m.changed, func(at time.Time) bool { return now.Sub(at) > eventInterval })
-		m.changed[key] = now
-	}
+}
+
+// settled returns since when the target waited for its source. It waits no longer.
+func (m *memory) settled(key policy.Key) (time.Time, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	since, waits := m.due[key]
+	delete(m.due, key)
+	return since, waits
 }
 
 // goneSince returns since when a source has been known to be gone; it becomes known now.
@@ -185,15 +196,9 @@ func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
 	if since, known := m.gone[key]; known {
 		return since
 	}
+	prune(m.gone, func(since time.Time) bool { return now.Sub(since) > eventInterval })
 	m.gone[key] = now
 	return now
-}
-
-func (m *memory) changedSince(source policy.Key) (time.Time, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	at, ok := m.changed[source]
-	return at, ok
 }
 
 // tell reports whether an Event is to be sent, and what it has to say of those that were not.

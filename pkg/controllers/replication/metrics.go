@@ -35,7 +35,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 		errors: metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
 		held:   metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
 		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
-			Help:    "Time from the last event of a source until a target was written.",
+			Help:    "Time from the first event of a source until a target was written for it.",
 			Buckets: []float64{0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300}}),
 		timeouts: metrics.NewCounter(counter("pattern_timeouts_total", "Regular expressions that took too long to match.")),
 	}

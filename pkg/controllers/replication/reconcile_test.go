@@ -59,7 +59,7 @@ func TestReconcile(t *testing.T) {
 				if got := string(w.secret("b/t").Data["k"]); got != "w" {
 					w.t.Errorf("k=%s", got)
 				}
-				if got := w.count("lag_seconds", nil); got < 2 {
+				if got := w.count("lag_seconds", nil); got != 2 {
 					w.t.Errorf("%v observations of the lag, want 2", got)
 				}
 			},
@@ -130,7 +130,7 @@ func TestReconcile(t *testing.T) {
 				created := 0
 				w.client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
 					if created++; created == 100 {
-						go w.remove("a/s")
+						go func() { _ = w.client.Tracker().Delete(ResourceOf(policy.Secret), "a", "s") }()
 					}
 					return false, nil, nil
 				})
@@ -236,6 +236,30 @@ func TestReconcile(t *testing.T) {
 				w.edit("a/s", annotate("Q:allow-pull"))
 				w.pass(10 * time.Minute)
 				w.expect("")
+			},
+		},
+		"N18: a copy is not deleted if the live source wants it": {
+			lag:     time.Minute,
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.pass(5 * time.Minute)
+				w.client.ClearActions()
+				w.edit("a/s", annotate("Q:push-to"))
+				w.pass(30 * time.Second)
+				w.edit("a/s", annotate("Q:push-to=b"))
+				w.pass(10 * time.Minute)
+				w.expect("get a/s, get b/s", "get", "create", "update", "delete")
+			},
+		},
+		"with namespaces a source that cannot be read is not gone": {
+			configure: func(c *Config) { c.Scope = []string{"b"} },
+			objects: []runtime.Object{
+				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k"),
+				secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True"),
+			},
+			run: func(w *world) {
+				w.pass(time.Hour)
+				w.expect("", "get", "create", "update", "delete")
 			},
 		},
 		"N19: what is in sync costs no request": {

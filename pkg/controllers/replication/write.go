@@ -63,8 +63,8 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	if source != nil {
 		repairs = c.memory.wrote(key, source.ResourceVersion, now)
 	}
-	if since, ok := c.memory.changedSince(p.Source); ok && b != nil && p.Action != policy.Mark {
-		c.metrics.lag.Observe(now.Sub(since).Seconds())
+	if since, ok := c.memory.settled(key); ok {
+		c.metrics.lag.Observe(c.clock.Since(since).Seconds())
 	}
 	if source != nil && c.rules.DropsOwners(p, source) {
 		c.tell(p.Source, corev1.EventTypeWarning, policy.OwnerReferenceDropped, "an owner in a namespace is not copied to "+key.NamespacedName.String(), key)

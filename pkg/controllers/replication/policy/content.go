@@ -177,7 +177,7 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	var was role
 	var keys []string
 	if target != nil && p.Action != Recreate {
-		b.ObjectMeta, b.Type, b.Immutable, b.Content = *target.ObjectMeta.DeepCopy(), target.Type, target.Immutable, target.Content
+		b.ObjectMeta, b.Type, b.Immutable, b.Content = *target.DeepCopy(), target.Type, target.Immutable, target.Content
 		described := d.Describe(target)
 		was = r.roleOf(described)
 		if was.kind == unmarkedCopy {
@@ -253,7 +253,7 @@ func (r *Rules) copyMetadata(p *Plan, m *marker, b, source *Body, was role) {
 func legacy(p *Plan, b, source *Body, now time.Time) {
 	for d, keys := range written {
 		for _, key := range keys {
-			if d != p.Dialect && !(p.Pull && key == reflects) {
+			if d != p.Dialect && (!p.Pull || key != reflects) {
 				delete(b.Annotations, key)
 			}
 		}

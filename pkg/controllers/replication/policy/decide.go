@@ -109,7 +109,7 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
-		if role = r.adopt(target, role, claims); role.kind == foreign {
+		if role = r.adopt(target, role, claims, ns, now); role.kind == foreign {
 			p.State = Unclaimed
 		}
 	}
@@ -181,7 +181,7 @@ func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
 
 // adopt returns the role of a copy that the replicator made: that of a copy of one of the claimants
 // of its dialect, or foreign.
-func (r *Rules) adopt(target *Object, role role, claims []claim) role {
+func (r *Rules) adopt(target *Object, role role, claims []claim, ns *Namespace, now time.Time) role {
 	keys := keyList(target.Annotations[replicatedKeys])
 	for _, fits := range []func(source *Object) bool{
 		func(source *Object) bool { return source.Version == target.Annotations[replicatedFrom] },
@@ -191,8 +191,10 @@ func (r *Rules) adopt(target *Object, role role, claims []claim) role {
 		func(*Object) bool { return true },
 	} {
 		for i := range claims {
-			if c := &claims[i]; c.dialect == Mittwald && fits(c.source) {
-				role.kind, role.from = pushCopy, c.source.NamespacedName
+			source := claims[i].source
+			covers := asked{r, source, ns, now, true}.replicates()
+			if covers.Claim != No && fits(source) {
+				role.kind, role.from = pushCopy, source.NamespacedName
 				return role
 			}
 		}
@@ -205,6 +207,9 @@ func (r *Rules) adopt(target *Object, role role, claims []claim) role {
 func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
 	if v.Get(source) != nil {
 		return false
+	}
+	if r.NoNamespaces && v.Namespace(source.Namespace) == nil {
+		return true // it is not known: --namespaces leaves it out
 	}
 	left := v.GoneSince(source).Add(r.DeletionGrace).Sub(now)
 	if left > 0 {

@@ -5,6 +5,7 @@ package policy
 
 import (
 	"maps"
+	"strings"
 	"testing"
 	"time"
 )
@@ -120,5 +121,35 @@ func TestGlobs(t *testing.T) {
 		if got := matchGlob(tc.glob, tc.name); got != tc.want {
 			t.Errorf("glob %q, name %q: %v", tc.glob, tc.name, got)
 		}
+	}
+}
+
+func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")))
+	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
+	w.settle()
+	w.edit("a/s", data("k=w"))
+	w.settle()
+	w.expect("update b/s")
+	w.holds("b/s", "k=w", "M:replicated-keys=(none)", "Q:source=*")
+}
+
+func TestTheOwnerOfAnUnmarkedCopyIsFound(t *testing.T) {
+	for name, tc := range map[string]struct{ version, content, want string }{
+		"by the version that was copied": {"2", "k=v", `"source":"c/s"`},
+		"by the content":                 {"0", "k=w", `"source":"c/s"`},
+		"else the older one":             {"0", "k=x", `"source":"a/s"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			w.put(secret("c/s", "k=w", with("M:replicate-to=b")))
+			w.put(secret("b/s", tc.content, replicatorMade(tc.version, "k")))
+			w.settle()
+			if got := w.get("b/s").Annotations[Marker]; !strings.Contains(got, tc.want) {
+				t.Errorf("marker %s, want %s", got, tc.want)
+			}
+		})
 	}
 }

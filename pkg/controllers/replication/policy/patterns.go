@@ -25,8 +25,9 @@ const (
 	// within timeoutPause.
 	matchTimeout = 50 * time.Millisecond
 	timeoutPause = 10 * time.Minute
-	// maxParsed limits the values of annotations that are kept parsed.
-	maxParsed = 10000
+	// maxParsed limits the values of annotations that are kept parsed, and the patterns that are
+	// known to take too long.
+	maxParsed = 1000
 )
 
 // matcher is the parsed value of an annotation that names namespaces. If run is false, it answers
@@ -37,7 +38,8 @@ type matcher func(ns *Namespace, now time.Time, run bool) Verdict
 type matchers struct {
 	mu      sync.Mutex
 	parsed  map[string]matcher
-	timeout func() // is called when a pattern takes too long
+	paused  map[string]time.Time // patterns that took too long, until when they are not run
+	timeout func()               // is called when a pattern takes too long
 }
 
 // get returns the matcher for a text in the grammar that parse reads.
@@ -106,15 +108,11 @@ func (m *matchers) netRegex(item string) matcher {
 		return always(held(InvalidPattern, invalid(item)))
 	}
 	re.MatchTimeout = matchTimeout
-	var mu sync.Mutex
-	var pausedUntil time.Time
 	return func(ns *Namespace, now time.Time, run bool) Verdict {
 		if !run {
 			return Verdict{Claim: Held}
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if now.Before(pausedUntil) {
+		if m.isPaused(item, now) {
 			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
 		}
 		match, err := re.FindStringMatch(ns.Name)
@@ -122,12 +120,27 @@ func (m *matchers) netRegex(item string) matcher {
 		case errors.Is(err, regexp2.ErrBacktrackingStackLimit):
 			return held(InvalidPattern, fmt.Sprintf("pattern %q needs too much memory to match", item))
 		case err != nil:
-			pausedUntil = now.Add(timeoutPause)
-			m.timeout()
+			m.pause(item, now)
 			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
 		}
 		return verdict(match != nil && match.RuneLength == len([]rune(ns.Name)))
 	}
+}
+
+func (m *matchers) isPaused(item string, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return now.Before(m.paused[item])
+}
+
+func (m *matchers) pause(item string, now time.Time) {
+	m.timeout()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.paused) >= maxParsed || m.paused == nil {
+		m.paused = map[string]time.Time{}
+	}
+	m.paused[item] = now.Add(timeoutPause)
 }
 
 func invalid(item string) string {

@@ -4,7 +4,6 @@
 package policy
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -347,13 +346,4 @@ func reflectorMade(source, version string) func(*Body) {
 // replicatorMade are the annotations of what the replicator wrote.
 func replicatorMade(version, keys string) func(*Body) {
 	return with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+version, "M:replicated-keys="+keys)
-}
-
-func fmtCount(verb string, n int, format string) string {
-	var list []string
-	for i := range n {
-		list = append(list, verb+" "+fmt.Sprintf(format, i))
-	}
-	slices.Sort(list)
-	return strings.Join(list, ", ")
 }
