@@ -138,7 +138,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 		return wait, nil
 	}
 	for attempt := 1; ; attempt++ {
-		after, err := c.act(ctx, key, attempt == 1)
+		after, err := c.act(ctx, key, p.Source, attempt == 1)
 		if attempt == attempts || !outdated(err) {
 			return after, err
 		}
@@ -151,12 +151,11 @@ func (c *Controller) pace(key policy.Key, p *policy.Plan, now time.Time) time.Du
 	if source := c.Get(p.Source); source != nil {
 		version = source.Version
 	}
-	return c.memory.pace(key, version, now, func() time.Duration {
-		if p.Action != policy.Mark {
-			return 0
-		}
-		return c.marks.ReserveN(now, 1).DelayFrom(now)
-	})
+	var marks *rate.Limiter
+	if p.Action == policy.Mark {
+		marks = c.marks
+	}
+	return c.memory.pace(key, version, now, marks)
 }
 
 // outdated reports whether the target is not what the decision was made on.
@@ -166,14 +165,16 @@ func outdated(err error) bool {
 
 // act reads target and source live, decides again on them, and writes. That the target does not
 // exist is at first left to the cache: a creation would be refused.
-func (c *Controller) act(ctx context.Context, key policy.Key, first bool) (time.Duration, error) {
+func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool) (time.Duration, error) {
 	l := live{c, map[policy.Key]*policy.Body{}}
+	wanted := []policy.Key{source}
 	if !first || c.Get(key) != nil {
-		if err := l.read(ctx, key); err != nil {
-			return 0, err
-		}
+		wanted = append(wanted, key)
 	}
 	for {
+		if err := l.read(ctx, wanted); err != nil {
+			return 0, err
+		}
 		p := c.rules.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
 			c.memory.note(key, &p)
@@ -184,9 +185,7 @@ func (c *Controller) act(ctx context.Context, key policy.Key, first bool) (time.
 		if _, read := l.bodies[p.Source]; read {
 			return 0, c.write(ctx, key, &p, l)
 		}
-		if err := l.read(ctx, p.Source); err != nil {
-			return 0, err
-		}
+		wanted = []policy.Key{p.Source}
 	}
 }
 
@@ -196,12 +195,20 @@ type live struct {
 	bodies map[policy.Key]*policy.Body // nil: does not exist
 }
 
-func (l live) read(ctx context.Context, key policy.Key) error {
-	b, err := l.get(ctx, key)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("get %s: %w", key, err)
+// read reads objects at once: a pull target waits for it.
+func (l live) read(ctx context.Context, keys []policy.Key) error {
+	bodies, errs := make([]*policy.Body, len(keys)), make([]error, len(keys))
+	var wg sync.WaitGroup
+	for i, key := range keys {
+		wg.Go(func() { bodies[i], errs[i] = l.get(ctx, key) })
 	}
-	l.bodies[key] = b
+	wg.Wait()
+	for i, key := range keys {
+		if errs[i] != nil && !apierrors.IsNotFound(errs[i]) {
+			return fmt.Errorf("get %s: %w", key, errs[i])
+		}
+		l.bodies[key] = bodies[i]
+	}
 	return nil
 }
 

@@ -6,6 +6,7 @@ package replication
 import (
 	"bytes"
 	"maps"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -72,11 +73,7 @@ type keys map[policy.Key]struct{}
 func (k keys) add(key policy.Key) { k[key] = struct{}{} }
 
 func (k keys) list() []policy.Key {
-	list := make([]policy.Key, 0, len(k))
-	for key := range maps.Keys(k) {
-		list = append(list, key)
-	}
-	return list
+	return slices.Collect(maps.Keys(k))
 }
 
 // objectChanged returns the targets that an object concerns: itself, what it pushes to or did, and

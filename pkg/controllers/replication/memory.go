@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -106,21 +108,21 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	m.metrics.count(e.standing, 1)
 }
 
-// pace returns how long the write of a target has to wait. reserve returns how far away the next
-// turn for a marker is, and 0 for other writes.
-func (m *memory) pace(key policy.Key, source string, now time.Time, reserve func() time.Duration) time.Duration {
+// pace returns how long the write of a target has to wait: for the next repair and, if there is a
+// limiter, for its turn.
+func (m *memory) pace(key policy.Key, source string, now time.Time, marks *rate.Limiter) (wait time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e == nil {
 		return 0
 	}
-	if e.markAt.IsZero() {
-		if wait := reserve(); wait > 0 {
-			e.markAt = now.Add(wait)
+	if marks != nil {
+		if e.markAt.IsZero() {
+			e.markAt = now.Add(marks.ReserveN(now, 1).DelayFrom(now))
 		}
+		wait = e.markAt.Sub(now)
 	}
-	wait := e.markAt.Sub(now)
 	if source == e.source && source != "" {
 		wait = max(wait, e.next.Sub(now))
 	}

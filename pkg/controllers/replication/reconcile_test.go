@@ -113,6 +113,12 @@ func TestReconcile(t *testing.T) {
 				if n := len(w.marked()); n < 8 || n > 12 {
 					w.t.Errorf("%d markers after 2 s, want about 10", n)
 				}
+				w.edit("a/s19", holding("w"))
+				w.edit("a/s18", holding("w"))
+				w.pass(time.Millisecond)
+				if a, b := string(w.secret("b/s19").Data["k"]), string(w.secret("b/s18").Data["k"]); a != "w" || b != "w" {
+					w.t.Errorf("an update waits for the turn of a marker: %s, %s", a, b)
+				}
 				w.pass(3 * time.Second)
 				if n := len(w.marked()); n != 20 {
 					w.t.Errorf("%d markers after 5 s, want all 20", n)
