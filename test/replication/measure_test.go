@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -219,4 +220,7 @@ func TestLongMemory(t *testing.T) {
 	w.settle()
 	t.Logf("RSS %d MiB before, %d MiB with %d sources and copies; %d MiB in a new leader", before>>20, after>>20, n, rss(t, next)>>20)
 	w.wrote()
+	if read := w.requests(func(e auditv1.Event) bool { return e.Verb == "get" }); len(read) > 0 {
+		t.Errorf("%d objects are read though they are in sync, such as %s", len(read), read[0])
+	}
 }

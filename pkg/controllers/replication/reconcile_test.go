@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -152,9 +153,10 @@ func TestReconcile(t *testing.T) {
 		},
 		"N9: a refused write is tried again, and told once": {
 			run: func(w *world) {
-				full := true
+				var full atomic.Bool
+				full.Store(true)
 				w.client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if a.GetNamespace() == "b" && full {
+					if a.GetNamespace() == "b" && full.Load() {
 						return true, nil, apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("exceeded quota: q"))
 					}
 					return false, nil, nil
@@ -165,7 +167,7 @@ func TestReconcile(t *testing.T) {
 				if got := w.told(); got != "Replicated WriteRejected" {
 					w.t.Errorf("Events %s", got)
 				}
-				full = false
+				full.Store(false)
 				w.pass(time.Minute)
 				w.expect("create b/s")
 				if got := w.count("errors_total", map[string]string{"reason": "Forbidden"}); got != 5 {

@@ -106,8 +106,7 @@ func (a asked) replicates() Verdict {
 	return v
 }
 
-// permits is the replicator's permission to pull. A name that is matched in part only is not
-// permitted.
+// permits is the replicator's permission to pull.
 func (a asked) permits() Verdict {
 	if a.AllowAll {
 		return yes
@@ -117,11 +116,7 @@ func (a asked) permits() Verdict {
 	if !permitted || !has {
 		return no
 	}
-	v := a.match(replicationAllowedN, "go", a.matchers.goRegexes)
-	if v.Reason == AmbiguousPattern {
-		return no
-	}
-	return v
+	return a.match(replicationAllowedN, "go", a.matchers.goRegexes)
 }
 
 // claim is what one source wants of a target.

@@ -274,7 +274,7 @@ func TestTheTable(t *testing.T) {
 			w.holds("b/t", "k=v own=1", "M:replicated-keys=k")
 		}},
 		"M7: a pull needs permission": {nil, func(w *world) {
-			for i, list := range []string{"M:replication-allowed-namespaces", "M:replication-allowed-namespaces=", "M:replication-allowed-namespaces=a-.*", "M:replication-allowed= true"} {
+			for i, list := range []string{"M:replication-allowed-namespaces", "M:replication-allowed-namespaces=", "M:replication-allowed-namespaces=a-.*", "M:replication-allowed-namespaces=a|c-", "M:replication-allowed= true"} {
 				w.put(secret("a/s", "k=v", permits, with(list)))
 				if i == 0 {
 					w.put(secret("b/t", "own=1", pull))
