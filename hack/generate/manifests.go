@@ -24,8 +24,13 @@ var components = map[string]string{
 	"argo-rollouts":                  "--config-reload-argo-rollouts",
 	"csi-secrets":                    "--config-reload-csi",
 	"compat-reloader":                "--compat=reloader",
+	"replication":                    "--controllers=*,replication",
+	"replication-compat":             "--compat=reflector,replicator",
 	"service-account-per-controller": "--use-service-account-credentials",
 }
+
+// requires maps a component to the one that it only makes sense with.
+var requires = map[string]string{"replication-compat": "replication"}
 
 // manifests returns the files to write below deploy/, by path.
 func manifests() (map[string][]byte, error) {
@@ -35,11 +40,18 @@ func manifests() (map[string][]byte, error) {
 	}
 	files := map[string][]byte{"rbac/roles.yaml": join(defaults)}
 	for name, flag := range components {
-		with, err := rbac(flag)
+		base, flags := defaults, []string{flag}
+		if required, ok := requires[name]; ok {
+			flags = []string{components[required], flag}
+			if base, err = rbac(components[required]); err != nil {
+				return nil, err
+			}
+		}
+		with, err := rbac(flags...)
 		if err != nil {
 			return nil, err
 		}
-		component, more, err := change(flag, defaults, with)
+		component, more, err := change(flag, base, with)
 		if err != nil {
 			return nil, fmt.Errorf("component %s: %w", name, err)
 		}

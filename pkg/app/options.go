@@ -22,6 +22,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -43,6 +44,7 @@ type Options struct {
 	Authorization  AuthorizationConfig
 	Metrics        *metrics.Options
 	ConfigReload   configreload.Config
+	Replication    replication.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 
@@ -104,6 +106,7 @@ func NewOptions(entries ...Entry) (*Options, error) {
 		Authorization:  newAuthorizationConfig(),
 		Metrics:        metrics.NewOptions(),
 		ConfigReload:   configreload.DefaultConfig(),
+		Replication:    replication.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
 	}

@@ -94,6 +94,7 @@ type Host struct {
 func registry(o *Options) []Entry {
 	return []Entry{
 		configReload(o),
+		replicationEntry(o),
 	}
 }
 

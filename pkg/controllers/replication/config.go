@@ -1,0 +1,132 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+)
+
+// Config configures the controller. The zero value is not valid; use [DefaultConfig].
+type Config struct {
+	policy.Options
+
+	// Scope lists the only namespaces that may be read and written; empty means all. The host sets
+	// it, and Reflector and Mittwald of the Options.
+	Scope []string
+	// Kinds lists the kinds to copy.
+	Kinds []string
+	// DryRun sends every write as a dry run.
+	DryRun  bool
+	Workers int
+}
+
+// DefaultConfig returns the defaults of the flags.
+func DefaultConfig() Config {
+	return Config{
+		Options: policy.Options{
+			MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*",
+			ProtectedNamespaces: []string{"kube-system", "kube-public", "kube-node-lease"},
+			ProtectedNames:      []string{"kube-root-ca.crt"},
+			DeniedLabels:        []string{"argocd.argoproj.io/*"},
+		},
+		Kinds:   []string{string(policy.Secret), string(policy.ConfigMap)},
+		Workers: 4,
+	}
+}
+
+const flagPrefix = "replication-"
+
+// AddFlags binds the --replication-* flags. The current values of c are their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.PushNamespaces, flagPrefix+"push-namespaces", c.PushNamespaces,
+		"The namespaces whose objects may push, in the grammar of the annotation push-to.")
+	fs.StringSliceVar(&c.ProtectedNamespaces, flagPrefix+"protected-namespaces", c.ProtectedNamespaces,
+		"Globs of namespaces that nothing is pushed to. The manager's own is always one.")
+	fs.StringSliceVar(&c.ProtectedNames, flagPrefix+"protected-names", c.ProtectedNames, "Globs of names that nothing is pushed to.")
+	fs.StringSliceVar(&c.DeniedLabels, flagPrefix+"denied-labels", c.DeniedLabels, "Globs of labels that are never copied.")
+	fs.StringSliceVar(&c.Kinds, flagPrefix+"kinds", c.Kinds, "The kinds to copy: Secret, ConfigMap.")
+	fs.DurationVar(&c.DeletionGrace, flagPrefix+"deletion-grace", c.DeletionGrace,
+		"How long a source must be gone before its copies are deleted.")
+	fs.BoolVar(&c.AllowAll, flagPrefix+"mittwald-allow-all", c.AllowAll,
+		"Permit every pull with replicate-from, of any source: kubernetes-replicator's --allow-all.")
+	fs.BoolVar(&c.MarkAdopted, flagPrefix+"mark-adopted", c.MarkAdopted,
+		"Note the source on copies that kubernetes-replicator made, 5 per second. Without this, those whose source goes first stay.")
+	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Send every write with dryRun=All and log it.")
+	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects reconciled at once.")
+}
+
+// Validate reports all problems at once, each with its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
+	}
+	if problem := policy.CheckNamespaces(c.PushNamespaces); problem != "" {
+		bad("push-namespaces", "%q %s", c.PushNamespaces, problem)
+	}
+	for flag, globs := range map[string][]string{
+		"protected-namespaces": c.ProtectedNamespaces, "protected-names": c.ProtectedNames, "denied-labels": c.DeniedLabels,
+	} {
+		if slices.Contains(globs, "") {
+			bad(flag, "has an empty item")
+		}
+	}
+	if len(c.Kinds) == 0 {
+		bad("kinds", "must name a kind")
+	}
+	for _, kind := range c.Kinds {
+		if kind != string(policy.Secret) && kind != string(policy.ConfigMap) {
+			bad("kinds", "must be of Secret, ConfigMap, got %q", kind)
+		}
+	}
+	if c.DeletionGrace < 0 {
+		bad("deletion-grace", "must not be negative, got %v", c.DeletionGrace)
+	}
+	if c.Workers < 1 {
+		bad("workers", "must be at least 1, got %d", c.Workers)
+	}
+	return errors.Join(errs...)
+}
+
+// ResourceOf returns the resource of a kind.
+func ResourceOf(kind policy.Kind) schema.GroupVersionResource {
+	return corev1.SchemeGroupVersion.WithResource(strings.ToLower(string(kind)) + "s")
+}
+
+// CopiedKinds returns the kinds to copy.
+func (c *Config) CopiedKinds() (list []policy.Kind) {
+	for _, kind := range []policy.Kind{policy.Secret, policy.ConfigMap} {
+		if slices.Contains(c.Kinds, string(kind)) {
+			list = append(list, kind)
+		}
+	}
+	return list
+}
+
+// Rules returns exactly the permissions that the controller needs under c.
+func (c *Config) Rules() []rbacv1.PolicyRule {
+	objects := rbacv1.PolicyRule{APIGroups: []string{""}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}}
+	for _, kind := range c.CopiedKinds() {
+		objects.Resources = append(objects.Resources, ResourceOf(kind).Resource)
+	}
+	rules := []rbacv1.PolicyRule{objects}
+	if len(c.Scope) == 0 {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
+	}
+	if c.Reflector || c.Mittwald {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list"}})
+	}
+	return rules
+}

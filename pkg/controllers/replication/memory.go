@@ -1,0 +1,231 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+)
+
+const (
+	// A drift is repaired at once, then not before firstRepair after the last time, twice that, and
+	// so on up to maxRepair. The count starts again after quietRepair without one.
+	firstRepair = time.Second
+	maxRepair   = 5 * time.Minute
+	quietRepair = 30 * time.Minute
+	// fightAfter is the repair from which on the source's owner is told.
+	fightAfter = 5
+	// eventInterval is how long no second Event of an object and reason is sent.
+	eventInterval = 10 * time.Minute
+	// maxNames is how many targets an Event names.
+	maxNames = 5
+	// maxAged limits the entries that go only by age. Old ones go when there are more.
+	maxAged = 1000
+)
+
+// memory is what a run remembers.
+type memory struct {
+	metrics *domainMetrics
+	mu      sync.Mutex
+	targets map[policy.Key]*entry
+	gone    map[policy.Key]time.Time
+	due     map[policy.Key]time.Time
+	told    map[event]*suppressed
+}
+
+// entry is what is remembered of a target.
+type entry struct {
+	standing
+	planned policy.Action // that a dry run has logged
+	// source is the version of the source that was written last, which is drift if it has to be
+	// written again; next is when that may be.
+	source   string
+	repairs  int
+	at, next time.Time
+	markAt   time.Time // when its turn for a marker comes
+}
+
+// standing are the labels of the metric.
+type standing struct {
+	kind    policy.Kind
+	dialect policy.Dialect
+	pull    bool
+	state   policy.State
+}
+
+type event struct {
+	about  policy.Key
+	reason string
+}
+
+// suppressed counts the Events since the one that was sent.
+type suppressed struct {
+	sent  time.Time
+	count int
+	names []string
+}
+
+func newMemory(m *domainMetrics) *memory {
+	all := &memory{metrics: m}
+	all.clear()
+	return all
+}
+
+func (m *memory) clear() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.targets {
+		m.metrics.count(e.standing, -1)
+	}
+	m.targets, m.gone, m.due, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]*suppressed{}
+}
+
+// note remembers how a target stands; without a state, it is forgotten.
+func (m *memory) note(key policy.Key, p *policy.Plan) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.targets[key]
+	if e != nil {
+		m.metrics.count(e.standing, -1)
+	}
+	if p.State == "" {
+		delete(m.targets, key)
+		return
+	}
+	if e == nil {
+		e = &entry{}
+		m.targets[key] = e
+	}
+	e.standing = standing{key.Kind, p.Dialect, p.Pull, p.State}
+	m.metrics.count(e.standing, 1)
+}
+
+// pace returns how long the write of a target has to wait: for the next repair and, if there is a
+// limiter, for its turn.
+func (m *memory) pace(key policy.Key, source string, now time.Time, marks *rate.Limiter) (wait time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.targets[key]
+	if e == nil {
+		return 0
+	}
+	if marks != nil {
+		if e.markAt.IsZero() {
+			e.markAt = now.Add(marks.ReserveN(now, 1).DelayFrom(now))
+		}
+		wait = e.markAt.Sub(now)
+	}
+	if source == e.source && source != "" {
+		wait = max(wait, e.next.Sub(now))
+	}
+	return max(wait, 0)
+}
+
+// wrote remembers a write, and returns how many drifts in a row have been repaired with it.
+func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.targets[key]
+	if e == nil {
+		return 0
+	}
+	switch {
+	case e.source != source:
+		e.repairs = 0
+	case now.Sub(e.at) > quietRepair:
+		e.repairs = 1
+	default:
+		e.repairs++
+	}
+	e.source, e.at, e.next, e.markAt = source, now, now, time.Time{}
+	if e.repairs > 0 {
+		e.next = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
+	}
+	return e.repairs
+}
+
+// plan reports whether a dry run has not logged this action before.
+func (m *memory) plan(key policy.Key, a policy.Action) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.targets[key]
+	if e == nil || e.planned == a {
+		return false
+	}
+	e.planned = a
+	return true
+}
+
+// exists notes that a source is there, perhaps again.
+func (m *memory) exists(key policy.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.gone, key)
+}
+
+// waits notes that targets wait for what the event of a source brings.
+func (m *memory) waits(source policy.Key, targets []policy.Key, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range targets {
+		if _, waits := m.due[key]; !waits && key != source {
+			m.due[key] = now
+		}
+	}
+}
+
+// settled returns since when the target waited for its source. It waits no longer.
+func (m *memory) settled(key policy.Key) (time.Time, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	since, waits := m.due[key]
+	delete(m.due, key)
+	return since, waits
+}
+
+// goneSince returns since when a source has been known to be gone; it becomes known now.
+func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if since, known := m.gone[key]; known {
+		return since
+	}
+	prune(m.gone, func(since time.Time) bool { return now.Sub(since) > eventInterval })
+	m.gone[key] = now
+	return now
+}
+
+// tell reports whether an Event is to be sent, and what it has to say of those that were not.
+func (m *memory) tell(about policy.Key, reason string, target policy.Key, now time.Time) (more string, due bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	prune(m.told, func(s *suppressed) bool { return now.Sub(s.sent) >= eventInterval })
+	s := m.told[event{about, reason}]
+	if s != nil && now.Sub(s.sent) < eventInterval {
+		s.count++
+		if len(s.names) < maxNames {
+			s.names = append(s.names, target.NamespacedName.String())
+		}
+		return "", false
+	}
+	m.told[event{about, reason}] = &suppressed{sent: now}
+	if s != nil && s.count > 0 {
+		more = fmt.Sprintf(" (%d more since the last such Event: %s)", s.count, strings.Join(s.names, ", "))
+	}
+	return more, true
+}
+
+// prune removes old entries if there are many.
+func prune[K comparable, V any](entries map[K]V, old func(V) bool) {
+	if len(entries) >= maxAged {
+		maps.DeleteFunc(entries, func(_ K, v V) bool { return old(v) })
+	}
+}

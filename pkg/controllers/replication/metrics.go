@@ -1,0 +1,72 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+)
+
+const metricPrefix = "quartermaster_replication_"
+
+// domainMetrics are the metrics of this controller; those of the loop are in package controllers.
+// No label is a namespace or a name.
+type domainMetrics struct {
+	targets  *metrics.GaugeVec   // kind, dialect, mode, state
+	writes   *metrics.CounterVec // kind, action, dry_run
+	errors   *metrics.CounterVec // kind, reason
+	held     *metrics.CounterVec // reason
+	lag      *metrics.Histogram
+	timeouts *metrics.Counter
+}
+
+func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetrics {
+	counter := func(name, help string) *metrics.CounterOpts {
+		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
+	}
+	d := &domainMetrics{
+		targets: metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + "targets", StabilityLevel: metrics.ALPHA,
+			Help: "Copies and pull targets by kind, dialect, mode (push, pull) and state (in_sync, due, held, frozen, refused, unclaimed)."},
+			[]string{"kind", "dialect", "mode", "state"}),
+		writes: metrics.NewCounterVec(counter("writes_total",
+			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and whether it was a dry run."), []string{"kind", "action", "dry_run"}),
+		errors: metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
+		held:   metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
+		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
+			Help:    "Time from the first event of a source until a target was written for it.",
+			Buckets: []float64{0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300}}),
+		timeouts: metrics.NewCounter(counter("pattern_timeouts_total", "Regular expressions that took too long to match.")),
+	}
+	reg.MustRegister(d.targets, d.writes, d.errors, d.held, d.lag, d.timeouts)
+	// A series that is zero from the first scrape makes rates and alerts work.
+	for _, kind := range kinds {
+		for _, dialect := range policy.Dialects {
+			for _, state := range policy.States {
+				d.count(standing{kind, dialect, false, state}, 0)
+				d.count(standing{kind, dialect, true, state}, 0)
+			}
+		}
+		for _, a := range []policy.Action{policy.Create, policy.Update, policy.Recreate, policy.Mark, policy.Strip, policy.Empty, policy.Delete} {
+			d.writes.WithLabelValues(string(kind), string(a), "false").Add(0)
+			d.writes.WithLabelValues(string(kind), string(a), "true").Add(0)
+		}
+		for _, reason := range []string{"Forbidden", "Invalid", "TooManyRequests", "InternalError"} {
+			d.errors.WithLabelValues(string(kind), reason).Add(0)
+		}
+	}
+	for _, reason := range policy.Reasons {
+		d.held.WithLabelValues(reason).Add(0)
+	}
+	return d
+}
+
+// count adds n targets.
+func (d *domainMetrics) count(s standing, n float64) {
+	mode := "push"
+	if s.pull {
+		mode = "pull"
+	}
+	d.targets.WithLabelValues(string(s.kind), string(s.dialect), mode, string(s.state)).Add(n)
+}

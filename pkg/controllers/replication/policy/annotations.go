@@ -1,0 +1,122 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	nativePrefix    = "quartermaster.dev/"
+	reflectorPrefix = "reflector.v1.k8s.emberstack.com/"
+	mittwaldPrefix  = "replicator.v1.mittwald.de/"
+)
+
+// The annotations. Users write the first group of each dialect, and controllers the second.
+const (
+	PushTo    = nativePrefix + "push-to"
+	AllowPull = nativePrefix + "allow-pull"
+	PullFrom  = nativePrefix + "pull-from"
+	Marker    = nativePrefix + "source"
+
+	reflectionAllowed   = reflectorPrefix + "reflection-allowed"
+	allowedNamespaces   = reflectorPrefix + "reflection-allowed-namespaces"
+	allowedSelector     = reflectorPrefix + "reflection-allowed-namespaces-selector"
+	autoEnabled         = reflectorPrefix + "reflection-auto-enabled"
+	autoNamespaces      = reflectorPrefix + "reflection-auto-namespaces"
+	autoSelector        = reflectorPrefix + "reflection-auto-namespaces-selector"
+	reflects            = reflectorPrefix + "reflects"
+	autoReflects        = reflectorPrefix + "auto-reflects"
+	reflectedVersion    = reflectorPrefix + "reflected-version"
+	reflectedAt         = reflectorPrefix + "reflected-at"
+	replicateTo         = mittwaldPrefix + "replicate-to"
+	replicateToMatching = mittwaldPrefix + "replicate-to-matching"
+	replicationAllowed  = mittwaldPrefix + "replication-allowed"
+	replicationAllowedN = mittwaldPrefix + "replication-allowed-namespaces"
+	replicateFrom       = mittwaldPrefix + "replicate-from"
+	stripLabels         = mittwaldPrefix + "strip-labels"
+	keepOwners          = mittwaldPrefix + "keep-owner-references"
+	replicatedAt        = mittwaldPrefix + "replicated-at"
+	replicatedFrom      = mittwaldPrefix + "replicated-from-version"
+	replicatedKeys      = mittwaldPrefix + "replicated-keys"
+)
+
+// annotations are all keys that decisions depend on. Cached objects refer to them by position.
+var annotations = []string{
+	PushTo, AllowPull, PullFrom, Marker,
+	reflectionAllowed, allowedNamespaces, allowedSelector, autoEnabled, autoNamespaces, autoSelector, reflects, autoReflects,
+	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels, keepOwners,
+	replicatedFrom, replicatedKeys,
+}
+
+// written are the annotations that a controller of each dialect writes to a copy. A pull target
+// keeps what the user wrote.
+var written = map[Dialect][]string{
+	Native:    {Marker},
+	Reflector: {reflects, autoReflects, reflectedVersion, reflectedAt},
+	Mittwald:  {replicatedAt, replicatedFrom, replicatedKeys},
+}
+
+const (
+	modePush = "push"
+	modePull = "pull"
+)
+
+// marker is the value of the annotation Marker. It says of which source the object has its data.
+type marker struct {
+	Copy    string   `json:"copy"`
+	Dialect Dialect  `json:"dialect"`
+	Labels  []string `json:"labels,omitempty"`
+	Mode    string   `json:"mode"`
+	Source  string   `json:"source"`
+	UID     string   `json:"uid"`
+}
+
+func (m *marker) text() string {
+	text, _ := json.Marshal(m) // strings only
+	return string(text)
+}
+
+// parseMarker returns the marker of the object, or nil if there is none that counts: one that was
+// pasted or restored elsewhere does not.
+func parseMarker(o *Object) *marker {
+	text, has := o.Annotations[Marker]
+	var m marker
+	if !has || json.Unmarshal([]byte(text), &m) != nil || m.Copy != o.NamespacedName.String() || !slices.Contains(Dialects, m.Dialect) {
+		return nil
+	}
+	source, ok := parseReference(m.Source)
+	switch {
+	case !ok || m.Mode != modePush && m.Mode != modePull:
+		return nil
+	case m.Mode == modePush && (source.Name != o.Name || source.Namespace == o.Namespace):
+		return nil
+	}
+	return &m
+}
+
+// source returns the marker's source.
+func (m *marker) source() types.NamespacedName {
+	source, _ := parseReference(m.Source) // checked by parseMarker
+	return source
+}
+
+// parseReference parses namespace/name.
+func parseReference(text string) (types.NamespacedName, bool) {
+	namespace, name, _ := strings.Cut(text, "/")
+	namespace, name = strings.TrimSpace(namespace), strings.TrimSpace(name)
+	return types.NamespacedName{Namespace: namespace, Name: name}, namespace != "" && name != "" && !strings.Contains(name, "/")
+}
+
+// keyList parses the annotation replicated-keys.
+func keyList(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ",")
+}

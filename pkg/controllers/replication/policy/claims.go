@@ -1,0 +1,221 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Rules decide. Build them with [NewRules].
+type Rules struct {
+	Options
+	matchers matchers
+	// clusterScoped reports whether a kind has no namespaces.
+	clusterScoped func(apiVersion, kind string) bool
+}
+
+// NewRules returns rules. timeout is called when a pattern takes too long to match.
+func NewRules(o Options, clusterScoped func(apiVersion, kind string) bool, timeout func()) *Rules {
+	return &Rules{Options: o, matchers: matchers{timeout: timeout}, clusterScoped: clusterScoped}
+}
+
+// CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
+func CheckNamespaces(text string) string {
+	m := &matchers{}
+	return m.clauses(false)(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
+}
+
+// asked is one evaluation of the annotations of a source for a namespace.
+type asked struct {
+	*Rules
+	source *Object
+	ns     *Namespace
+	now    time.Time
+	run    bool // whether to run what may take long
+}
+
+// match evaluates an annotation. Only what is held has a text, which then names the annotation.
+func (a asked) match(key, grammar string, parse func(string) matcher) Verdict {
+	v := a.matchers.get(grammar, a.source.Annotations[key], parse)(a.ns, a.now, a.run)
+	if v.Text != "" {
+		v.Text = key + ": " + v.Text
+	}
+	return v
+}
+
+// native returns whether push-to or allow-pull names the namespace.
+func (a asked) native(key string) Verdict {
+	if _, has := a.source.Annotations[key]; !has {
+		return no
+	}
+	return a.match(key, "clauses", a.matchers.clauses(a.NoNamespaces))
+}
+
+// allowed is the reflector's permission.
+func (a asked) allowed() Verdict {
+	if !isTrue(a.source.Annotations[reflectionAllowed]) {
+		return no
+	}
+	return a.reflectorList(allowedNamespaces, allowedSelector)
+}
+
+// auto is the reflector's push.
+func (a asked) auto() Verdict {
+	if !isTrue(a.source.Annotations[autoEnabled]) {
+		return no
+	}
+	v := a.allowed()
+	if v.Claim == No {
+		return no
+	}
+	return v.and(a.reflectorList(autoNamespaces, autoSelector))
+}
+
+func (a asked) reflectorList(list, selector string) Verdict {
+	hasList := strings.TrimSpace(a.source.Annotations[list]) != ""
+	hasSelector := strings.TrimSpace(a.source.Annotations[selector]) != ""
+	if !hasList && !hasSelector {
+		return yes
+	}
+	v := no
+	if hasList {
+		v = a.match(list, "net", a.matchers.netRegexes)
+	}
+	if hasSelector && v.Claim != Yes {
+		v = v.or(a.match(selector, "strict", a.matchers.selector(true, a.NoNamespaces)))
+	}
+	return v
+}
+
+// replicates is the replicator's push.
+func (a asked) replicates() Verdict {
+	v := no
+	if _, has := a.source.Annotations[replicateTo]; has {
+		v = a.match(replicateTo, "go", a.matchers.goRegexes)
+	}
+	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
+		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector(false, a.NoNamespaces)))
+	}
+	return v
+}
+
+// permits is the replicator's permission to pull.
+func (a asked) permits() Verdict {
+	if a.AllowAll {
+		return yes
+	}
+	permitted, _ := strconv.ParseBool(a.source.Annotations[replicationAllowed])
+	_, has := a.source.Annotations[replicationAllowedN]
+	if !permitted || !has {
+		return no
+	}
+	return a.match(replicationAllowedN, "go", a.matchers.goRegexes)
+}
+
+// claim is what one source wants of a target.
+type claim struct {
+	Verdict
+	source  *Object
+	dialect Dialect // that says yes, or else the first that is held
+}
+
+// pushes returns what the source wants in a namespace by its annotations alone.
+func (r *Rules) pushes(source *Object, ns *Namespace, now time.Time, run bool) claim {
+	a := asked{r, source, ns, now, run}
+	best := claim{source: source}
+	for _, d := range Dialects {
+		v := no
+		switch {
+		case best.Claim == Yes || !r.enabled(d):
+		case d == Native:
+			v = a.native(PushTo)
+		case d == Reflector:
+			v = a.auto()
+		case d == Mittwald:
+			v = a.replicates()
+		}
+		if v.Claim > best.Claim {
+			best.Verdict, best.dialect = v, d
+		}
+	}
+	return best
+}
+
+// MayPush reports whether the source may want a copy in the namespace. It takes little time: what
+// would take long counts as a want.
+func (r *Rules) MayPush(source *Object, ns *Namespace) bool {
+	return source.Namespace != ns.Name && r.pushes(source, ns, time.Time{}, false).Claim != No
+}
+
+// claims returns the claims on a target other than no, the strongest first: by creation, then by
+// name.
+func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
+	for _, source := range v.Sources(key.Kind, key.Name) {
+		if source.Namespace == key.Namespace || !r.Pushes(source) {
+			continue
+		}
+		c := r.pushes(source, ns, now, true)
+		if c.Claim == No {
+			continue
+		}
+		if held := r.holds(v, source, now); held.Claim == Held {
+			c.Verdict = held
+		}
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b claim) int {
+		return cmp.Or(a.source.Created.Compare(b.source.Created), cmp.Compare(a.source.NamespacedName.String(), b.source.NamespacedName.String()))
+	})
+	return list
+}
+
+// holds returns a held verdict if none of the source's pushes counts for now.
+func (r *Rules) holds(v View, source *Object, now time.Time) Verdict {
+	home := v.Namespace(source.Namespace)
+	if source.Deleting || home.is(labelDisabled) {
+		return Verdict{Claim: Held}
+	}
+	if home == nil {
+		home = &Namespace{Name: source.Namespace}
+	}
+	permitted := r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses(r.NoNamespaces))(home, now, true)
+	if permitted.Claim != Yes {
+		return held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
+	}
+	return unsupported(source)
+}
+
+// unsupported returns a held verdict for a type of Secret that is never copied.
+func unsupported(source *Object) Verdict {
+	switch t := corev1.SecretType(source.Type); {
+	case strings.HasPrefix(source.Type, "helm.sh"):
+		return Verdict{Claim: Held}
+	case t == corev1.SecretTypeServiceAccountToken || t == "bootstrap.kubernetes.io/token":
+		return held(UnsupportedType, "Secrets of type "+source.Type+" are not copied")
+	}
+	return yes
+}
+
+// permitted returns whether the source lets a pull target in ns have its data. The dialect is that
+// of the target.
+func (r *Rules) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
+	a := asked{r, source, ns, now, true}
+	verdict := a.native(AllowPull)
+	switch d {
+	case Reflector:
+		verdict = verdict.or(a.allowed())
+	case Mittwald:
+		verdict = verdict.or(a.permits())
+	}
+	if source.Deleting || v.Namespace(source.Namespace).is(labelDisabled) {
+		verdict = verdict.and(Verdict{Claim: Held})
+	}
+	return verdict
+}

@@ -1,0 +1,274 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Body is a Secret or ConfigMap with its values. It is read live for one write and not kept.
+type Body struct {
+	metav1.ObjectMeta
+	Kind      Kind
+	Type      string
+	Immutable bool
+	Content   map[Slot][]byte
+}
+
+// Key returns the object's key.
+func (b *Body) Key() Key { return NewKey(b.Kind, b.Namespace, b.Name) }
+
+// NewBody returns the body of a Secret or ConfigMap; nil for anything else.
+func NewBody(obj runtime.Object) *Body {
+	b := &Body{Content: map[Slot][]byte{}}
+	switch o := obj.(type) {
+	case *corev1.Secret:
+		b.ObjectMeta, b.Kind, b.Type, b.Immutable = o.ObjectMeta, Secret, string(o.Type), o.Immutable != nil && *o.Immutable
+		for key, value := range o.Data {
+			b.Content[Slot{Key: key}] = value
+		}
+	case *corev1.ConfigMap:
+		b.ObjectMeta, b.Kind, b.Immutable = o.ObjectMeta, ConfigMap, o.Immutable != nil && *o.Immutable
+		for key, value := range o.Data {
+			b.Content[Slot{Key: key}] = []byte(value)
+		}
+		for key, value := range o.BinaryData {
+			b.Content[Slot{key, true}] = value
+		}
+	default:
+		return nil
+	}
+	return b
+}
+
+// Secret returns the body as a Secret.
+func (b *Body) Secret() *corev1.Secret {
+	s := &corev1.Secret{ObjectMeta: b.ObjectMeta, Type: corev1.SecretType(b.Type), Data: map[string][]byte{}}
+	for slot, value := range b.Content {
+		s.Data[slot.Key] = value
+	}
+	if b.Immutable {
+		s.Immutable = &b.Immutable
+	}
+	return s
+}
+
+// ConfigMap returns the body as a ConfigMap.
+func (b *Body) ConfigMap() *corev1.ConfigMap {
+	cm := &corev1.ConfigMap{ObjectMeta: b.ObjectMeta, Data: map[string]string{}}
+	for slot, value := range b.Content {
+		if !slot.Binary {
+			cm.Data[slot.Key] = string(value)
+			continue
+		}
+		if cm.BinaryData == nil {
+			cm.BinaryData = map[string][]byte{}
+		}
+		cm.BinaryData[slot.Key] = value
+	}
+	if b.Immutable {
+		cm.Immutable = &b.Immutable
+	}
+	return cm
+}
+
+// Size returns the number of bytes of all keys and values.
+func (b *Body) Size() (n int) {
+	for slot, value := range b.Content {
+		n += len(slot.Key) + len(value)
+	}
+	return n
+}
+
+// desired returns what a target holds after a write, of values or of their hashes. The mittwald
+// dialect merges by key, the others replace everything.
+func desired[V any](d Dialect, source, target map[Slot]V, replicated []string) map[Slot]V {
+	if d == Mittwald {
+		return merged(source, target, replicated)
+	}
+	return source
+}
+
+// merged returns target without the replicated keys and with those of source. A key is in one
+// section only.
+func merged[V any](source, target map[Slot]V, replicated []string) map[Slot]V {
+	all := without(target, append(slices.Clone(replicated), keysOf(source)...))
+	maps.Copy(all, source)
+	return all
+}
+
+func without[V any](content map[Slot]V, keys []string) map[Slot]V {
+	rest := maps.Clone(content)
+	if rest == nil {
+		rest = map[Slot]V{}
+	}
+	for _, key := range keys {
+		delete(rest, Slot{key, false})
+		delete(rest, Slot{key, true})
+	}
+	return rest
+}
+
+func keysOf[V any](content map[Slot]V) []string {
+	keys := make([]string, 0, len(content))
+	for slot := range content {
+		keys = append(keys, slot.Key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// replicated returns the keys of a target that came from a source. In a copy of a dialect that
+// replaces everything, these are all.
+func replicated(target *Object, role role) []string {
+	if role.kind == pushCopy && role.dialect != Mittwald {
+		return keysOf(target.Content)
+	}
+	return keyList(target.Annotations[replicatedKeys])
+}
+
+// copiedLabels returns the labels of a source that a mittwald push copies.
+func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]string {
+	if strip, has := annotations[stripLabels]; has && strip != "false" {
+		return nil
+	}
+	labels = maps.Clone(labels)
+	maps.DeleteFunc(labels, func(key, _ string) bool { return matchAny(r.DeniedLabels, key) })
+	return labels
+}
+
+// keptOwners returns the owners of a source that a mittwald push copies, and whether it drops
+// others. A namespaced owner does not exist in another namespace, so the garbage collector would
+// delete the copy.
+func (r *Rules) keptOwners(annotations map[string]string, owners []metav1.OwnerReference) (kept []metav1.OwnerReference, dropped bool) {
+	if annotations[keepOwners] != "true" {
+		return nil, false
+	}
+	for i := range owners {
+		if o := &owners[i]; r.clusterScoped(o.APIVersion, o.Kind) {
+			kept = append(kept, metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID})
+		}
+	}
+	return kept, len(kept) < len(owners)
+}
+
+func sameOwner(o *metav1.OwnerReference) func(metav1.OwnerReference) bool {
+	return func(other metav1.OwnerReference) bool { return other.UID == o.UID }
+}
+
+// DropsOwners reports whether the plan copies fewer owners than the source has.
+func (r *Rules) DropsOwners(p *Plan, source *Body) bool {
+	_, dropped := r.keptOwners(source.Annotations, source.OwnerReferences)
+	return dropped && p.Dialect == Mittwald && !p.Pull
+}
+
+// Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
+// target is nil for Create. Both keep what they hold.
+func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
+	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Kind: key.Kind, Content: map[Slot][]byte{}}
+	var was role
+	var keys []string
+	if target != nil && p.Action != Recreate {
+		b.ObjectMeta, b.Type, b.Immutable, b.Content = *target.DeepCopy(), target.Type, target.Immutable, target.Content
+		described := d.Describe(target)
+		was = r.roleOf(described)
+		if was.kind == unmarkedCopy {
+			was.kind = pushCopy
+		}
+		keys = replicated(described, was)
+	} else if source != nil {
+		b.Type = source.Type
+	}
+	if b.Annotations == nil {
+		b.Annotations = map[string]string{}
+	}
+	switch p.Action {
+	case Strip, Empty:
+		b.Content = without(b.Content, keys)
+		if p.Action == Empty {
+			b.Annotations[replicatedKeys] = ""
+			return b
+		}
+		if was.marker != nil {
+			for _, label := range was.marker.Labels {
+				delete(b.Labels, label)
+			}
+		}
+		for _, key := range append(slices.Clone(written[Mittwald]), Marker) {
+			delete(b.Annotations, key)
+		}
+		return b
+	}
+	m := &marker{Copy: key.NamespacedName.String(), Dialect: p.Dialect, Mode: modePush, Source: p.Source.NamespacedName.String(), UID: string(source.UID)}
+	if p.Pull {
+		m.Mode = modePull
+	} else if p.Dialect == Mittwald {
+		r.copyMetadata(p, m, b, source, was)
+	}
+	if p.Action != Mark {
+		b.Content = desired(p.Dialect, source.Content, b.Content, keys)
+		legacy(p, b, source, now)
+	}
+	b.Annotations[Marker] = m.text()
+	return b
+}
+
+// copyMetadata copies labels and owners, and notes in m which labels are the source's. A copy
+// without a marker gets the source's labels in place of its own, as the replicator does.
+func (r *Rules) copyMetadata(p *Plan, m *marker, b, source *Body, was role) {
+	labels := r.copiedLabels(source.Annotations, source.Labels)
+	m.Labels = slices.Sorted(maps.Keys(labels))
+	if p.Action == Mark {
+		return
+	}
+	if was.marker != nil {
+		for _, key := range was.marker.Labels {
+			delete(b.Labels, key)
+		}
+	} else if len(labels) > 0 {
+		b.Labels = nil
+	}
+	if b.Labels == nil && len(labels) > 0 {
+		b.Labels = map[string]string{}
+	}
+	maps.Copy(b.Labels, labels)
+	owners, _ := r.keptOwners(source.Annotations, source.OwnerReferences)
+	for i := range owners {
+		if !slices.ContainsFunc(b.OwnerReferences, sameOwner(&owners[i])) {
+			b.OwnerReferences = append(b.OwnerReferences, owners[i])
+		}
+	}
+}
+
+// legacy sets the annotations that the original of the dialect writes, so that it can be put back,
+// and removes those of other dialects.
+func legacy(p *Plan, b, source *Body, now time.Time) {
+	for d, keys := range written {
+		for _, key := range keys {
+			if d != p.Dialect && (!p.Pull || key != reflects) {
+				delete(b.Annotations, key)
+			}
+		}
+	}
+	switch p.Dialect {
+	case Reflector:
+		b.Annotations[autoReflects] = map[bool]string{true: "False", false: "True"}[p.Pull]
+		b.Annotations[reflectedVersion] = source.ResourceVersion
+		b.Annotations[reflectedAt] = now.UTC().Format("2006-01-02T15:04:05-07:00")
+		if !p.Pull {
+			b.Annotations[reflects] = p.Source.NamespacedName.String()
+		}
+	case Mittwald:
+		b.Annotations[replicatedAt] = now.UTC().Format(time.RFC3339)
+		b.Annotations[replicatedFrom] = source.ResourceVersion
+		b.Annotations[replicatedKeys] = strings.Join(keysOf(source.Content), ",")
+	}
+}

@@ -1,0 +1,377 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// View is what a decision sees.
+type View interface {
+	// Namespace returns nil for a namespace that does not exist.
+	Namespace(name string) *Namespace
+	// Get returns nil for an object that does not exist.
+	Get(Key) *Object
+	// Sources returns all objects of a kind and name with a push key.
+	Sources(kind Kind, name string) []*Object
+	// GoneSince returns since when an object has been known to be gone.
+	GoneSince(Key) time.Time
+}
+
+// Action is what is to be done with a target.
+type Action string
+
+// The actions. All but Create and Delete are updates; Recreate is a deletion and a creation.
+const (
+	Nothing  Action = ""
+	Create   Action = "create"
+	Update   Action = "update"
+	Recreate Action = "recreate"
+	Mark     Action = "mark"  // add the marker to a copy whose content is right
+	Strip    Action = "strip" // remove what was replicated and keep the object
+	Empty    Action = "empty" // remove the replicated keys of a pull target whose source is gone
+	Delete   Action = "delete"
+)
+
+// State is how a target stands, for the metric.
+type State string
+
+// The states.
+const (
+	InSync    State = "in_sync"
+	Due       State = "due"       // an action is planned
+	OnHold    State = "held"      // nothing is done until something else changes
+	Frozen    State = "frozen"    // a pull target whose source does not exist or does not permit it
+	Refused   State = "refused"   // wanted, but something that is not ours is in the way
+	Unclaimed State = "unclaimed" // made by the replicator, and no push covers it
+)
+
+// States are all states.
+var States = []State{InSync, Due, OnHold, Frozen, Refused, Unclaimed}
+
+// Plan is a decision. Without a State, the object is no target.
+type Plan struct {
+	Action
+	State
+	// Source is whose data is written, or whose copy is removed.
+	Source   Key
+	Dialect  Dialect
+	Pull     bool
+	Problems []Problem
+	// After is when to decide again; 0 is at the next event.
+	After time.Duration
+}
+
+func (p *Plan) problem(about Key, reason, format string, args ...any) {
+	p.Problems = append(p.Problems, Problem{about, reason, fmt.Sprintf(format, args...)})
+}
+
+// held reports why a claim is held, to the source.
+func (p *Plan) held(about Key, v Verdict) {
+	if v.Reason == PatternTimeout {
+		p.After = timeoutPause
+	}
+	if v.Reason != "" {
+		p.Problems = append(p.Problems, Problem{about, v.Reason, v.Text})
+	}
+}
+
+// Decide returns what is to be done with one target, which may not exist.
+func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
+	target := v.Get(key)
+	role := r.roleOf(target)
+	p := Plan{Dialect: role.dialect, Pull: role.kind == pullTarget}
+	if role.kind == pullTarget || role.kind == pushCopy {
+		p.State, p.Source = OnHold, Key{key.Kind, role.from}
+	}
+	ns := v.Namespace(key.Namespace)
+	if ns == nil || ns.Terminating || ns.is(labelDisabled) || target != nil && target.Deleting {
+		return p
+	}
+	if role.kind == pullTarget {
+		r.pull(&p, v, target, role, ns, now)
+	} else {
+		r.push(&p, v, key, target, role, ns, now)
+	}
+	if p.Action != Nothing {
+		p.State = Due
+	}
+	return p
+}
+
+// push decides on a target that is no pull target.
+func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
+	claims := r.claims(v, key, ns, now)
+	if role.kind == unmarkedCopy {
+		if role = r.adopt(target, role, claims, ns, now); role.kind == foreign {
+			p.State = Unclaimed
+		}
+	}
+	winner, holder := strongest(claims, key.Kind, role)
+	switch {
+	case winner == nil && holder == nil && role.kind != pushCopy:
+		return
+	case ns.is(labelPullOnly) || matchAny(r.ProtectedNamespaces, ns.Name) || matchAny(r.ProtectedNames, key.Name):
+		if winner != nil {
+			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
+		}
+		return
+	case winner == nil && holder != nil:
+		p.State, p.Dialect, p.Source = OnHold, holder.dialect, holder.source.Key
+		p.held(holder.source.Key, holder.Verdict)
+		return
+	case winner == nil:
+		r.release(p, v, target, role, now)
+		return
+	}
+	for i := range claims {
+		if c := &claims[i]; c.Claim == Yes && c != winner {
+			p.problem(c.source.Key, TargetClaimed, "%s has its data from %s", key.NamespacedName, winner.source.NamespacedName)
+		}
+	}
+	if target != nil && role.kind != pushCopy {
+		p.refuse(winner, TargetExists, "%s exists and was not made by a push", key.NamespacedName)
+		return
+	}
+	if role.kind == pushCopy && role.from != winner.source.NamespacedName && r.mayReturn(p, v, Key{key.Kind, role.from}, now) {
+		return
+	}
+	p.State, p.Dialect, p.Source = InSync, winner.dialect, winner.source.Key
+	if target == nil {
+		p.Action = Create
+		return
+	}
+	r.compare(p, winner.source, target, role)
+}
+
+func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
+	p.State, p.Dialect, p.Source = Refused, c.dialect, c.source.Key
+	p.problem(c.source.Key, reason, format, args...)
+}
+
+// strongest returns the claim that decides: winner if it is yes, holder if it is held. The owner of
+// a copy goes first, unless it has no claim.
+func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
+	for i := range claims {
+		c := &claims[i]
+		if role.kind == pushCopy && c.source.Key == (Key{kind, role.from}) {
+			if c.Claim == Yes {
+				return c, nil
+			}
+			return nil, c
+		}
+		switch {
+		case c.Claim == Yes && winner == nil:
+			winner = c
+		case c.Claim == Held && holder == nil:
+			holder = c
+		}
+	}
+	if winner != nil {
+		return winner, nil
+	}
+	return nil, holder
+}
+
+// adopt returns the role of a copy that the replicator made: that of a copy of one of the claimants
+// of its dialect, or foreign.
+func (r *Rules) adopt(target *Object, role role, claims []claim, ns *Namespace, now time.Time) role {
+	keys := keyList(target.Annotations[replicatedKeys])
+	for _, fits := range []func(source *Object) bool{
+		func(source *Object) bool { return source.Version == target.Annotations[replicatedFrom] },
+		func(source *Object) bool {
+			return maps.Equal(merged(source.Content, target.Content, keys), target.Content)
+		},
+		func(*Object) bool { return true },
+	} {
+		for i := range claims {
+			source := claims[i].source
+			covers := asked{r, source, ns, now, true}.replicates()
+			if covers.Claim != No && fits(source) {
+				role.kind, role.from = pushCopy, source.NamespacedName
+				return role
+			}
+		}
+	}
+	role.kind = foreign
+	return role
+}
+
+// mayReturn reports whether the source is gone and may be back before the grace ends.
+func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
+	if v.Get(source) != nil {
+		return false
+	}
+	if r.NoNamespaces && v.Namespace(source.Namespace) == nil {
+		return true // it is not known: --namespaces leaves it out
+	}
+	left := v.GoneSince(source).Add(r.DeletionGrace).Sub(now)
+	if left > 0 {
+		p.After = left
+	}
+	return left > 0
+}
+
+// release removes a copy that no source wants.
+func (r *Rules) release(p *Plan, v View, target *Object, role role, now time.Time) {
+	p.State = OnHold
+	source := v.Get(p.Source)
+	if !r.enabled(role.dialect) || v.Namespace(p.Source.Namespace).is(labelDisabled) || source != nil && source.Deleting ||
+		r.mayReturn(p, v, p.Source, now) {
+		return
+	}
+	p.Action = Delete
+	if role.dialect == Mittwald && len(without(target.Content, replicated(target, role))) > 0 {
+		p.Action = Strip
+	}
+}
+
+// pull decides on a pull target.
+func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, now time.Time) {
+	if role.problem != nil {
+		p.Problems = append(p.Problems, *role.problem)
+		return
+	}
+	if r.cyclic(v, target.Key, p.Source) {
+		p.problem(target.Key, ReplicationCycle, "its source %s has its data from it, or from too far", role.from)
+		return
+	}
+	source := v.Get(p.Source)
+	permission := no
+	if source != nil {
+		permission = r.permitted(v, source, ns, role.dialect, now)
+	}
+	if permission.Claim != Yes {
+		p.State = Frozen
+		if source != nil {
+			p.held(source.Key, permission) // only its owner is told what is wrong with it
+		} else if r.empties(p, v, target, role, now) {
+			return
+		}
+		p.problem(target.Key, PermissionDenied, "source %s does not exist or does not allow namespace %s", role.from, ns.Name)
+		return
+	}
+	for _, o := range []*Object{source, target} {
+		if v := unsupported(o); v.Claim != Yes {
+			p.held(target.Key, v)
+			return
+		}
+	}
+	p.State = InSync
+	if !r.pullDiffers(source, target, role) {
+		return
+	}
+	if target.Immutable {
+		p.State = Refused
+		p.problem(target.Key, TargetImmutable, "is immutable and has other data than its source")
+		return
+	}
+	p.Action = Update
+}
+
+func (r *Rules) pullDiffers(source, target *Object, role role) bool {
+	if role.marker != nil && role.marker.source() != role.from {
+		return true
+	}
+	_, has := target.Annotations[replicatedKeys]
+	return !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content) ||
+		role.dialect == Mittwald && !has
+}
+
+// empties decides on a pull target whose source does not exist. It reports whether that is all
+// there is to say.
+func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
+	mine := role.marker == nil || role.marker.source() == role.from
+	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
+		return false
+	}
+	switch corev1.SecretType(target.Type) {
+	case corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
+		p.problem(target.Key, SourceDeleted, "source %s is gone; the type of the Secret demands its keys, so it keeps them", role.from)
+		return true
+	}
+	if r.mayReturn(p, v, p.Source, now) {
+		return true
+	}
+	if !target.Immutable {
+		p.Action = Empty
+	}
+	return true
+}
+
+// maxChain is how many pulls may follow one another.
+const maxChain = 8
+
+// cyclic reports whether the data of source comes from key, or from farther than maxChain.
+func (r *Rules) cyclic(v View, key, source Key) bool {
+	for range maxChain {
+		if source == key {
+			return true
+		}
+		role := r.roleOf(v.Get(source))
+		if role.kind != pullTarget || role.problem != nil {
+			return false
+		}
+		source.NamespacedName = role.from
+	}
+	return true
+}
+
+// compare decides what a push does with its copy.
+func (r *Rules) compare(p *Plan, source, target *Object, role role) {
+	keys := replicated(target, role)
+	same := maps.Equal(desired(p.Dialect, source.Content, target.Content, keys), target.Content)
+	_, has := target.Annotations[replicatedKeys]
+	marked := role.marker != nil
+	retyped := marked && source.Type != target.Type
+	if retyped || !same && target.Immutable {
+		p.Action = Recreate
+		if p.Dialect == Mittwald && len(without(target.Content, keys)) > 0 {
+			p.Action, p.State = Nothing, Refused
+			p.problem(source.Key, TypeConflict, "%s has another type or is immutable, and has keys of its own", target.NamespacedName)
+		}
+		return
+	}
+	differs := !same || role.from != source.NamespacedName
+	if p.Dialect == Mittwald {
+		differs = differs || !has || !r.metadataRight(source, target, role)
+	}
+	switch {
+	case differs:
+		p.Action = Update
+	case p.Dialect == Mittwald && !marked && r.MarkAdopted:
+		p.Action = Mark
+	}
+}
+
+// metadataRight reports whether a mittwald copy has the labels and owners of its source.
+func (r *Rules) metadataRight(source, target *Object, role role) bool {
+	labels := r.copiedLabels(source.Annotations, source.Labels)
+	for key, value := range labels {
+		if got, has := target.Labels[key]; !has || got != value {
+			return false
+		}
+	}
+	if role.marker != nil {
+		for _, key := range role.marker.Labels {
+			if _, wanted := labels[key]; !wanted {
+				if _, has := target.Labels[key]; has {
+					return false
+				}
+			}
+		}
+	}
+	owners, _ := r.keptOwners(source.Annotations, source.Owners)
+	for i := range owners {
+		if !slices.ContainsFunc(target.Owners, sameOwner(&owners[i])) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,155 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"maps"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAWithdrawnPermissionWhileTheSourceIsBeingDeletedHolds(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", with("Q:push-to=b")))
+	w.settle()
+	w.edit("a/s", with("Q:push-to"), func(b *Body) { now := b.CreationTimestamp; b.DeletionTimestamp = &now })
+	w.settle()
+	w.expect("create b/s")
+}
+
+func TestACopyFollowsItsSourceToAnotherDialect(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", auto("b")))
+	w.settle()
+	w.edit("a/s", with("R:reflection-allowed", "R:reflection-auto-enabled", "Q:push-to=b"), data("k=w"))
+	w.settle()
+	w.expect("create b/s, update b/s")
+	w.holds("b/s", "k=w", "R:reflects=(none)", "R:auto-reflects=(none)", "Q:source=*")
+}
+
+func TestTheKeysOfAnEarlierSourceDoNotStay(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", with("Q:push-to=b")))
+	w.put(secret("c/s", "j=w", with("M:replicate-to=b")))
+	w.settle()
+	w.edit("a/s", with("Q:push-to"))
+	w.settle()
+	w.expect("create b/s, update b/s")
+	w.holds("b/s", "j=w")
+}
+
+func TestPullKeysOfTwoDialects(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", with("Q:allow-pull=b")))
+	w.put(secret("b/t", "own=1", with("M:replicate-from=a/s", "R:reflects=a/s", "Q:pull-from=a/s")))
+	w.put(secret("b/u", "own=1", with("M:replicate-from=a/s", "Q:pull-from=a/t")))
+	w.put(secret("b/v", "own=1", with("R:reflects=s")))
+	w.settle()
+	w.expect("update b/t", "ConflictingAnnotations b/u", "InvalidAnnotation b/v")
+	w.holds("b/t", "k=v", "M:replicated-keys=(none)")
+}
+
+func TestLabelsOfAMittwaldCopyFollowTheSource(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b")))
+	w.settle()
+	w.edit("b/s", labelled("t=1", "u=1", "own=1"))
+	w.edit("a/s", labelled("t=2"))
+	w.settle()
+	w.expect("create b/s, update b/s")
+	if got := w.get("b/s").Labels; !maps.Equal(got, map[string]string{"t": "2", "own": "1"}) {
+		t.Errorf("labels %v", got)
+	}
+}
+
+func TestAnImmutableMittwaldCopyWithKeysOfItsOwnStays(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+	w.settle()
+	w.edit("b/s", data("k=v own=1"), immutable)
+	w.edit("a/s", data("k=w"))
+	w.settle()
+	w.expect("create b/s", "TypeConflict a/s")
+}
+
+func TestASelectorThatTheReflectorReadsInAnotherWayHolds(t *testing.T) {
+	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
+		w := newWorld(t, nil)
+		w.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
+		w.settle()
+		w.expect("", "InvalidAnnotation a/s")
+	}
+}
+
+func TestWithoutNamespacesASelectorOfLabelsHolds(t *testing.T) {
+	w := newWorld(t, func(o *Options) { o.NoNamespaces = true })
+	w.put(secret("a/s", "k=v", with("Q:push-to=b;labels:env=x")))
+	w.put(secret("a/t", "k=v", with("M:replicate-to-matching=")))
+	w.settle()
+	w.expect("create b/s, create b/t, create c/t", "InvalidAnnotation a/s")
+}
+
+func TestAPatternIsTriedAgainAfterAWhile(t *testing.T) {
+	w := newWorld(t, nil)
+	long := "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	w.namespaces(long)
+	w.put(secret("a/s", "k=v", auto("(x+x+)+y")))
+	key := NewKey(Secret, long, "s")
+	if p := w.rules.Decide(w, key, w.now); p.After != timeoutPause || p.Action != Nothing {
+		t.Errorf("plan %+v", p)
+	}
+	w.rules.Decide(w, key, w.now.Add(timeoutPause-time.Second))
+	if w.timeouts != 1 {
+		t.Errorf("%d timeouts within the pause", w.timeouts)
+	}
+	w.rules.Decide(w, key, w.now.Add(timeoutPause))
+	if w.timeouts != 2 {
+		t.Errorf("%d timeouts after the pause", w.timeouts)
+	}
+}
+
+func TestGlobs(t *testing.T) {
+	for _, tc := range []struct {
+		glob, name string
+		want       bool
+	}{
+		{"*", "", true}, {"a*", "a", true}, {"a*c", "abbc", true}, {"a*c", "abcb", false}, {"?", "a", true}, {"?", "", false},
+		{"*a*b*", "xaxbx", true}, {"team-*", "steam-1", false}, {"", "", true}, {"", "a", false}, {"a**", "a", true},
+	} {
+		if got := matchGlob(tc.glob, tc.name); got != tc.want {
+			t.Errorf("glob %q, name %q: %v", tc.glob, tc.name, got)
+		}
+	}
+}
+
+func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")))
+	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
+	w.settle()
+	w.edit("a/s", data("k=w"))
+	w.settle()
+	w.expect("update b/s")
+	w.holds("b/s", "k=w", "M:replicated-keys=(none)", "Q:source=*")
+}
+
+func TestTheOwnerOfAnUnmarkedCopyIsFound(t *testing.T) {
+	for name, tc := range map[string]struct{ version, content, want string }{
+		"by the version that was copied": {"2", "k=v", `"source":"c/s"`},
+		"by the content":                 {"0", "k=w", `"source":"c/s"`},
+		"else the older one":             {"0", "k=x", `"source":"a/s"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			w.put(secret("c/s", "k=w", with("M:replicate-to=b")))
+			w.put(secret("b/s", tc.content, replicatorMade(tc.version, "k")))
+			w.settle()
+			if got := w.get("b/s").Annotations[Marker]; !strings.Contains(got, tc.want) {
+				t.Errorf("marker %s, want %s", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,177 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy decides which Secrets and ConfigMaps are copied, and what a copy holds. It is
+// pure: it reads a [View], which is the cache, or what was read live laid over it, and returns a
+// [Plan].
+//
+//	annotations.go  the keys of the three dialects, and the marker
+//	patterns.go     the grammars in which annotations name namespaces
+//	object.go       what is known of an object: hashes in place of values
+//	roles.go        what an object is: a source, a pull target, a copy, or foreign
+//	claims.go       which namespaces a source wants or allows
+//	decide.go       the decision on one target
+//	content.go      what a target holds afterwards
+//
+// What does not parse, or cannot be evaluated, makes a claim held: nothing is created, updated or
+// deleted because of it.
+package policy
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Kind is a kind of object. The kinds never mix.
+type Kind string
+
+// The kinds.
+const (
+	Secret    Kind = "Secret"
+	ConfigMap Kind = "ConfigMap"
+)
+
+// Key names an object.
+type Key struct {
+	Kind Kind
+	types.NamespacedName
+}
+
+// NewKey returns the key of an object.
+func NewKey(kind Kind, namespace, name string) Key {
+	return Key{kind, types.NamespacedName{Namespace: namespace, Name: name}}
+}
+
+func (k Key) String() string { return string(k.Kind) + " " + k.NamespacedName.String() }
+
+// Dialect is a set of annotations. The dialects are sorted by precedence.
+type Dialect string
+
+// The dialects. Reflector is that of emberstack/kubernetes-reflector, Mittwald that of
+// mittwald/kubernetes-replicator.
+const (
+	Native    Dialect = "native"
+	Reflector Dialect = "reflector"
+	Mittwald  Dialect = "mittwald"
+)
+
+// Dialects are all dialects, by precedence.
+var Dialects = []Dialect{Native, Reflector, Mittwald}
+
+// Options are the flags that decisions depend on.
+type Options struct {
+	// Reflector and Mittwald switch on the dialects of the originals.
+	Reflector, Mittwald bool
+	// AllowAll makes every object a permitted source of mittwald pulls.
+	AllowAll bool
+	// MarkAdopted adds a marker to a mittwald push copy that has none.
+	MarkAdopted bool
+	// DeletionGrace is how long a source must be gone before that has consequences.
+	DeletionGrace time.Duration
+	// PushNamespaces says in which namespaces a push counts, in the grammar of push-to.
+	PushNamespaces string
+	// ProtectedNamespaces and ProtectedNames are globs of namespaces and names that no push writes
+	// to. DeniedLabels are globs of labels that are not copied.
+	ProtectedNamespaces, ProtectedNames, DeniedLabels []string
+	// NoNamespaces says that Namespaces cannot be read, so that selectors of their labels are held.
+	NoNamespaces bool
+}
+
+func (o *Options) enabled(d Dialect) bool {
+	return d == Native || d == Reflector && o.Reflector || d == Mittwald && o.Mittwald
+}
+
+// Namespace is what is known of a namespace.
+type Namespace struct {
+	Name        string
+	Labels      map[string]string
+	Terminating bool
+}
+
+// The label of a namespace, and its values.
+const (
+	NamespaceLabel = "quartermaster.dev/replication"
+	labelDisabled  = "disabled"
+	labelPullOnly  = "pull-only"
+)
+
+func (n *Namespace) is(value string) bool { return n != nil && n.Labels[NamespaceLabel] == value }
+
+// Problem is what the owner of an object should know.
+type Problem struct {
+	About        Key
+	Reason, Text string
+}
+
+// The reasons of problems.
+const (
+	InvalidAnnotation      = "InvalidAnnotation"
+	InvalidPattern         = "InvalidPattern"
+	PatternTimeout         = "PatternTimeout"
+	AmbiguousPattern       = "AmbiguousPattern"
+	UnsupportedType        = "UnsupportedType"
+	ConflictingAnnotations = "ConflictingAnnotations"
+	PermissionDenied       = "PermissionDenied"
+	PushForbidden          = "PushForbidden"
+	NamespaceProtected     = "NamespaceProtected"
+	TargetExists           = "TargetExists"
+	TargetClaimed          = "TargetClaimed"
+	TargetImmutable        = "TargetImmutable"
+	TypeConflict           = "TypeConflict"
+	SourceDeleted          = "SourceDeleted"
+	ReplicationCycle       = "ReplicationCycle"
+	OwnerReferenceDropped  = "OwnerReferenceDropped"
+)
+
+// Reasons are the reasons of all problems of decisions.
+var Reasons = []string{
+	InvalidAnnotation, InvalidPattern, PatternTimeout, AmbiguousPattern, UnsupportedType, ConflictingAnnotations, PermissionDenied,
+	PushForbidden, NamespaceProtected, TargetExists, TargetClaimed, TargetImmutable, TypeConflict, SourceDeleted, ReplicationCycle,
+}
+
+// Claim is whether a source wants a target, or lets it have its data.
+type Claim int
+
+// The claims.
+const (
+	No Claim = iota
+	Held
+	Yes
+)
+
+// Verdict is a claim and, if it is held, why.
+type Verdict struct {
+	Claim
+	Reason, Text string
+}
+
+var (
+	yes = Verdict{Claim: Yes}
+	no  = Verdict{Claim: No}
+)
+
+func held(reason, text string) Verdict { return Verdict{Held, reason, text} }
+
+func verdict(wanted bool) Verdict {
+	if wanted {
+		return yes
+	}
+	return no
+}
+
+// or returns yes if one of the two is, else held if one is.
+func (v Verdict) or(other Verdict) Verdict {
+	if other.Claim > v.Claim {
+		return other
+	}
+	return v
+}
+
+// and returns no if one of the two is, else held if one is.
+func (v Verdict) and(other Verdict) Verdict {
+	if other.Claim < v.Claim {
+		return other
+	}
+	return v
+}

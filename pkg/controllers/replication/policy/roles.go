@@ -1,0 +1,123 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// roleKind is what an object is to this controller.
+type roleKind int
+
+const (
+	// foreign objects are never written to.
+	foreign roleKind = iota
+	// pushSource says where its copies go.
+	pushSource
+	// pullTarget names its source.
+	pullTarget
+	// pushCopy was made by a push.
+	pushCopy
+	// unmarkedCopy was made by the replicator, which leaves no trace of the source. It is a copy
+	// only if a push of that dialect covers it.
+	unmarkedCopy
+)
+
+type role struct {
+	kind    roleKind
+	dialect Dialect
+	from    types.NamespacedName // the source of a pullTarget or pushCopy
+	marker  *marker              // the valid marker, if any
+	problem *Problem             // of a pullTarget whose annotations cannot be followed
+}
+
+// roleOf returns the role of an object, which may be nil. The first rule that fits decides.
+func (o *Options) roleOf(obj *Object) role {
+	if obj == nil || len(obj.Annotations) == 0 {
+		return role{}
+	}
+	a := obj.Annotations
+	m := parseMarker(obj)
+	automatic := strings.EqualFold(strings.TrimSpace(a[autoReflects]), "true")
+	pull, pulls := o.pullOf(obj, automatic)
+	if m != nil && m.Mode == modePush && !pulls {
+		return role{kind: pushCopy, dialect: m.Dialect, from: m.source(), marker: m}
+	}
+	if pulls {
+		pull.marker = m
+		return pull
+	}
+	if automatic && o.Reflector {
+		source, ok := parseReference(a[reflects])
+		if ok && source.Name == obj.Name && source.Namespace != obj.Namespace {
+			kind := pushCopy
+			if obj.UserMade { // a mirror that the reflector took for its own
+				kind = pullTarget
+			}
+			return role{kind: kind, dialect: Reflector, from: source}
+		}
+	}
+	_, version := a[replicatedFrom]
+	_, keys := a[replicatedKeys]
+	switch {
+	case o.hasPushKey(obj):
+		return role{kind: pushSource}
+	case o.Mittwald && version && keys:
+		return role{kind: unmarkedCopy, dialect: Mittwald}
+	}
+	return role{}
+}
+
+// pullOf returns the role that the pull keys of obj ask for. It returns false if there are none.
+func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
+	for _, p := range []struct {
+		dialect Dialect
+		key     string
+	}{{Native, PullFrom}, {Reflector, reflects}, {Mittwald, replicateFrom}} {
+		text, has := obj.Annotations[p.key]
+		if !has || !o.enabled(p.dialect) || p.dialect == Reflector && (automatic || strings.TrimSpace(text) == "") {
+			continue
+		}
+		source, ok := parseReference(text)
+		switch {
+		case !ok:
+			pull.problem = &Problem{obj.Key, InvalidAnnotation, p.key + " is not namespace/name"}
+		case found && source != pull.from && pull.problem == nil:
+			pull.problem = &Problem{obj.Key, ConflictingAnnotations, p.key + " names another source than an annotation of another dialect"}
+		}
+		if !found {
+			pull.kind, pull.dialect, pull.from = pullTarget, p.dialect, source
+		}
+		found = true
+	}
+	return pull, found
+}
+
+func (o *Options) hasPushKey(obj *Object) bool {
+	a := obj.Annotations
+	_, to := a[PushTo]
+	_, replicate := a[replicateTo]
+	_, matching := a[replicateToMatching]
+	return to || o.Reflector && isTrue(a[autoEnabled]) || o.Mittwald && (replicate || matching)
+}
+
+// isTrue is how the reflector reads a boolean.
+func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
+
+// Refers returns the source that an object refers to, for an index, and false if there is none.
+func (o *Options) Refers(obj *Object) (types.NamespacedName, bool) {
+	r := o.roleOf(obj)
+	return r.from, r.kind == pullTarget || r.kind == pushCopy
+}
+
+// Pushes reports whether an object is a source that pushes.
+func (o *Options) Pushes(obj *Object) bool { return o.roleOf(obj).kind == pushSource }
+
+// IsTarget reports whether a write to the object may be due: it is a copy or a pull target.
+func (o *Options) IsTarget(obj *Object) bool {
+	kind := o.roleOf(obj).kind
+	return kind == pullTarget || kind == pushCopy || kind == unmarkedCopy
+}

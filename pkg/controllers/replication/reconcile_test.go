@@ -1,0 +1,432 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+)
+
+// TestReconcile has the rows of the specification's table that are about requests, time and crashes;
+// the others are in package policy.
+func TestReconcile(t *testing.T) {
+	for name, tc := range map[string]struct {
+		lag       time.Duration
+		configure func(*Config)
+		objects   []runtime.Object
+		run       func(w *world)
+	}{
+		"R1: an automatic source reaches every namespace that is not protected": {
+			objects: []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
+			run: func(w *world) {
+				w.expect("create b/s, create c/s")
+				if got := w.told(); got != "NamespaceProtected Replicated" {
+					w.t.Errorf("Events %s", got)
+				}
+				if got := w.count("targets", map[string]string{"dialect": "reflector", "state": "in_sync"}); got != 2 {
+					w.t.Errorf("%v targets in sync, want 2", got)
+				}
+			},
+		},
+		"a namespace that is created gets its copies": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=new-*")},
+			run: func(w *world) {
+				w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-1"}})
+				w.pass(time.Second)
+				w.expect("create new-1/s")
+			},
+		},
+		"a change of the source is written to copies and pull targets": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
+			run: func(w *world) {
+				w.expect("create b/s, update b/t")
+				w.edit("a/s", holding("w"))
+				w.pass(time.Second)
+				w.expect("update b/s, update b/t")
+				if got := string(w.secret("b/t").Data["k"]); got != "w" {
+					w.t.Errorf("k=%s", got)
+				}
+				if got := w.count("lag_seconds", nil); got != 2 {
+					w.t.Errorf("%v observations of the lag, want 2", got)
+				}
+			},
+		},
+		"R11: a foreign object that goes makes way": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b"), secret("b/s", "own")},
+			run: func(w *world) {
+				w.expect("")
+				w.remove("b/s")
+				w.pass(time.Second)
+				w.expect("create b/s")
+			},
+		},
+		"R17: a source that is back within the grace loses nothing": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.expect("create b/s")
+				w.remove("a/s")
+				w.pass(4 * time.Second)
+				w.put(secret("a/s", "v", "Q:push-to=b"))
+				w.pass(time.Minute)
+				w.expect("")
+				w.remove("a/s")
+				w.pass(4 * time.Second)
+				w.expect("")
+				w.pass(2 * time.Second)
+				w.expect("delete b/s")
+			},
+		},
+		"R20: an orphan is found after a restart": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.stop()
+				w.remove("a/s")
+				w.restart()
+				w.pass(6 * time.Second)
+				w.expect("delete b/s")
+			},
+		},
+		"M16: markers are added a few per second": {
+			objects: func() (list []runtime.Object) {
+				for i := range 20 {
+					name := fmt.Sprintf("s%d", i)
+					list = append(list, secret("a/"+name, "v", "M:replicate-to=b"),
+						secret("b/"+name, "v", "M:replicated-from-version=1", "M:replicated-keys=k", "M:replicated-at=x"))
+				}
+				return list
+			}(),
+			run: func(w *world) {
+				w.pass(2 * time.Second)
+				if n := len(w.marked()); n < 8 || n > 12 {
+					w.t.Errorf("%d markers after 2 s, want about 10", n)
+				}
+				w.edit("a/s19", holding("w"))
+				w.edit("a/s18", holding("w"))
+				w.pass(time.Millisecond)
+				if a, b := string(w.secret("b/s19").Data["k"]), string(w.secret("b/s18").Data["k"]); a != "w" || b != "w" {
+					w.t.Errorf("an update waits for the turn of a marker: %s, %s", a, b)
+				}
+				w.pass(3 * time.Second)
+				if n := len(w.marked()); n != 20 {
+					w.t.Errorf("%d markers after 5 s, want all 20", n)
+				}
+			},
+		},
+		"M21: a source that goes during a fan-out leaves what was made, which is deleted": {
+			objects: func() (list []runtime.Object) {
+				for i := range 500 {
+					list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
+				}
+				return list
+			}(),
+			run: func(w *world) {
+				created := 0
+				w.client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if created++; created == 100 {
+						go func() { _ = w.client.Tracker().Delete(ResourceOf(policy.Secret), "a", "s") }()
+					}
+					return false, nil, nil
+				})
+				w.put(secret("a/s", "v", "M:replicate-to=n-.*"))
+				w.pass(10 * time.Second)
+				if created < 100 || created > 200 {
+					w.t.Errorf("%d creations, want about 100", created)
+				}
+				if left := w.copies(); left != 0 {
+					w.t.Errorf("%d copies are left", left)
+				}
+			},
+		},
+		"N9: a refused write is tried again, and told once": {
+			run: func(w *world) {
+				var full atomic.Bool
+				full.Store(true)
+				w.client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if a.GetNamespace() == "b" && full.Load() {
+						return true, nil, apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("exceeded quota: q"))
+					}
+					return false, nil, nil
+				})
+				w.put(secret("a/s", "v", "Q:push-to=b,c"))
+				w.pass(30 * time.Second)
+				w.expect("create b/s, create b/s, create b/s, create b/s, create b/s, create c/s")
+				if got := w.told(); got != "Replicated WriteRejected" {
+					w.t.Errorf("Events %s", got)
+				}
+				full.Store(false)
+				w.pass(time.Minute)
+				w.expect("create b/s")
+				if got := w.count("errors_total", map[string]string{"reason": "Forbidden"}); got != 5 {
+					w.t.Errorf("%v errors, want 5", got)
+				}
+			},
+		},
+		"N10: a namespace that terminates before the cache knows is no error": {
+			run: func(w *world) {
+				w.client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if a.GetNamespace() == "c" {
+						return false, nil, nil
+					}
+					err := apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("is being terminated"))
+					err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+					return true, nil, err
+				})
+				w.put(secret("a/s", "v", "Q:push-to=b,c"))
+				w.pass(10 * time.Minute)
+				w.expect("create b/s, create c/s")
+				if got := w.count("errors_total", nil); got != 0 {
+					w.t.Errorf("%v errors", got)
+				}
+			},
+		},
+		"N11: a conflict is decided on again": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.pass(time.Second)
+				w.expect("create b/s")
+				conflicts := 1
+				w.client.PrependReactor("update", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					if conflicts == 0 {
+						return false, nil, nil
+					}
+					conflicts--
+					return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "s", errors.New("changed"))
+				})
+				w.edit("a/s", holding("w"))
+				w.pass(500 * time.Millisecond)
+				w.expect("get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", "get", "create", "update", "delete")
+			},
+		},
+		"a creation that comes too late is decided on again": {
+			lag:     10 * time.Second,
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=c")},
+			run: func(w *world) {
+				w.pass(time.Minute)
+				w.client.ClearActions()
+				w.put(secret("b/s", "own"))
+				w.edit("a/s", annotate("Q:push-to=b,c"))
+				w.pass(time.Minute)
+				if got := string(w.secret("b/s").Data["k"]); got != "own" {
+					w.t.Errorf("the foreign object holds %s", got)
+				}
+			},
+		},
+		"N15: a dry run persists nothing": {
+			configure: func(c *Config) { c.DryRun = true },
+			objects:   []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
+			run: func(w *world) {
+				w.expect("dry run: create b/s, dry run: create c/s")
+				if got := w.told(); got != "" {
+					w.t.Errorf("Events %s", got)
+				}
+			},
+		},
+		"N18: the live source decides, whatever the cache says": {
+			lag:     time.Minute,
+			objects: []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")},
+			run: func(w *world) {
+				w.edit("b/t", annotate("Q:pull-from=a/s"))
+				w.pass(30 * time.Second)
+				w.edit("a/s", annotate("Q:allow-pull"))
+				w.pass(10 * time.Minute)
+				w.expect("")
+			},
+		},
+		"N18: a copy is not deleted if the live source wants it": {
+			lag:     time.Minute,
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.pass(5 * time.Minute)
+				w.client.ClearActions()
+				w.edit("a/s", annotate("Q:push-to"))
+				w.pass(30 * time.Second)
+				w.edit("a/s", annotate("Q:push-to=b"))
+				w.pass(10 * time.Minute)
+				w.expect("get a/s, get b/s", "get", "create", "update", "delete")
+			},
+		},
+		"with namespaces a source that cannot be read is not gone": {
+			configure: func(c *Config) { c.Scope = []string{"b"} },
+			objects: []runtime.Object{
+				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k"),
+				secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True"),
+			},
+			run: func(w *world) {
+				w.pass(time.Hour)
+				w.expect("", "get", "create", "update", "delete")
+			},
+		},
+		"N19: what is in sync costs no request": {
+			objects: func() (list []runtime.Object) {
+				for i := range 300 {
+					list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
+				}
+				return append(list, secret("a/s", "v", "Q:push-to=n-*"))
+			}(),
+			run: func(w *world) {
+				w.pass(time.Minute)
+				if n := w.copies(); n != 300 {
+					w.t.Fatalf("%d copies", n)
+				}
+				w.restart()
+				w.edit("a/s", annotate("x=y"))
+				w.pass(time.Minute)
+				w.expect("", "get", "create", "update", "delete")
+			},
+		},
+		"N20: a repair that does not last is made ever more seldom": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.pass(time.Second)
+				w.client.ClearActions()
+				for range 600 {
+					w.edit("b/s", holding("placeholder"))
+					w.pass(time.Second)
+				}
+				n := 0
+				for _, action := range w.client.Actions() {
+					if action.GetVerb() == "update" {
+						n++
+					}
+				}
+				if n < 5 || n > 11 {
+					w.t.Errorf("%d updates, want at most 11", n)
+				}
+				if got := w.told(); !strings.Contains(got, "DriftFight") {
+					w.t.Errorf("Events %s", got)
+				}
+			},
+		},
+		"N21: the next leader ends a deletion": {
+			run: func(w *world) {
+				for i := range 5 {
+					w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
+				}
+				w.put(secret("a/s", "v", "Q:push-to=n-*"))
+				w.pass(time.Second)
+				deleted := 0
+				w.client.PrependReactor("delete", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+					deleted++
+					return deleted > 2 && deleted <= 5, nil, notLeading{}
+				})
+				w.remove("a/s")
+				w.pass(5*time.Second + time.Millisecond)
+				if n := w.copies(); n != 3 {
+					w.t.Fatalf("%d copies are left, want 3", n)
+				}
+				w.restart()
+				w.pass(6 * time.Second)
+				if n := w.copies(); n != 0 {
+					w.t.Errorf("%d copies are left", n)
+				}
+			},
+		},
+		"with namespaces no Namespace is read": {
+			configure: func(c *Config) { c.Scope = []string{"a", "b"} },
+			objects:   []runtime.Object{secret("a/s", "v", "Q:push-to=*")},
+			run:       func(w *world) { w.expect("create b/s") },
+		},
+		"a copy that would be too large is not sent": {
+			objects: []runtime.Object{
+				secret("a/s", strings.Repeat("v", 700<<10), "M:replication-allowed=true", "M:replication-allowed-namespaces=b"),
+			},
+			run: func(w *world) {
+				target := secret("b/t", "", "M:replicate-from=a/s")
+				target.Data = map[string][]byte{"own": []byte(strings.Repeat("v", 700<<10))}
+				w.put(target)
+				w.pass(time.Second)
+				w.expect("")
+				if got := w.told(); got != "TargetTooLarge" {
+					w.t.Errorf("Events %s", got)
+				}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tc.lag, tc.configure, tc.objects...)
+				tc.run(w)
+			})
+		})
+	}
+}
+
+type notLeading struct{}
+
+func (notLeading) Error() string    { return "not leading" }
+func (notLeading) NotLeading() bool { return true }
+
+// copies counts the Secrets with a marker.
+func (w *world) copies() int { return len(w.marked()) }
+
+func (w *world) marked() (names []string) {
+	w.t.Helper()
+	obj, err := w.client.Tracker().List(ResourceOf(policy.Secret), corev1.SchemeGroupVersion.WithKind("Secret"), "")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range obj.(*corev1.SecretList).Items {
+		if s.Annotations[policy.Marker] != "" {
+			names = append(names, s.Namespace+"/"+s.Name)
+		}
+	}
+	return names
+}
+
+func TestWhatIsToldIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, nil, secret("a/s", "v", "Q:push-to=*"))
+		w.told()
+		w.remove("b/s")
+		w.pass(11 * time.Minute)
+		w.remove("c/s")
+		w.pass(time.Second)
+		var texts []string
+		for len(w.recorder.Events) > 0 {
+			texts = append(texts, <-w.recorder.Events)
+		}
+		want := "Normal DriftRepaired repaired c/s"
+		if all := strings.Join(texts, "\n"); !strings.Contains(all, want) {
+			t.Errorf("no %q in\n%s", want, all)
+		}
+	})
+}
+
+func TestConfig(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*Config)
+		want   string
+	}{
+		"a kind that is not copied":      {func(c *Config) { c.Kinds = []string{"Role"} }, "--replication-kinds"},
+		"no kind":                        {func(c *Config) { c.Kinds = nil }, "--replication-kinds"},
+		"namespaces that do not parse":   {func(c *Config) { c.PushNamespaces = "A" }, "--replication-push-namespaces"},
+		"nothing but excluded ones":      {func(c *Config) { c.PushNamespaces = "!a" }, "--replication-push-namespaces"},
+		"a negative grace":               {func(c *Config) { c.DeletionGrace = -1 }, "--replication-deletion-grace"},
+		"no worker":                      {func(c *Config) { c.Workers = 0 }, "--replication-workers"},
+		"an empty glob":                  {func(c *Config) { c.DeniedLabels = []string{""} }, "--replication-denied-labels"},
+		"the defaults are without fault": {func(*Config) {}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := DefaultConfig()
+			tc.change(&cfg)
+			err := cfg.Validate()
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want one of %q", err, tc.want)
+			}
+		})
+	}
+}

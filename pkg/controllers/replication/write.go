@@ -1,0 +1,250 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+)
+
+// fieldManager is this controller's name in managedFields.
+const fieldManager = "quartermaster-replication"
+
+// The reasons of Events that are not problems of a decision.
+const (
+	reasonReplicated = "Replicated"
+	reasonRepaired   = "DriftRepaired"
+	reasonRemoved    = "ReplicaRemoved"
+	reasonRejected   = "WriteRejected"
+	reasonTooLarge   = "TargetTooLarge"
+	reasonFight      = "DriftFight"
+)
+
+// maxSize is the API server's limit of what an object holds.
+const maxSize = 1 << 20
+
+// write carries out a plan that was made on what l has read.
+func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) error {
+	now := c.clock.Now()
+	source, target := l.bodies[p.Source], l.bodies[key]
+	var b *policy.Body
+	if p.Action != policy.Delete {
+		if b = c.rules.Apply(p, c.digester, key, source, target, now); b.Size() > maxSize {
+			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonTooLarge, key.NamespacedName.String()+" would be larger than 1 MiB", key)
+			return nil
+		}
+	}
+	if err := c.send(ctx, p.Action, b, target); err != nil {
+		return c.failed(ctx, key, p, err)
+	}
+	logger := klog.FromContext(ctx)
+	c.metrics.writes.WithLabelValues(string(key.Kind), string(p.Action), strconv.FormatBool(c.cfg.DryRun)).Inc()
+	if c.cfg.DryRun {
+		if c.memory.plan(key, p.Action) {
+			logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
+		}
+		return nil
+	}
+	logger.V(2).Info("Written", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
+	repairs := 0
+	if source != nil {
+		repairs = c.memory.wrote(key, source.ResourceVersion, now)
+	}
+	if since, ok := c.memory.settled(key); ok {
+		c.metrics.lag.Observe(c.clock.Since(since).Seconds())
+	}
+	if source != nil && c.rules.DropsOwners(p, source) {
+		c.tell(p.Source, corev1.EventTypeWarning, policy.OwnerReferenceDropped, "an owner in a namespace is not copied to "+key.NamespacedName.String(), key)
+	}
+	switch {
+	case p.Action == policy.Mark:
+	case p.Action == policy.Delete || p.Action == policy.Strip || p.Action == policy.Empty:
+		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonRemoved, "removed from "+key.NamespacedName.String(), key)
+	case repairs == 0:
+		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonReplicated, "replicated to "+key.NamespacedName.String(), key)
+	default:
+		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonRepaired, "repaired "+key.NamespacedName.String(), key)
+		if repairs >= fightAfter {
+			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
+				key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom", key)
+		}
+	}
+	return nil
+}
+
+// about returns whom an Event is for: the target of a pull, the source of a push.
+func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
+	if p.Pull {
+		return key
+	}
+	return p.Source
+}
+
+// lastManager names who wrote to the object last, other than this controller.
+func lastManager(b *policy.Body) string {
+	var last *metav1.ManagedFieldsEntry
+	if b != nil {
+		for i := range b.ManagedFields {
+			if m := &b.ManagedFields[i]; m.Manager != fieldManager && m.Time != nil && (last == nil || last.Time.Before(m.Time)) {
+				last = m
+			}
+		}
+	}
+	if last == nil {
+		return ""
+	}
+	return ", at last by " + last.Manager
+}
+
+// failed returns what the loop should know of a failed write.
+func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) error {
+	creates := p.Action == policy.Create || p.Action == policy.Recreate
+	switch {
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), creates && apierrors.IsNotFound(err):
+		return nil // there is nothing to do in a namespace that goes or is gone
+	case outdated(err), controllers.IsNotLeading(err), ctx.Err() != nil:
+		return err
+	}
+	r := &rejection{action: p.Action, key: key, err: err}
+	c.metrics.errors.WithLabelValues(string(key.Kind), string(apierrors.ReasonForError(err))).Inc()
+	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, r.Error(), key)
+	return r
+}
+
+// rejection is the error of a write. Its text has no message of which it is not known that it holds
+// neither keys nor values of the object.
+type rejection struct {
+	action policy.Action
+	key    policy.Key
+	err    error
+}
+
+func (r *rejection) Unwrap() error { return r.err }
+
+func (r *rejection) Error() string {
+	why := string(apierrors.ReasonForError(r.err))
+	if status := apierrors.APIStatus(nil); errors.As(r.err, &status) {
+		message := status.Status().Message
+		if strings.Contains(message, "exceeded quota") || strings.Contains(message, "cannot "+verbOf(r.action)+" resource") {
+			why = message
+		}
+	} else {
+		why = "no answer"
+	}
+	return fmt.Sprintf("%s %s: %s", r.action, r.key, why)
+}
+
+func verbOf(a policy.Action) string {
+	switch a {
+	case policy.Create, policy.Delete:
+		return string(a)
+	case policy.Recreate:
+		return "delete"
+	}
+	return "update"
+}
+
+// send sends the requests of an action.
+func (c *Controller) send(ctx context.Context, a policy.Action, b, target *policy.Body) error {
+	switch a {
+	case policy.Create:
+		return c.create(ctx, b)
+	case policy.Delete:
+		return c.delete(ctx, target)
+	case policy.Recreate:
+		if err := c.delete(ctx, target); err != nil || c.cfg.DryRun {
+			return err
+		}
+		return c.create(ctx, b)
+	}
+	return c.update(ctx, b)
+}
+
+func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, error) {
+	if key.Kind == policy.Secret {
+		s, err := c.client.CoreV1().Secrets(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return policy.NewBody(s), nil
+	}
+	cm, err := c.client.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return policy.NewBody(cm), nil
+}
+
+func (c *Controller) dryRun() []string {
+	if c.cfg.DryRun {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
+func (c *Controller) create(ctx context.Context, b *policy.Body) (err error) {
+	opts := metav1.CreateOptions{FieldManager: fieldManager, DryRun: c.dryRun()}
+	if b.Kind == policy.Secret {
+		_, err = c.client.CoreV1().Secrets(b.Namespace).Create(ctx, b.Secret(), opts)
+	} else {
+		_, err = c.client.CoreV1().ConfigMaps(b.Namespace).Create(ctx, b.ConfigMap(), opts)
+	}
+	return err
+}
+
+// update sends the version that was read, so that a change meanwhile is a conflict.
+func (c *Controller) update(ctx context.Context, b *policy.Body) (err error) {
+	opts := metav1.UpdateOptions{FieldManager: fieldManager, DryRun: c.dryRun()}
+	if b.Kind == policy.Secret {
+		_, err = c.client.CoreV1().Secrets(b.Namespace).Update(ctx, b.Secret(), opts)
+	} else {
+		_, err = c.client.CoreV1().ConfigMaps(b.Namespace).Update(ctx, b.ConfigMap(), opts)
+	}
+	return err
+}
+
+func (c *Controller) delete(ctx context.Context, b *policy.Body) error {
+	opts := metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion}, DryRun: c.dryRun(),
+	}
+	if b.Kind == policy.Secret {
+		return c.client.CoreV1().Secrets(b.Namespace).Delete(ctx, b.Name, opts)
+	}
+	return c.client.CoreV1().ConfigMaps(b.Namespace).Delete(ctx, b.Name, opts)
+}
+
+// report tells the owners of the problems of a plan.
+func (c *Controller) report(key policy.Key, p *policy.Plan) {
+	for _, problem := range p.Problems {
+		c.metrics.held.WithLabelValues(problem.Reason).Inc()
+		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text, key)
+	}
+}
+
+// tell records an Event, unless there was one of this object and reason a short while ago. Then it
+// is counted, and the next Event says so.
+func (c *Controller) tell(about policy.Key, eventType, reason, text string, target policy.Key) {
+	o := c.Get(about)
+	if c.cfg.DryRun || o == nil {
+		return
+	}
+	more, due := c.memory.tell(about, reason, target, c.clock.Now())
+	if due {
+		c.events.Event(&corev1.ObjectReference{
+			APIVersion: "v1", Kind: string(about.Kind), Namespace: about.Namespace, Name: about.Name, UID: types.UID(o.UID), ResourceVersion: o.Version,
+		}, eventType, reason, text+more)
+	}
+}

@@ -1,0 +1,272 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package replication tests the controller replication in managers as processes on a real control
+// plane. The objects show what holds in the end, and the audit log what was written.
+package replication
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// All tests of the package share a control plane.
+var shared *fleet.Fleet
+
+func TestMain(m *testing.M) {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Race: true, Components: []string{"replication", "replication-compat"}}))
+}
+
+// args are those of managers in which config-reload does not run. The installation switches on
+// replication and both dialects.
+func args(more ...string) []string {
+	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace=1s"}, more...)
+}
+
+// world is a group of namespaces. In names and annotations, {a} stands for the namespace that the
+// test calls a.
+type world struct {
+	*testing.T
+	ctx        context.Context
+	id         string
+	namespaces map[string]string
+	begin      time.Time
+}
+
+var worlds atomic.Int64
+
+// newWorld creates the namespaces, each with the label world={id}.
+func newWorld(t *testing.T, names ...string) *world {
+	t.Helper()
+	w := &world{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", worlds.Add(1)), namespaces: map[string]string{}, begin: time.Now()}
+	for _, name := range names {
+		w.namespace(name)
+	}
+	return w
+}
+
+func (w *world) namespace(name string) {
+	w.Helper()
+	w.namespaces[name] = shared.NewNamespace(w.ctx, w, map[string]string{"world": w.id, "name": name})
+}
+
+// text replaces {name} by the namespace and {id} by the world's.
+func (w *world) text(s string) string {
+	s = strings.ReplaceAll(s, "{id}", w.id)
+	for name, namespace := range w.namespaces {
+		s = strings.ReplaceAll(s, "{"+name+"}", namespace)
+	}
+	return strings.NewReplacer("Q:", "quartermaster.dev/", "R:", "reflector.v1.k8s.emberstack.com/", "M:", "replicator.v1.mittwald.de/").Replace(s)
+}
+
+// split returns the namespace and the name of {a}/s or a/s.
+func (w *world) split(object string) (namespace, name string) {
+	namespace, name, _ = strings.Cut(object, "/")
+	if real, ok := w.namespaces[namespace]; ok {
+		namespace = real
+	}
+	return namespace, name
+}
+
+// secret creates a Secret with k=v pairs and changes.
+func (w *world) secret(object, data string, changes ...func(*corev1.Secret)) {
+	w.Helper()
+	namespace, name := w.split(object)
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: dataOf(data)}
+	for _, change := range changes {
+		change(s)
+	}
+	if _, err := shared.Admin.CoreV1().Secrets(namespace).Create(w.ctx, s, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func dataOf(text string) map[string][]byte {
+	data := map[string][]byte{}
+	for pair := range strings.FieldsSeq(text) {
+		key, value, _ := strings.Cut(pair, "=")
+		data[key] = []byte(value)
+	}
+	return data
+}
+
+// with sets annotations: key=value, or key alone to remove it.
+func (w *world) with(pairs ...string) func(*corev1.Secret) {
+	return func(s *corev1.Secret) {
+		for _, pair := range pairs {
+			key, value, has := strings.Cut(w.text(pair), "=")
+			if s.Annotations == nil {
+				s.Annotations = map[string]string{}
+			}
+			if has {
+				s.Annotations[key] = value
+			} else {
+				delete(s.Annotations, key)
+			}
+		}
+	}
+}
+
+func holding(data string) func(*corev1.Secret) {
+	return func(s *corev1.Secret) { s.Data = dataOf(data) }
+}
+
+func typed(t corev1.SecretType) func(*corev1.Secret) { return func(s *corev1.Secret) { s.Type = t } }
+
+// get returns a Secret; nil if it does not exist.
+func (w *world) get(object string) *corev1.Secret {
+	w.Helper()
+	namespace, name := w.split(object)
+	s, err := shared.Admin.CoreV1().Secrets(namespace).Get(w.ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	return s
+}
+
+// edit changes a Secret, whatever else changes it.
+func (w *world) edit(object string, changes ...func(*corev1.Secret)) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		s := w.get(object)
+		if s == nil {
+			return fmt.Errorf("there is no %s", object)
+		}
+		for _, change := range changes {
+			change(s)
+		}
+		_, err := shared.Admin.CoreV1().Secrets(s.Namespace).Update(w.ctx, s, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+func (w *world) remove(object string) {
+	w.Helper()
+	namespace, name := w.split(object)
+	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// label sets a label of a namespace; an empty value removes it.
+func (w *world) label(namespace, key, value string) {
+	w.Helper()
+	arg := key + "=" + value
+	if value == "" {
+		arg = key + "-"
+	}
+	w.kubectl("label", "--overwrite", "namespace", w.namespaces[namespace], arg)
+}
+
+func (w *world) kubectl(args ...string) string {
+	w.Helper()
+	out, err := shared.Kubectl(w.ctx, args...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return out
+}
+
+// content returns the sorted k=v pairs of a Secret, or "none" if it does not exist.
+func (w *world) content(object string) string {
+	w.Helper()
+	s := w.get(object)
+	if s == nil {
+		return "none"
+	}
+	var list []string
+	for key, value := range s.Data {
+		list = append(list, key+"="+string(value))
+	}
+	slices.Sort(list)
+	return strings.Join(list, " ")
+}
+
+// await waits until each Secret holds its content: object: k=v.
+func (w *world) await(objects ...string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		for _, text := range objects {
+			object, want, _ := strings.Cut(text, ": ")
+			if got := w.content(object); got != want {
+				return fmt.Errorf("%s holds %q, want %q", object, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+// settle waits until the controller has decided on everything that happened before: it makes a copy
+// that was asked for last.
+func (w *world) settle() {
+	w.Helper()
+	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
+	w.secret("a/"+name, "k=v", w.with("Q:push-to={b}"))
+	w.await("b/" + name + ": k=v")
+	w.edit("a/"+name, w.with("Q:push-to"))
+	w.await("b/" + name + ": none")
+}
+
+// told waits for an Event about a Secret.
+func (w *world) told(object, reason string) {
+	w.Helper()
+	namespace, name := w.split(object)
+	fleet.Eventually(w.ctx, w, func() error {
+		events, err := shared.Admin.CoreV1().Events(namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("no Event %s on %s", reason, object)
+		}
+		return err
+	})
+}
+
+// writes returns the controller's successful writes in the world: verb, namespace/name. Canaries are
+// left out.
+func (w *world) writes() []string {
+	w.Helper()
+	return w.requests(func(e auditv1.Event) bool { return cluster.AuditWrite(e) })
+}
+
+func (w *world) requests(match func(auditv1.Event) bool) (list []string) {
+	w.Helper()
+	names := map[string]string{}
+	for name, namespace := range w.namespaces {
+		names[namespace] = name
+	}
+	for _, e := range shared.AuditSince(w, w.begin, match) {
+		ref := e.ObjectRef
+		if cluster.AuditPod(e) == "" || ref == nil || names[ref.Namespace] == "" || ref.Resource != "secrets" && ref.Resource != "configmaps" ||
+			strings.HasPrefix(ref.Name, "canary-") {
+			continue
+		}
+		list = append(list, e.Verb+" "+names[ref.Namespace]+"/"+ref.Name)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// wrote compares the writes so far.
+func (w *world) wrote(want ...string) {
+	w.Helper()
+	slices.Sort(want)
+	if got := w.writes(); !slices.Equal(got, want) {
+		w.Errorf("writes %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,120 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestMigrationWritesNothing has objects as the originals leave them. The switch must write nothing,
+// except for one marker on each push copy of the replicator, and the next change the right objects.
+func TestMigrationWritesNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		setup   func(w *world)
+		markers []string // the writes of the switch
+		change  func(w *world)
+		await   []string
+		writes  []string // those of the change
+	}{
+		"from the reflector": {
+			setup: func(w *world) {
+				w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
+					"R:reflection-allowed-namespaces={b},{c}", "R:reflection-auto-namespaces={b},{c}"))
+				version := w.get("a/s").ResourceVersion
+				made := func(auto string) func(*corev1.Secret) {
+					return w.with("R:reflects={a}/s", "R:auto-reflects="+auto, "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
+				}
+				w.secret("b/s", "k=v", made("True"))
+				w.secret("c/s", "k=v", made("True"), w.with("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
+				w.secret("b/mirror", "k=v", made("False"), func(s *corev1.Secret) { s.Labels = map[string]string{"own": "1"} })
+				w.secret("c/mirror", "", w.with("R:reflects={a}/gone"))
+				w.secret("a/foreign", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
+				w.secret("b/foreign", "own=1", w.with("example.com/x=y"))
+				// A mirror that the reflector has converted: a tool applies it.
+				w.secret("b/converted", "k=v", made("True"), w.with("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
+				w.secret("a/converted", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
+				w.secret("c/converted", "k=v", made("True"), w.with("R:reflects={a}/converted"))
+			},
+			change: func(w *world) {
+				w.edit("a/s", holding("k=w"))
+				w.edit("a/converted", holding("k=w"))
+			},
+			await:  []string{"b/s: k=w", "c/s: k=w", "b/mirror: k=w", "c/mirror: ", "b/foreign: own=1", "b/converted: k=w", "c/converted: k=w"},
+			writes: []string{"update b/s", "update c/s", "update b/mirror", "update b/converted", "update c/converted"},
+		},
+		"from the replicator": {
+			setup: func(w *world) {
+				w.secret("a/s", "k=v j=w", w.with("M:replicate-to={b}", "M:replicate-to-matching=world={id},name=c",
+					"M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
+				made := w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=j,k")
+				labelled := func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} }
+				w.secret("b/s", "k=v j=w", made, labelled)
+				w.secret("c/s", "k=v j=w own=1", made, labelled)
+				w.secret("b/pulled", "k=v j=w own=1", made, w.with("M:replicate-from={a}/s"))
+				w.secret("c/orphan", "k=v", w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=k"))
+				w.secret("c/pulled", "own=1", w.with("M:replicate-from={a}/s"))
+			},
+			markers: []string{"update b/s", "update c/s"},
+			change:  func(w *world) { w.edit("a/s", holding("j=new")) },
+			await:   []string{"b/s: j=new", "c/s: j=new own=1", "b/pulled: j=new own=1", "c/orphan: k=v", "c/pulled: own=1"},
+			writes:  []string{"update b/s", "update c/s", "update b/pulled"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "a", "b", "c")
+			tc.setup(w)
+			before := objectsOf(w)
+			shared.RunLeader(fleet.Context(t), t, args()...)
+			w.settle()
+			fleet.Eventually(w.ctx, w, func() error {
+				if len(w.writes()) < len(tc.markers) {
+					return errMissing
+				}
+				return nil
+			})
+			w.settle()
+			w.wrote(tc.markers...)
+			for name, was := range before {
+				if is := w.content(name); is != was {
+					t.Errorf("the switch has changed %s from %q to %q", name, was, is)
+				}
+			}
+			tc.change(w)
+			w.await(tc.await...)
+			w.settle()
+			w.wrote(append(tc.markers, tc.writes...)...)
+			for _, object := range []string{"b/s", "c/s"} {
+				s := w.get(object)
+				for key := range s.Annotations {
+					if !strings.HasPrefix(key, "quartermaster.dev/") && !strings.Contains(key, "reflect") && !strings.Contains(key, "replicated-") {
+						t.Errorf("%s has the annotation %s", object, key)
+					}
+				}
+			}
+		})
+	}
+}
+
+type missing struct{}
+
+func (missing) Error() string { return "a marker is missing" }
+
+var errMissing error = missing{}
+
+// objectsOf returns the content of all Secrets of the world.
+func objectsOf(w *world) map[string]string {
+	w.Helper()
+	all := map[string]string{}
+	for name, namespace := range w.namespaces {
+		for object := range strings.FieldsSeq(w.kubectl("get", "secrets", "-n", namespace, "-o", "name")) {
+			all[name+"/"+strings.TrimPrefix(object, "secret/")] = w.content(name + "/" + strings.TrimPrefix(object, "secret/"))
+		}
+	}
+	return all
+}

@@ -1,0 +1,82 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestThePolicyLimitsWhoAnnotates has a user with the role edit.
+func TestThePolicyLimitsWhoAnnotates(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	shared.InstallWith(w.ctx, t, "replication-policy")
+	config := rest.AnonymousClientConfig(shared.AdminConfig())
+	config.BearerToken = shared.NewToken(w.ctx, t, "annotator-"+w.id, "edit")
+	user, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := user.CoreV1().Secrets(w.namespaces["a"])
+	create := func(name string, annotations ...string) error {
+		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: dataOf("k=v")}
+		w.with(annotations...)(s)
+		_, err := secrets.Create(w.ctx, s, metav1.CreateOptions{})
+		return err
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v, want a refusal", what, err)
+		}
+	}
+	fleet.Eventually(w.ctx, t, func() error { // the policy takes a moment
+		err := create(fmt.Sprint("probe-", len(w.id)), "Q:source={}")
+		if err == nil {
+			_ = secrets.Delete(w.ctx, fmt.Sprint("probe-", len(w.id)), metav1.DeleteOptions{})
+			return fmt.Errorf("a marker is accepted")
+		}
+		return nil
+	})
+	refused("a marker", create("marker", "Q:source={}"))
+	for _, key := range []string{"Q:push-to={b}", "M:replicate-to={b}", "M:replicate-to-matching=", "R:reflection-auto-enabled=true"} {
+		refused(key, create("push", key))
+	}
+	if err := create("s", "Q:allow-pull={b}", "x=y"); err != nil {
+		t.Errorf("what does not push: %v", err)
+	}
+
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "push-" + w.id}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"quartermaster.dev"}, Resources: []string{"replications"}, Verbs: []string{"push"}}}}
+	if _, err := shared.Admin.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	shared.NewToken(w.ctx, t, "annotator-"+w.id, role.Name)
+	fleet.Eventually(w.ctx, t, func() error { return create("push", "Q:push-to={b}") })
+
+	shared.RunLeader(w.ctx, t, args()...)
+	w.await("b/push: k=v")
+	// The copy can be edited by others, with its marker as it is.
+	copies := user.CoreV1().Secrets(w.namespaces["b"])
+	s, err := copies.Get(w.ctx, "push", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Annotations["x"] = "y"
+	if s, err = copies.Update(w.ctx, s, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Annotations["quartermaster.dev/source"] += " "
+	_, err = copies.Update(w.ctx, s, metav1.UpdateOptions{})
+	refused("a changed marker", err)
+}
