@@ -31,6 +31,8 @@ type change struct {
 // may have Old equal to New.
 type Event[T any] struct {
 	Old, New T
+	// Initial is set for an object that was in the cache when Run began.
+	Initial bool
 }
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
@@ -72,7 +74,7 @@ func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys 
 	return Watch[K]{
 		informer: informer,
 		keys: func(c change) ([]K, error) {
-			var event Event[T]
+			event := Event[T]{Initial: c.initial}
 			var ok bool
 			if c.old != nil {
 				old := c.old

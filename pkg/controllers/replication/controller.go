@@ -83,8 +83,8 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New checks the configuration and adds indexers to the informers, so it must be called before they
-// are started. The digester must be the one that the caches use.
+// New checks the configuration and adds indexers and handlers to the informers, so it must be called
+// before they are started. The digester must be the one that the caches use.
 func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.Interface, events record.EventRecorder,
 	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
 ) (*Controller, error) {
@@ -104,10 +104,11 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 			return nil, fmt.Errorf("add index of %s: %w", ResourceOf(kind).Resource, err)
 		}
 	}
-	c.loop = controllers.NewLoop(controllers.Options[policy.Key]{
+	var err error
+	c.loop, err = controllers.NewLoop(controllers.Options[policy.Key]{
 		Name: Name, Workers: cfg.Workers, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
-	})
-	return c, nil
+	}, c.watches()...)
+	return c, err
 }
 
 // Run reconciles until ctx ends and every worker has returned.
@@ -118,7 +119,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if c.cfg.Reflector || c.cfg.Mittwald {
 		wg.Go(func() { c.warnOfOriginals(ctx) })
 	}
-	return c.loop.Run(ctx, c.watches()...)
+	return c.loop.Run(ctx)
 }
 
 // Status returns the state of the controller's loop.

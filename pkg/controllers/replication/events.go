@@ -62,7 +62,8 @@ func (c *Controller) watches() (list []controllers.Watch[policy.Key]) {
 		}))
 	}
 	if c.in.Namespaces != nil {
-		list = append(list, controllers.WatchMapped(c.in.Namespaces, c.namespaceChanged))
+		// The sources that push to them are mapped when a run begins.
+		list = append(list, controllers.WatchChanges(c.in.Namespaces, c.namespaceChanged))
 	}
 	return list
 }
@@ -158,9 +159,6 @@ func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []
 			if c.rules.MayPush(source, after) || !created && c.rules.MayPush(source, before) {
 				found.add(policy.NewKey(kind, after.Name, source.Name))
 			}
-		}
-		if event.Initial {
-			continue
 		}
 		for _, obj := range c.indexed(kind, within+after.Name) {
 			o := policy.Decode(kind, obj, Name)
