@@ -302,7 +302,7 @@ func (l *look) follow(ctx context.Context, body io.ReadCloser) error {
 			return errors.Join(err, body.Close())
 		case <-ctx.Done():
 			_ = body.Close()
-			_ = <-ended // it is that of ctx
+			<-ended // its error is that of ctx
 			return ctx.Err()
 		}
 	}

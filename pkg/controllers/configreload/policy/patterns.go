@@ -17,7 +17,7 @@ import (
 // pattern is one item of a list of names.
 type pattern struct {
 	text    string
-	re      *regexp.Regexp // nil: text itself
+	re      *regexp.Regexp // nil: text itself; else that of all expressions of a list
 	literal bool           // text is also a valid name, so a source of that name may be waited for
 	dots    bool           // each dot of the literal text stands for any character
 	stars   bool           // each star of the text stands for any text, including none
@@ -72,7 +72,7 @@ const (
 	// maxSteps limits the expressions of one list. In maxList fit repetitions of many millions of
 	// steps, which would take the memory of every replica, and some thousand wildcards, which would
 	// take each name of the namespace many milliseconds.
-	maxSteps = 1_000
+	maxSteps = 500
 )
 
 // What rules take of memory, in bytes and rather too much: with a problem or two, for an item, and for
@@ -80,7 +80,7 @@ const (
 const (
 	rulesCost = 2048
 	itemCost  = 128
-	stepCost  = 512
+	stepCost  = 192
 )
 
 var (
@@ -88,28 +88,48 @@ var (
 	errTooLarge = errors.New("its repetitions are too large")
 )
 
-// newNamed parses an item of the original's lists of names: a name, or an expression for whole names.
-// It takes what the expression costs from steps.
-func newNamed(item string, steps *int) (pattern, error) {
-	p := pattern{text: item, literal: isName(item)}
-	if p.literal {
-		p.dots = strings.Contains(item, ".")
-		return p, nil
-	}
-	parsed, err := syntax.Parse("^"+item+"$", syntax.Perl)
-	if err != nil {
-		return p, err
-	}
-	if *steps -= size(parsed); *steps < 0 {
-		return p, errTooLarge
-	}
-	p.re, err = compile(item)
-	return p, err
+// newName returns a name of the original's lists. It is an expression too: a dot stands for any
+// character.
+func newName(item string) pattern {
+	return pattern{text: item, literal: true, dots: strings.Contains(item, ".")}
 }
 
-// compile compiles an expression for whole names. They have one line, so (?m:^) matches only at
-// their start. For a plain ^ the compiler looks for a special form, in cubic time.
-func compile(item string) (*regexp.Regexp, error) { return regexp.Compile("(?m:^)" + item + "$") }
+// parseExpression parses an expression of the original's lists, for whole names. It takes what the
+// expression costs from steps. Names have one line, so (?m:^) matches only at their start. For a plain
+// ^ the compiler looks for a special form, in cubic time.
+func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
+	if *steps < 0 {
+		return nil, errTooLarge
+	}
+	parsed, err := syntax.Parse("(?m:^)"+item+"$", syntax.Perl)
+	if err != nil {
+		return nil, err
+	}
+	if *steps -= size(parsed); *steps < 0 {
+		return nil, errTooLarge
+	}
+	return parsed, nil
+}
+
+// newExpression returns one pattern for all expressions of a list. What they begin with alike is in it
+// once.
+func newExpression(all []*syntax.Regexp) (pattern, error) {
+	alternatives := make([]string, len(all))
+	for i, parsed := range all {
+		removeNames(parsed)
+		alternatives[i] = "(?:" + parsed.String() + ")"
+	}
+	re, err := regexp.Compile(strings.Join(alternatives, "|"))
+	return pattern{re: re}, err
+}
+
+// removeNames removes the names of groups. There must not be two of one name.
+func removeNames(re *syntax.Regexp) {
+	re.Name = ""
+	for _, sub := range re.Sub {
+		removeNames(sub)
+	}
+}
 
 // size returns about how many steps an expression takes, including the ranges of its classes. Plain
 // text takes few. The parser limits nested repetitions to 1,000 in all.

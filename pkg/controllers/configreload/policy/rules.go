@@ -5,6 +5,7 @@ package policy
 
 import (
 	"fmt"
+	"regexp/syntax"
 	"slices"
 	"strconv"
 	"strings"
@@ -119,7 +120,8 @@ func Cut(text string) string {
 }
 
 // rulesCache holds rules by the text that they were parsed from, so that each text is parsed once. Few
-// texts occur in a cluster.
+// texts occur in a cluster. If there are too many, any of them go, since those that are asked for come
+// in turns: what was used last would be the wrong choice.
 type rulesCache struct {
 	mu     sync.Mutex
 	byText map[string]*Rules
@@ -136,11 +138,19 @@ func (c *rulesCache) get(text string, parse func() *Rules) *Rules {
 		return r
 	}
 	r := parse()
-	cost := 2*len(text) + r.cost // it was built in steps
-	if c.cost += cost; c.cost > maxCost || c.byText == nil {
-		c.byText, c.cost = map[string]*Rules{}, cost
+	r.cost += 2 * len(text)            // it was built in steps
+	for any, rules := range c.byText { // in no order
+		if c.cost+r.cost <= maxCost {
+			break
+		}
+		delete(c.byText, any)
+		c.cost -= rules.cost
+	}
+	if c.byText == nil {
+		c.byText = map[string]*Rules{}
 	}
 	c.byText[text] = r
+	c.cost += r.cost
 	return r
 }
 
@@ -236,17 +246,30 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 		return
 	}
 	var bad []string
+	var expressions []*syntax.Regexp
 	steps := maxSteps
 	for item := range items(from[k.reload[t]]) {
-		p, err := newNamed(item, &steps)
+		if isName(item) {
+			rules.named = append(rules.named, newName(item))
+			r.cost += itemCost
+			continue
+		}
+		parsed, err := parseExpression(item, &steps)
 		if err != nil {
 			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
 			continue
 		}
-		rules.named = append(rules.named, p)
-		r.cost += itemCost
+		expressions = append(expressions, parsed)
 	}
-	r.cost += (maxSteps - max(steps, 0)) * stepCost
+	if len(expressions) > 0 {
+		p, err := newExpression(expressions)
+		if err != nil {
+			bad = append(bad, err.Error())
+		} else {
+			rules.named = append(rules.named, p)
+		}
+	}
+	r.cost += len(expressions)*itemCost + (maxSteps-max(steps, 0))*stepCost
 	r.bad(k.reload[t], bad...)
 }
 
