@@ -301,9 +301,7 @@ func (l *look) follow(ctx context.Context, body io.ReadCloser) error {
 		case err := <-ended:
 			return errors.Join(err, body.Close())
 		case <-ctx.Done():
-			_ = body.Close()
-			<-ended // its error is that of ctx
-			return ctx.Err()
+			return errors.Join(ctx.Err(), body.Close(), <-ended)
 		}
 	}
 }
