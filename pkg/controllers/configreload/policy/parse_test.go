@@ -275,6 +275,8 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		"a dot of a name stands for any character":           {map[string]string{kCM: "app.config"}, Named, 0},
 		"a dot stands for one character":                     {map[string]string{kCM: "app..config,ap.config"}, No, 0},
 		"an expression that repeats too often, others count": {map[string]string{kCM: "(xyxyxyxyxyxy){900},app-.*"}, No, 1},
+		"two expressions with groups of one name":            {map[string]string{kCM: "(?P<x>db),(?P<x>app)-.*"}, Named, 0},
+		"an expression that quotes leaves the next alone":    {map[string]string{kCM: `x\Q,app-.*`}, Named, 0},
 		"a list that is too long":                            {map[string]string{kCM: "app-config," + long("x")}, No, 1},
 		"exclusions that are too long exclude everything":    {map[string]string{kCM: "app-config", kCMExclude: long("x")}, No, 1},
 		"a native list that is too long":                     {map[string]string{nativeReload: "auto," + long("configmap/x")}, No, 1},

@@ -95,13 +95,12 @@ func newName(item string) pattern {
 }
 
 // parseExpression parses an expression of the original's lists, for whole names. It takes what the
-// expression costs from steps. Names have one line, so (?m:^) matches only at their start. For a plain
-// ^ the compiler looks for a special form, in cubic time.
+// expression costs from steps.
 func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 	if *steps < 0 {
 		return nil, errTooLarge
 	}
-	parsed, err := syntax.Parse("(?m:^)"+item+"$", syntax.Perl)
+	parsed, err := syntax.Parse("^"+item+"$", syntax.Perl)
 	if err != nil {
 		return nil, err
 	}
@@ -116,18 +115,23 @@ func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 func newExpression(all []*syntax.Regexp) (pattern, error) {
 	alternatives := make([]string, len(all))
 	for i, parsed := range all {
-		removeNames(parsed)
+		prepare(parsed)
 		alternatives[i] = "(?:" + parsed.String() + ")"
 	}
 	re, err := regexp.Compile(strings.Join(alternatives, "|"))
 	return pattern{re: re}, err
 }
 
-// removeNames removes the names of groups. There must not be two of one name.
-func removeNames(re *syntax.Regexp) {
+// prepare removes the names of groups, since there must not be two of one name. And it makes ^ match
+// at the start of a line. Names have one, and for the start of a text the compiler looks for a special
+// form, in cubic time.
+func prepare(re *syntax.Regexp) {
 	re.Name = ""
+	if re.Op == syntax.OpBeginText {
+		re.Op = syntax.OpBeginLine
+	}
 	for _, sub := range re.Sub {
-		removeNames(sub)
+		prepare(sub)
 	}
 }
 
