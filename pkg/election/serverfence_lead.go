@@ -193,8 +193,14 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 	round := n.asked.Add(1)
 	began := n.lock.who.Clock.Now()
 	logged := false
+	// A webhook that is away holds the patch up, for 10 s by default, and to cut it off each time would
+	// fail it for good. But an answer may have been lost.
+	patience := n.lock.cfg.LeaseDuration.Duration
 	for backoff := serverFenceBackoffMin; ; backoff = min(2*backoff, serverFenceBackoffMax) {
-		judged, err := n.stand(ctx)
+		judged, err := n.stand(ctx, min(patience, serverFencePatchTimeout))
+		if errors.Is(err, context.DeadlineExceeded) {
+			patience *= 2
+		}
 		var superseded *SupersededError
 		late := n.lock.who.Clock.Now()-began > serverFencePatience
 		switch {
@@ -233,8 +239,8 @@ func (n *LeaderNamespace) set(ctx context.Context, judged verdict) {
 }
 
 // stand names this replica if it is not named, and asks how the API server judges it.
-func (n *LeaderNamespace) stand(ctx context.Context) (verdict, error) {
-	err := n.nameSelf(ctx)
+func (n *LeaderNamespace) stand(ctx context.Context, patience time.Duration) (verdict, error) {
+	err := n.nameSelf(ctx, patience)
 	switch {
 	case apierrors.IsNotFound(err):
 		return verdictAbsent, nil
@@ -251,8 +257,9 @@ func (n *LeaderNamespace) stand(ctx context.Context) (verdict, error) {
 }
 
 // nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
-// there is no Namespace, and a *SupersededError if this replica does not hold the Lease.
-func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
+// there is no Namespace, and a *SupersededError if this replica does not hold the Lease. A patch that
+// was cut off after patience does no harm if it is executed late, since it is conditional.
+func (n *LeaderNamespace) nameSelf(ctx context.Context, patience time.Duration) error {
 	read, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
 	defer cancel()
 	ns, err := n.client.Get(read, n.name, metav1.GetOptions{})
@@ -272,9 +279,7 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The patch may take longer: a webhook that is away holds it up for 10 s by default, and cutting
-	// it off then would fail it for good. Late, it does no harm, since it is conditional.
-	ctx, cancelPatch := context.WithTimeout(ctx, serverFencePatchTimeout)
+	ctx, cancelPatch := context.WithTimeout(ctx, patience)
 	defer cancelPatch()
 	_, err = n.client.Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err == nil {
