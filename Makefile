@@ -65,9 +65,9 @@ test-unit: ## The part of test that needs no control plane.
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without TestLong...
-	@# Two packages at a time, the longest first, which are last in the alphabet. faults runs alone,
+	@# Three packages at a time, since they often wait, the longest first, which are last in the alphabet. faults runs alone,
 	@# because its leases are short.
-	$(INTEGRATION) -skip '^TestLong' -p 2 $$(go list ./test/... | grep -v /faults | sort -r)
+	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v /faults | sort -r)
 	$(INTEGRATION) -skip '^TestLong' ./test/faults
 
 .PHONY: test-long
