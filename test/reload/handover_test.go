@@ -261,11 +261,14 @@ func TestANewLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
 	s.waitForState(web, cm)
 
 	hold := make(chan struct{})
-	watches := proxy.Add(faultproxy.Rule{Hold: hold, Match: func(r *http.Request) bool { return r.URL.Path == "/api/v1/configmaps" }})
+	held := proxy.Add(faultproxy.Rule{Hold: hold, Match: func(r *http.Request) bool { return r.URL.Path == "/api/v1/configmaps" }})
+	others := proxy.Add(faultproxy.Rule{Match: func(r *http.Request) bool { return r.URL.Path == "/apis/apps/v1/deployments" }})
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
-	if err := watches.WaitHits(ctx, 1); err != nil {
-		t.Fatal(err)
+	for _, watches := range []*faultproxy.ActiveRule{held, others} {
+		if err := watches.WaitHits(ctx, 1); err != nil {
+			t.Fatal(err)
+		}
 	}
 	paint(s, "red")
 	asked := proxy.Add(faultproxy.Rule{Match: s.to("configmaps")})
