@@ -216,7 +216,7 @@ func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source
 }
 
 // indexNamespaces adds the index by namespace once. It is not there from the beginning: where no source
-// is named by a pattern, it would be a fifth of the memory of the sources.
+// is named by a pattern, nobody asks it.
 func (c *Controller) indexNamespaces(types ...policy.SourceType) {
 	for _, t := range types {
 		c.byNamespace[t].Do(func() {

@@ -201,7 +201,12 @@ func (l live) read(ctx context.Context, keys []policy.Key) error {
 	bodies, errs := make([]*policy.Body, len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, key := range keys {
-		wg.Go(func() { bodies[i], errs[i] = l.get(ctx, key) })
+		wg.Go(func() {
+			// The loop contains a panic in its own goroutine only.
+			if _, err := controllers.Contain(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil }); err != nil {
+				errs[i] = err
+			}
+		})
 	}
 	wg.Wait()
 	for i, key := range keys {
