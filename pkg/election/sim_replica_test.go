@@ -45,6 +45,8 @@ type simProc struct {
 
 	unfinished bool // lead has said that work goes on
 
+	hold func() // called between the admission of its patch of the Namespace and the store; nil: nothing
+
 	passes func() bool // whether a write would pass at this instant, without a pause
 	aware  func() bool // whether it knows the Lease
 }
@@ -208,6 +210,16 @@ func (p *simProc) wouldPass() bool {
 	passes, gone := p.passes, p.gone
 	p.mu.Unlock()
 	return !gone && passes != nil && passes()
+}
+
+// holdUp is called when an API server has admitted that the process names itself.
+func (p *simProc) holdUp() {
+	p.mu.Lock()
+	hold := p.hold
+	p.mu.Unlock()
+	if hold != nil {
+		hold()
+	}
 }
 
 // lead is the work of a leader: it writes now and then until ctx ends, and a few more times while
