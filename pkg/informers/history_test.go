@@ -192,15 +192,18 @@ func TestAStreamedListIsRememberedUntilItIsStored(t *testing.T) {
 		}
 
 		first := stream()
+		var objects []*Object
 		for e := range first.ResultChan() {
 			if isEndOfList(e) {
 				break
 			}
-			o := e.Object.(*Object)
-			store[o.objectName()], stored = o, max(stored, o.version)
+			objects = append(objects, e.Object.(*Object))
 		}
 		first.Stop()
 		synctest.Wait()
+		for _, o := range objects {
+			store[o.objectName()], stored = o, max(stored, o.version)
+		}
 
 		c.put(named("changed", "2"))
 		second := stream() // the store has nothing of it
