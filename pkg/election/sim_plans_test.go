@@ -275,6 +275,30 @@ func TestSimulatedBlindness(t *testing.T) {
 	})
 }
 
+// TestSimulatedRelease stops a leader in good order. The next one does not wait, not even for the second
+// that a released Lease has as its duration.
+func TestSimulatedRelease(t *testing.T) {
+	released := 0
+	for seed := range uint64(10) {
+		runPlan(t, ours, simFences{client: true}, 1, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(2)
+			pass(time.Minute)
+			leader := s.leader()
+			leader.stop()
+			<-leader.done
+			if s.store.holder() == leader.identity {
+				return // it left work behind, or did not drain in time
+			}
+			released++
+			s.awaitLeader("after a release", releasedDuration*4/5, false)
+		})
+	}
+	if released == 0 {
+		t.Error("no lease was released: the plan is too weak")
+	}
+}
+
 // TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it
 // waits no longer than its term and what is allowed for the cancelling.
 func TestSimulatedPartition(t *testing.T) {
