@@ -53,6 +53,11 @@ const (
 	// to name the leader takes two requests more.
 	serverFenceAhead = 250 * time.Millisecond
 
+	// serverFenceAskAgain is after which time a standby asks again if it has found no fence; then twice as
+	// long each time. No evidence counts before it has, and an API server goes by a new policy only
+	// after a second or two.
+	serverFenceAskAgain = time.Second
+
 	// serverFencePatience is how long an API server may refuse the leader before something must be
 	// wrong: its watch shows the name after milliseconds.
 	serverFencePatience = 2 * time.Second
@@ -91,19 +96,19 @@ func (e *SupersededError) Error() string {
 	return fmt.Sprintf("the lease is not held by this replica any more, but by %q", e.Holder)
 }
 
-// Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends. While
-// lead runs, Lead does this.
+// Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends; at
+// first more often while it finds none. While lead runs, Lead does this.
 func (n *LeaderNamespace) Run(ctx context.Context) {
 	jitter := newJitter(n.lock.who.Identity + "/ask")
-	backoff := serverFenceBackoffMax
+	backoff := serverFenceAskAgain
 	for {
 		pause := rereadPeriod + randomUpTo(jitter, rereadJitter)
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
-			if judged == verdictNone { // no evidence counts before it is known
+			if judged == verdictNone || judged == verdictAbsent {
 				pause, backoff = min(pause, backoff), min(2*backoff, rereadPeriod)
 			} else {
-				backoff = serverFenceBackoffMax
+				backoff = serverFenceAskAgain
 			}
 			if err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.lease, "err", err)
