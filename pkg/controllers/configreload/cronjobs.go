@@ -126,7 +126,7 @@ func runName(cj *batchv1.CronJob, f *policy.Facts, p *policy.Plan) string {
 	for key, hash := range s {
 		s[key] = hash + "@" + f.Sources[key].Version
 	}
-	sum := sha256.Sum256([]byte(string(cj.UID) + s.Text(f.Workload.Key)))
+	sum := sha256.Sum256([]byte(string(cj.UID) + s.Text(f.Workload.Key, "")))
 	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 

@@ -46,6 +46,9 @@ type Plan struct {
 	State State
 	// Reloads are due now, in the order of the changes.
 	Reloads []Reload
+	// Trusted are the sources for which the cached data replace what is recorded, with or without a
+	// reload. An old cache must not, see cacheIsBehind in configreload.
+	Trusted []SourceKey
 	// Pending is set if there are reloads, or the window may still bring some; decide again after
 	// this time.
 	Pending bool
@@ -87,18 +90,22 @@ func (o *Options) Decide(f *Facts) Plan {
 		if r != nil {
 			reloads = append(reloads, *r)
 		}
+		if was, known := f.Recorded[key]; r != nil || known && value != was {
+			p.Trusted = append(p.Trusted, key)
+		}
 		next[key] = value
 	}
 	for _, key := range f.onlyPatterns() {
 		// If the disappearance of a source rolls the workload, the source is forgotten with it.
 		if _, r := o.decideSource(f, key); r != nil {
 			reloads = append(reloads, *r)
+			p.Trusted = append(p.Trusted, key)
 		}
 	}
 
 	due, wait := o.due(f, reloads)
 	if !due {
-		p.State, p.Pending, p.After, p.Found = f.meanwhile(next, reloads), true, wait, !f.Window.IsOpen()
+		p.State, p.Trusted, p.Pending, p.After, p.Found = f.meanwhile(next, reloads), nil, true, wait, !f.Window.IsOpen()
 		return p
 	}
 	// This is the order in which the reloads are written. Among changes of one instant, the first
