@@ -91,6 +91,7 @@ type Controller struct {
 	perMinute *rate.Limiter   // nil: no limit
 	csi       sync.Once       // guards the line about CSI secrets
 	patterns  atomic.Bool     // set for good once a workload names a source by a pattern
+	indexed   chan struct{}   // closed some time after that, see indexBySource
 	// byNamespace guards the index of each type of source, see indexNamespaces.
 	byNamespace [policy.NumTypes]sync.Once
 }
@@ -120,6 +121,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		events:   events,
 		clock:    clock,
 		selector: selector,
+		indexed:  make(chan struct{}),
 	}
 	c.kinds = c.newKinds(dyn)
 	if c.kinds["CronJob"] != nil && in.Jobs == nil {
@@ -156,6 +158,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	err := c.loop.Run(ctx)
 	c.giveUpJobs(ctx)
+	if c.patterns.Load() {
+		<-c.indexed
+	}
 	return err
 }
 

@@ -397,7 +397,7 @@ func TestPatternsSelectOnlySoManySources(t *testing.T) {
 		if err != nil || len(state) != policy.MaxByPattern {
 			t.Errorf("%d sources are recorded, %v", len(state), err)
 		}
-		want := []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: patterns of the workload name more than 300 sources; only the first by name are watched"}
+		want := []string{"Warning InvalidReloadAnnotation patterns: those of the workload name more than 300 sources; only the first by name are watched"}
 		if diff := cmp.Diff(want, w.events()); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
 		}

@@ -105,7 +105,7 @@ func TestANewLeaderWithOldCaches(t *testing.T) {
 			sources: little, workloads: long,
 			change: func(w *world) { roll(w); w.put(cm1()) },
 			rolls:  true,
-			want: []string{env(stateOf(cmKey, h1), "web/"+cmVar, h1)},
+			want:   []string{env(stateOf(cmKey, h1), "web/"+cmVar, h1)},
 		},
 		"of a workload that was created after another change, only the source is late": {
 			sources: long,

@@ -82,8 +82,8 @@ func (o *Options) Decide(f *Facts) Plan {
 	watched, tooMany := f.watchSet()
 	if tooMany {
 		// Without their number, which would be another problem each time that one comes or goes.
-		p.Problems = append(slices.Clone(p.Problems), Problem{StateKey, fmt.Sprintf(
-			"patterns of the workload name more than %d sources; only the first by name are watched", MaxByPattern)})
+		p.Problems = append(slices.Clone(p.Problems), Problem{"patterns", fmt.Sprintf(
+			"those of the workload name more than %d sources; only the first by name are watched", MaxByPattern)})
 	}
 	for _, key := range watched {
 		value, r := o.decideSource(f, key)
