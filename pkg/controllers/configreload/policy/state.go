@@ -86,7 +86,7 @@ func (w *Workload) Recorded(last string) string {
 	}
 	annotation := w.Meta[StateKey]
 	on := recordedOn(annotation, w.Key)
-	if last == "" || Newer(w.Version, on) && !Newer(recordedOn(last, w.Key), on) {
+	if last == "" || on == "never" {
 		return annotation
 	}
 	return last
