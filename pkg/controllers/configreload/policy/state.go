@@ -85,8 +85,11 @@ func (w *Workload) Recorded(last string) string {
 		return last
 	}
 	annotation := w.Meta[StateKey]
+	if last == "" {
+		return annotation
+	}
 	on := recordedOn(annotation, w.Key)
-	if last == "" || on == "never" {
+	if Newer(w.Version, on) && !Newer(recordedOn(last, w.Key), on) {
 		return annotation
 	}
 	return last
