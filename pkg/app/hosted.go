@@ -116,7 +116,7 @@ func newControllers(
 			Scheme:      scheme,
 			Events:      e.recorder("quartermaster-" + entry.Name),
 			Clock:       clock.RealClock{},
-			Loops:       loops,
+			Loop:        controllers.Options{Name: entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 			Metrics:     registry,
 		})
 		if err != nil {

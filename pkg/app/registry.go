@@ -85,8 +85,9 @@ type Host struct {
 	// Events records Events with the source component quartermaster-NAME.
 	Events record.EventRecorder
 	Clock  clock.WithTicker
-	// Loops holds the metrics of the queue loop. A controller registers its own with Metrics.
-	Loops   *controllers.Metrics
+	// Loop is for controllers.NewLoop, with the name, the metrics and the clock filled in.
+	Loop controllers.Options
+	// Metrics is where a controller registers metrics of its own.
 	Metrics metrics.KubeRegistry
 }
 
