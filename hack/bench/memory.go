@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -404,7 +403,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 			if err := o.pair.respawn(ctx, o.own...); err != nil {
 				return err
 			}
-			t, err := o.pair.takeOver(ctx, syscall.SIGTERM)
+			t, err := o.pair.takeOver(ctx, terminated)
 			if err != nil {
 				return err
 			}
