@@ -77,7 +77,6 @@ type Controller struct {
 	metrics  *domainMetrics
 	memory   *memory
 	marks    *rate.Limiter
-	scopes   sync.Map // whether a kind has no namespaces, by apiVersion and kind
 	loop     *controllers.Loop[policy.Key]
 }
 
@@ -98,7 +97,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
-	c.rules = policy.NewRules(cfg.Options, c.clusterScoped, c.metrics.timeouts.Inc)
+	c.rules = policy.NewRules(cfg.Options, c.metrics.timeouts.Inc)
 	for kind, informer := range in.Objects {
 		if err := informer.AddIndexers(cache.Indexers{index: c.indexOf(kind)}); err != nil {
 			return nil, fmt.Errorf("add index of %s: %w", ResourceOf(kind).Resource, err)
@@ -290,22 +289,4 @@ func namespaceOf(obj metav1.Object) *policy.Namespace {
 		return nil
 	}
 	return &policy.Namespace{Name: obj.GetName(), Labels: obj.GetLabels(), Terminating: obj.GetDeletionTimestamp() != nil}
-}
-
-// clusterScoped asks discovery whether a kind has no namespaces. What cannot be found out counts as
-// having them.
-func (c *Controller) clusterScoped(apiVersion, kind string) bool {
-	key := apiVersion + " " + kind
-	if known, ok := c.scopes.Load(key); ok {
-		return known.(bool)
-	}
-	list, err := c.client.Discovery().ServerResourcesForGroupVersion(apiVersion)
-	if err != nil {
-		return false
-	}
-	for i := range list.APIResources {
-		c.scopes.Store(apiVersion+" "+list.APIResources[i].Kind, !list.APIResources[i].Namespaced)
-	}
-	known, _ := c.scopes.LoadOrStore(key, false)
-	return known.(bool)
 }

@@ -4,9 +4,7 @@
 package replication
 
 import (
-	"fmt"
 	"maps"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +23,6 @@ const (
 	fightAfter = 5
 	// eventInterval is how long no second Event of an object and reason is sent.
 	eventInterval = 10 * time.Minute
-	// maxNames is how many targets an Event names.
-	maxNames = 5
 	// maxAged limits the entries that go only by age. Old ones go when there are more.
 	maxAged = 1000
 )
@@ -38,13 +34,12 @@ type memory struct {
 	targets map[policy.Key]*entry
 	gone    map[policy.Key]time.Time
 	due     map[policy.Key]time.Time
-	told    map[event]*suppressed
+	told    map[event]time.Time
 }
 
 // entry is what is remembered of a target.
 type entry struct {
 	standing
-	planned policy.Action // that a dry run has logged
 	// source is the version of the source that was written last, which is drift if it has to be
 	// written again; next is when that may be.
 	source   string
@@ -66,13 +61,6 @@ type event struct {
 	reason string
 }
 
-// suppressed counts the Events since the one that was sent.
-type suppressed struct {
-	sent  time.Time
-	count int
-	names []string
-}
-
 func newMemory(m *domainMetrics) *memory {
 	all := &memory{metrics: m}
 	all.clear()
@@ -85,7 +73,7 @@ func (m *memory) clear() {
 	for _, e := range m.targets {
 		m.metrics.count(e.standing, -1)
 	}
-	m.targets, m.gone, m.due, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]*suppressed{}
+	m.targets, m.gone, m.due, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]time.Time{}
 }
 
 // note remembers how a target stands; without a state, it is forgotten.
@@ -152,18 +140,6 @@ func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 	return e.repairs
 }
 
-// plan reports whether a dry run has not logged this action before.
-func (m *memory) plan(key policy.Key, a policy.Action) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e := m.targets[key]
-	if e == nil || e.planned == a {
-		return false
-	}
-	e.planned = a
-	return true
-}
-
 // exists notes that a source is there, perhaps again.
 func (m *memory) exists(key policy.Key) {
 	m.mu.Lock()
@@ -203,29 +179,22 @@ func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
 	return now
 }
 
-// tell reports whether an Event is to be sent, and what it has to say of those that were not.
-func (m *memory) tell(about policy.Key, reason string, target policy.Key, now time.Time) (more string, due bool) {
+// tell reports whether an Event is to be sent: whether there was none a short while ago.
+func (m *memory) tell(e event, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	prune(m.told, func(s *suppressed) bool { return now.Sub(s.sent) >= eventInterval })
-	s := m.told[event{about, reason}]
-	if s != nil && now.Sub(s.sent) < eventInterval {
-		s.count++
-		if len(s.names) < maxNames {
-			s.names = append(s.names, target.NamespacedName.String())
-		}
-		return "", false
+	old := func(sent time.Time) bool { return now.Sub(sent) >= eventInterval }
+	if sent, was := m.told[e]; was && !old(sent) {
+		return false
 	}
-	m.told[event{about, reason}] = &suppressed{sent: now}
-	if s != nil && s.count > 0 {
-		more = fmt.Sprintf(" (%d more since the last such Event: %s)", s.count, strings.Join(s.names, ", "))
-	}
-	return more, true
+	prune(m.told, old)
+	m.told[e] = now
+	return true
 }
 
 // prune removes old entries if there are many.
-func prune[K comparable, V any](entries map[K]V, old func(V) bool) {
+func prune[K comparable](entries map[K]time.Time, old func(time.Time) bool) {
 	if len(entries) >= maxAged {
-		maps.DeleteFunc(entries, func(_ K, v V) bool { return old(v) })
+		maps.DeleteFunc(entries, func(_ K, t time.Time) bool { return old(t) })
 	}
 }

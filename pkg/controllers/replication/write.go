@@ -43,7 +43,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	var b *policy.Body
 	if p.Action != policy.Delete {
 		if b = c.rules.Apply(p, c.digester, key, source, target, now); b.Size() > maxSize {
-			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonTooLarge, key.NamespacedName.String()+" would be larger than 1 MiB", key)
+			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonTooLarge, key.NamespacedName.String()+" would be larger than 1 MiB")
 			return nil
 		}
 	}
@@ -53,9 +53,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	logger := klog.FromContext(ctx)
 	c.metrics.writes.WithLabelValues(string(key.Kind), string(p.Action), strconv.FormatBool(c.cfg.DryRun)).Inc()
 	if c.cfg.DryRun {
-		if c.memory.plan(key, p.Action) {
-			logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
-		}
+		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 		return nil
 	}
 	logger.V(2).Info("Written", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
@@ -66,21 +64,19 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	if since, ok := c.memory.settled(key); ok {
 		c.metrics.lag.Observe(c.clock.Since(since).Seconds())
 	}
-	if source != nil && c.rules.DropsOwners(p, source) {
-		c.tell(p.Source, corev1.EventTypeWarning, policy.OwnerReferenceDropped, "an owner in a namespace is not copied to "+key.NamespacedName.String(), key)
-	}
+	reason, text := reasonReplicated, "replicated to "
 	switch {
 	case p.Action == policy.Mark:
+		return nil
 	case p.Action == policy.Delete || p.Action == policy.Strip || p.Action == policy.Empty:
-		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonRemoved, "removed from "+key.NamespacedName.String(), key)
-	case repairs == 0:
-		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonReplicated, "replicated to "+key.NamespacedName.String(), key)
-	default:
-		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonRepaired, "repaired "+key.NamespacedName.String(), key)
-		if repairs >= fightAfter {
-			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
-				key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom", key)
-		}
+		reason, text = reasonRemoved, "removed from "
+	case repairs > 0:
+		reason, text = reasonRepaired, "repaired "
+	}
+	c.tell(c.about(key, p), corev1.EventTypeNormal, reason, text+key.NamespacedName.String())
+	if repairs >= fightAfter {
+		c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
+			key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom")
 	}
 	return nil
 }
@@ -118,44 +114,33 @@ func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan,
 	case outdated(err), controllers.IsNotLeading(err), ctx.Err() != nil:
 		return err
 	}
-	r := &rejection{action: p.Action, key: key, err: err}
+	r := newRejection(p.Action, key, err)
 	c.metrics.errors.WithLabelValues(string(key.Kind), string(apierrors.ReasonForError(err))).Inc()
-	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, r.Error(), key)
+	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, r.Error())
 	return r
 }
 
 // rejection is the error of a write. Its text has no message of which it is not known that it holds
-// neither keys nor values of the object.
+// neither keys nor values of the object: only that about a quota.
 type rejection struct {
-	action policy.Action
-	key    policy.Key
-	err    error
+	text string
+	error
 }
 
-func (r *rejection) Unwrap() error { return r.err }
-
-func (r *rejection) Error() string {
-	why := string(apierrors.ReasonForError(r.err))
-	if status := apierrors.APIStatus(nil); errors.As(r.err, &status) {
-		message := status.Status().Message
-		if strings.Contains(message, "exceeded quota") || strings.Contains(message, "cannot "+verbOf(r.action)+" resource") {
+func newRejection(a policy.Action, key policy.Key, err error) rejection {
+	why := "no answer"
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+		why = string(apierrors.ReasonForError(err))
+		if message := status.Status().Message; strings.Contains(message, "exceeded quota") {
 			why = message
 		}
-	} else {
-		why = "no answer"
 	}
-	return fmt.Sprintf("%s %s: %s", r.action, r.key, why)
+	return rejection{fmt.Sprintf("%s %s: %s", a, key, why), err}
 }
 
-func verbOf(a policy.Action) string {
-	switch a {
-	case policy.Create, policy.Delete:
-		return string(a)
-	case policy.Recreate:
-		return "delete"
-	}
-	return "update"
-}
+func (r rejection) Error() string { return r.text }
+
+func (r rejection) Unwrap() error { return r.error }
 
 // send sends the requests of an action.
 func (c *Controller) send(ctx context.Context, a policy.Action, b, target *policy.Body) error {
@@ -230,21 +215,16 @@ func (c *Controller) delete(ctx context.Context, b *policy.Body) error {
 func (c *Controller) report(key policy.Key, p *policy.Plan) {
 	for _, problem := range p.Problems {
 		c.metrics.held.WithLabelValues(problem.Reason).Inc()
-		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text, key)
+		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
 	}
 }
 
-// tell records an Event, unless there was one of this object and reason a short while ago. Then it
-// is counted, and the next Event says so.
-func (c *Controller) tell(about policy.Key, eventType, reason, text string, target policy.Key) {
+// tell records an Event about an object, unless there was one of this reason a short while ago.
+func (c *Controller) tell(about policy.Key, eventType, reason, text string) {
 	o := c.Get(about)
-	if c.cfg.DryRun || o == nil {
-		return
-	}
-	more, due := c.memory.tell(about, reason, target, c.clock.Now())
-	if due {
+	if !c.cfg.DryRun && o != nil && c.memory.tell(event{about, reason}, c.clock.Now()) {
 		c.events.Event(&corev1.ObjectReference{
 			APIVersion: "v1", Kind: string(about.Kind), Namespace: about.Namespace, Name: about.Name, UID: types.UID(o.UID), ResourceVersion: o.Version,
-		}, eventType, reason, text+more)
+		}, eventType, reason, text)
 	}
 }

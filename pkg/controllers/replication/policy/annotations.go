@@ -40,17 +40,16 @@ const (
 	replicationAllowedN = mittwaldPrefix + "replication-allowed-namespaces"
 	replicateFrom       = mittwaldPrefix + "replicate-from"
 	stripLabels         = mittwaldPrefix + "strip-labels"
-	keepOwners          = mittwaldPrefix + "keep-owner-references"
 	replicatedAt        = mittwaldPrefix + "replicated-at"
 	replicatedFrom      = mittwaldPrefix + "replicated-from-version"
 	replicatedKeys      = mittwaldPrefix + "replicated-keys"
 )
 
-// annotations are all keys that decisions depend on. Cached objects refer to them by position.
+// annotations are all keys that decisions depend on.
 var annotations = []string{
 	PushTo, AllowPull, PullFrom, Marker,
 	reflectionAllowed, allowedNamespaces, allowedSelector, autoEnabled, autoNamespaces, autoSelector, reflects, autoReflects,
-	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels, keepOwners,
+	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels,
 	replicatedFrom, replicatedKeys,
 }
 

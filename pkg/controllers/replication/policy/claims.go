@@ -17,13 +17,16 @@ import (
 type Rules struct {
 	Options
 	matchers matchers
-	// clusterScoped reports whether a kind has no namespaces.
-	clusterScoped func(apiVersion, kind string) bool
+	// The flags of these names, as functions.
+	protectedNamespace, protectedName, deniedLabel func(name string) bool
 }
 
 // NewRules returns rules. timeout is called when a pattern takes too long to match.
-func NewRules(o Options, clusterScoped func(apiVersion, kind string) bool, timeout func()) *Rules {
-	return &Rules{Options: o, matchers: matchers{timeout: timeout}, clusterScoped: clusterScoped}
+func NewRules(o Options, timeout func()) *Rules {
+	return &Rules{
+		Options: o, matchers: matchers{timeout: timeout},
+		protectedNamespace: globs(o.ProtectedNamespaces), protectedName: globs(o.ProtectedNames), deniedLabel: globs(o.DeniedLabels),
+	}
 }
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
@@ -78,15 +81,15 @@ func (a asked) auto() Verdict {
 	return v.and(a.reflectorList(autoNamespaces, autoSelector))
 }
 
-func (a asked) reflectorList(list, selector string) Verdict {
-	hasList := strings.TrimSpace(a.source.Annotations[list]) != ""
+func (a asked) reflectorList(key, selector string) Verdict {
+	hasList := strings.TrimSpace(a.source.Annotations[key]) != ""
 	hasSelector := strings.TrimSpace(a.source.Annotations[selector]) != ""
 	if !hasList && !hasSelector {
 		return yes
 	}
 	v := no
 	if hasList {
-		v = a.match(list, "net", a.matchers.netRegexes)
+		v = a.match(key, "net", list(a.matchers.netRegex))
 	}
 	if hasSelector && v.Claim != Yes {
 		v = v.or(a.match(selector, "strict", a.matchers.selector(true, a.NoNamespaces)))
@@ -98,7 +101,7 @@ func (a asked) reflectorList(list, selector string) Verdict {
 func (a asked) replicates() Verdict {
 	v := no
 	if _, has := a.source.Annotations[replicateTo]; has {
-		v = a.match(replicateTo, "go", a.matchers.goRegexes)
+		v = a.match(replicateTo, "go", list(goRegex))
 	}
 	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
 		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector(false, a.NoNamespaces)))
@@ -116,7 +119,7 @@ func (a asked) permits() Verdict {
 	if !permitted || !has {
 		return no
 	}
-	return a.match(replicationAllowedN, "go", a.matchers.goRegexes)
+	return a.match(replicationAllowedN, "go", list(goRegex))
 }
 
 // claim is what one source wants of a target.

@@ -141,33 +141,8 @@ func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]s
 		return nil
 	}
 	labels = maps.Clone(labels)
-	maps.DeleteFunc(labels, func(key, _ string) bool { return matchAny(r.DeniedLabels, key) })
+	maps.DeleteFunc(labels, func(key, _ string) bool { return r.deniedLabel(key) })
 	return labels
-}
-
-// keptOwners returns the owners of a source that a mittwald push copies, and whether it drops
-// others. A namespaced owner does not exist in another namespace, so the garbage collector would
-// delete the copy.
-func (r *Rules) keptOwners(annotations map[string]string, owners []metav1.OwnerReference) (kept []metav1.OwnerReference, dropped bool) {
-	if annotations[keepOwners] != "true" {
-		return nil, false
-	}
-	for i := range owners {
-		if o := &owners[i]; r.clusterScoped(o.APIVersion, o.Kind) {
-			kept = append(kept, metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID})
-		}
-	}
-	return kept, len(kept) < len(owners)
-}
-
-func sameOwner(o *metav1.OwnerReference) func(metav1.OwnerReference) bool {
-	return func(other metav1.OwnerReference) bool { return other.UID == o.UID }
-}
-
-// DropsOwners reports whether the plan copies fewer owners than the source has.
-func (r *Rules) DropsOwners(p *Plan, source *Body) bool {
-	_, dropped := r.keptOwners(source.Annotations, source.OwnerReferences)
-	return dropped && p.Dialect == Mittwald && !p.Pull
 }
 
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
@@ -211,7 +186,7 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	if p.Pull {
 		m.Mode = modePull
 	} else if p.Dialect == Mittwald {
-		r.copyMetadata(p, m, b, source, was)
+		r.copyLabels(p, m, b, source, was)
 	}
 	if p.Action != Mark {
 		b.Content = desired(p.Dialect, source.Content, b.Content, keys)
@@ -221,9 +196,9 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	return b
 }
 
-// copyMetadata copies labels and owners, and notes in m which labels are the source's. A copy
+// copyLabels copies labels, and notes in m which are the source's. A copy
 // without a marker gets the source's labels in place of its own, as the replicator does.
-func (r *Rules) copyMetadata(p *Plan, m *marker, b, source *Body, was role) {
+func (r *Rules) copyLabels(p *Plan, m *marker, b, source *Body, was role) {
 	labels := r.copiedLabels(source.Annotations, source.Labels)
 	m.Labels = slices.Sorted(maps.Keys(labels))
 	if p.Action == Mark {
@@ -240,12 +215,6 @@ func (r *Rules) copyMetadata(p *Plan, m *marker, b, source *Body, was role) {
 		b.Labels = map[string]string{}
 	}
 	maps.Copy(b.Labels, labels)
-	owners, _ := r.keptOwners(source.Annotations, source.OwnerReferences)
-	for i := range owners {
-		if !slices.ContainsFunc(b.OwnerReferences, sameOwner(&owners[i])) {
-			b.OwnerReferences = append(b.OwnerReferences, owners[i])
-		}
-	}
 }
 
 // legacy sets the annotations that the original of the dialect writes, so that it can be put back,

@@ -21,7 +21,7 @@ func FuzzGrammars(f *testing.F) {
 		ns := &Namespace{Name: name}
 		now := time.Unix(0, 0)
 		for grammar, parse := range map[string]func(string) matcher{
-			"net": m.netRegexes, "go": m.goRegexes, "strict": m.selector(true, false), "selector": m.selector(false, false), "clauses": m.clauses(false),
+			"net": list(m.netRegex), "go": list(goRegex), "strict": m.selector(true, false), "selector": m.selector(false, false), "clauses": m.clauses(false),
 		} {
 			match := m.get(grammar, text, parse)
 			full, cheap := match(ns, now, true), match(ns, now, false)

@@ -71,19 +71,20 @@ func tooLong(text string) (string, bool) {
 	return "", false
 }
 
-// netRegexes parses the reflector's list: .NET regular expressions, not anchored, whose first match
-// must be as long as the whole name.
-func (m *matchers) netRegexes(text string) matcher {
-	if why, bad := tooLong(text); bad {
-		return always(held(InvalidPattern, why))
-	}
-	var items []matcher
-	for item := range strings.SplitSeq(text, ",") {
-		if item = strings.TrimSpace(item); item != "" {
-			items = append(items, m.netRegex(item))
+// list parses items that are joined by commas. Empty ones match nothing.
+func list(item func(string) matcher) func(string) matcher {
+	return func(text string) matcher {
+		if why, bad := tooLong(text); bad {
+			return always(held(InvalidPattern, why))
 		}
+		var items []matcher
+		for text := range strings.SplitSeq(text, ",") {
+			if text = strings.TrimSpace(text); text != "" {
+				items = append(items, item(text))
+			}
+		}
+		return anyOf(items)
 	}
-	return anyOf(items)
 }
 
 // anyOf stops at the first item that says yes.
@@ -99,6 +100,8 @@ func anyOf(items []matcher) matcher {
 	}
 }
 
+// netRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose
+// first match must be as long as the whole name.
 func (m *matchers) netRegex(item string) matcher {
 	if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" {
 		return func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(ns.Name == item) }
@@ -112,8 +115,9 @@ func (m *matchers) netRegex(item string) matcher {
 		if !run {
 			return Verdict{Claim: Held}
 		}
+		tooSlow := held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
 		if m.isPaused(item, now) {
-			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
+			return tooSlow
 		}
 		match, err := re.FindStringMatch(ns.Name)
 		switch {
@@ -121,7 +125,7 @@ func (m *matchers) netRegex(item string) matcher {
 			return held(InvalidPattern, fmt.Sprintf("pattern %q needs too much memory to match", item))
 		case err != nil:
 			m.pause(item, now)
-			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
+			return tooSlow
 		}
 		return verdict(match != nil && match.RuneLength == len([]rune(ns.Name)))
 	}
@@ -151,33 +155,12 @@ func invalid(item string) string {
 	return fmt.Sprintf("pattern %q does not compile%s", item, hint)
 }
 
-// goRegexes parses the replicator's list: RE2, anchored. The original does not put the expression
-// into a group before it anchors it. What only that reading matches is ambiguous.
-func (m *matchers) goRegexes(text string) matcher {
-	if why, bad := tooLong(text); bad {
-		return always(held(InvalidPattern, why))
-	}
-	var items []matcher
-	for item := range strings.SplitSeq(text, ",") {
-		items = append(items, goRegex(strings.TrimSpace(item)))
-	}
-	return anyOf(items)
-}
-
+// goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the
+// expression into a group before it anchors it. What only that reading matches is ambiguous.
 func goRegex(item string) matcher {
 	grouped, err := regexp.Compile("^(?:" + item + ")$")
-	if err != nil {
-		return always(held(InvalidPattern, invalid(item)))
-	}
-	loose := item
-	if !strings.HasPrefix(loose, "^") {
-		loose = "^" + loose
-	}
-	if !strings.HasSuffix(loose, "$") {
-		loose += "$"
-	}
-	ungrouped, err := regexp.Compile(loose)
-	if err != nil {
+	ungrouped, alsoErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
+	if err != nil || alsoErr != nil {
 		return always(held(InvalidPattern, invalid(item)))
 	}
 	return func(ns *Namespace, _ time.Time, _ bool) Verdict {
@@ -239,22 +222,23 @@ func (m *matchers) clauses(unreadable bool) func(string) matcher {
 			for item := range strings.SplitSeq(clause, ",") {
 				item = strings.TrimSpace(item)
 				glob, excludes := strings.CutPrefix(item, "!")
-				if strings.Trim(glob, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || glob == "" {
+				switch {
+				case strings.Trim(glob, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || glob == "":
 					return always(held(InvalidAnnotation, fmt.Sprintf("%q is no pattern of a namespace's name, which may have * and ?", item)))
-				}
-				if excludes {
+				case excludes:
 					exclude = append(exclude, glob)
-				} else {
-					include = append(include, func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(matchGlob(glob, ns.Name)) })
+				default:
+					matches := globs([]string{glob})
+					include = append(include, func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(matches(ns.Name)) })
 				}
 			}
 		}
 		if len(include) == 0 {
 			return always(held(InvalidAnnotation, "has nothing but exclusions"))
 		}
-		selected := anyOf(include)
+		selected, excluded := anyOf(include), globs(exclude)
 		return func(ns *Namespace, now time.Time, run bool) Verdict {
-			if matchAny(exclude, ns.Name) {
+			if excluded(ns.Name) {
 				return no
 			}
 			return selected(ns, now, run)
@@ -262,34 +246,12 @@ func (m *matchers) clauses(unreadable bool) func(string) matcher {
 	}
 }
 
-func matchAny(globs []string, name string) bool {
-	for _, glob := range globs {
-		if matchGlob(glob, name) {
-			return true
-		}
+// globs returns what matches names as a whole: * stands for any text, ? for one character. Without
+// globs, no name matches.
+func globs(list []string) func(name string) bool {
+	alternatives := make([]string, len(list))
+	for i, glob := range list {
+		alternatives[i] = strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(glob))
 	}
-	return false
-}
-
-// matchGlob reports whether the whole name matches: * stands for any run, ? for one character. It
-// takes time in proportion to the product of the lengths.
-func matchGlob(glob, name string) bool {
-	star, resume := -1, 0
-	g, n := 0, 0
-	for n < len(name) {
-		switch {
-		case g < len(glob) && glob[g] == '*':
-			star, resume = g, n
-			g++
-		case g < len(glob) && (glob[g] == '?' || glob[g] == name[n]):
-			g++
-			n++
-		case star >= 0:
-			resume++
-			g, n = star+1, resume
-		default:
-			return false
-		}
-	}
-	return strings.Trim(glob[g:], "*") == ""
+	return regexp.MustCompile("^(?s:" + strings.Join(alternatives, "|") + ")$").MatchString
 }

@@ -121,7 +121,6 @@ const (
 	TypeConflict           = "TypeConflict"
 	SourceDeleted          = "SourceDeleted"
 	ReplicationCycle       = "ReplicationCycle"
-	OwnerReferenceDropped  = "OwnerReferenceDropped"
 )
 
 // Reasons are the reasons of all problems of decisions.
