@@ -21,18 +21,16 @@
 //	targets  how each target stands, and how often a     each decision, each   the decision that the
 //	         drift was repaired                          write                 object is no target
 //	gone     since when a source has been gone           the first look at it  its creation
-//	due      since when a target waits for a change of   the source's event    the reconcile
-//	         its source, for the metric
 //	told     the Events of the last ten minutes          each Event            age
 package replication
 
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -49,13 +47,9 @@ import (
 // Name is the name of the controller.
 const Name = "replication"
 
-const (
-	// attempts limits the decisions in one reconcile. After a conflict, the next is made on another
-	// live read.
-	attempts = 4
-	// marksPerSecond limits the markers that are added to copies of the replicator.
-	marksPerSecond = 5
-)
+// attempts limits the decisions in one reconcile. After a conflict, the next is made on another live
+// read.
+const attempts = 4
 
 // Informers are the caches that the controller reads. Secrets and ConfigMaps are stored as
 // [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
@@ -76,7 +70,6 @@ type Controller struct {
 	clock    clock.WithTicker
 	metrics  *domainMetrics
 	memory   *memory
-	marks    *rate.Limiter
 	loop     *controllers.Loop[policy.Key]
 }
 
@@ -93,7 +86,6 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	cfg.NoNamespaces = len(cfg.Scope) > 0
 	c := &Controller{
 		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: clock,
-		marks: rate.NewLimiter(marksPerSecond, 1),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
@@ -130,11 +122,14 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	c.memory.note(key, &p)
 	c.report(key, &p)
 	if p.Action == policy.Nothing {
-		c.memory.settled(key)
 		return p.After, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Decided by the cache", "action", p.Action, "source", p.Source.String())
-	if wait := c.pace(key, &p, now); wait > 0 {
+	version := ""
+	if source := c.Get(p.Source); source != nil {
+		version = source.Version
+	}
+	if wait := c.memory.pace(key, p.Action, version, now); wait > 0 {
 		return wait, nil
 	}
 	for attempt := 1; ; attempt++ {
@@ -143,19 +138,6 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 			return after, err
 		}
 	}
-}
-
-// pace returns how long to wait before a drift is repaired or a marker is added.
-func (c *Controller) pace(key policy.Key, p *policy.Plan, now time.Time) time.Duration {
-	var version string
-	if source := c.Get(p.Source); source != nil {
-		version = source.Version
-	}
-	var marks *rate.Limiter
-	if p.Action == policy.Mark {
-		marks = c.marks
-	}
-	return c.memory.pace(key, version, now, marks)
 }
 
 // outdated reports whether the target is not what the decision was made on.
@@ -178,7 +160,6 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 		p := c.rules.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
 			c.memory.note(key, &p)
-			c.memory.settled(key)
 			c.report(key, &p)
 			return p.After, nil
 		}
@@ -269,11 +250,9 @@ func (c *Controller) GoneSince(key policy.Key) time.Time {
 
 // Namespace implements policy.View.
 func (c *Controller) Namespace(name string) *policy.Namespace {
-	if c.cfg.NoNamespaces {
-		for _, namespace := range c.cfg.Scope {
-			if namespace == name {
-				return &policy.Namespace{Name: name}
-			}
+	if c.in.Namespaces == nil {
+		if slices.Contains(c.cfg.Scope, name) {
+			return &policy.Namespace{Name: name}
 		}
 		return nil
 	}
@@ -284,9 +263,19 @@ func (c *Controller) Namespace(name string) *policy.Namespace {
 	return namespaceOf(obj.(metav1.Object))
 }
 
-func namespaceOf(obj metav1.Object) *policy.Namespace {
-	if obj == nil {
-		return nil
+// namespaces returns all namespaces; without their labels if these are not read.
+func (c *Controller) namespaces() (list []*policy.Namespace) {
+	for _, namespace := range c.cfg.Scope {
+		list = append(list, c.Namespace(namespace))
 	}
+	if c.in.Namespaces != nil {
+		for _, obj := range c.in.Namespaces.GetIndexer().List() {
+			list = append(list, namespaceOf(obj.(metav1.Object)))
+		}
+	}
+	return list
+}
+
+func namespaceOf(obj metav1.Object) *policy.Namespace {
 	return &policy.Namespace{Name: obj.GetName(), Labels: obj.GetLabels(), Terminating: obj.GetDeletionTimestamp() != nil}
 }

@@ -21,6 +21,8 @@ const (
 	quietRepair = 30 * time.Minute
 	// fightAfter is the repair from which on the source's owner is told.
 	fightAfter = 5
+	// marksPerSecond limits the markers that are added to copies of the replicator.
+	marksPerSecond = 5
 	// eventInterval is how long no second Event of an object and reason is sent.
 	eventInterval = 10 * time.Minute
 	// maxAged limits the entries that go only by age. Old ones go when there are more.
@@ -30,16 +32,16 @@ const (
 // memory is what a run remembers.
 type memory struct {
 	metrics *domainMetrics
+	marks   *rate.Limiter
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
 	gone    map[policy.Key]time.Time
-	due     map[policy.Key]time.Time
 	told    map[event]time.Time
 }
 
 // entry is what is remembered of a target.
 type entry struct {
-	standing
+	standing [4]string // the labels of the metric: kind, dialect, mode, state
 	// source is the version of the source that was written last, which is drift if it has to be
 	// written again; next is when that may be.
 	source   string
@@ -48,21 +50,13 @@ type entry struct {
 	markAt   time.Time // when its turn for a marker comes
 }
 
-// standing are the labels of the metric.
-type standing struct {
-	kind    policy.Kind
-	dialect policy.Dialect
-	pull    bool
-	state   policy.State
-}
-
 type event struct {
 	about  policy.Key
 	reason string
 }
 
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m}
+	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1)}
 	all.clear()
 	return all
 }
@@ -71,9 +65,9 @@ func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.targets {
-		m.metrics.count(e.standing, -1)
+		m.metrics.targets.WithLabelValues(e.standing[:]...).Dec()
 	}
-	m.targets, m.gone, m.due, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]time.Time{}
+	m.targets, m.gone, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[event]time.Time{}
 }
 
 // note remembers how a target stands; without a state, it is forgotten.
@@ -82,7 +76,7 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e != nil {
-		m.metrics.count(e.standing, -1)
+		m.metrics.targets.WithLabelValues(e.standing[:]...).Dec()
 	}
 	if p.State == "" {
 		delete(m.targets, key)
@@ -92,22 +86,22 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 		e = &entry{}
 		m.targets[key] = e
 	}
-	e.standing = standing{key.Kind, p.Dialect, p.Pull, p.State}
-	m.metrics.count(e.standing, 1)
+	e.standing = [4]string{string(key.Kind), string(p.Dialect), mode(p.Pull), string(p.State)}
+	m.metrics.targets.WithLabelValues(e.standing[:]...).Inc()
 }
 
-// pace returns how long the write of a target has to wait: for the next repair and, if there is a
-// limiter, for its turn.
-func (m *memory) pace(key policy.Key, source string, now time.Time, marks *rate.Limiter) (wait time.Duration) {
+// pace returns how long a write has to wait: for the next repair of the target, or for its turn if it
+// only adds a marker.
+func (m *memory) pace(key policy.Key, a policy.Action, source string, now time.Time) (wait time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e == nil {
 		return 0
 	}
-	if marks != nil {
+	if a == policy.Mark {
 		if e.markAt.IsZero() {
-			e.markAt = now.Add(marks.ReserveN(now, 1).DelayFrom(now))
+			e.markAt = now.Add(m.marks.ReserveN(now, 1).DelayFrom(now))
 		}
 		wait = e.markAt.Sub(now)
 	}
@@ -145,26 +139,6 @@ func (m *memory) exists(key policy.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.gone, key)
-}
-
-// waits notes that targets wait for what the event of a source brings.
-func (m *memory) waits(source policy.Key, targets []policy.Key, now time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, key := range targets {
-		if _, waits := m.due[key]; !waits && key != source {
-			m.due[key] = now
-		}
-	}
-}
-
-// settled returns since when the target waited for its source. It waits no longer.
-func (m *memory) settled(key policy.Key) (time.Time, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	since, waits := m.due[key]
-	delete(m.due, key)
-	return since, waits
 }
 
 // goneSince returns since when a source has been known to be gone; it becomes known now.

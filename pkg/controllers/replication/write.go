@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -29,25 +30,18 @@ const (
 	reasonRepaired   = "DriftRepaired"
 	reasonRemoved    = "ReplicaRemoved"
 	reasonRejected   = "WriteRejected"
-	reasonTooLarge   = "TargetTooLarge"
 	reasonFight      = "DriftFight"
 )
-
-// maxSize is the API server's limit of what an object holds.
-const maxSize = 1 << 20
 
 // write carries out a plan that was made on what l has read.
 func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) error {
 	now := c.clock.Now()
 	source, target := l.bodies[p.Source], l.bodies[key]
-	var b *policy.Body
+	b := &policy.Body{}
 	if p.Action != policy.Delete {
-		if b = c.rules.Apply(p, c.digester, key, source, target, now); b.Size() > maxSize {
-			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonTooLarge, key.NamespacedName.String()+" would be larger than 1 MiB")
-			return nil
-		}
+		b = c.rules.Apply(p, c.digester, key, source, target, now)
 	}
-	if err := c.send(ctx, p.Action, b, target); err != nil {
+	if err := c.send(ctx, key, p.Action, b, target); err != nil {
 		return c.failed(ctx, key, p, err)
 	}
 	logger := klog.FromContext(ctx)
@@ -60,9 +54,6 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	repairs := 0
 	if source != nil {
 		repairs = c.memory.wrote(key, source.ResourceVersion, now)
-	}
-	if since, ok := c.memory.settled(key); ok {
-		c.metrics.lag.Observe(c.clock.Since(since).Seconds())
 	}
 	reason, text := reasonReplicated, "replicated to "
 	switch {
@@ -143,72 +134,53 @@ func (r rejection) Error() string { return r.text }
 func (r rejection) Unwrap() error { return r.error }
 
 // send sends the requests of an action.
-func (c *Controller) send(ctx context.Context, a policy.Action, b, target *policy.Body) error {
-	switch a {
-	case policy.Create:
-		return c.create(ctx, b)
-	case policy.Delete:
-		return c.delete(ctx, target)
-	case policy.Recreate:
-		if err := c.delete(ctx, target); err != nil || c.cfg.DryRun {
-			return err
-		}
-		return c.create(ctx, b)
+func (c *Controller) send(ctx context.Context, key policy.Key, a policy.Action, b, target *policy.Body) error {
+	if key.Kind == policy.Secret {
+		return send(ctx, c.client.CoreV1().Secrets(key.Namespace), a, b.Secret(), target, c.cfg.DryRun)
 	}
-	return c.update(ctx, b)
+	return send(ctx, c.client.CoreV1().ConfigMaps(key.Namespace), a, b.ConfigMap(), target, c.cfg.DryRun)
+}
+
+// writer is the part of a typed client that writes.
+type writer[T any] interface {
+	Create(ctx context.Context, obj T, opts metav1.CreateOptions) (T, error)
+	Update(ctx context.Context, obj T, opts metav1.UpdateOptions) (T, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// send updates and deletes only the version that was read: a change meanwhile is a conflict.
+func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, target *policy.Body, dryRun bool) (err error) {
+	var dry []string
+	if dryRun {
+		dry = []string{metav1.DryRunAll}
+	}
+	if a == policy.Delete || a == policy.Recreate {
+		err = client.Delete(ctx, target.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &target.UID, ResourceVersion: &target.ResourceVersion}, DryRun: dry,
+		})
+	}
+	switch {
+	case a == policy.Delete || err != nil || a == policy.Recreate && dryRun:
+	case a == policy.Create || a == policy.Recreate:
+		_, err = client.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager, DryRun: dry})
+	default:
+		_, err = client.Update(ctx, obj, metav1.UpdateOptions{FieldManager: fieldManager, DryRun: dry})
+	}
+	return err
 }
 
 func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, error) {
+	var obj runtime.Object
+	var err error
 	if key.Kind == policy.Secret {
-		s, err := c.client.CoreV1().Secrets(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		return policy.NewBody(s), nil
+		obj, err = c.client.CoreV1().Secrets(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	} else {
+		obj, err = c.client.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	}
-	cm, err := c.client.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return policy.NewBody(cm), nil
-}
-
-func (c *Controller) dryRun() []string {
-	if c.cfg.DryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
-}
-
-func (c *Controller) create(ctx context.Context, b *policy.Body) (err error) {
-	opts := metav1.CreateOptions{FieldManager: fieldManager, DryRun: c.dryRun()}
-	if b.Kind == policy.Secret {
-		_, err = c.client.CoreV1().Secrets(b.Namespace).Create(ctx, b.Secret(), opts)
-	} else {
-		_, err = c.client.CoreV1().ConfigMaps(b.Namespace).Create(ctx, b.ConfigMap(), opts)
-	}
-	return err
-}
-
-// update sends the version that was read, so that a change meanwhile is a conflict.
-func (c *Controller) update(ctx context.Context, b *policy.Body) (err error) {
-	opts := metav1.UpdateOptions{FieldManager: fieldManager, DryRun: c.dryRun()}
-	if b.Kind == policy.Secret {
-		_, err = c.client.CoreV1().Secrets(b.Namespace).Update(ctx, b.Secret(), opts)
-	} else {
-		_, err = c.client.CoreV1().ConfigMaps(b.Namespace).Update(ctx, b.ConfigMap(), opts)
-	}
-	return err
-}
-
-func (c *Controller) delete(ctx context.Context, b *policy.Body) error {
-	opts := metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion}, DryRun: c.dryRun(),
-	}
-	if b.Kind == policy.Secret {
-		return c.client.CoreV1().Secrets(b.Namespace).Delete(ctx, b.Name, opts)
-	}
-	return c.client.CoreV1().ConfigMaps(b.Namespace).Delete(ctx, b.Name, opts)
+	return policy.NewBody(obj), nil
 }
 
 // report tells the owners of the problems of a plan.

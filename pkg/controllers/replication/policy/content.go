@@ -19,7 +19,7 @@ type Body struct {
 	metav1.ObjectMeta
 	Kind      Kind
 	Type      string
-	Immutable bool
+	Immutable *bool
 	Content   map[Slot][]byte
 }
 
@@ -31,12 +31,12 @@ func NewBody(obj runtime.Object) *Body {
 	b := &Body{Content: map[Slot][]byte{}}
 	switch o := obj.(type) {
 	case *corev1.Secret:
-		b.ObjectMeta, b.Kind, b.Type, b.Immutable = o.ObjectMeta, Secret, string(o.Type), o.Immutable != nil && *o.Immutable
+		b.ObjectMeta, b.Kind, b.Type, b.Immutable = o.ObjectMeta, Secret, string(o.Type), o.Immutable
 		for key, value := range o.Data {
 			b.Content[Slot{Key: key}] = value
 		}
 	case *corev1.ConfigMap:
-		b.ObjectMeta, b.Kind, b.Immutable = o.ObjectMeta, ConfigMap, o.Immutable != nil && *o.Immutable
+		b.ObjectMeta, b.Kind, b.Immutable = o.ObjectMeta, ConfigMap, o.Immutable
 		for key, value := range o.Data {
 			b.Content[Slot{Key: key}] = []byte(value)
 		}
@@ -51,55 +51,33 @@ func NewBody(obj runtime.Object) *Body {
 
 // Secret returns the body as a Secret.
 func (b *Body) Secret() *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: b.ObjectMeta, Type: corev1.SecretType(b.Type), Data: map[string][]byte{}}
+	s := &corev1.Secret{ObjectMeta: b.ObjectMeta, Type: corev1.SecretType(b.Type), Immutable: b.Immutable, Data: map[string][]byte{}}
 	for slot, value := range b.Content {
 		s.Data[slot.Key] = value
-	}
-	if b.Immutable {
-		s.Immutable = &b.Immutable
 	}
 	return s
 }
 
 // ConfigMap returns the body as a ConfigMap.
 func (b *Body) ConfigMap() *corev1.ConfigMap {
-	cm := &corev1.ConfigMap{ObjectMeta: b.ObjectMeta, Data: map[string]string{}}
+	cm := &corev1.ConfigMap{ObjectMeta: b.ObjectMeta, Immutable: b.Immutable, Data: map[string]string{}, BinaryData: map[string][]byte{}}
 	for slot, value := range b.Content {
-		if !slot.Binary {
+		if slot.Binary {
+			cm.BinaryData[slot.Key] = value
+		} else {
 			cm.Data[slot.Key] = string(value)
-			continue
 		}
-		if cm.BinaryData == nil {
-			cm.BinaryData = map[string][]byte{}
-		}
-		cm.BinaryData[slot.Key] = value
-	}
-	if b.Immutable {
-		cm.Immutable = &b.Immutable
 	}
 	return cm
 }
 
-// Size returns the number of bytes of all keys and values.
-func (b *Body) Size() (n int) {
-	for slot, value := range b.Content {
-		n += len(slot.Key) + len(value)
-	}
-	return n
-}
-
 // desired returns what a target holds after a write, of values or of their hashes. The mittwald
-// dialect merges by key, the others replace everything.
+// dialect keeps the target's content but for the replicated keys, and lays that of the source over
+// it; a key is in one section only. The others replace everything.
 func desired[V any](d Dialect, source, target map[Slot]V, replicated []string) map[Slot]V {
-	if d == Mittwald {
-		return merged(source, target, replicated)
+	if d != Mittwald {
+		return source
 	}
-	return source
-}
-
-// merged returns target without the replicated keys and with those of source. A key is in one
-// section only.
-func merged[V any](source, target map[Slot]V, replicated []string) map[Slot]V {
 	all := without(target, append(slices.Clone(replicated), keysOf(source)...))
 	maps.Copy(all, source)
 	return all

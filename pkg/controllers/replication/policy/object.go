@@ -89,7 +89,7 @@ func NewDigester(all bool) *Digester {
 func (d *Digester) Describe(b *Body) *Object {
 	o := &Object{
 		Key: b.Key(), UID: string(b.UID), Version: b.ResourceVersion, Deleting: b.DeletionTimestamp != nil,
-		Created: b.CreationTimestamp.Time, Type: b.Type, Immutable: b.Immutable, UserMade: userMade(b),
+		Created: b.CreationTimestamp.Time, Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
 		Annotations: map[string]string{}, Content: map[Slot]Sum{},
 	}
 	mittwald := false

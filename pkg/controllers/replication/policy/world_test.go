@@ -317,7 +317,7 @@ func labelled(pairs ...string) func(*Body) {
 	}
 }
 
-func immutable(b *Body) { b.Immutable = true }
+func immutable(b *Body) { b.Immutable = new(true) }
 
 func asObject(b *Body) interface {
 	metav1.Object
