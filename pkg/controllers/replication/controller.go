@@ -236,11 +236,8 @@ func (c *Controller) Get(key policy.Key) *policy.Object {
 }
 
 // Sources implements policy.View.
-func (c *Controller) Sources(kind policy.Kind, name string) (list []*policy.Object) {
-	for _, obj := range c.indexed(kind, pushers+name) {
-		list = append(list, policy.Decode(kind, obj, Name))
-	}
-	return list
+func (c *Controller) Sources(kind policy.Kind, name string) []*policy.Object {
+	return c.indexed(kind, pushers+name)
 }
 
 // GoneSince implements policy.View.

@@ -41,13 +41,13 @@ func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 	}
 }
 
-func (c *Controller) indexed(kind policy.Kind, value string) (list []policy.Cached) {
+func (c *Controller) indexed(kind policy.Kind, value string) (list []*policy.Object) {
 	found, err := c.in.Objects[kind].GetIndexer().ByIndex(index, value)
 	if err != nil {
 		return nil // the index exists
 	}
 	for _, obj := range found {
-		list = append(list, obj.(policy.Cached))
+		list = append(list, policy.Decode(kind, obj.(policy.Cached), Name))
 	}
 	return list
 }
@@ -105,8 +105,8 @@ func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []p
 }
 
 func (c *Controller) appendDependants(found []policy.Key, source policy.Key) []policy.Key {
-	for _, obj := range c.indexed(source.Kind, refersTo+source.NamespacedName.String()) {
-		found = append(found, policy.NewKey(source.Kind, obj.GetNamespace(), obj.GetName()))
+	for _, o := range c.indexed(source.Kind, refersTo+source.NamespacedName.String()) {
+		found = append(found, o.Key)
 	}
 	return found
 }
@@ -122,14 +122,12 @@ func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) (f
 		versions = append(versions, namespaceOf(event.Old))
 	}
 	for kind := range c.in.Objects {
-		for _, obj := range c.indexed(kind, pushers) {
-			source := policy.Decode(kind, obj, Name)
+		for _, source := range c.indexed(kind, pushers) {
 			if slices.ContainsFunc(versions, func(ns *policy.Namespace) bool { return c.rules.MayPush(source, ns) }) {
 				found = append(found, policy.NewKey(kind, event.New.GetName(), source.Name))
 			}
 		}
-		for _, obj := range c.indexed(kind, within+event.New.GetName()) {
-			o := policy.Decode(kind, obj, Name)
+		for _, o := range c.indexed(kind, within+event.New.GetName()) {
 			if c.rules.IsTarget(o) {
 				found = append(found, o.Key)
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/utils/lru"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
@@ -25,7 +26,7 @@ const (
 	marksPerSecond = 5
 	// eventInterval is how long no second Event of an object and reason is sent.
 	eventInterval = 10 * time.Minute
-	// maxAged limits the entries that go only by age. Old ones go when there are more.
+	// maxAged is how many entries that go only by age are kept before old ones go.
 	maxAged = 1000
 )
 
@@ -36,7 +37,7 @@ type memory struct {
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
 	gone    map[policy.Key]time.Time
-	told    map[event]time.Time
+	told    *lru.Cache // of an event: when it was sent
 }
 
 // entry is what is remembered of a target.
@@ -56,7 +57,7 @@ type event struct {
 }
 
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1)}
+	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1), told: lru.New(maxAged)}
 	all.clear()
 	return all
 }
@@ -67,7 +68,8 @@ func (m *memory) clear() {
 	for _, e := range m.targets {
 		m.metrics.targets.WithLabelValues(e.standing[:]...).Dec()
 	}
-	m.targets, m.gone, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[event]time.Time{}
+	m.targets, m.gone = map[policy.Key]*entry{}, map[policy.Key]time.Time{}
+	m.told.Clear()
 }
 
 // note remembers how a target stands; without a state, it is forgotten.
@@ -148,27 +150,18 @@ func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
 	if since, known := m.gone[key]; known {
 		return since
 	}
-	prune(m.gone, func(since time.Time) bool { return now.Sub(since) > eventInterval })
+	if len(m.gone) >= maxAged {
+		maps.DeleteFunc(m.gone, func(_ policy.Key, since time.Time) bool { return now.Sub(since) > eventInterval })
+	}
 	m.gone[key] = now
 	return now
 }
 
 // tell reports whether an Event is to be sent: whether there was none a short while ago.
 func (m *memory) tell(e event, now time.Time) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	old := func(sent time.Time) bool { return now.Sub(sent) >= eventInterval }
-	if sent, was := m.told[e]; was && !old(sent) {
+	if sent, was := m.told.Get(e); was && now.Sub(sent.(time.Time)) < eventInterval {
 		return false
 	}
-	prune(m.told, old)
-	m.told[e] = now
+	m.told.Add(e, now)
 	return true
-}
-
-// prune removes old entries if there are many.
-func prune[K comparable](entries map[K]time.Time, old func(time.Time) bool) {
-	if len(entries) >= maxAged {
-		maps.DeleteFunc(entries, func(_ K, t time.Time) bool { return old(t) })
-	}
 }

@@ -16,7 +16,7 @@ import (
 // Rules decide. Build them with [NewRules].
 type Rules struct {
 	Options
-	matchers matchers
+	matchers *matchers
 	// The flags of these names, as functions.
 	protectedNamespace, protectedName, deniedLabel func(name string) bool
 }
@@ -24,15 +24,14 @@ type Rules struct {
 // NewRules returns rules. timeout is called when a pattern takes too long to match.
 func NewRules(o Options, timeout func()) *Rules {
 	return &Rules{
-		Options: o, matchers: matchers{timeout: timeout},
+		Options: o, matchers: newMatchers(o.NoNamespaces, timeout),
 		protectedNamespace: globs(o.ProtectedNamespaces), protectedName: globs(o.ProtectedNames), deniedLabel: globs(o.DeniedLabels),
 	}
 }
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
-	m := &matchers{}
-	return m.clauses(false)(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
+	return newMatchers(false, nil).clauses(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
 }
 
 // asked is one evaluation of the annotations of a source for a namespace.
@@ -58,7 +57,7 @@ func (a asked) native(key string) Verdict {
 	if _, has := a.source.Annotations[key]; !has {
 		return no
 	}
-	return a.match(key, "clauses", a.matchers.clauses(a.NoNamespaces))
+	return a.match(key, "clauses", a.matchers.clauses)
 }
 
 // allowed is the reflector's permission.
@@ -92,7 +91,7 @@ func (a asked) reflectorList(key, selector string) Verdict {
 		v = a.match(key, "net", list(a.matchers.netRegex))
 	}
 	if hasSelector && v.Claim != Yes {
-		v = v.or(a.match(selector, "strict", a.matchers.selector(true, a.NoNamespaces)))
+		v = v.or(a.match(selector, "strict", a.matchers.strictSelector))
 	}
 	return v
 }
@@ -104,7 +103,7 @@ func (a asked) replicates() Verdict {
 		v = a.match(replicateTo, "go", list(goRegex))
 	}
 	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
-		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector(false, a.NoNamespaces)))
+		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector))
 	}
 	return v
 }
@@ -188,7 +187,7 @@ func (r *Rules) holds(v View, source *Object, now time.Time) Verdict {
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	permitted := r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses(r.NoNamespaces))(home, now, true)
+	permitted := r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, now, true)
 	if permitted.Claim != Yes {
 		return held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
 	}
