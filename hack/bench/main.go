@@ -56,6 +56,7 @@ func parts() []part {
 		{"idle", (*bench).idle},
 		{"reload", (*bench).reload},
 		{"limits", (*bench).limits},
+		{"replication", (*bench).replication},
 		{"memory", (*bench).memory},
 		{"scale", (*bench).scale},
 	}
@@ -95,13 +96,13 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each other subject, and at each other timing")
 	flag.IntVar(&o.stops, "stops", 10, "failover: times that a leader of quartermaster is stopped by SIGSTOP")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
-	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage at least every 2 minutes")
-	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication: the time from synced to steady; Go collects garbage at least every 2 minutes")
+	flag.Float64Var(&o.scale, "scale", 1, "memory, scale, replication: multiplies the numbers of objects; less than 1 for a trial")
 	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
 	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
 	flag.IntVar(&o.takeovers, "takeovers", 5, "memory, scale: hand-overs whose time to the first reconcile is taken")
-	flag.IntVar(&o.changes, "changes", 200, "reload: changes one at a time")
-	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits: bursts of changes")
+	flag.IntVar(&o.changes, "changes", 200, "reload, replication: changes one at a time")
+	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits, replication: bursts of changes")
 	flag.IntVar(&o.reloads, "reloads", 1000, "limits: Deployments in a burst")
 	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
 	flag.Parse()
