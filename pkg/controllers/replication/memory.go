@@ -5,10 +5,12 @@ package replication
 
 import (
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/component-base/metrics"
 	"k8s.io/utils/lru"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
@@ -16,7 +18,7 @@ import (
 
 const (
 	// A drift is repaired at once, then not before firstRepair after the last time, twice that, and
-	// so on up to maxRepair. The count starts again after quietRepair without one.
+	// so on up to maxRepair. The count starts again if none is due for quietRepair.
 	firstRepair = time.Second
 	maxRepair   = 5 * time.Minute
 	quietRepair = 30 * time.Minute
@@ -42,13 +44,13 @@ type memory struct {
 
 // entry is what is remembered of a target.
 type entry struct {
-	standing [4]string // the labels of the metric: kind, dialect, mode, state
+	state metrics.GaugeMetric // that counts it
 	// source is the version of the source that was written last, which is drift if it has to be
 	// written again; next is when that may be.
-	source   string
-	repairs  int
-	at, next time.Time
-	markAt   time.Time // when its turn for a marker comes
+	source  string
+	repairs int
+	next    time.Time
+	markAt  time.Time // when its turn for a marker comes
 }
 
 type event struct {
@@ -66,7 +68,7 @@ func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.targets {
-		m.metrics.targets.WithLabelValues(e.standing[:]...).Dec()
+		e.state.Dec()
 	}
 	m.targets, m.gone = map[policy.Key]*entry{}, map[policy.Key]time.Time{}
 	m.told.Clear()
@@ -78,7 +80,7 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e != nil {
-		m.metrics.targets.WithLabelValues(e.standing[:]...).Dec()
+		e.state.Dec()
 	}
 	if p.State == "" {
 		delete(m.targets, key)
@@ -86,10 +88,11 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	}
 	if e == nil {
 		e = &entry{}
-		m.targets[key] = e
+		// The name of a cached object is part of a longer text.
+		m.targets[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = e
 	}
-	e.standing = [4]string{string(key.Kind), string(p.Dialect), mode(p.Pull), string(p.State)}
-	m.metrics.targets.WithLabelValues(e.standing[:]...).Inc()
+	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(p.Dialect), mode(p.Pull), string(p.State))
+	e.state.Inc()
 }
 
 // pace returns how long a write has to wait: for the next repair of the target, or for its turn if it
@@ -124,12 +127,12 @@ func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 	switch {
 	case e.source != source:
 		e.repairs = 0
-	case now.Sub(e.at) > quietRepair:
+	case now.Sub(e.next) > quietRepair:
 		e.repairs = 1
 	default:
 		e.repairs++
 	}
-	e.source, e.at, e.next, e.markAt = source, now, now, time.Time{}
+	e.source, e.next, e.markAt = source, now, time.Time{}
 	if e.repairs > 0 {
 		e.next = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
 	}

@@ -112,10 +112,7 @@ func parseReference(text string) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
-// keyList parses the annotation replicated-keys.
+// keyList parses the annotation replicated-keys. An empty one has no key.
 func keyList(text string) []string {
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, ",")
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }

@@ -98,10 +98,7 @@ func (a asked) reflectorList(key, selector string) Verdict {
 
 // replicates is the replicator's push.
 func (a asked) replicates() Verdict {
-	v := no
-	if _, has := a.source.Annotations[replicateTo]; has {
-		v = a.match(replicateTo, "go", list(goRegex))
-	}
+	v := a.match(replicateTo, "go", list(goRegex))
 	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
 		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector))
 	}
@@ -110,12 +107,11 @@ func (a asked) replicates() Verdict {
 
 // permits is the replicator's permission to pull.
 func (a asked) permits() Verdict {
-	if a.AllowAll {
-		return yes
-	}
 	permitted, _ := strconv.ParseBool(a.source.Annotations[replicationAllowed])
-	_, has := a.source.Annotations[replicationAllowedN]
-	if !permitted || !has {
+	switch {
+	case a.AllowAll:
+		return yes
+	case !permitted:
 		return no
 	}
 	return a.match(replicationAllowedN, "go", list(goRegex))
@@ -132,19 +128,15 @@ type claim struct {
 func (r *Rules) pushes(source *Object, ns *Namespace, now time.Time, run bool) claim {
 	a := asked{r, source, ns, now, run}
 	best := claim{source: source}
-	for _, d := range Dialects {
-		v := no
-		switch {
-		case best.Claim == Yes || !r.enabled(d):
-		case d == Native:
-			v = a.native(PushTo)
-		case d == Reflector:
-			v = a.auto()
-		case d == Mittwald:
-			v = a.replicates()
+	for _, next := range []struct {
+		Dialect
+		ask func() Verdict
+	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Mittwald, a.replicates}} {
+		if best.Claim == Yes || !r.enabled(next.Dialect) {
+			continue
 		}
-		if v.Claim > best.Claim {
-			best.Verdict, best.dialect = v, d
+		if v := next.ask(); v.Claim > best.Claim {
+			best.Verdict, best.dialect = v, next.Dialect
 		}
 	}
 	return best

@@ -159,13 +159,12 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
 	for i := range claims {
 		c := &claims[i]
-		if role.kind == pushCopy && c.source.Key == (Key{kind, role.from}) {
-			if c.Claim == Yes {
-				return c, nil
-			}
-			return nil, c
-		}
+		owner := role.kind == pushCopy && c.source.Key == Key{kind, role.from}
 		switch {
+		case owner && c.Claim == Yes:
+			return c, nil
+		case owner:
+			return nil, c
 		case c.Claim == Yes && winner == nil:
 			winner = c
 		case c.Claim == Held && holder == nil:
@@ -173,9 +172,9 @@ func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
 		}
 	}
 	if winner != nil {
-		return winner, nil
+		holder = nil
 	}
-	return nil, holder
+	return winner, holder
 }
 
 // adopt returns the role of a copy that the replicator made: that of a copy of the strongest
@@ -252,25 +251,16 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 			return
 		}
 	}
-	p.State = InSync
-	if !r.pullDiffers(source, target, role) {
-		return
-	}
-	if target.Immutable {
+	_, has := target.Annotations[replicatedKeys]
+	switch differs := !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content); {
+	case !differs && (has || role.dialect != Mittwald) && (role.marker == nil || role.marker.source() == role.from):
+		p.State = InSync
+	case target.Immutable:
 		p.State = Refused
 		p.problem(target.Key, TargetImmutable, "is immutable and has other data than its source")
-		return
+	default:
+		p.Action = Update
 	}
-	p.Action = Update
-}
-
-func (r *Rules) pullDiffers(source, target *Object, role role) bool {
-	if role.marker != nil && role.marker.source() != role.from {
-		return true
-	}
-	_, has := target.Annotations[replicatedKeys]
-	return !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content) ||
-		role.dialect == Mittwald && !has
 }
 
 // empties decides on a pull target whose source does not exist. It reports whether that is all
