@@ -31,6 +31,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -51,6 +52,13 @@ const Name = "replication"
 // read.
 const attempts = 4
 
+// writesPerSecond limits a fan-out: on an API server with two cores, other users' requests would take
+// several times as long. A few targets at once do not wait.
+const (
+	writesPerSecond = 115
+	writesAtOnce    = 10
+)
+
 // Informers are the caches that the controller reads. Secrets and ConfigMaps are stored as
 // [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
 // time of deletion are read; they are nil with Config.Scope.
@@ -70,6 +78,7 @@ type Controller struct {
 	clock    clock.WithTicker
 	metrics  *domainMetrics
 	memory   *memory
+	writes   *rate.Limiter
 	loop     *controllers.Loop[policy.Key]
 }
 
@@ -86,6 +95,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	cfg.NoNamespaces = len(cfg.Scope) > 0
 	c := &Controller{
 		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: clock,
+		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
@@ -131,6 +141,9 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	}
 	if wait := c.memory.pace(key, p.Action, version, now); wait > 0 {
 		return wait, nil
+	}
+	if err := c.writes.Wait(ctx); err != nil {
+		return 0, err
 	}
 	for attempt := 1; ; attempt++ {
 		after, err := c.act(ctx, key, p.Source, attempt == 1)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -82,18 +83,14 @@ func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
 
 // lastManager names who wrote to the object last, other than this controller.
 func lastManager(b *policy.Body) string {
-	var last *metav1.ManagedFieldsEntry
-	if b != nil {
-		for i := range b.ManagedFields {
-			if m := &b.ManagedFields[i]; m.Manager != fieldManager && m.Time != nil && (last == nil || last.Time.Before(m.Time)) {
-				last = m
-			}
-		}
-	}
-	if last == nil {
+	if b == nil {
 		return ""
 	}
-	return ", at last by " + last.Manager
+	others := slices.DeleteFunc(b.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager || m.Time == nil })
+	if len(others) == 0 {
+		return ""
+	}
+	return ", at last by " + slices.MaxFunc(others, func(a, b metav1.ManagedFieldsEntry) int { return a.Time.Compare(b.Time.Time) }).Manager
 }
 
 // failed returns what the loop should know of a failed write.

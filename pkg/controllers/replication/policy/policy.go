@@ -32,6 +32,9 @@ const (
 	ConfigMap Kind = "ConfigMap"
 )
 
+// Kinds are all kinds.
+var Kinds = []Kind{Secret, ConfigMap}
+
 // Key names an object.
 type Key struct {
 	Kind Kind
