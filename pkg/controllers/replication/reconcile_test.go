@@ -285,6 +285,24 @@ func TestReconcile(t *testing.T) {
 				w.expect("", "get", "create", "update", "delete")
 			},
 		},
+		"a fan-out is spread over seconds": {
+			objects: func() (list []runtime.Object) {
+				for i := range 500 {
+					list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
+				}
+				return append(list, secret("a/s", "v", "Q:push-to=n-*"))
+			}(),
+			run: func(w *world) {
+				w.pass(2 * time.Second)
+				if n := w.copies(); n < 2*writesPerSecond || n > 2*writesPerSecond+2*writesAtOnce {
+					w.t.Errorf("%d copies after 2 s, want about %d", n, 2*writesPerSecond)
+				}
+				w.pass(3 * time.Second)
+				if n := w.copies(); n != 500 {
+					w.t.Errorf("%d copies after 5 s", n)
+				}
+			},
+		},
 		"N20: a repair that does not last is made ever more seldom": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *world) {
