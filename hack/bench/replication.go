@@ -239,7 +239,7 @@ func (b *bench) pulls(ctx context.Context) error {
 }
 
 // restart starts the leader again among more than inOrder copies that are right, and counts what it
-// requests of Secrets and ConfigMaps beside lists and watches.
+// requests of Secrets beside lists and watches.
 func (b *bench) restart(ctx context.Context, p *pair) error {
 	if err := p.stop(); err != nil {
 		return err
@@ -261,7 +261,7 @@ func (b *bench) restart(ctx context.Context, p *pair) error {
 			return err
 		}
 		requests, err := audit.count(func(e auditv1.Event) bool {
-			return p.leader.did(e) && (isAbout(e, "secrets") || isAbout(e, "configmaps")) && (cluster.AuditWrite(e) || e.Verb == "get")
+			return p.leader.did(e) && isAbout(e, "secrets") && (cluster.AuditWrite(e) || e.Verb == "get")
 		})
 		if err != nil {
 			return err

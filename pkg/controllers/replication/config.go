@@ -84,13 +84,8 @@ func (c *Config) Validate() error {
 			bad(flag, "has an empty item or one that is not UTF-8")
 		}
 	}
-	if len(c.Kinds) == 0 {
-		bad("kinds", "must name a kind")
-	}
-	for _, kind := range c.Kinds {
-		if !slices.Contains(policy.Kinds, policy.Kind(kind)) {
-			bad("kinds", "must be of Secret, ConfigMap, got %q", kind)
-		}
+	if n := len(c.CopiedKinds()); n == 0 || n != len(c.Kinds) {
+		bad("kinds", "must be of Secret, ConfigMap, each once, got %q", c.Kinds)
 	}
 	if c.DeletionGrace < 0 {
 		bad("deletion-grace", "must not be negative, got %v", c.DeletionGrace)

@@ -55,8 +55,8 @@ const attempts = 4
 // writesPerSecond limits a fan-out: on an API server with two cores, other users' requests would take
 // several times as long. A few targets at once do not wait.
 const (
-	writesPerSecond = 115
-	writesAtOnce    = 10
+	writesPerSecond = 120
+	writesAtOnce    = 20
 )
 
 // Informers are the caches that the controller reads. Secrets and ConfigMaps are stored as

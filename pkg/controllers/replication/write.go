@@ -109,7 +109,7 @@ func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan,
 }
 
 // rejection is the error of a write. Its text has no message of which it is not known that it holds
-// neither keys nor values of the object: only that about a quota.
+// neither keys nor values of the object: only those about a quota or a permission.
 type rejection struct {
 	text string
 	error
@@ -119,7 +119,7 @@ func newRejection(a policy.Action, key policy.Key, err error) rejection {
 	why := "no answer"
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		why = string(apierrors.ReasonForError(err))
-		if message := status.Status().Message; strings.Contains(message, "exceeded quota") {
+		if message := status.Status().Message; strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
 			why = message
 		}
 	}

@@ -128,11 +128,7 @@ func (m *matchers) netRegex(item string) matcher {
 }
 
 func invalid(item string) string {
-	hint := ""
-	if strings.Contains(item, "*") {
-		hint = "; it is a regular expression, in which .* stands for any text"
-	}
-	return fmt.Sprintf("pattern %q does not compile%s", item, hint)
+	return fmt.Sprintf("pattern %q is no regular expression, in which .* stands for any text", item)
 }
 
 // goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the
