@@ -96,6 +96,7 @@ func TestAHandoverInAFanOut(t *testing.T) { handOverInFanOut(t, 50, 20) }
 func TestLongAHandoverInAFanOutOfOneSource(t *testing.T) { handOverInFanOut(t, 1, 1000) }
 
 func handOverInFanOut(t *testing.T, sources, targets int) {
+	t.Helper()
 	all := sources * targets
 	for name, tc := range map[string]struct {
 		signal syscall.Signal

@@ -130,7 +130,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	now := c.clock.Now()
 	p := c.rules.Decide(c, key, now)
 	c.memory.note(key, &p)
-	c.report(key, &p)
+	c.report(&p)
 	if p.Action == policy.Nothing {
 		return p.After, nil
 	}
@@ -173,7 +173,7 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 		p := c.rules.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
 			c.memory.note(key, &p)
-			c.report(key, &p)
+			c.report(&p)
 			return p.After, nil
 		}
 		if _, read := l.bodies[p.Source]; read {

@@ -181,7 +181,7 @@ func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, err
 }
 
 // report tells the owners of the problems of a plan.
-func (c *Controller) report(key policy.Key, p *policy.Plan) {
+func (c *Controller) report(p *policy.Plan) {
 	for _, problem := range p.Problems {
 		c.metrics.held.WithLabelValues(problem.Reason).Inc()
 		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
