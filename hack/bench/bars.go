@@ -3,7 +3,10 @@
 
 package main
 
-import "math"
+import (
+	"math"
+	"strings"
+)
 
 // bar is a value that ours must not exceed.
 type bar struct {
@@ -100,6 +103,24 @@ func bars() []bar {
 		{"changed while down, rolled exactly once: how far from 1", "Reloader: the change is lost", 0, "patches",
 			both(of("reload/changed while down, patches of a Deployment concerned", ours, func(r row) float64 { return max(math.Abs(r.Max-1), math.Abs(r.Min-1)) }),
 				of("reload/changed while down, patches after a second start", ours, highest), func(a, b float64) float64 { return a + b })},
+		{"one Secret to 200 namespaces, created, worst", "replicator 38.0 s", 2, "s", of("replication/one Secret to 200 namespaces, all created", ours, highest)},
+		{"the same, updated", "replicator 38.0 s", 2, "s", of("replication/one Secret to 200 namespaces, all updated", ours, highest)},
+		{"one Secret to 2,000 namespaces, created, worst", "", 20, "s", of("replication/one Secret to 2000 namespaces, all created", ours, highest)},
+		{"the same, updated", "", 20, "s", of("replication/one Secret to 2000 namespaces, all updated", ours, highest)},
+		{"the same, PATCH by another user meanwhile / before, median", "", 2, "times", both(
+			of("replication/one Secret to 2000 namespaces, PATCH by another user meanwhile", ours, median),
+			of("replication/one Secret to 2000 namespaces, PATCH by another user before", ours, median), ratio)},
+		{"pull, source updated to target updated, median", "replicator 4.4 ms", 4.4, "ms", of("replication/pull, source updated to target updated as a watch sees it", ours, median)},
+		{"the same, p99", "replicator 9.3 ms", 9.3, "ms", of("replication/pull, source updated to target updated as a watch sees it", ours, p99)},
+		{"requests of a new leader for copies in order", "replicator rewrites all", 0, "requests", func(t table) (float64, bool) {
+			for _, r := range t {
+				if strings.HasPrefix(r.Bench, "replication/a new leader among ") {
+					return r.Max, true
+				}
+			}
+			return 0, false
+		}},
+		{"RSS growth by 5,000 + 5,000 of 4 KiB, with replication", "replicator 154 MiB", 12, "MiB", of("replication/RSS growth by 5000 Secrets and 5000 ConfigMaps of 4 KiB", oursReplication, highest)},
 		{"empty cluster, leader", "kube-controller-manager 75 MiB, standby 71.5", 70, "MiB", steady(0, leader)},
 		{"empty cluster, leader / controller-runtime's with secure metrics in the same run", "",
 			1, "", both(steady(0, leader), steady(0, secureLeader), ratio)},

@@ -33,17 +33,7 @@ func (b *bench) limits(ctx context.Context) error {
 	if !b.opts.wants(ours) {
 		return nil
 	}
-	config := b.c.AdminConfig()
-	config.Impersonate = rest.ImpersonationConfig{UserName: otherUser}
-	other, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	_, err = b.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: otherUser},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: otherUser}},
-	}, metav1.CreateOptions{})
+	other, err := b.otherUser(ctx)
 	if err != nil {
 		return err
 	}
@@ -61,6 +51,21 @@ func (b *bench) limits(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// otherUser returns the client of a user that is unrelated to the manager.
+func (b *bench) otherUser(ctx context.Context) (*kubernetes.Clientset, error) {
+	_, err := b.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: otherUser},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: otherUser}},
+	}, metav1.CreateOptions{})
+	if ignoreExists(err) != nil {
+		return nil, err
+	}
+	config := b.c.AdminConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: otherUser}
+	return kubernetes.NewForConfig(config)
 }
 
 func (b *bench) measureLimit(ctx context.Context, s subject, other *kubernetes.Clientset) (err error) {

@@ -60,6 +60,7 @@ func parts() []part {
 		{"idle", (*bench).idle},
 		{"reload", (*bench).reload},
 		{"limits", (*bench).limits},
+		{"replication", (*bench).replication},
 		{"memory", (*bench).memory},
 		{"scale", (*bench).scale},
 	}
@@ -102,13 +103,13 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.drops, "drops", 10, "network: times that all packets of a leader of quartermaster are dropped")
 	flag.DurationVar(&o.partition, "partition", 10*time.Minute, "network: how long the replicas do not reach each other")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
-	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage at least every 2 minutes")
-	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication: the time from synced to steady; Go collects garbage at least every 2 minutes")
+	flag.Float64Var(&o.scale, "scale", 1, "memory, scale, replication: multiplies the numbers of objects; less than 1 for a trial")
 	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
 	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
 	flag.IntVar(&o.takeovers, "takeovers", 5, "memory, scale: hand-overs whose time to the first reconcile is taken")
-	flag.IntVar(&o.changes, "changes", 200, "reload: changes one at a time")
-	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits: bursts of changes")
+	flag.IntVar(&o.changes, "changes", 200, "reload, replication: changes one at a time")
+	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits, replication: bursts of changes")
 	flag.IntVar(&o.reloads, "reloads", 1000, "limits: Deployments in a burst")
 	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
 	flag.Parse()

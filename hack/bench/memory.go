@@ -127,7 +127,7 @@ func (b *bench) allowNeeds(ctx context.Context) error {
 		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
 		{APIGroups: []string{""}, Resources: []string{"configmaps", "endpoints"}, Verbs: []string{"get"}},
 	}}, metav1.CreateOptions{})
-	if err != nil {
+	if ignoreExists(err) != nil {
 		return err
 	}
 	_, err = b.admin.RbacV1().RoleBindings(namespace).Create(ctx, &rbacv1.RoleBinding{
@@ -135,7 +135,7 @@ func (b *bench) allowNeeds(ctx context.Context) error {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}},
 	}, metav1.CreateOptions{})
-	return err
+	return ignoreExists(err)
 }
 
 // measureMemory runs the occupants on one data set.

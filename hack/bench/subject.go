@@ -31,15 +31,16 @@ const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 
 // Names of the subjects in the table.
 const (
-	ours       = "quartermaster"
-	oursNeeds  = "quartermaster, needs of replication"
-	oursLate   = "quartermaster, no early take-over"
-	kcm        = "kube-controller-manager"
-	kcmGate    = "kube-controller-manager, release gate"
-	peer       = "controller-runtime"
-	peerWarm   = "controller-runtime, EnableWarmup"
-	peerSecure = "controller-runtime, secure metrics"
-	apiserver  = "kube-apiserver"
+	ours            = "quartermaster"
+	oursNeeds       = "quartermaster, needs of replication"
+	oursReplication = "quartermaster, with replication"
+	oursLate        = "quartermaster, no early take-over"
+	kcm             = "kube-controller-manager"
+	kcmGate         = "kube-controller-manager, release gate"
+	peer            = "controller-runtime"
+	peerWarm        = "controller-runtime, EnableWarmup"
+	peerSecure      = "controller-runtime, secure metrics"
+	apiserver       = "kube-apiserver"
 )
 
 // subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots.

@@ -88,6 +88,7 @@ func alertsOf(t *testing.T, o *unstructured.Unstructured) []alert {
 
 func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 	ctx := fleet.Context(t)
+	shared.InstallWith(ctx, t, "replication") // which has alerts and panels though it is off by default
 	m := shared.RunLeader(ctx, t)
 	token, err := shared.AdminToken(ctx)
 	if err != nil {

@@ -16,41 +16,49 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// A fan-out of fanSources to fanTargets namespaces.
-const (
-	fanSources = 50
-	fanTargets = 20
-)
-
 // fan is a namespace with sources, and those that they push to.
-type fan struct{ *world }
+type fan struct {
+	*world
+	sources, targets int
+	pushedTo         map[string]bool
+}
 
-func newFan(t *testing.T) fan {
+func newFan(t *testing.T, sources, targets int) fan {
 	t.Helper()
-	f := fan{newWorld(t, "a")}
-	for i := range fanTargets {
-		f.namespace(fmt.Sprintf("t%d", i))
-	}
+	f := fan{newWorld(t, "a"), sources, targets, map[string]bool{}}
+	f.ctx = fleet.Within(t.Context(), t, 3*fleet.Patience)
+	var mu sync.Mutex
+	parallel(targets, func(i int) {
+		namespace := shared.NewNamespace(f.ctx, t, map[string]string{"world": f.id, "fan": "yes"})
+		mu.Lock()
+		defer mu.Unlock()
+		f.namespaces[fmt.Sprintf("t%d", i)], f.pushedTo[namespace] = namespace, true
+	})
 	return f
+}
+
+// parallel calls do for 0 to n-1, 16 at a time.
+func parallel(n int, do func(i int)) {
+	var running sync.WaitGroup
+	next := make(chan int)
+	for range 16 {
+		running.Go(func() {
+			for i := range next {
+				do(i)
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	running.Wait()
 }
 
 // each does something for all sources, several at a time.
 func (f fan) each(do func(name string)) {
 	f.Helper()
-	var running sync.WaitGroup
-	next := make(chan int)
-	for range 8 {
-		running.Go(func() {
-			for i := range next {
-				do(fmt.Sprintf("s%d", i))
-			}
-		})
-	}
-	for i := range fanSources {
-		next <- i
-	}
-	close(next)
-	running.Wait()
+	parallel(f.sources, func(i int) { do(fmt.Sprintf("s%d", i)) })
 }
 
 // copies counts the copies with that content.
@@ -63,20 +71,11 @@ func (f fan) copies(value string) int {
 	n := 0
 	for i := range list.Items {
 		s := &list.Items[i]
-		if strings.HasPrefix(s.Name, "s") && s.Namespace != f.namespaces["a"] && f.has(s.Namespace) && (value == "" || string(s.Data["k"]) == value) {
+		if f.pushedTo[s.Namespace] && strings.HasPrefix(s.Name, "s") && (value == "" || string(s.Data["k"]) == value) {
 			n++
 		}
 	}
 	return n
-}
-
-func (f fan) has(namespace string) bool {
-	for _, real := range f.namespaces {
-		if real == namespace {
-			return true
-		}
-	}
-	return false
 }
 
 func (f fan) awaitCopies(value string, enough func(int) bool) {
@@ -91,8 +90,14 @@ func (f fan) awaitCopies(value string, enough func(int) bool) {
 
 // TestAHandoverInAFanOut stops or kills the leader while it creates, updates or deletes 1,000
 // copies. The next leader does the rest, and nothing twice.
-func TestAHandoverInAFanOut(t *testing.T) {
-	all := fanSources * fanTargets
+func TestAHandoverInAFanOut(t *testing.T) { handOverInFanOut(t, 50, 20) }
+
+// TestLongAHandoverInAFanOutOfOneSource is the same with one source.
+func TestLongAHandoverInAFanOutOfOneSource(t *testing.T) { handOverInFanOut(t, 1, 1000) }
+
+func handOverInFanOut(t *testing.T, sources, targets int) {
+	t.Helper()
+	all := sources * targets
 	for name, tc := range map[string]struct {
 		signal syscall.Signal
 		args   []string
@@ -101,8 +106,7 @@ func TestAHandoverInAFanOut(t *testing.T) {
 		"when the leader is killed":       {syscall.SIGKILL, fleet.ShortTimings},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFan(t)
-			f.ctx = fleet.Within(t.Context(), t, 3*fleet.Patience)
+			f := newFan(t, sources, targets)
 			var leader, standby *cluster.Manager
 			handOver := func(during func() bool) {
 				t.Helper()
@@ -122,7 +126,7 @@ func TestAHandoverInAFanOut(t *testing.T) {
 			standby = shared.RunStandby(f.ctx, t, args(tc.args...)...)
 
 			f.each(func(name string) {
-				f.secret("a/"+name, "k=v", f.with("Q:push-to=labels: world={id},name!=a"))
+				f.secret("a/"+name, "k=v", f.with("Q:push-to=labels: world={id},fan=yes"))
 			})
 			handOver(func() bool { n := f.copies("v"); return n > all/10 })
 			f.awaitCopies("v", func(n int) bool { return n == all })

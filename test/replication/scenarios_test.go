@@ -114,26 +114,24 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("%v", s.ObjectMeta)
 			}
 		},
-		"M5: an owner without a namespace is kept, and the garbage collector agrees": func(w *world) {
-			role, err := shared.Admin.RbacV1().ClusterRoles().Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.id}}, metav1.CreateOptions{})
+		"M5: owners are not copied, and a copy goes with the owner of its source": func(w *world) {
+			roles := shared.Admin.RbacV1().ClusterRoles()
+			role, err := roles.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.id}}, metav1.CreateOptions{})
 			if err != nil {
 				w.Fatal(err)
 			}
-			w.secret("a/owner", "")
-			owner := w.get("a/owner")
 			w.secret("a/s", "k=v", w.with("M:replicate-to={b}", "M:keep-owner-references=true"), func(s *corev1.Secret) {
-				s.OwnerReferences = []metav1.OwnerReference{
-					{APIVersion: "v1", Kind: "Secret", Name: "owner", UID: owner.UID},
-					{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: role.Name, UID: role.UID},
-				}
+				s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: role.Name, UID: role.UID}}
 			})
 			w.await("b/s: k=v")
-			w.told("a/s", "OwnerReferenceDropped")
-			if owners := w.get("b/s").OwnerReferences; len(owners) != 1 || owners[0].UID != role.UID {
+			if owners := w.get("b/s").OwnerReferences; len(owners) != 0 {
 				w.Errorf("owners %v", owners)
 			}
-			w.settle()
-			w.wrote("create b/s") // the garbage collector has no reason to delete it
+			if err := roles.Delete(w.ctx, role.Name, metav1.DeleteOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			w.await("a/s: none", "b/s: none") // the garbage collector deletes the source
+			w.wrote("create b/s", "delete b/s")
 		},
 		"M6 and M9: a pull merges by key": func(w *world) {
 			w.secret("b/t", "own=1", w.with("M:replicate-from={a}/s"))

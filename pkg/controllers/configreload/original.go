@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
@@ -35,7 +36,7 @@ func (c *Controller) warnOfOriginal(ctx context.Context) {
 				logger.Info("Could not check whether this is the operator that this controller replaces", "deployment", w.ObjectName, "reason", err.Error())
 				continue
 			}
-			if d, ok := live.(*appsv1.Deployment); ok && isOriginal(d) {
+			if d, ok := live.(*appsv1.Deployment); ok && controllers.Runs(d, "stakater/reloader") {
 				logger.Info("Warning: "+warning, "deployment", w.ObjectName)
 			}
 		}
@@ -71,18 +72,6 @@ func looksLikeOriginal(w *policy.Workload) bool {
 	}
 	for _, ctr := range w.Containers {
 		if strings.Contains(ctr.Name, "reloader") {
-			return true
-		}
-	}
-	return false
-}
-
-func isOriginal(d *appsv1.Deployment) bool {
-	if d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
-		return false
-	}
-	for i := range d.Spec.Template.Spec.Containers {
-		if strings.Contains(d.Spec.Template.Spec.Containers[i].Image, "stakater/reloader") {
 			return true
 		}
 	}

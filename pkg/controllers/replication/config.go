@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
@@ -79,17 +80,12 @@ func (c *Config) Validate() error {
 	for flag, globs := range map[string][]string{
 		"protected-namespaces": c.ProtectedNamespaces, "protected-names": c.ProtectedNames, "denied-labels": c.DeniedLabels,
 	} {
-		if slices.Contains(globs, "") {
-			bad(flag, "has an empty item")
+		if slices.Contains(globs, "") || !utf8.ValidString(strings.Join(globs, "")) {
+			bad(flag, "has an empty item or one that is not UTF-8")
 		}
 	}
-	if len(c.Kinds) == 0 {
-		bad("kinds", "must name a kind")
-	}
-	for _, kind := range c.Kinds {
-		if kind != string(policy.Secret) && kind != string(policy.ConfigMap) {
-			bad("kinds", "must be of Secret, ConfigMap, got %q", kind)
-		}
+	if n := len(c.CopiedKinds()); n == 0 || n != len(c.Kinds) {
+		bad("kinds", "must be of Secret, ConfigMap, each once, got %q", c.Kinds)
 	}
 	if c.DeletionGrace < 0 {
 		bad("deletion-grace", "must not be negative, got %v", c.DeletionGrace)
@@ -106,13 +102,8 @@ func ResourceOf(kind policy.Kind) schema.GroupVersionResource {
 }
 
 // CopiedKinds returns the kinds to copy.
-func (c *Config) CopiedKinds() (list []policy.Kind) {
-	for _, kind := range []policy.Kind{policy.Secret, policy.ConfigMap} {
-		if slices.Contains(c.Kinds, string(kind)) {
-			list = append(list, kind)
-		}
-	}
-	return list
+func (c *Config) CopiedKinds() []policy.Kind {
+	return slices.DeleteFunc(slices.Clone(policy.Kinds), func(kind policy.Kind) bool { return !slices.Contains(c.Kinds, string(kind)) })
 }
 
 // Rules returns exactly the permissions that the controller needs under c.

@@ -21,14 +21,13 @@
 //	targets  how each target stands, and how often a     each decision, each   the decision that the
 //	         drift was repaired                          write                 object is no target
 //	gone     since when a source has been gone           the first look at it  its creation
-//	due      since when a target waits for a change of   the source's event    the reconcile
-//	         its source, for the metric
 //	told     the Events of the last ten minutes          each Event            age
 package replication
 
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,12 +48,15 @@ import (
 // Name is the name of the controller.
 const Name = "replication"
 
+// attempts limits the decisions in one reconcile. After a conflict, the next is made on another live
+// read.
+const attempts = 4
+
+// writesPerSecond limits a fan-out: on an API server with two cores, other users' requests would take
+// several times as long. A few targets at once do not wait.
 const (
-	// attempts limits the decisions in one reconcile. After a conflict, the next is made on another
-	// live read.
-	attempts = 4
-	// marksPerSecond limits the markers that are added to copies of the replicator.
-	marksPerSecond = 5
+	writesPerSecond = 120
+	writesAtOnce    = 20
 )
 
 // Informers are the caches that the controller reads. Secrets and ConfigMaps are stored as
@@ -76,8 +78,7 @@ type Controller struct {
 	clock    clock.WithTicker
 	metrics  *domainMetrics
 	memory   *memory
-	marks    *rate.Limiter
-	scopes   sync.Map // whether a kind has no namespaces, by apiVersion and kind
+	writes   *rate.Limiter
 	loop     *controllers.Loop[policy.Key]
 }
 
@@ -94,11 +95,11 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	cfg.NoNamespaces = len(cfg.Scope) > 0
 	c := &Controller{
 		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: loop.Clock,
-		marks: rate.NewLimiter(marksPerSecond, 1),
+		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
-	c.rules = policy.NewRules(cfg.Options, c.clusterScoped, c.metrics.timeouts.Inc)
+	c.rules = policy.NewRules(cfg.Options, c.metrics.timeouts.Inc)
 	for kind, informer := range in.Objects {
 		if err := informer.AddIndexers(cache.Indexers{index: c.indexOf(kind)}); err != nil {
 			return nil, fmt.Errorf("add index of %s: %w", ResourceOf(kind).Resource, err)
@@ -128,14 +129,20 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	now := c.clock.Now()
 	p := c.rules.Decide(c, key, now)
 	c.memory.note(key, &p)
-	c.report(key, &p)
+	c.report(&p)
 	if p.Action == policy.Nothing {
-		c.memory.settled(key)
 		return p.After, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Decided by the cache", "action", p.Action, "source", p.Source.String())
-	if wait := c.pace(key, &p, now); wait > 0 {
+	version := ""
+	if source := c.Get(p.Source); source != nil {
+		version = source.Version
+	}
+	if wait := c.memory.pace(key, p.Action, version, now); wait > 0 {
 		return wait, nil
+	}
+	if err := c.writes.Wait(ctx); err != nil {
+		return 0, err
 	}
 	for attempt := 1; ; attempt++ {
 		after, err := c.act(ctx, key, p.Source, attempt == 1)
@@ -143,19 +150,6 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 			return after, err
 		}
 	}
-}
-
-// pace returns how long to wait before a drift is repaired or a marker is added.
-func (c *Controller) pace(key policy.Key, p *policy.Plan, now time.Time) time.Duration {
-	var version string
-	if source := c.Get(p.Source); source != nil {
-		version = source.Version
-	}
-	var marks *rate.Limiter
-	if p.Action == policy.Mark {
-		marks = c.marks
-	}
-	return c.memory.pace(key, version, now, marks)
 }
 
 // outdated reports whether the target is not what the decision was made on.
@@ -178,8 +172,7 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 		p := c.rules.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
 			c.memory.note(key, &p)
-			c.memory.settled(key)
-			c.report(key, &p)
+			c.report(&p)
 			return p.After, nil
 		}
 		if _, read := l.bodies[p.Source]; read {
@@ -255,11 +248,8 @@ func (c *Controller) Get(key policy.Key) *policy.Object {
 }
 
 // Sources implements policy.View.
-func (c *Controller) Sources(kind policy.Kind, name string) (list []*policy.Object) {
-	for _, obj := range c.indexed(kind, pushers+name) {
-		list = append(list, policy.Decode(kind, obj, Name))
-	}
-	return list
+func (c *Controller) Sources(kind policy.Kind, name string) []*policy.Object {
+	return c.indexed(kind, pushers+name)
 }
 
 // GoneSince implements policy.View.
@@ -269,11 +259,9 @@ func (c *Controller) GoneSince(key policy.Key) time.Time {
 
 // Namespace implements policy.View.
 func (c *Controller) Namespace(name string) *policy.Namespace {
-	if c.cfg.NoNamespaces {
-		for _, namespace := range c.cfg.Scope {
-			if namespace == name {
-				return &policy.Namespace{Name: name}
-			}
+	if c.in.Namespaces == nil {
+		if slices.Contains(c.cfg.Scope, name) {
+			return &policy.Namespace{Name: name}
 		}
 		return nil
 	}
@@ -284,27 +272,19 @@ func (c *Controller) Namespace(name string) *policy.Namespace {
 	return namespaceOf(obj.(metav1.Object))
 }
 
-func namespaceOf(obj metav1.Object) *policy.Namespace {
-	if obj == nil {
-		return nil
+// namespaces returns all namespaces; without their labels if these are not read.
+func (c *Controller) namespaces() (list []*policy.Namespace) {
+	for _, namespace := range c.cfg.Scope {
+		list = append(list, c.Namespace(namespace))
 	}
-	return &policy.Namespace{Name: obj.GetName(), Labels: obj.GetLabels(), Terminating: obj.GetDeletionTimestamp() != nil}
+	if c.in.Namespaces != nil {
+		for _, obj := range c.in.Namespaces.GetIndexer().List() {
+			list = append(list, namespaceOf(obj.(metav1.Object)))
+		}
+	}
+	return list
 }
 
-// clusterScoped asks discovery whether a kind has no namespaces. What cannot be found out counts as
-// having them.
-func (c *Controller) clusterScoped(apiVersion, kind string) bool {
-	key := apiVersion + " " + kind
-	if known, ok := c.scopes.Load(key); ok {
-		return known.(bool)
-	}
-	list, err := c.client.Discovery().ServerResourcesForGroupVersion(apiVersion)
-	if err != nil {
-		return false
-	}
-	for i := range list.APIResources {
-		c.scopes.Store(apiVersion+" "+list.APIResources[i].Kind, !list.APIResources[i].Namespaced)
-	}
-	known, _ := c.scopes.LoadOrStore(key, false)
-	return known.(bool)
+func namespaceOf(obj metav1.Object) *policy.Namespace {
+	return &policy.Namespace{Name: obj.GetName(), Labels: obj.GetLabels(), Terminating: obj.GetDeletionTimestamp() != nil}
 }

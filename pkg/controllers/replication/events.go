@@ -4,8 +4,6 @@
 package replication
 
 import (
-	"bytes"
-	"maps"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,10 +26,10 @@ const (
 
 func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 	return func(obj any) (values []string, _ error) {
-		o := policy.Decode(kind, obj.(policy.Cached), Name)
-		if len(o.Annotations) == 0 {
-			return nil, nil
+		if len(obj.(policy.Cached).Digest(Name)) == 0 {
+			return nil, nil // most objects
 		}
+		o := policy.Decode(kind, obj.(policy.Cached), Name)
 		values = append(values, within+o.Namespace)
 		if source, refers := c.rules.Refers(o); refers {
 			values = append(values, refersTo+source.String())
@@ -43,13 +41,13 @@ func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 	}
 }
 
-func (c *Controller) indexed(kind policy.Kind, value string) (list []policy.Cached) {
+func (c *Controller) indexed(kind policy.Kind, value string) (list []*policy.Object) {
 	found, err := c.in.Objects[kind].GetIndexer().ByIndex(index, value)
 	if err != nil {
 		return nil // the index exists
 	}
 	for _, obj := range found {
-		list = append(list, obj.(policy.Cached))
+		list = append(list, policy.Decode(kind, obj.(policy.Cached), Name))
 	}
 	return list
 }
@@ -68,108 +66,76 @@ func (c *Controller) watches() (list []controllers.Watch[policy.Key]) {
 	return list
 }
 
-// keys is a set of targets.
-type keys map[policy.Key]struct{}
-
-func (k keys) add(key policy.Key) { k[key] = struct{}{} }
-
-func (k keys) list() []policy.Key {
-	return slices.Collect(maps.Keys(k))
-}
-
 // objectChanged returns the targets that an object concerns: itself, what it pushes to or did, and
 // what has its data.
-func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[policy.Cached]) []policy.Key {
-	if event.Old != nil && event.New != nil && event.Old.GetResourceVersion() != event.New.GetResourceVersion() && alike(event.Old, event.New) {
-		return nil
-	}
-	found := keys{}
+func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[policy.Cached]) (found []policy.Key) {
 	var key policy.Key
 	for _, cached := range []policy.Cached{event.Old, event.New} {
 		if cached == nil {
 			continue
 		}
+		key = policy.NewKey(kind, cached.GetNamespace(), cached.GetName())
+		if len(cached.Digest(Name)) == 0 {
+			continue // most objects, of which nothing else need be looked at
+		}
 		o := policy.Decode(kind, cached, Name)
-		key = o.Key
 		if c.rules.IsTarget(o) {
-			found.add(key)
+			found = append(found, key)
 		}
 		if c.rules.Pushes(o) {
-			c.addPushed(found, o)
+			found = c.appendPushed(found, o)
 		}
 	}
 	if len(c.indexed(kind, pushers+key.Name)) > 0 {
-		found.add(key)
+		found = append(found, key)
 	}
-	c.addDependants(found, key)
 	if event.New != nil {
 		c.memory.exists(key)
 	}
-	list := found.list()
-	if !event.Initial {
-		c.memory.waits(key, list, c.clock.Now())
-	}
-	return list
+	return c.appendDependants(found, key)
 }
 
-// alike reports whether no decision can tell the two apart.
-func alike(a, b policy.Cached) bool {
-	return a.GetUID() == b.GetUID() && (a.GetDeletionTimestamp() == nil) == (b.GetDeletionTimestamp() == nil) &&
-		bytes.Equal(a.Digest(Name), b.Digest(Name))
-}
-
-func (c *Controller) addPushed(found keys, source *policy.Object) {
-	add := func(ns *policy.Namespace) {
+func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []policy.Key {
+	for _, ns := range c.namespaces() {
 		if c.rules.MayPush(source, ns) {
-			found.add(policy.NewKey(source.Kind, ns.Name, source.Name))
+			found = append(found, policy.NewKey(source.Kind, ns.Name, source.Name))
 		}
 	}
-	for _, namespace := range c.cfg.Scope {
-		add(&policy.Namespace{Name: namespace})
-	}
-	if c.in.Namespaces != nil {
-		for _, obj := range c.in.Namespaces.GetIndexer().List() {
-			add(namespaceOf(obj.(metav1.Object)))
-		}
-	}
+	return found
 }
 
-func (c *Controller) addDependants(found keys, source policy.Key) {
-	for _, obj := range c.indexed(source.Kind, refersTo+source.NamespacedName.String()) {
-		found.add(policy.NewKey(source.Kind, obj.GetNamespace(), obj.GetName()))
+func (c *Controller) appendDependants(found []policy.Key, source policy.Key) []policy.Key {
+	for _, o := range c.indexed(source.Kind, refersTo+source.NamespacedName.String()) {
+		found = append(found, o.Key)
 	}
+	return found
 }
 
 // namespaceChanged returns what is in the namespace or may be pushed to it and, since labels of a
 // namespace also count for what its objects push, the targets of those.
-func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.Key {
+func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) (found []policy.Key) {
 	if event.New == nil {
 		return nil // its objects are deleted one by one
 	}
-	before, after := namespaceOf(event.Old), namespaceOf(event.New)
-	created := before == nil
-	if !created && event.Old.GetResourceVersion() != event.New.GetResourceVersion() &&
-		maps.Equal(before.Labels, after.Labels) && before.Terminating == after.Terminating {
-		return nil
+	versions := []*policy.Namespace{namespaceOf(event.New)}
+	if event.Old != nil {
+		versions = append(versions, namespaceOf(event.Old))
 	}
-	found := keys{}
 	for kind := range c.in.Objects {
-		for _, obj := range c.indexed(kind, pushers) {
-			source := policy.Decode(kind, obj, Name)
-			if c.rules.MayPush(source, after) || !created && c.rules.MayPush(source, before) {
-				found.add(policy.NewKey(kind, after.Name, source.Name))
+		for _, source := range c.indexed(kind, pushers) {
+			if slices.ContainsFunc(versions, func(ns *policy.Namespace) bool { return c.rules.MayPush(source, ns) }) {
+				found = append(found, policy.NewKey(kind, event.New.GetName(), source.Name))
 			}
 		}
-		for _, obj := range c.indexed(kind, within+after.Name) {
-			o := policy.Decode(kind, obj, Name)
+		for _, o := range c.indexed(kind, within+event.New.GetName()) {
 			if c.rules.IsTarget(o) {
-				found.add(o.Key)
+				found = append(found, o.Key)
 			}
 			if c.rules.Pushes(o) {
-				c.addPushed(found, o)
+				found = c.appendPushed(found, o)
 			}
-			c.addDependants(found, o.Key)
+			found = c.appendDependants(found, o.Key)
 		}
 	}
-	return found.list()
+	return found
 }

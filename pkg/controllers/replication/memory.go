@@ -4,61 +4,53 @@
 package replication
 
 import (
-	"fmt"
 	"maps"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/lru"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
 const (
 	// A drift is repaired at once, then not before firstRepair after the last time, twice that, and
-	// so on up to maxRepair. The count starts again after quietRepair without one.
+	// so on up to maxRepair. The count starts again if none is due for quietRepair.
 	firstRepair = time.Second
 	maxRepair   = 5 * time.Minute
 	quietRepair = 30 * time.Minute
 	// fightAfter is the repair from which on the source's owner is told.
 	fightAfter = 5
+	// marksPerSecond limits the markers that are added to copies of the replicator.
+	marksPerSecond = 5
 	// eventInterval is how long no second Event of an object and reason is sent.
 	eventInterval = 10 * time.Minute
-	// maxNames is how many targets an Event names.
-	maxNames = 5
-	// maxAged limits the entries that go only by age. Old ones go when there are more.
+	// maxAged is how many entries that go only by age are kept before old ones go.
 	maxAged = 1000
 )
 
 // memory is what a run remembers.
 type memory struct {
 	metrics *domainMetrics
+	marks   *rate.Limiter
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
 	gone    map[policy.Key]time.Time
-	due     map[policy.Key]time.Time
-	told    map[event]*suppressed
+	told    *lru.Cache // of an event: when it was sent
 }
 
 // entry is what is remembered of a target.
 type entry struct {
-	standing
-	planned policy.Action // that a dry run has logged
+	state metrics.GaugeMetric // that counts it
 	// source is the version of the source that was written last, which is drift if it has to be
 	// written again; next is when that may be.
-	source   string
-	repairs  int
-	at, next time.Time
-	markAt   time.Time // when its turn for a marker comes
-}
-
-// standing are the labels of the metric.
-type standing struct {
-	kind    policy.Kind
-	dialect policy.Dialect
-	pull    bool
-	state   policy.State
+	source  string
+	repairs int
+	next    time.Time
+	markAt  time.Time // when its turn for a marker comes
 }
 
 type event struct {
@@ -66,15 +58,8 @@ type event struct {
 	reason string
 }
 
-// suppressed counts the Events since the one that was sent.
-type suppressed struct {
-	sent  time.Time
-	count int
-	names []string
-}
-
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m}
+	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1), told: lru.New(maxAged)}
 	all.clear()
 	return all
 }
@@ -83,9 +68,10 @@ func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.targets {
-		m.metrics.count(e.standing, -1)
+		e.state.Dec()
 	}
-	m.targets, m.gone, m.due, m.told = map[policy.Key]*entry{}, map[policy.Key]time.Time{}, map[policy.Key]time.Time{}, map[event]*suppressed{}
+	m.targets, m.gone = map[policy.Key]*entry{}, map[policy.Key]time.Time{}
+	m.told.Clear()
 }
 
 // note remembers how a target stands; without a state, it is forgotten.
@@ -94,7 +80,7 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e != nil {
-		m.metrics.count(e.standing, -1)
+		e.state.Dec()
 	}
 	if p.State == "" {
 		delete(m.targets, key)
@@ -102,24 +88,25 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	}
 	if e == nil {
 		e = &entry{}
-		m.targets[key] = e
+		// The name of a cached object is part of a longer text.
+		m.targets[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = e
 	}
-	e.standing = standing{key.Kind, p.Dialect, p.Pull, p.State}
-	m.metrics.count(e.standing, 1)
+	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(p.Dialect), mode(p.Pull), string(p.State))
+	e.state.Inc()
 }
 
-// pace returns how long the write of a target has to wait: for the next repair and, if there is a
-// limiter, for its turn.
-func (m *memory) pace(key policy.Key, source string, now time.Time, marks *rate.Limiter) (wait time.Duration) {
+// pace returns how long a write has to wait: for the next repair of the target, or for its turn if it
+// only adds a marker.
+func (m *memory) pace(key policy.Key, a policy.Action, source string, now time.Time) (wait time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e == nil {
 		return 0
 	}
-	if marks != nil {
+	if a == policy.Mark {
 		if e.markAt.IsZero() {
-			e.markAt = now.Add(marks.ReserveN(now, 1).DelayFrom(now))
+			e.markAt = now.Add(m.marks.ReserveN(now, 1).DelayFrom(now))
 		}
 		wait = e.markAt.Sub(now)
 	}
@@ -140,28 +127,16 @@ func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 	switch {
 	case e.source != source:
 		e.repairs = 0
-	case now.Sub(e.at) > quietRepair:
+	case now.Sub(e.next) > quietRepair:
 		e.repairs = 1
 	default:
 		e.repairs++
 	}
-	e.source, e.at, e.next, e.markAt = source, now, now, time.Time{}
+	e.source, e.next, e.markAt = source, now, time.Time{}
 	if e.repairs > 0 {
 		e.next = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
 	}
 	return e.repairs
-}
-
-// plan reports whether a dry run has not logged this action before.
-func (m *memory) plan(key policy.Key, a policy.Action) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e := m.targets[key]
-	if e == nil || e.planned == a {
-		return false
-	}
-	e.planned = a
-	return true
 }
 
 // exists notes that a source is there, perhaps again.
@@ -171,26 +146,6 @@ func (m *memory) exists(key policy.Key) {
 	delete(m.gone, key)
 }
 
-// waits notes that targets wait for what the event of a source brings.
-func (m *memory) waits(source policy.Key, targets []policy.Key, now time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, key := range targets {
-		if _, waits := m.due[key]; !waits && key != source {
-			m.due[key] = now
-		}
-	}
-}
-
-// settled returns since when the target waited for its source. It waits no longer.
-func (m *memory) settled(key policy.Key) (time.Time, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	since, waits := m.due[key]
-	delete(m.due, key)
-	return since, waits
-}
-
 // goneSince returns since when a source has been known to be gone; it becomes known now.
 func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
 	m.mu.Lock()
@@ -198,34 +153,18 @@ func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
 	if since, known := m.gone[key]; known {
 		return since
 	}
-	prune(m.gone, func(since time.Time) bool { return now.Sub(since) > eventInterval })
+	if len(m.gone) >= maxAged {
+		maps.DeleteFunc(m.gone, func(_ policy.Key, since time.Time) bool { return now.Sub(since) > eventInterval })
+	}
 	m.gone[key] = now
 	return now
 }
 
-// tell reports whether an Event is to be sent, and what it has to say of those that were not.
-func (m *memory) tell(about policy.Key, reason string, target policy.Key, now time.Time) (more string, due bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	prune(m.told, func(s *suppressed) bool { return now.Sub(s.sent) >= eventInterval })
-	s := m.told[event{about, reason}]
-	if s != nil && now.Sub(s.sent) < eventInterval {
-		s.count++
-		if len(s.names) < maxNames {
-			s.names = append(s.names, target.NamespacedName.String())
-		}
-		return "", false
+// tell reports whether an Event is to be sent: whether there was none a short while ago.
+func (m *memory) tell(e event, now time.Time) bool {
+	if sent, was := m.told.Get(e); was && now.Sub(sent.(time.Time)) < eventInterval {
+		return false
 	}
-	m.told[event{about, reason}] = &suppressed{sent: now}
-	if s != nil && s.count > 0 {
-		more = fmt.Sprintf(" (%d more since the last such Event: %s)", s.count, strings.Join(s.names, ", "))
-	}
-	return more, true
-}
-
-// prune removes old entries if there are many.
-func prune[K comparable, V any](entries map[K]V, old func(V) bool) {
-	if len(entries) >= maxAged {
-		maps.DeleteFunc(entries, func(_ K, v V) bool { return old(v) })
-	}
+	m.told.Add(e, now)
+	return true
 }

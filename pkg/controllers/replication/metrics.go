@@ -18,7 +18,6 @@ type domainMetrics struct {
 	writes   *metrics.CounterVec // kind, action, dry_run
 	errors   *metrics.CounterVec // kind, reason
 	held     *metrics.CounterVec // reason
-	lag      *metrics.Histogram
 	timeouts *metrics.Counter
 }
 
@@ -32,20 +31,18 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 			[]string{"kind", "dialect", "mode", "state"}),
 		writes: metrics.NewCounterVec(counter("writes_total",
 			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and whether it was a dry run."), []string{"kind", "action", "dry_run"}),
-		errors: metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
-		held:   metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
-		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
-			Help:    "Time from the first event of a source until a target was written for it.",
-			Buckets: []float64{0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300}}),
+		errors:   metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
+		held:     metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
 		timeouts: metrics.NewCounter(counter("pattern_timeouts_total", "Regular expressions that took too long to match.")),
 	}
-	reg.MustRegister(d.targets, d.writes, d.errors, d.held, d.lag, d.timeouts)
+	reg.MustRegister(d.targets, d.writes, d.errors, d.held, d.timeouts)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for _, kind := range kinds {
 		for _, dialect := range policy.Dialects {
 			for _, state := range policy.States {
-				d.count(standing{kind, dialect, false, state}, 0)
-				d.count(standing{kind, dialect, true, state}, 0)
+				for _, pull := range []bool{false, true} {
+					d.targets.WithLabelValues(string(kind), string(dialect), mode(pull), string(state)).Set(0)
+				}
 			}
 		}
 		for _, a := range []policy.Action{policy.Create, policy.Update, policy.Recreate, policy.Mark, policy.Strip, policy.Empty, policy.Delete} {
@@ -62,11 +59,9 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 	return d
 }
 
-// count adds n targets.
-func (d *domainMetrics) count(s standing, n float64) {
-	mode := "push"
-	if s.pull {
-		mode = "pull"
+func mode(pull bool) string {
+	if pull {
+		return "pull"
 	}
-	d.targets.WithLabelValues(string(s.kind), string(s.dialect), mode, string(s.state)).Add(n)
+	return "push"
 }

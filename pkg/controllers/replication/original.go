@@ -5,16 +5,15 @@ package replication
 
 import (
 	"context"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-// originals are the label that the originals' charts and manifests set, and parts of their images.
+// originalsSelector has the label that the originals' charts and manifests set.
 const originalsSelector = "app.kubernetes.io/name in (reflector,kubernetes-reflector,replicator,kubernetes-replicator)"
-
-var originalImages = []string{"emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator"}
 
 // warnOfOriginals warns if one of the operators that this controller replaces is still running.
 // Somebody meant to switch it off.
@@ -31,16 +30,8 @@ func (c *Controller) warnOfOriginals(ctx context.Context) {
 			return
 		}
 		for i := range list.Items {
-			d := &list.Items[i]
-			if d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
-				continue
-			}
-			for j := range d.Spec.Template.Spec.Containers {
-				for _, image := range originalImages {
-					if strings.Contains(d.Spec.Template.Spec.Containers[j].Image, image) {
-						logger.Info("Warning: The operator that this controller replaces is still running", "deployment", klog.KObj(d))
-					}
-				}
+			if d := &list.Items[i]; controllers.Runs(d, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator") {
+				logger.Info("Warning: The operator that this controller replaces is still running", "deployment", klog.KObj(d))
 			}
 		}
 	}

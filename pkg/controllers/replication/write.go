@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -29,33 +31,24 @@ const (
 	reasonRepaired   = "DriftRepaired"
 	reasonRemoved    = "ReplicaRemoved"
 	reasonRejected   = "WriteRejected"
-	reasonTooLarge   = "TargetTooLarge"
 	reasonFight      = "DriftFight"
 )
-
-// maxSize is the API server's limit of what an object holds.
-const maxSize = 1 << 20
 
 // write carries out a plan that was made on what l has read.
 func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) error {
 	now := c.clock.Now()
 	source, target := l.bodies[p.Source], l.bodies[key]
-	var b *policy.Body
+	b := &policy.Body{}
 	if p.Action != policy.Delete {
-		if b = c.rules.Apply(p, c.digester, key, source, target, now); b.Size() > maxSize {
-			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonTooLarge, key.NamespacedName.String()+" would be larger than 1 MiB", key)
-			return nil
-		}
+		b = c.rules.Apply(p, c.digester, key, source, target, now)
 	}
-	if err := c.send(ctx, p.Action, b, target); err != nil {
+	if err := c.send(ctx, key, p.Action, b, target); err != nil {
 		return c.failed(ctx, key, p, err)
 	}
 	logger := klog.FromContext(ctx)
 	c.metrics.writes.WithLabelValues(string(key.Kind), string(p.Action), strconv.FormatBool(c.cfg.DryRun)).Inc()
 	if c.cfg.DryRun {
-		if c.memory.plan(key, p.Action) {
-			logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
-		}
+		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 		return nil
 	}
 	logger.V(2).Info("Written", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
@@ -63,24 +56,19 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	if source != nil {
 		repairs = c.memory.wrote(key, source.ResourceVersion, now)
 	}
-	if since, ok := c.memory.settled(key); ok {
-		c.metrics.lag.Observe(c.clock.Since(since).Seconds())
-	}
-	if source != nil && c.rules.DropsOwners(p, source) {
-		c.tell(p.Source, corev1.EventTypeWarning, policy.OwnerReferenceDropped, "an owner in a namespace is not copied to "+key.NamespacedName.String(), key)
-	}
+	reason, text := reasonReplicated, "replicated to "
 	switch {
 	case p.Action == policy.Mark:
+		return nil
 	case p.Action == policy.Delete || p.Action == policy.Strip || p.Action == policy.Empty:
-		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonRemoved, "removed from "+key.NamespacedName.String(), key)
-	case repairs == 0:
-		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonReplicated, "replicated to "+key.NamespacedName.String(), key)
-	default:
-		c.tell(c.about(key, p), corev1.EventTypeNormal, reasonRepaired, "repaired "+key.NamespacedName.String(), key)
-		if repairs >= fightAfter {
-			c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
-				key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom", key)
-		}
+		reason, text = reasonRemoved, "removed from "
+	case repairs > 0:
+		reason, text = reasonRepaired, "repaired "
+	}
+	c.tell(c.about(key, p), corev1.EventTypeNormal, reason, text+key.NamespacedName.String())
+	if repairs >= fightAfter {
+		c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
+			key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom")
 	}
 	return nil
 }
@@ -95,18 +83,14 @@ func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
 
 // lastManager names who wrote to the object last, other than this controller.
 func lastManager(b *policy.Body) string {
-	var last *metav1.ManagedFieldsEntry
-	if b != nil {
-		for i := range b.ManagedFields {
-			if m := &b.ManagedFields[i]; m.Manager != fieldManager && m.Time != nil && (last == nil || last.Time.Before(m.Time)) {
-				last = m
-			}
-		}
-	}
-	if last == nil {
+	if b == nil {
 		return ""
 	}
-	return ", at last by " + last.Manager
+	others := slices.DeleteFunc(b.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager || m.Time == nil })
+	if len(others) == 0 {
+		return ""
+	}
+	return ", at last by " + slices.MaxFunc(others, func(a, b metav1.ManagedFieldsEntry) int { return a.Time.Compare(b.Time.Time) }).Manager
 }
 
 // failed returns what the loop should know of a failed write.
@@ -118,133 +102,98 @@ func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan,
 	case outdated(err), controllers.IsNotLeading(err), ctx.Err() != nil:
 		return err
 	}
-	r := &rejection{action: p.Action, key: key, err: err}
+	r := newRejection(p.Action, key, err)
 	c.metrics.errors.WithLabelValues(string(key.Kind), string(apierrors.ReasonForError(err))).Inc()
-	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, r.Error(), key)
+	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, r.Error())
 	return r
 }
 
 // rejection is the error of a write. Its text has no message of which it is not known that it holds
-// neither keys nor values of the object.
+// neither keys nor values of the object: only those about a quota or a permission.
 type rejection struct {
-	action policy.Action
-	key    policy.Key
-	err    error
+	text string
+	error
 }
 
-func (r *rejection) Unwrap() error { return r.err }
-
-func (r *rejection) Error() string {
-	why := string(apierrors.ReasonForError(r.err))
-	if status := apierrors.APIStatus(nil); errors.As(r.err, &status) {
-		message := status.Status().Message
-		if strings.Contains(message, "exceeded quota") || strings.Contains(message, "cannot "+verbOf(r.action)+" resource") {
+func newRejection(a policy.Action, key policy.Key, err error) rejection {
+	why := "no answer"
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
+		why = string(apierrors.ReasonForError(err))
+		if message := status.Status().Message; strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
 			why = message
 		}
-	} else {
-		why = "no answer"
 	}
-	return fmt.Sprintf("%s %s: %s", r.action, r.key, why)
+	return rejection{fmt.Sprintf("%s %s: %s", a, key, why), err}
 }
 
-func verbOf(a policy.Action) string {
-	switch a {
-	case policy.Create, policy.Delete:
-		return string(a)
-	case policy.Recreate:
-		return "delete"
-	}
-	return "update"
-}
+func (r rejection) Error() string { return r.text }
+
+func (r rejection) Unwrap() error { return r.error }
 
 // send sends the requests of an action.
-func (c *Controller) send(ctx context.Context, a policy.Action, b, target *policy.Body) error {
-	switch a {
-	case policy.Create:
-		return c.create(ctx, b)
-	case policy.Delete:
-		return c.delete(ctx, target)
-	case policy.Recreate:
-		if err := c.delete(ctx, target); err != nil || c.cfg.DryRun {
-			return err
-		}
-		return c.create(ctx, b)
+func (c *Controller) send(ctx context.Context, key policy.Key, a policy.Action, b, target *policy.Body) error {
+	if key.Kind == policy.Secret {
+		return send(ctx, c.client.CoreV1().Secrets(key.Namespace), a, b.Secret(), target, c.cfg.DryRun)
 	}
-	return c.update(ctx, b)
+	return send(ctx, c.client.CoreV1().ConfigMaps(key.Namespace), a, b.ConfigMap(), target, c.cfg.DryRun)
+}
+
+// writer is the part of a typed client that writes.
+type writer[T any] interface {
+	Create(ctx context.Context, obj T, opts metav1.CreateOptions) (T, error)
+	Update(ctx context.Context, obj T, opts metav1.UpdateOptions) (T, error)
+	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
+}
+
+// send updates and deletes only the version that was read: a change meanwhile is a conflict.
+func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, target *policy.Body, dryRun bool) (err error) {
+	var dry []string
+	if dryRun {
+		dry = []string{metav1.DryRunAll}
+	}
+	if a == policy.Delete || a == policy.Recreate {
+		err = client.Delete(ctx, target.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &target.UID, ResourceVersion: &target.ResourceVersion}, DryRun: dry,
+		})
+	}
+	switch {
+	case a == policy.Delete || err != nil || a == policy.Recreate && dryRun:
+	case a == policy.Create || a == policy.Recreate:
+		_, err = client.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager, DryRun: dry})
+	default:
+		_, err = client.Update(ctx, obj, metav1.UpdateOptions{FieldManager: fieldManager, DryRun: dry})
+	}
+	return err
 }
 
 func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, error) {
+	var obj runtime.Object
+	var err error
 	if key.Kind == policy.Secret {
-		s, err := c.client.CoreV1().Secrets(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		return policy.NewBody(s), nil
+		obj, err = c.client.CoreV1().Secrets(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	} else {
+		obj, err = c.client.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	}
-	cm, err := c.client.CoreV1().ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return policy.NewBody(cm), nil
-}
-
-func (c *Controller) dryRun() []string {
-	if c.cfg.DryRun {
-		return []string{metav1.DryRunAll}
-	}
-	return nil
-}
-
-func (c *Controller) create(ctx context.Context, b *policy.Body) (err error) {
-	opts := metav1.CreateOptions{FieldManager: fieldManager, DryRun: c.dryRun()}
-	if b.Kind == policy.Secret {
-		_, err = c.client.CoreV1().Secrets(b.Namespace).Create(ctx, b.Secret(), opts)
-	} else {
-		_, err = c.client.CoreV1().ConfigMaps(b.Namespace).Create(ctx, b.ConfigMap(), opts)
-	}
-	return err
-}
-
-// update sends the version that was read, so that a change meanwhile is a conflict.
-func (c *Controller) update(ctx context.Context, b *policy.Body) (err error) {
-	opts := metav1.UpdateOptions{FieldManager: fieldManager, DryRun: c.dryRun()}
-	if b.Kind == policy.Secret {
-		_, err = c.client.CoreV1().Secrets(b.Namespace).Update(ctx, b.Secret(), opts)
-	} else {
-		_, err = c.client.CoreV1().ConfigMaps(b.Namespace).Update(ctx, b.ConfigMap(), opts)
-	}
-	return err
-}
-
-func (c *Controller) delete(ctx context.Context, b *policy.Body) error {
-	opts := metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion}, DryRun: c.dryRun(),
-	}
-	if b.Kind == policy.Secret {
-		return c.client.CoreV1().Secrets(b.Namespace).Delete(ctx, b.Name, opts)
-	}
-	return c.client.CoreV1().ConfigMaps(b.Namespace).Delete(ctx, b.Name, opts)
+	return policy.NewBody(obj), nil
 }
 
 // report tells the owners of the problems of a plan.
-func (c *Controller) report(key policy.Key, p *policy.Plan) {
+func (c *Controller) report(p *policy.Plan) {
 	for _, problem := range p.Problems {
 		c.metrics.held.WithLabelValues(problem.Reason).Inc()
-		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text, key)
+		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
 	}
 }
 
-// tell records an Event, unless there was one of this object and reason a short while ago. Then it
-// is counted, and the next Event says so.
-func (c *Controller) tell(about policy.Key, eventType, reason, text string, target policy.Key) {
+// tell records an Event about an object, unless there was one of this reason a short while ago.
+func (c *Controller) tell(about policy.Key, eventType, reason, text string) {
 	o := c.Get(about)
-	if c.cfg.DryRun || o == nil {
-		return
-	}
-	more, due := c.memory.tell(about, reason, target, c.clock.Now())
-	if due {
+	if !c.cfg.DryRun && o != nil && c.memory.tell(event{about, reason}, c.clock.Now()) {
 		c.events.Event(&corev1.ObjectReference{
 			APIVersion: "v1", Kind: string(about.Kind), Namespace: about.Namespace, Name: about.Name, UID: types.UID(o.UID), ResourceVersion: o.Version,
-		}, eventType, reason, text+more)
+		}, eventType, reason, text)
 	}
 }

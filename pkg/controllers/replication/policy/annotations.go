@@ -40,17 +40,16 @@ const (
 	replicationAllowedN = mittwaldPrefix + "replication-allowed-namespaces"
 	replicateFrom       = mittwaldPrefix + "replicate-from"
 	stripLabels         = mittwaldPrefix + "strip-labels"
-	keepOwners          = mittwaldPrefix + "keep-owner-references"
 	replicatedAt        = mittwaldPrefix + "replicated-at"
 	replicatedFrom      = mittwaldPrefix + "replicated-from-version"
 	replicatedKeys      = mittwaldPrefix + "replicated-keys"
 )
 
-// annotations are all keys that decisions depend on. Cached objects refer to them by position.
+// annotations are all keys that decisions depend on.
 var annotations = []string{
 	PushTo, AllowPull, PullFrom, Marker,
 	reflectionAllowed, allowedNamespaces, allowedSelector, autoEnabled, autoNamespaces, autoSelector, reflects, autoReflects,
-	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels, keepOwners,
+	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels,
 	replicatedFrom, replicatedKeys,
 }
 
@@ -113,10 +112,7 @@ func parseReference(text string) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
-// keyList parses the annotation replicated-keys.
+// keyList parses the annotation replicated-keys. An empty one has no key.
 func keyList(text string) []string {
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, ",")
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }

@@ -16,20 +16,22 @@ import (
 // Rules decide. Build them with [NewRules].
 type Rules struct {
 	Options
-	matchers matchers
-	// clusterScoped reports whether a kind has no namespaces.
-	clusterScoped func(apiVersion, kind string) bool
+	matchers *matchers
+	// The flags of these names, as functions.
+	protectedNamespace, protectedName, deniedLabel func(name string) bool
 }
 
 // NewRules returns rules. timeout is called when a pattern takes too long to match.
-func NewRules(o Options, clusterScoped func(apiVersion, kind string) bool, timeout func()) *Rules {
-	return &Rules{Options: o, matchers: matchers{timeout: timeout}, clusterScoped: clusterScoped}
+func NewRules(o Options, timeout func()) *Rules {
+	return &Rules{
+		Options: o, matchers: newMatchers(o.NoNamespaces, timeout),
+		protectedNamespace: globs(o.ProtectedNamespaces), protectedName: globs(o.ProtectedNames), deniedLabel: globs(o.DeniedLabels),
+	}
 }
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
-	m := &matchers{}
-	return m.clauses(false)(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
+	return newMatchers(false, nil).clauses(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
 }
 
 // asked is one evaluation of the annotations of a source for a namespace.
@@ -55,7 +57,7 @@ func (a asked) native(key string) Verdict {
 	if _, has := a.source.Annotations[key]; !has {
 		return no
 	}
-	return a.match(key, "clauses", a.matchers.clauses(a.NoNamespaces))
+	return a.match(key, "clauses", a.matchers.clauses)
 }
 
 // allowed is the reflector's permission.
@@ -78,45 +80,41 @@ func (a asked) auto() Verdict {
 	return v.and(a.reflectorList(autoNamespaces, autoSelector))
 }
 
-func (a asked) reflectorList(list, selector string) Verdict {
-	hasList := strings.TrimSpace(a.source.Annotations[list]) != ""
+func (a asked) reflectorList(key, selector string) Verdict {
+	hasList := strings.TrimSpace(a.source.Annotations[key]) != ""
 	hasSelector := strings.TrimSpace(a.source.Annotations[selector]) != ""
 	if !hasList && !hasSelector {
 		return yes
 	}
 	v := no
 	if hasList {
-		v = a.match(list, "net", a.matchers.netRegexes)
+		v = a.match(key, "net", list(a.matchers.netRegex))
 	}
 	if hasSelector && v.Claim != Yes {
-		v = v.or(a.match(selector, "strict", a.matchers.selector(true, a.NoNamespaces)))
+		v = v.or(a.match(selector, "strict", a.matchers.strictSelector))
 	}
 	return v
 }
 
 // replicates is the replicator's push.
 func (a asked) replicates() Verdict {
-	v := no
-	if _, has := a.source.Annotations[replicateTo]; has {
-		v = a.match(replicateTo, "go", a.matchers.goRegexes)
-	}
+	v := a.match(replicateTo, "go", list(goRegex))
 	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
-		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector(false, a.NoNamespaces)))
+		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector))
 	}
 	return v
 }
 
 // permits is the replicator's permission to pull.
 func (a asked) permits() Verdict {
-	if a.AllowAll {
-		return yes
-	}
 	permitted, _ := strconv.ParseBool(a.source.Annotations[replicationAllowed])
-	_, has := a.source.Annotations[replicationAllowedN]
-	if !permitted || !has {
+	switch {
+	case a.AllowAll:
+		return yes
+	case !permitted:
 		return no
 	}
-	return a.match(replicationAllowedN, "go", a.matchers.goRegexes)
+	return a.match(replicationAllowedN, "go", list(goRegex))
 }
 
 // claim is what one source wants of a target.
@@ -130,19 +128,15 @@ type claim struct {
 func (r *Rules) pushes(source *Object, ns *Namespace, now time.Time, run bool) claim {
 	a := asked{r, source, ns, now, run}
 	best := claim{source: source}
-	for _, d := range Dialects {
-		v := no
-		switch {
-		case best.Claim == Yes || !r.enabled(d):
-		case d == Native:
-			v = a.native(PushTo)
-		case d == Reflector:
-			v = a.auto()
-		case d == Mittwald:
-			v = a.replicates()
+	for _, next := range []struct {
+		Dialect
+		ask func() Verdict
+	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Mittwald, a.replicates}} {
+		if best.Claim == Yes || !r.enabled(next.Dialect) {
+			continue
 		}
-		if v.Claim > best.Claim {
-			best.Verdict, best.dialect = v, d
+		if v := next.ask(); v.Claim > best.Claim {
+			best.Verdict, best.dialect = v, next.Dialect
 		}
 	}
 	return best
@@ -185,7 +179,7 @@ func (r *Rules) holds(v View, source *Object, now time.Time) Verdict {
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	permitted := r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses(r.NoNamespaces))(home, now, true)
+	permitted := r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, now, true)
 	if permitted.Claim != Yes {
 		return held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
 	}

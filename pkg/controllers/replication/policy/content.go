@@ -19,7 +19,7 @@ type Body struct {
 	metav1.ObjectMeta
 	Kind      Kind
 	Type      string
-	Immutable bool
+	Immutable *bool
 	Content   map[Slot][]byte
 }
 
@@ -31,12 +31,12 @@ func NewBody(obj runtime.Object) *Body {
 	b := &Body{Content: map[Slot][]byte{}}
 	switch o := obj.(type) {
 	case *corev1.Secret:
-		b.ObjectMeta, b.Kind, b.Type, b.Immutable = o.ObjectMeta, Secret, string(o.Type), o.Immutable != nil && *o.Immutable
+		b.ObjectMeta, b.Kind, b.Type, b.Immutable = o.ObjectMeta, Secret, string(o.Type), o.Immutable
 		for key, value := range o.Data {
 			b.Content[Slot{Key: key}] = value
 		}
 	case *corev1.ConfigMap:
-		b.ObjectMeta, b.Kind, b.Immutable = o.ObjectMeta, ConfigMap, o.Immutable != nil && *o.Immutable
+		b.ObjectMeta, b.Kind, b.Immutable = o.ObjectMeta, ConfigMap, o.Immutable
 		for key, value := range o.Data {
 			b.Content[Slot{Key: key}] = []byte(value)
 		}
@@ -51,55 +51,33 @@ func NewBody(obj runtime.Object) *Body {
 
 // Secret returns the body as a Secret.
 func (b *Body) Secret() *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: b.ObjectMeta, Type: corev1.SecretType(b.Type), Data: map[string][]byte{}}
+	s := &corev1.Secret{ObjectMeta: b.ObjectMeta, Type: corev1.SecretType(b.Type), Immutable: b.Immutable, Data: map[string][]byte{}}
 	for slot, value := range b.Content {
 		s.Data[slot.Key] = value
-	}
-	if b.Immutable {
-		s.Immutable = &b.Immutable
 	}
 	return s
 }
 
 // ConfigMap returns the body as a ConfigMap.
 func (b *Body) ConfigMap() *corev1.ConfigMap {
-	cm := &corev1.ConfigMap{ObjectMeta: b.ObjectMeta, Data: map[string]string{}}
+	cm := &corev1.ConfigMap{ObjectMeta: b.ObjectMeta, Immutable: b.Immutable, Data: map[string]string{}, BinaryData: map[string][]byte{}}
 	for slot, value := range b.Content {
-		if !slot.Binary {
+		if slot.Binary {
+			cm.BinaryData[slot.Key] = value
+		} else {
 			cm.Data[slot.Key] = string(value)
-			continue
 		}
-		if cm.BinaryData == nil {
-			cm.BinaryData = map[string][]byte{}
-		}
-		cm.BinaryData[slot.Key] = value
-	}
-	if b.Immutable {
-		cm.Immutable = &b.Immutable
 	}
 	return cm
 }
 
-// Size returns the number of bytes of all keys and values.
-func (b *Body) Size() (n int) {
-	for slot, value := range b.Content {
-		n += len(slot.Key) + len(value)
-	}
-	return n
-}
-
 // desired returns what a target holds after a write, of values or of their hashes. The mittwald
-// dialect merges by key, the others replace everything.
+// dialect keeps the target's content but for the replicated keys, and lays that of the source over
+// it; a key is in one section only. The others replace everything.
 func desired[V any](d Dialect, source, target map[Slot]V, replicated []string) map[Slot]V {
-	if d == Mittwald {
-		return merged(source, target, replicated)
+	if d != Mittwald {
+		return source
 	}
-	return source
-}
-
-// merged returns target without the replicated keys and with those of source. A key is in one
-// section only.
-func merged[V any](source, target map[Slot]V, replicated []string) map[Slot]V {
 	all := without(target, append(slices.Clone(replicated), keysOf(source)...))
 	maps.Copy(all, source)
 	return all
@@ -141,33 +119,8 @@ func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]s
 		return nil
 	}
 	labels = maps.Clone(labels)
-	maps.DeleteFunc(labels, func(key, _ string) bool { return matchAny(r.DeniedLabels, key) })
+	maps.DeleteFunc(labels, func(key, _ string) bool { return r.deniedLabel(key) })
 	return labels
-}
-
-// keptOwners returns the owners of a source that a mittwald push copies, and whether it drops
-// others. A namespaced owner does not exist in another namespace, so the garbage collector would
-// delete the copy.
-func (r *Rules) keptOwners(annotations map[string]string, owners []metav1.OwnerReference) (kept []metav1.OwnerReference, dropped bool) {
-	if annotations[keepOwners] != "true" {
-		return nil, false
-	}
-	for i := range owners {
-		if o := &owners[i]; r.clusterScoped(o.APIVersion, o.Kind) {
-			kept = append(kept, metav1.OwnerReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: o.UID})
-		}
-	}
-	return kept, len(kept) < len(owners)
-}
-
-func sameOwner(o *metav1.OwnerReference) func(metav1.OwnerReference) bool {
-	return func(other metav1.OwnerReference) bool { return other.UID == o.UID }
-}
-
-// DropsOwners reports whether the plan copies fewer owners than the source has.
-func (r *Rules) DropsOwners(p *Plan, source *Body) bool {
-	_, dropped := r.keptOwners(source.Annotations, source.OwnerReferences)
-	return dropped && p.Dialect == Mittwald && !p.Pull
 }
 
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
@@ -211,7 +164,7 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	if p.Pull {
 		m.Mode = modePull
 	} else if p.Dialect == Mittwald {
-		r.copyMetadata(p, m, b, source, was)
+		r.copyLabels(p, m, b, source, was)
 	}
 	if p.Action != Mark {
 		b.Content = desired(p.Dialect, source.Content, b.Content, keys)
@@ -221,9 +174,9 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	return b
 }
 
-// copyMetadata copies labels and owners, and notes in m which labels are the source's. A copy
+// copyLabels copies labels, and notes in m which are the source's. A copy
 // without a marker gets the source's labels in place of its own, as the replicator does.
-func (r *Rules) copyMetadata(p *Plan, m *marker, b, source *Body, was role) {
+func (r *Rules) copyLabels(p *Plan, m *marker, b, source *Body, was role) {
 	labels := r.copiedLabels(source.Annotations, source.Labels)
 	m.Labels = slices.Sorted(maps.Keys(labels))
 	if p.Action == Mark {
@@ -240,12 +193,6 @@ func (r *Rules) copyMetadata(p *Plan, m *marker, b, source *Body, was role) {
 		b.Labels = map[string]string{}
 	}
 	maps.Copy(b.Labels, labels)
-	owners, _ := r.keptOwners(source.Annotations, source.OwnerReferences)
-	for i := range owners {
-		if !slices.ContainsFunc(b.OwnerReferences, sameOwner(&owners[i])) {
-			b.OwnerReferences = append(b.OwnerReferences, owners[i])
-		}
-	}
 }
 
 // legacy sets the annotations that the original of the dialect writes, so that it can be put back,

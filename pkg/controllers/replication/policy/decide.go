@@ -6,7 +6,6 @@ package policy
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -109,7 +108,7 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
-		if role = r.adopt(target, role, claims, ns, now); role.kind == foreign {
+		if role = r.adopt(role, claims, ns, now); role.kind == foreign {
 			p.State = Unclaimed
 		}
 	}
@@ -117,7 +116,7 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 	switch {
 	case winner == nil && holder == nil && role.kind != pushCopy:
 		return
-	case ns.is(labelPullOnly) || matchAny(r.ProtectedNamespaces, ns.Name) || matchAny(r.ProtectedNames, key.Name):
+	case ns.is(labelPullOnly) || r.protectedNamespace(ns.Name) || r.protectedName(key.Name):
 		if winner != nil {
 			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
@@ -160,13 +159,12 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
 	for i := range claims {
 		c := &claims[i]
-		if role.kind == pushCopy && c.source.Key == (Key{kind, role.from}) {
-			if c.Claim == Yes {
-				return c, nil
-			}
-			return nil, c
-		}
+		owner := role.kind == pushCopy && c.source.Key == Key{kind, role.from}
 		switch {
+		case owner && c.Claim == Yes:
+			return c, nil
+		case owner:
+			return nil, c
 		case c.Claim == Yes && winner == nil:
 			winner = c
 		case c.Claim == Held && holder == nil:
@@ -174,29 +172,19 @@ func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
 		}
 	}
 	if winner != nil {
-		return winner, nil
+		holder = nil
 	}
-	return nil, holder
+	return winner, holder
 }
 
-// adopt returns the role of a copy that the replicator made: that of a copy of one of the claimants
-// of its dialect, or foreign.
-func (r *Rules) adopt(target *Object, role role, claims []claim, ns *Namespace, now time.Time) role {
-	keys := keyList(target.Annotations[replicatedKeys])
-	for _, fits := range []func(source *Object) bool{
-		func(source *Object) bool { return source.Version == target.Annotations[replicatedFrom] },
-		func(source *Object) bool {
-			return maps.Equal(merged(source.Content, target.Content, keys), target.Content)
-		},
-		func(*Object) bool { return true },
-	} {
-		for i := range claims {
-			source := claims[i].source
-			covers := asked{r, source, ns, now, true}.replicates()
-			if covers.Claim != No && fits(source) {
-				role.kind, role.from = pushCopy, source.NamespacedName
-				return role
-			}
+// adopt returns the role of a copy that the replicator made: that of a copy of the strongest
+// claimant of its dialect, or foreign.
+func (r *Rules) adopt(role role, claims []claim, ns *Namespace, now time.Time) role {
+	for i := range claims {
+		source := claims[i].source
+		if (asked{r, source, ns, now, true}).replicates().Claim != No {
+			role.kind, role.from = pushCopy, source.NamespacedName
+			return role
 		}
 	}
 	role.kind = foreign
@@ -263,25 +251,16 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 			return
 		}
 	}
-	p.State = InSync
-	if !r.pullDiffers(source, target, role) {
-		return
-	}
-	if target.Immutable {
+	_, has := target.Annotations[replicatedKeys]
+	switch differs := !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content); {
+	case !differs && (has || role.dialect != Mittwald) && (role.marker == nil || role.marker.source() == role.from):
+		p.State = InSync
+	case target.Immutable:
 		p.State = Refused
 		p.problem(target.Key, TargetImmutable, "is immutable and has other data than its source")
-		return
+	default:
+		p.Action = Update
 	}
-	p.Action = Update
-}
-
-func (r *Rules) pullDiffers(source, target *Object, role role) bool {
-	if role.marker != nil && role.marker.source() != role.from {
-		return true
-	}
-	_, has := target.Annotations[replicatedKeys]
-	return !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content) ||
-		role.dialect == Mittwald && !has
 }
 
 // empties decides on a pull target whose source does not exist. It reports whether that is all
@@ -340,7 +319,7 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	}
 	differs := !same || role.from != source.NamespacedName
 	if p.Dialect == Mittwald {
-		differs = differs || !has || !r.metadataRight(source, target, role)
+		differs = differs || !has || !r.labelsRight(source, target, role)
 	}
 	switch {
 	case differs:
@@ -350,8 +329,8 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	}
 }
 
-// metadataRight reports whether a mittwald copy has the labels and owners of its source.
-func (r *Rules) metadataRight(source, target *Object, role role) bool {
+// labelsRight reports whether a mittwald copy has the labels of its source.
+func (r *Rules) labelsRight(source, target *Object, role role) bool {
 	labels := r.copiedLabels(source.Annotations, source.Labels)
 	for key, value := range labels {
 		if got, has := target.Labels[key]; !has || got != value {
@@ -365,12 +344,6 @@ func (r *Rules) metadataRight(source, target *Object, role role) bool {
 					return false
 				}
 			}
-		}
-	}
-	owners, _ := r.keptOwners(source.Annotations, source.Owners)
-	for i := range owners {
-		if !slices.ContainsFunc(target.Owners, sameOwner(&owners[i])) {
-			return false
 		}
 	}
 	return true

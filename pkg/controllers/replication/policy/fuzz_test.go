@@ -17,11 +17,11 @@ func FuzzGrammars(f *testing.F) {
 		f.Add(text, "b")
 	}
 	f.Fuzz(func(t *testing.T, text, name string) {
-		m := &matchers{timeout: func() {}}
+		m := newMatchers(false, func() {})
 		ns := &Namespace{Name: name}
 		now := time.Unix(0, 0)
 		for grammar, parse := range map[string]func(string) matcher{
-			"net": m.netRegexes, "go": m.goRegexes, "strict": m.selector(true, false), "selector": m.selector(false, false), "clauses": m.clauses(false),
+			"net": list(m.netRegex), "go": list(goRegex), "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
 		} {
 			match := m.get(grammar, text, parse)
 			full, cheap := match(ns, now, true), match(ns, now, false)

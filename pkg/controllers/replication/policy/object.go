@@ -7,9 +7,9 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
+	"encoding/base64"
+	"encoding/json"
 	"hash"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -27,27 +27,41 @@ type Slot struct {
 	Binary bool
 }
 
+// MarshalText implements encoding.TextMarshaler, for the key of a map.
+func (s Slot) MarshalText() ([]byte, error) {
+	return []byte(map[bool]string{false: "d", true: "b"}[s.Binary] + s.Key), nil
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Slot) UnmarshalText(text []byte) error {
+	s.Key, s.Binary = string(text[1:]), text[0] == 'b'
+	return nil
+}
+
 // Sum stands for a value. Its key is random per process, since a plain hash of a weak secret can be
 // guessed.
-type Sum [16]byte
+type Sum string
 
-// Object is what decisions know of a Secret or ConfigMap.
+// sumLength is that of the hash of a value, in bytes.
+const sumLength = 16
+
+// Object is what decisions know of a Secret or ConfigMap. The cache has its first part of every
+// object, and the rest, as JSON, of those that decisions depend on.
 type Object struct {
-	Key
-	UID, Version string
-	Deleting     bool
+	Key          `json:"-"`
+	UID, Version string `json:"-"`
+	Deleting     bool   `json:"-"`
 
-	Created   time.Time
-	Type      string
-	Immutable bool
+	Created   time.Time `json:"c"`
+	Type      string    `json:"t,omitempty"`
+	Immutable bool      `json:"i,omitempty"`
 	// UserMade says that the object bears traces of a user or a tool, so it was not made by the
 	// reflector.
-	UserMade    bool
-	Annotations map[string]string
-	// Labels and Owners are kept for the mittwald dialect only, which copies them.
-	Labels  map[string]string
-	Owners  []metav1.OwnerReference
-	Content map[Slot]Sum
+	UserMade    bool              `json:"u,omitempty"`
+	Annotations map[string]string `json:"a,omitempty"`
+	// Labels are kept for the mittwald dialect only, which copies them.
+	Labels  map[string]string `json:"l,omitempty"`
+	Content map[Slot]Sum      `json:"d,omitempty"`
 }
 
 // participates reports whether an object has an annotation that decisions depend on.
@@ -75,7 +89,7 @@ func NewDigester(all bool) *Digester {
 func (d *Digester) Describe(b *Body) *Object {
 	o := &Object{
 		Key: b.Key(), UID: string(b.UID), Version: b.ResourceVersion, Deleting: b.DeletionTimestamp != nil,
-		Created: b.CreationTimestamp.Time, Type: b.Type, Immutable: b.Immutable, UserMade: userMade(b),
+		Created: b.CreationTimestamp.Time, Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
 		Annotations: map[string]string{}, Content: map[Slot]Sum{},
 	}
 	mittwald := false
@@ -86,15 +100,14 @@ func (d *Digester) Describe(b *Body) *Object {
 		}
 	}
 	if mittwald {
-		o.Labels, o.Owners = b.Labels, b.OwnerReferences
+		o.Labels = b.Labels
 	}
 	mac := d.mac.Get().(hash.Hash)
 	defer d.mac.Put(mac)
 	for slot, value := range b.Content {
-		var sum [sha256.Size]byte
 		mac.Reset()
 		_, _ = mac.Write(value)
-		o.Content[slot] = Sum(mac.Sum(sum[:0])[:len(Sum{})])
+		o.Content[slot] = Sum(base64.RawStdEncoding.EncodeToString(mac.Sum(nil)[:sumLength]))
 	}
 	return o
 }
@@ -109,52 +122,18 @@ func userMade(b *Body) bool {
 		len(b.OwnerReferences) > 0 || len(b.Finalizers) > 0
 }
 
-// Digest returns the encoded description of a Secret or ConfigMap, for [Decode]; nil for one that
-// decisions do not depend on.
+// Digest returns what [Decode] needs of a Secret or ConfigMap; nil for one that decisions do not
+// depend on.
 func (d *Digester) Digest(obj runtime.Object) []byte {
-	b := NewBody(obj)
-	if b == nil || !d.all && !participates(b) {
+	if m, ok := obj.(metav1.Object); !ok || !d.all && !participates(m) {
 		return nil
 	}
-	o := d.Describe(b)
-	var e encoder
-	flags := byte(1)
-	if o.Immutable {
-		flags |= 2
+	b := NewBody(obj)
+	if b == nil {
+		return nil
 	}
-	if o.UserMade {
-		flags |= 4
-	}
-	e = append(e, flags)
-	e = binary.AppendVarint(e, o.Created.Unix())
-	e.text(o.Type)
-	e.number(len(o.Annotations))
-	for i, key := range annotations {
-		if value, has := o.Annotations[key]; has {
-			e.number(i)
-			e.text(value)
-		}
-	}
-	e.number(len(o.Labels))
-	for _, key := range slices.Sorted(maps.Keys(o.Labels)) {
-		e.text(key)
-		e.text(o.Labels[key])
-	}
-	e.number(len(o.Owners))
-	for i := range o.Owners {
-		owner := &o.Owners[i]
-		for _, text := range []string{owner.APIVersion, owner.Kind, owner.Name, string(owner.UID)} {
-			e.text(text)
-		}
-	}
-	slots := slices.SortedFunc(maps.Keys(o.Content), func(a, b Slot) int { return strings.Compare(a.Key, b.Key) })
-	for _, slot := range slots {
-		sum := o.Content[slot]
-		e.text(slot.Key)
-		e = append(e, map[bool]byte{true: 1}[slot.Binary])
-		e = append(e, sum[:]...)
-	}
-	return e
+	text, _ := json.Marshal(d.Describe(b)) // texts and times only
+	return text
 }
 
 // Cached is an object in the cache.
@@ -173,61 +152,8 @@ func Decode(kind Kind, c Cached, controller string) *Object {
 		Key: NewKey(kind, c.GetNamespace(), c.GetName()),
 		UID: string(c.GetUID()), Version: c.GetResourceVersion(), Deleting: c.GetDeletionTimestamp() != nil,
 	}
-	d := decoder(c.Digest(controller))
-	if len(d) == 0 {
-		return o
-	}
-	o.Immutable, o.UserMade = d[0]&2 != 0, d[0]&4 != 0
-	d = d[1:]
-	created, n := binary.Varint(d)
-	d = d[n:]
-	o.Created = time.Unix(created, 0)
-	o.Type = d.text()
-	o.Annotations = map[string]string{}
-	for range d.number() {
-		key := annotations[d.number()]
-		o.Annotations[key] = d.text()
-	}
-	if n := d.number(); n > 0 {
-		o.Labels = make(map[string]string, n)
-		for range n {
-			key := d.text()
-			o.Labels[key] = d.text()
-		}
-	}
-	for range d.number() {
-		o.Owners = append(o.Owners, metav1.OwnerReference{APIVersion: d.text(), Kind: d.text(), Name: d.text(), UID: types.UID(d.text())})
-	}
-	o.Content = map[Slot]Sum{}
-	for len(d) > 0 {
-		slot := Slot{Key: d.text(), Binary: d[0] == 1}
-		o.Content[slot] = Sum(d[1:])
-		d = d[1+len(Sum{}):]
+	if digest := c.Digest(controller); len(digest) > 0 {
+		_ = json.Unmarshal(digest, o) // what Digest has written
 	}
 	return o
-}
-
-// encoder and decoder write and read numbers, and texts behind their lengths.
-type encoder []byte
-
-func (e *encoder) number(n int) { *e = binary.AppendUvarint(*e, uint64(n)) }
-
-func (e *encoder) text(s string) {
-	e.number(len(s))
-	*e = append(*e, s...)
-}
-
-type decoder []byte
-
-func (d *decoder) number() int {
-	n, length := binary.Uvarint(*d)
-	*d = (*d)[length:]
-	return int(n)
-}
-
-func (d *decoder) text() string {
-	n := d.number()
-	s := string((*d)[:n])
-	*d = (*d)[n:]
-	return s
 }

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/dlclark/regexp2/v2"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/utils/lru"
 )
 
 const (
@@ -36,54 +36,50 @@ type matcher func(ns *Namespace, now time.Time, run bool) Verdict
 
 // matchers keeps parsed values.
 type matchers struct {
-	mu      sync.Mutex
-	parsed  map[string]matcher
-	paused  map[string]time.Time // patterns that took too long, until when they are not run
-	timeout func()               // is called when a pattern takes too long
+	parsed     *lru.Cache // of a grammar and a text: its matcher
+	paused     *lru.Cache // of a pattern that took too long: until when it is not run
+	timeout    func()     // is called when a pattern takes too long
+	unreadable bool       // the labels of Namespaces are
+}
+
+func newMatchers(unreadable bool, timeout func()) *matchers {
+	return &matchers{parsed: lru.New(maxParsed), paused: lru.New(maxParsed), timeout: timeout, unreadable: unreadable}
 }
 
 // get returns the matcher for a text in the grammar that parse reads.
 func (m *matchers) get(grammar, text string, parse func(string) matcher) matcher {
 	key := grammar + " " + text
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if found := m.parsed[key]; found != nil {
-		return found
+	if found, ok := m.parsed.Get(key); ok {
+		return found.(matcher)
 	}
 	parsed := parse(text)
-	if len(m.parsed) >= maxParsed || m.parsed == nil {
-		m.parsed = map[string]matcher{}
-	}
-	m.parsed[key] = parsed
+	m.parsed.Add(key, parsed)
 	return parsed
 }
 
 func always(v Verdict) matcher { return func(*Namespace, time.Time, bool) Verdict { return v } }
 
-// tooLong reports whether a value exceeds a limit of section 2, and why.
-func tooLong(text string) (string, bool) {
-	switch {
-	case len(text) > maxPatternLength:
-		return fmt.Sprintf("is longer than %d bytes", maxPatternLength), true
-	case strings.Count(text, ",") >= maxPatterns:
-		return fmt.Sprintf("has more than %d items", maxPatterns), true
-	}
-	return "", false
+// tooLong reports whether a value exceeds a limit of section 2.
+func tooLong(text string) bool {
+	return len(text) > maxPatternLength || strings.Count(text, ",") >= maxPatterns
 }
 
-// netRegexes parses the reflector's list: .NET regular expressions, not anchored, whose first match
-// must be as long as the whole name.
-func (m *matchers) netRegexes(text string) matcher {
-	if why, bad := tooLong(text); bad {
-		return always(held(InvalidPattern, why))
-	}
-	var items []matcher
-	for item := range strings.SplitSeq(text, ",") {
-		if item = strings.TrimSpace(item); item != "" {
-			items = append(items, m.netRegex(item))
+var tooLongText = fmt.Sprintf("is longer than %d bytes or has more than %d items", maxPatternLength, maxPatterns)
+
+// list parses items that are joined by commas. Empty ones match nothing.
+func list(item func(string) matcher) func(string) matcher {
+	return func(text string) matcher {
+		if tooLong(text) {
+			return always(held(InvalidPattern, tooLongText))
 		}
+		var items []matcher
+		for text := range strings.SplitSeq(text, ",") {
+			if text = strings.TrimSpace(text); text != "" {
+				items = append(items, item(text))
+			}
+		}
+		return anyOf(items)
 	}
-	return anyOf(items)
 }
 
 // anyOf stops at the first item that says yes.
@@ -99,6 +95,8 @@ func anyOf(items []matcher) matcher {
 	}
 }
 
+// netRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose
+// first match must be as long as the whole name.
 func (m *matchers) netRegex(item string) matcher {
 	if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" {
 		return func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(ns.Name == item) }
@@ -112,72 +110,33 @@ func (m *matchers) netRegex(item string) matcher {
 		if !run {
 			return Verdict{Claim: Held}
 		}
-		if m.isPaused(item, now) {
-			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
+		tooSlow := held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
+		if until, paused := m.paused.Get(item); paused && now.Before(until.(time.Time)) {
+			return tooSlow
 		}
 		match, err := re.FindStringMatch(ns.Name)
 		switch {
 		case errors.Is(err, regexp2.ErrBacktrackingStackLimit):
 			return held(InvalidPattern, fmt.Sprintf("pattern %q needs too much memory to match", item))
 		case err != nil:
-			m.pause(item, now)
-			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
+			m.timeout()
+			m.paused.Add(item, now.Add(timeoutPause))
+			return tooSlow
 		}
 		return verdict(match != nil && match.RuneLength == len([]rune(ns.Name)))
 	}
 }
 
-func (m *matchers) isPaused(item string, now time.Time) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return now.Before(m.paused[item])
-}
-
-func (m *matchers) pause(item string, now time.Time) {
-	m.timeout()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.paused) >= maxParsed || m.paused == nil {
-		m.paused = map[string]time.Time{}
-	}
-	m.paused[item] = now.Add(timeoutPause)
-}
-
 func invalid(item string) string {
-	hint := ""
-	if strings.Contains(item, "*") {
-		hint = "; it is a regular expression, in which .* stands for any text"
-	}
-	return fmt.Sprintf("pattern %q does not compile%s", item, hint)
+	return fmt.Sprintf("pattern %q is no regular expression, in which .* stands for any text", item)
 }
 
-// goRegexes parses the replicator's list: RE2, anchored. The original does not put the expression
-// into a group before it anchors it. What only that reading matches is ambiguous.
-func (m *matchers) goRegexes(text string) matcher {
-	if why, bad := tooLong(text); bad {
-		return always(held(InvalidPattern, why))
-	}
-	var items []matcher
-	for item := range strings.SplitSeq(text, ",") {
-		items = append(items, goRegex(strings.TrimSpace(item)))
-	}
-	return anyOf(items)
-}
-
+// goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the
+// expression into a group before it anchors it. What only that reading matches is ambiguous.
 func goRegex(item string) matcher {
 	grouped, err := regexp.Compile("^(?:" + item + ")$")
-	if err != nil {
-		return always(held(InvalidPattern, invalid(item)))
-	}
-	loose := item
-	if !strings.HasPrefix(loose, "^") {
-		loose = "^" + loose
-	}
-	if !strings.HasSuffix(loose, "$") {
-		loose += "$"
-	}
-	ungrouped, err := regexp.Compile(loose)
-	if err != nil {
+	ungrouped, alsoErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
+	if err != nil || alsoErr != nil {
 		return always(held(InvalidPattern, invalid(item)))
 	}
 	return func(ns *Namespace, _ time.Time, _ bool) Verdict {
@@ -191,105 +150,84 @@ func goRegex(item string) matcher {
 	}
 }
 
-// selector parses a label selector. With strict, it refuses what the reflector reads in another way.
-func (m *matchers) selector(strict, unreadable bool) func(string) matcher {
-	return func(text string) matcher {
-		parsed, err := labels.Parse(text)
-		if err != nil {
-			return always(held(InvalidAnnotation, "is not a label selector"))
-		}
-		requirements, _ := parsed.Requirements()
-		equal := map[string]bool{}
-		for _, r := range requirements {
-			op := r.Operator()
-			equals := op == selection.Equals || op == selection.DoubleEquals
-			if strict && (op == selection.GreaterThan || op == selection.LessThan ||
-				(op == selection.In || op == selection.NotIn) && r.Values().Has("") || equals && equal[r.Key()]) {
-				return always(held(InvalidAnnotation, "is a label selector that the reflector reads in another way"))
-			}
-			equal[r.Key()] = equal[r.Key()] || equals
-		}
-		if unreadable && len(requirements) > 0 {
-			return always(held(InvalidAnnotation, "selects by labels of Namespaces, which are not read with --namespaces"))
-		}
-		return func(ns *Namespace, _ time.Time, _ bool) Verdict {
-			return verdict(parsed.Matches(labels.Set(ns.Labels)))
-		}
+// selector parses a label selector.
+func (m *matchers) selector(text string) matcher {
+	parsed, err := labels.Parse(text)
+	if err != nil {
+		return always(held(InvalidAnnotation, "is not a label selector"))
 	}
+	if m.unreadable && !parsed.Empty() {
+		return always(held(InvalidAnnotation, "selects by labels of Namespaces, which are not read with --namespaces"))
+	}
+	return func(ns *Namespace, _ time.Time, _ bool) Verdict {
+		return verdict(parsed.Matches(labels.Set(ns.Labels)))
+	}
+}
+
+// strictSelector is selector, except that it refuses what the reflector reads in another way.
+func (m *matchers) strictSelector(text string) matcher {
+	requirements, _ := labels.ParseToRequirements(text) // selector reports the error
+	equal := map[string]bool{}
+	for _, r := range requirements {
+		op := r.Operator()
+		equals := op == selection.Equals || op == selection.DoubleEquals
+		if op == selection.GreaterThan || op == selection.LessThan ||
+			(op == selection.In || op == selection.NotIn) && r.Values().Has("") || equals && equal[r.Key()] {
+			return always(held(InvalidAnnotation, "is a label selector that the reflector reads in another way"))
+		}
+		equal[r.Key()] = equal[r.Key()] || equals
+	}
+	return m.selector(text)
 }
 
 // clauses parses the native grammar: clauses joined by semicolons, each a label selector behind
 // "labels:", or globs joined by commas, of which those behind "!" exclude.
-func (m *matchers) clauses(unreadable bool) func(string) matcher {
-	return func(text string) matcher {
-		if why, bad := tooLong(text); bad {
-			return always(held(InvalidAnnotation, why))
-		}
-		var include []matcher
-		var exclude []string
-		for clause := range strings.SplitSeq(text, ";") {
-			clause = strings.TrimSpace(clause)
-			if selector, ok := strings.CutPrefix(clause, "labels:"); ok {
-				if strings.TrimSpace(selector) == "" {
-					return always(held(InvalidAnnotation, "has labels: without a selector"))
-				}
-				include = append(include, m.selector(false, unreadable)(selector))
-				continue
+func (m *matchers) clauses(text string) matcher {
+	if tooLong(text) {
+		return always(held(InvalidAnnotation, tooLongText))
+	}
+	var include []matcher
+	var exclude []string
+	for clause := range strings.SplitSeq(text, ";") {
+		if selector, ok := strings.CutPrefix(strings.TrimSpace(clause), "labels:"); ok {
+			if strings.TrimSpace(selector) == "" {
+				return always(held(InvalidAnnotation, "has labels: without a selector"))
 			}
-			for item := range strings.SplitSeq(clause, ",") {
-				item = strings.TrimSpace(item)
-				glob, excludes := strings.CutPrefix(item, "!")
-				if strings.Trim(glob, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || glob == "" {
-					return always(held(InvalidAnnotation, fmt.Sprintf("%q is no pattern of a namespace's name, which may have * and ?", item)))
-				}
-				if excludes {
-					exclude = append(exclude, glob)
-				} else {
-					include = append(include, func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(matchGlob(glob, ns.Name)) })
-				}
+			include = append(include, m.selector(selector))
+			continue
+		}
+		for item := range strings.SplitSeq(clause, ",") {
+			item = strings.TrimSpace(item)
+			glob, excludes := strings.CutPrefix(item, "!")
+			switch {
+			case strings.Trim(glob, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || glob == "":
+				return always(held(InvalidAnnotation, fmt.Sprintf("%q is no pattern of a namespace's name, which may have * and ?", item)))
+			case excludes:
+				exclude = append(exclude, glob)
+			default:
+				matches := globs([]string{glob})
+				include = append(include, func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(matches(ns.Name)) })
 			}
 		}
-		if len(include) == 0 {
-			return always(held(InvalidAnnotation, "has nothing but exclusions"))
+	}
+	if len(include) == 0 {
+		return always(held(InvalidAnnotation, "has nothing but exclusions"))
+	}
+	selected, excluded := anyOf(include), globs(exclude)
+	return func(ns *Namespace, now time.Time, run bool) Verdict {
+		if excluded(ns.Name) {
+			return no
 		}
-		selected := anyOf(include)
-		return func(ns *Namespace, now time.Time, run bool) Verdict {
-			if matchAny(exclude, ns.Name) {
-				return no
-			}
-			return selected(ns, now, run)
-		}
+		return selected(ns, now, run)
 	}
 }
 
-func matchAny(globs []string, name string) bool {
-	for _, glob := range globs {
-		if matchGlob(glob, name) {
-			return true
-		}
+// globs returns what matches names as a whole: * stands for any text, ? for one character. Without
+// globs, no name matches.
+func globs(list []string) func(name string) bool {
+	alternatives := make([]string, len(list))
+	for i, glob := range list {
+		alternatives[i] = strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(glob))
 	}
-	return false
-}
-
-// matchGlob reports whether the whole name matches: * stands for any run, ? for one character. It
-// takes time in proportion to the product of the lengths.
-func matchGlob(glob, name string) bool {
-	star, resume := -1, 0
-	g, n := 0, 0
-	for n < len(name) {
-		switch {
-		case g < len(glob) && glob[g] == '*':
-			star, resume = g, n
-			g++
-		case g < len(glob) && (glob[g] == '?' || glob[g] == name[n]):
-			g++
-			n++
-		case star >= 0:
-			resume++
-			g, n = star+1, resume
-		default:
-			return false
-		}
-	}
-	return strings.Trim(glob[g:], "*") == ""
+	return regexp.MustCompile("^(?s:" + strings.Join(alternatives, "|") + ")$").MatchString
 }

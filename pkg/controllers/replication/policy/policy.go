@@ -32,6 +32,9 @@ const (
 	ConfigMap Kind = "ConfigMap"
 )
 
+// Kinds are all kinds.
+var Kinds = []Kind{Secret, ConfigMap}
+
 // Key names an object.
 type Key struct {
 	Kind Kind
@@ -121,7 +124,6 @@ const (
 	TypeConflict           = "TypeConflict"
 	SourceDeleted          = "SourceDeleted"
 	ReplicationCycle       = "ReplicationCycle"
-	OwnerReferenceDropped  = "OwnerReferenceDropped"
 )
 
 // Reasons are the reasons of all problems of decisions.

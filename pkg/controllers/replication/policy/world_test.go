@@ -46,7 +46,7 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 		t: t, digester: NewDigester(o.AllowAll), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, gone: map[Key]time.Time{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	w.rules = NewRules(o, func(_, kind string) bool { return kind == "ClusterRole" }, func() { w.timeouts++ })
+	w.rules = NewRules(o, func() { w.timeouts++ })
 	w.namespaces("a", "b", "c", "kube-system")
 	return w
 }
@@ -317,7 +317,7 @@ func labelled(pairs ...string) func(*Body) {
 	}
 }
 
-func immutable(b *Body) { b.Immutable = true }
+func immutable(b *Body) { b.Immutable = new(true) }
 
 func asObject(b *Body) interface {
 	metav1.Object

@@ -1,0 +1,95 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestNoValueOutlivesItsWrite searches the heap and the log of a manager that has copied, merged,
+// repaired and replaced Secrets for their values.
+func TestNoValueOutlivesItsWrite(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	binary, err := cluster.BuildProgram(w.ctx, "test/replication/dumping", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "heap")
+	m := shared.Run(t, shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: binary, Args: args("-v=6"), Env: []string{"HEAP_DUMP=" + path}})
+	shared.WaitForLeader(w.ctx, t, m)
+
+	var planted []string
+	plant := func() string {
+		var value strings.Builder
+		for value.Len() < 48<<10 {
+			value.WriteString(rand.Text())
+		}
+		planted = append(planted, value.String())
+		return value.String()
+	}
+	for i := range 10 {
+		name := fmt.Sprintf("planted-%d", i)
+		permitted := w.with("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}")
+		first, own := plant(), plant()
+		w.secret("a/"+name, "k="+first, permitted)
+		w.secret("b/pull-"+name, "own="+own, w.with("M:replicate-from={a}/"+name))
+		w.await("b/"+name+": k="+first, "b/pull-"+name+": k="+first+" own="+own)
+		w.edit("b/"+name, holding("k="+plant())) // drift
+		w.await("b/" + name + ": k=" + first)
+		w.edit("b/"+name, func(s *corev1.Secret) { s.Immutable = new(true) })
+		second := plant()
+		w.edit("a/"+name, holding("k="+second))
+		w.await("b/"+name+": k="+second, "b/pull-"+name+": k="+second+" own="+own)
+	}
+	// What follows takes the buffers of the connection.
+	for i := range 20 {
+		name := fmt.Sprintf("plough-%d", i)
+		w.secret("a/"+name, "k="+strings.Repeat("x", 64<<10), w.with("Q:push-to={b}"))
+		fleet.Eventually(w.ctx, t, func() error {
+			if w.get("b/"+name) == nil {
+				return fmt.Errorf("no copy of %s", name)
+			}
+			return nil
+		})
+	}
+	w.settle()
+
+	if err := m.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	var dump []byte
+	fleet.Eventually(w.ctx, t, func() (err error) {
+		dump, err = os.ReadFile(path)
+		return err
+	})
+	if !bytes.Contains(dump, []byte("pull-planted-9")) {
+		t.Fatal("the dump does not even hold the names: the search proves nothing")
+	}
+	log, err := os.ReadFile(m.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, value := range planted {
+		// Go does not clear memory that it allocates for bytes, so parts of values may be in what is alive.
+		// What holds a value holds it as a whole.
+		if bytes.Contains(dump, []byte(value)) {
+			t.Errorf("value %d is in the heap", i)
+		}
+		if bytes.Contains(log, []byte(value[:26])) {
+			t.Errorf("value %d is in the log", i)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// TestAnOriginalThatStillRunsIsWarnedOf has, as each original's chart names it, one that runs and one
+// that is scaled to 0.
+func TestAnOriginalThatStillRunsIsWarnedOf(t *testing.T) {
+	w := newWorld(t, "a", "b")
+	deploy := func(name, label, image string, replicas int32) {
+		labels := map[string]string{"app.kubernetes.io/name": label}
+		d := &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.namespaces["a"], Name: name, Labels: labels},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{
+					ObjectMeta: metav1.ObjectMeta{Labels: labels},
+					Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: image}}},
+				},
+			},
+		}
+		if _, err := shared.Admin.AppsV1().Deployments(d.Namespace).Create(w.ctx, d, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deploy("reflector-runs", "reflector", "docker.io/emberstack/kubernetes-reflector:9", 1)
+	deploy("reflector-stopped", "reflector", "docker.io/emberstack/kubernetes-reflector:9", 0)
+	deploy("replicator-runs", "kubernetes-replicator", "quay.io/mittwald/kubernetes-replicator:v2", 1)
+	deploy("another-runs", "replicator", "example.com/replicator", 1)
+	m := shared.RunLeader(w.ctx, t, args()...)
+	for _, name := range []string{"reflector-runs", "replicator-runs"} {
+		if _, err := m.WaitForLine(w.ctx, `is still running" logger="replication" deployment="`+w.namespaces["a"]+"/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log, err := os.ReadFile(m.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"reflector-stopped", "another-runs"} {
+		if strings.Contains(string(log), name) {
+			t.Errorf("the log names %s", name)
+		}
+	}
+}
+
+// TestWithNamespacesTheRestIsLeftAlone has sources and targets inside and outside of --namespaces.
+func TestWithNamespacesTheRestIsLeftAlone(t *testing.T) {
+	w := newWorld(t, "a", "b", "c")
+	w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}", "Q:allow-pull=*"))
+	w.secret("c/u", "k=v", w.with("Q:push-to={b}"))
+	w.secret("a/labels", "k=v", w.with("Q:push-to=labels: world={id}"))
+	w.secret("b/t", "", w.with("Q:pull-from={a}/s"))
+	w.secret("b/frozen", "k=old", w.with("M:replicate-from={c}/u", "M:replicated-from-version=1", "M:replicated-keys=k"))
+	w.secret("c/t", "", w.with("Q:pull-from={a}/s"))
+	// The fence is for the whole cluster: it refuses a manager that may not say there that it leads.
+	shared.InstallWith(w.ctx, t)
+	w.kubectl("delete", "validatingadmissionpolicybinding", "quartermaster-fence")
+	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespaces["b"] })
+	scope := "--namespaces=" + w.namespaces["a"] + "," + w.namespaces["b"]
+	shared.RunLeader(w.ctx, t, args(scope)...)
+	w.await("b/s: k=v", "b/t: k=v")
+	w.told("a/labels", "InvalidAnnotation")
+	w.remove("a/s")
+	w.await("b/s: none")
+	w.settle()
+	w.await("b/t: k=v", "b/frozen: k=old", "b/u: none", "c/s: none", "c/t: ")
+	w.wrote("create b/s", "update b/t", "delete b/s")
+	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && e.ObjectRef != nil }) {
+		ref := e.ObjectRef
+		listed := ref.Resource == "namespaces" && (e.Verb == "list" || e.Verb == "watch")
+		// The certificates of the secure port's clients are in kube-system.
+		objects := (ref.Resource == "secrets" || ref.Resource == "configmaps") && ref.Namespace != metav1.NamespaceSystem
+		if listed || objects && ref.Namespace != w.namespaces["a"] && ref.Namespace != w.namespaces["b"] {
+			t.Errorf("%s %s in %q", e.Verb, ref.Resource, ref.Namespace)
+		}
+	}
+}
