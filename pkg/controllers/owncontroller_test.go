@@ -77,6 +77,7 @@ func TestWhenAFailureIsTriedAgain(t *testing.T) {
 				}}, "settings")
 				h.run(t)
 				pass(20*time.Second - time.Millisecond)
+				synctest.Wait()
 				if diff := cmp.Diff(tc.want, calls); diff != "" {
 					t.Errorf("calls (-want +got):\n%s", diff)
 				}
