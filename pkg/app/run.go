@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
@@ -114,14 +113,6 @@ func Run(ctx context.Context, o *Options) error {
 		if err := health.healthz.Add(c.health); err != nil {
 			return err
 		}
-	}
-	config, err := configz.New(groupVersion.Group)
-	if err != nil {
-		return err
-	}
-	defer configz.Delete(groupVersion.Group)
-	if err := config.Set(o.effectiveConfig()); err != nil {
-		return err
 	}
 	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
 	metricsHandler := metricsHandler(registry)
