@@ -39,6 +39,7 @@ type Host struct {
 	network *network
 	logger  klog.Logger
 	stop    func() // the manager, if it runs
+	lag     time.Duration
 
 	mu      sync.Mutex
 	writes  []string
@@ -70,6 +71,7 @@ func NewHost(t testing.TB, entry app.Entry, objects ...runtime.Object) *Host {
 		}
 	}
 	h.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: h.admit, Wrote: h.wrote, Unsupported: h.unsupported})
+	h.Lag(0)
 	h.Put(objects...)
 	server := httptest.NewUnstartedServer(h.server)
 	server.Listener.Close()
@@ -118,7 +120,7 @@ func (h *Host) start() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), h.logger))
 	ended := make(chan error, 1)
 	go func() { ended <- app.Run(ctx, o) }()
-	synctest.Wait()
+	h.Settle()
 	select {
 	case err := <-ended:
 		cancel()
@@ -141,13 +143,39 @@ func (h *Host) Restart() {
 	h.start()
 }
 
-// Settle returns when the controller has nothing left to do now. No time passes.
-func (h *Host) Settle() { synctest.Wait() }
+// latency is how long a write takes.
+const latency = time.Millisecond
+
+// Settle returns when the controller has nothing left to do now. A write takes a millisecond, so the
+// clock goes on a little.
+func (h *Host) Settle() {
+	h.t.Helper()
+	for range 10_000 {
+		before := h.server.Requests()
+		time.Sleep(2*latency + 2*h.lag)
+		synctest.Wait()
+		if h.server.Requests() == before {
+			return
+		}
+	}
+	h.t.Fatalf("controller %s goes on and on; its last writes are %q", h.entry.Name, last(h.Writes(), 10))
+}
+
+func last(texts []string, n int) []string { return texts[max(0, len(texts)-n):] }
 
 // Sleep lets time pass, and all that is due meanwhile happen.
 func (h *Host) Sleep(d time.Duration) {
+	h.t.Helper()
 	time.Sleep(d)
-	synctest.Wait()
+	h.Settle()
+}
+
+// Lag delays what the cache learns from now on. Without it, the cache has each write before the
+// controller has the response; with one of more than a millisecond, after that. In production, either
+// happens.
+func (h *Host) Lag(d time.Duration) {
+	h.lag = d
+	h.server.SetTiming(apiserver.Timing{Latency: latency, Lag: d})
 }
 
 // Put creates or replaces objects as somebody else does, whatever their resourceVersions. It

@@ -79,7 +79,7 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 		h.Put(asking("b"))
 		h.Settle()
 		h.OnWrite(nil)
-		h.Sleep(time.Second)
+		h.Sleep(2 * time.Second)
 		expect(t, "writes with back-off", h.Writes(), []string{"patch configmaps shop/b: no luck", "patch configmaps shop/b"})
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -87,8 +88,12 @@ func (c *call) read(req *http.Request) (err error) {
 func (s *Server) serve(w http.ResponseWriter, c call) error {
 	s.mu.Lock()
 	code, value, unchanged, err := s.execute(c)
+	latency := s.timing.Latency
 	s.mu.Unlock()
-	s.wrote(c.Request, Result{Err: err, Unchanged: unchanged})
+	if c.Verb != "get" && c.Verb != "list" {
+		s.wrote(c.Request, Result{Err: err, Unchanged: unchanged})
+		time.Sleep(latency)
+	}
 	if err == nil {
 		respond(w, code, value)
 	}

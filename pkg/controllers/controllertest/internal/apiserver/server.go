@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,12 +59,24 @@ type Hooks struct {
 	Unsupported func(Request, error)
 }
 
+// Timing says how long the server takes. In a bubble of testing/synctest, time passes only when
+// nothing is left to do. So with a Latency that is longer than the Lag, a client's caches have every
+// write before the client has the response; otherwise they have it after that.
+type Timing struct {
+	// Latency is how long a write takes after its effect.
+	Latency time.Duration
+	// Lag is how long a change takes to reach the watches.
+	Lag time.Duration
+}
+
 // Server implements http.Handler.
 type Server struct {
 	hooks Hooks
 	types managedfields.TypeConverter
 
 	mu        sync.Mutex
+	timing    Timing
+	requests  int
 	resources []resource
 	objects   map[key]*object
 	version   int
@@ -78,6 +91,20 @@ func New(scheme *runtime.Scheme, hooks Hooks) *Server {
 		hooks: hooks, types: newTypeConverter(), resources: resourcesOf(scheme),
 		objects: map[key]*object{}, version: 100, changed: make(chan struct{}),
 	}
+}
+
+// SetTiming sets how long the server takes from now on. It takes no time by default.
+func (s *Server) SetTiming(t Timing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timing = t
+}
+
+// Requests returns how many requests have come and how many changes were made.
+func (s *Server) Requests() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests + s.version
 }
 
 // unsupportedError is what the server refuses because it is a fake.
@@ -99,6 +126,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	s.mu.Lock()
+	s.requests++
 	document := s.discover(req.URL.Path)
 	s.mu.Unlock()
 	if document != nil {
@@ -128,17 +156,16 @@ func (s *Server) admit(r Request) error {
 	if s.hooks.Admit != nil {
 		err = s.hooks.Admit(r)
 	}
-	if err != nil {
+	if err != nil && r.Verb != "get" && r.Verb != "list" && r.Verb != "watch" {
 		s.wrote(r, Result{Err: err})
 	}
 	return err
 }
 
 func (s *Server) wrote(r Request, result Result) {
-	if s.hooks.Wrote == nil || r.Verb == "get" || r.Verb == "list" || r.Verb == "watch" {
-		return
+	if s.hooks.Wrote != nil {
+		s.hooks.Wrote(r, result)
 	}
-	s.hooks.Wrote(r, result)
 }
 
 // call is a request and what it carries.

@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -35,6 +36,7 @@ func keyOf(r *resource, namespace, name string) key { return key{r.Group, r.kind
 // change is an entry of the log that watches read. before is nil for an addition.
 type change struct {
 	version       int
+	at            time.Time
 	key           key
 	kind          watch.EventType
 	before, after *object
@@ -62,7 +64,7 @@ func inVersion(obj *object, r *resource) *object {
 func (s *Server) commit(k key, obj *object) {
 	before := s.objects[k]
 	s.version++
-	c := change{version: s.version, key: k, before: before, after: obj, kind: watch.Modified}
+	c := change{version: s.version, at: time.Now(), key: k, before: before, after: obj, kind: watch.Modified}
 	switch {
 	case obj == nil:
 		c.kind = watch.Deleted
@@ -99,7 +101,12 @@ func (s *Server) create(r *resource, namespace string, obj *object, manager stri
 	}
 	k := keyOf(r, namespace, obj.GetName())
 	if _, exists := s.objects[k]; exists {
-		return nil, apierrors.NewAlreadyExists(gr, obj.GetName())
+		if gr != (schema.GroupResource{Resource: "events"}) {
+			return nil, apierrors.NewAlreadyExists(gr, obj.GetName())
+		}
+		// Clients make the name of the nanosecond, which may last where the clock stands still.
+		obj.SetName(fmt.Sprintf("%s-%d", obj.GetName(), s.version))
+		k = keyOf(r, namespace, obj.GetName())
 	}
 	if r.status {
 		unstructured.RemoveNestedField(obj.Object, "status")
@@ -301,8 +308,9 @@ func (s *Server) matching(r *resource, sel *selector) []*object {
 	return found
 }
 
-// Put creates or replaces an object as it is, with its status, whatever its resourceVersion. A
-// CustomResourceDefinition makes the server serve its resource, too.
+// Put creates or replaces an object as it is, with its status, whatever its resourceVersion. One that
+// is being deleted goes if it has no finalizer. A CustomResourceDefinition makes the server serve its
+// resource.
 func (s *Server) Put(obj *unstructured.Unstructured) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -319,7 +327,10 @@ func (s *Server) Put(obj *unstructured.Unstructured) error {
 		return fmt.Errorf("%s %s: %w", r.kind, obj.GetName(), err)
 	}
 	k := keyOf(r, obj.GetNamespace(), obj.GetName())
-	if current := s.objects[k]; current != nil {
+	current := s.objects[k]
+	if current == nil {
+		s.identify(r, obj)
+	} else {
 		obj.SetUID(current.GetUID())
 		obj.SetCreationTimestamp(current.GetCreationTimestamp())
 		if r.generations() {
@@ -328,20 +339,15 @@ func (s *Server) Put(obj *unstructured.Unstructured) error {
 				obj.SetGeneration(current.GetGeneration() + 1)
 			}
 		}
-		managed, err := s.managed(r, "", current, obj, "test")
-		if err != nil {
-			return err
-		}
-		obj = managed
-	} else {
-		s.identify(r, obj)
-		managed, err := s.managed(r, "", nil, obj, "test")
-		if err != nil {
-			return err
-		}
-		obj = managed
+	}
+	obj, err := s.managed(r, "", current, obj, "test")
+	if err != nil {
+		return err
 	}
 	s.commit(k, obj)
+	if obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0 {
+		s.commit(k, nil)
+	}
 	return nil
 }
 

@@ -64,11 +64,15 @@ func (s *Server) watch(w http.ResponseWriter, c call) error {
 	}
 	for {
 		s.mu.Lock()
-		events, version, changed := s.log[next:], s.version, s.changed
+		events, version, changed, lag := s.log[next:], s.version, s.changed, s.timing.Lag
 		next = len(s.log)
 		s.mu.Unlock()
 		for _, e := range events {
-			out.change(e)
+			if out.c.selector.covers(c.resource, e.key) {
+				time.Sleep(time.Until(e.at.Add(lag)))
+				out.change(e)
+				out.flush()
+			}
 		}
 		out.flush()
 		select {
@@ -112,9 +116,6 @@ type watchStream struct {
 
 // change sends a change as the selector sees it: an object that no longer matches is deleted.
 func (o *watchStream) change(e change) {
-	if !o.c.selector.covers(o.c.resource, e.key) {
-		return
-	}
 	was := e.before != nil && o.c.selector.matches(e.before)
 	is := e.kind != watch.Deleted && o.c.selector.matches(e.after)
 	shown := inVersion(e.after, o.c.resource)
