@@ -23,7 +23,7 @@ func Entry() app.Entry {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "patch"}}}
 		},
 		New: func(h app.Host) (controllers.Controller, error) {
-			return New(h.Informer(informers.ConfigMaps), h.Client, h.Events, h.Loops)
+			return New(h.Informer(informers.ConfigMaps), h.Client, h.Events, h.Loop)
 		},
 	}
 }

@@ -37,12 +37,10 @@ type Controller struct {
 
 // New returns a controller that does nothing until Run.
 func New(
-	configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, metrics *controllers.Metrics,
+	configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, loop controllers.Options,
 ) (_ *Controller, err error) {
 	c := &Controller{configMaps: configMaps, client: client, events: events}
-	c.Loop, err = controllers.NewLoop(
-		controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics},
-		controllers.WatchSelf(configMaps))
+	c.Loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchSelf(configMaps))
 	return c, err
 }
 

@@ -63,7 +63,7 @@ func configReload(o *Options) Entry {
 					in.PodStatuses = informer
 				}
 			}
-			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Clock, h.Loops, h.Metrics)
+			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Loop, h.Metrics)
 		},
 	}
 }

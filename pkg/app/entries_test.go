@@ -53,6 +53,14 @@ func lines(t *testing.T, err error, want ...string) {
 	}
 }
 
+// options returns the entries as options of a build.
+func options(entries []Entry) (all []BuildOption) {
+	for _, e := range entries {
+		all = append(all, e)
+	}
+	return all
+}
+
 func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 	flag := func(name, shorthand string) func(*pflag.FlagSet) {
 		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
@@ -93,7 +101,7 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 			[]string{"controller one: AddFlags: one flag redefined: size"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := NewCommand(tc.entries...)
+			cmd := NewCommand(options(tc.entries)...)
 			cmd.SetArgs([]string{"--v=2", "--controllers=*"})
 			lines(t, cmd.Execute(), tc.want...)
 		})

@@ -100,7 +100,7 @@ var _ controllers.Controller = &Controller{}
 // before they are started. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
-	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
+	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		sources:  map[policy.SourceType]cache.SharedIndexInformer{},
 		client:   client,
 		events:   events,
-		clock:    clock,
+		clock:    loop.Clock,
 		selector: selector,
 	}
 	c.kinds = c.newKinds(dyn)
@@ -139,9 +139,8 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, err
 	}
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
-	c.loop, err = controllers.NewLoop(controllers.Options[policy.Key]{
-		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
-	}, c.watches()...)
+	loop.Workers = cfg.ConcurrentSyncs
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }
 

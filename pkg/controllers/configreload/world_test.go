@@ -118,7 +118,8 @@ func (w *world) start() {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
 		in.Rollouts = with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload)
 	}
-	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(w.registry), Clock: clock.RealClock{}}
+	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, loop, w.registry)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -103,13 +104,14 @@ func inBubble(t testing.TB) {
 func (h *Host) start() {
 	h.t.Helper()
 	h.stop = func() {}
-	o, err := app.NewOptions(h.entry)
+	// Names of builds are unique in a process.
+	o, err := app.NewOptions(h.entry, app.WithoutBuiltIns(), app.Named("test-"+rand.String(10)))
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	o.Client.RESTConfig = h.network.config()
 	o.Client.ContentType = runtime.ContentTypeJSON
-	o.Generic.Controllers = []string{h.entry.Name}
+	o.Generic.Controllers = []string{h.entry.Name} // although it may be off by default
 	o.Election.LeaderElect = false
 	o.Informers.CacheMutationDetection = true
 	o.Secure.BindPort, o.Insecure.Port = 0, 0

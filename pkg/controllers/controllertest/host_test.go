@@ -84,6 +84,20 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 	})
 }
 
+// TestSeveralManagersInOneProcess runs them at the same time.
+func TestSeveralManagersInOneProcess(t *testing.T) {
+	for _, name := range []string{"a", "b", "c"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				h := controllertest.NewHost(t, greeter.Entry(), asking(name))
+				h.Sleep(time.Hour)
+				expect(t, "writes", h.Writes(), []string{"patch configmaps shop/" + name})
+			})
+		})
+	}
+}
+
 // failures is a test that records why it failed. Its cleanups are those of the real one.
 type failures struct {
 	testing.TB
