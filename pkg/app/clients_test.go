@@ -97,7 +97,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				Rules: func() []rbacv1.PolicyRule { return nil },
 				New: func(h Host) (controllers.Controller, error) {
 					host = h
-					return nil, nil
+					return &scripted{}, nil
 				},
 			}
 			o, err := NewOptions(probe)

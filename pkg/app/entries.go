@@ -132,5 +132,8 @@ func (e Entry) build(h Host) (c controllers.Controller, err error) {
 			err = fmt.Errorf("panic in New: %v\n%s", r, debug.Stack())
 		}
 	}()
-	return e.New(h)
+	if c, err = e.New(h); c == nil && err == nil {
+		err = errors.New("New returned no controller")
+	}
+	return c, err
 }

@@ -31,7 +31,7 @@ func withFunctions(e Entry) Entry {
 		e.Rules = func() []rbacv1.PolicyRule { return nil }
 	}
 	if e.New == nil {
-		e.New = func(Host) (controllers.Controller, error) { return nil, nil }
+		e.New = func(Host) (controllers.Controller, error) { return &scripted{}, nil }
 	}
 	return e
 }
@@ -147,7 +147,7 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 				if h.Informer(asked) == nil {
 					t.Errorf("%s got no informer", name)
 				}
-				return nil, nil
+				return &scripted{}, nil
 			},
 		}
 	}

@@ -113,7 +113,7 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			entry := withFunctions(Entry{Name: "one", AddToScheme: tc.add, Needs: func() ([]informers.Need, error) { return tc.needs, nil }})
-			entry.New = func(h Host) (controllers.Controller, error) { return nil, tc.ask(h) }
+			entry.New = func(h Host) (controllers.Controller, error) { return &scripted{}, tc.ask(h) }
 			_, err := buildOne(t, entry)
 			switch {
 			case tc.want == "" && err != nil:
@@ -122,6 +122,14 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 				t.Errorf("the error is %v, want controller one: %s", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestAnEntryMustBuildAController(t *testing.T) {
+	entry := withFunctions(Entry{Name: "one"})
+	entry.New = func(Host) (controllers.Controller, error) { return nil, nil }
+	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: New returned no controller" {
+		t.Errorf("the error is %v", err)
 	}
 }
 

@@ -203,18 +203,19 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	return m
 }
 
-// configz serves the configuration as the handler of component-base does, which has one for all managers
-// of a process.
+// configz returns the handler of /configz. It responds as that of component-base, which is one per
+// process: this process may run several managers, as tests do.
 func configz(o *Options) http.Handler {
+	config := map[string]any{groupVersion.Group: o.effectiveConfig()}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		text, err := json.Marshal(map[string]any{groupVersion.Group: o.effectiveConfig()})
+		text, err := json.Marshal(config)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write(text) // an error means that the caller has gone
+		_, _ = w.Write(text)
 	})
 }
 
