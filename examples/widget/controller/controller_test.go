@@ -5,6 +5,7 @@ package controller
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -206,6 +207,19 @@ func TestWidgets(t *testing.T) {
 				if w.widget() != nil || !slices.Contains(w.Writes(), "update widgets.example.com shop/a") {
 					w.Error("the Widget is there after its Deployment")
 				}
+			},
+		},
+		"a late cache makes it ask twice, and change nothing twice": {
+			nil,
+			func(w world) {
+				w.Lag(20 * time.Millisecond)
+				w.change(widget())
+				for _, write := range w.Writes()[len(created):] {
+					if !strings.HasSuffix(write, " (unchanged)") && !strings.HasSuffix(write, ": Conflict") {
+						w.Errorf("%s, although everything is there", write)
+					}
+				}
+				w.is("Progressing")
 			},
 		},
 		"a write that meets a change is tried again": {
