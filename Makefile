@@ -62,6 +62,8 @@ test-unit: ## The part of test that needs no control plane.
 	@files="$$(gofmt -l cmd pkg hack test examples)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	go vet ./...
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
+	@# A module of its own, as a user has one.
+	cd examples/widget && go vet ./... && go test -race -timeout 10m ./...
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
@@ -103,6 +105,7 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff
+	cd examples/widget && go mod tidy -diff
 	go run ./hack/generate -check
 	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
 	go run ./hack/vulncheck --skip-offline --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
@@ -112,8 +115,9 @@ vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach,
 	go run ./hack/vulncheck --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
 
 .PHONY: generate
-generate: ## Write deploy/rbac and the goldens again.
+generate: ## Write deploy/rbac, the goldens and what examples/widget generates again.
 	go run ./hack/generate
+	cd examples/widget && go generate ./...
 	go test -run Golden ./pkg/app/... ./pkg/election/... -update
 
 $(LINT): hack/tools/go.mod hack/tools/go.sum

@@ -121,7 +121,7 @@ func BuildProgram(ctx context.Context, pkg string, race bool) (string, error) {
 			return "", errors.Join(err, box.Close())
 		}
 	}
-	err = goBuild(ctx, box, root, append(args, "-o", built, "./"+pkg))
+	err = goBuild(ctx, box, filepath.Join(root, pkg), append(args, "-o", built, ".")) // pkg may be in a module of its own
 	if err == nil {
 		err = os.Rename(built, path)
 	}

@@ -102,6 +102,9 @@ func newClients(o *Options, c connection, fence func(http.RoundTripper) http.Rou
 }
 
 func baseConfig(c ClientConfig) (*rest.Config, error) {
+	if c.RESTConfig != nil {
+		return rest.CopyConfig(c.RESTConfig), nil
+	}
 	if c.Master == "" && c.Kubeconfig == "" {
 		config, err := rest.InClusterConfig()
 		if err != nil {

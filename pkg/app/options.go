@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
 	"k8s.io/component-base/featuregate"
@@ -70,6 +71,9 @@ type GenericConfig struct {
 type ClientConfig struct {
 	componentbaseconfig.ClientConnectionConfiguration
 	Master string
+	// RESTConfig, if set, is used in place of a kubeconfig. No flag sets it: it is for a program that
+	// runs the manager, such as a test.
+	RESTConfig *rest.Config
 }
 
 // InsecureConfig configures the plain HTTP server for health checks.

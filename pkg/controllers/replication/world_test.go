@@ -29,7 +29,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -40,7 +40,7 @@ type world struct {
 	t        *testing.T
 	cfg      Config
 	client   *fake.Clientset
-	versions *controllertest.Versions
+	versions *fixture.Versions
 	recorder *record.FakeRecorder
 	registry metrics.KubeRegistry
 	c        *Controller
@@ -56,10 +56,10 @@ func newWorld(t *testing.T, lag time.Duration, configure func(*Config), objects 
 	if configure != nil {
 		configure(&w.cfg)
 	}
-	w.versions = controllertest.NewVersions(w.client)
+	w.versions = fixture.NewVersions(w.client)
 	w.client.PrependReactor("update", "*", w.update)
 	w.client.PrependReactor("delete", "*", w.delete)
-	controllertest.Lag(w.client, "secrets", lag)
+	fixture.Lag(w.client, "secrets", lag)
 	for _, name := range []string{"a", "b", "c", "kube-system"} {
 		w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
@@ -104,7 +104,7 @@ func (w *world) start() {
 		policy.Secret: factory.Core().V1().Secrets().Informer(), policy.ConfigMap: factory.Core().V1().ConfigMaps().Informer(),
 	}}
 	for _, informer := range in.Objects {
-		if err := informer.SetTransform(controllertest.Reduce(Name, nil, digester.Digest, w.versions.Last())); err != nil {
+		if err := informer.SetTransform(fixture.Reduce(Name, nil, digester.Digest, w.versions.Last())); err != nil {
 			w.t.Fatal(err)
 		}
 	}

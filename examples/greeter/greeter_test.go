@@ -1,0 +1,30 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package greeter_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/examples/greeter"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+)
+
+func TestAConfigMapIsGreetedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "a", Annotations: map[string]string{greeter.Annotation: "world"}}}
+		h := controllertest.NewHost(t, greeter.Entry(), asks)
+		if got := h.Writes(); !slices.Equal(got, []string{"patch configmaps shop/a"}) {
+			t.Errorf("writes %q", got)
+		}
+		if got := h.Events(); !slices.Equal(got, []string{"Normal Greeted shop/a: Hello, world"}) {
+			t.Errorf("Events %q", got)
+		}
+	})
+}

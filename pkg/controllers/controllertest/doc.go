@@ -1,0 +1,25 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controllertest tests controllers. It runs an entry in the manager as it is in production,
+// with its cache, queue, clients and Events, against an API server in the test's process:
+//
+//	func TestAWidgetGetsADeployment(t *testing.T) {
+//		synctest.Test(t, func(t *testing.T) {
+//			h := controllertest.NewHost(t, widget.Entry(), &v1.Widget{ObjectMeta: ...})
+//			if diff := cmp.Diff([]string{"apply deployments.apps shop/a"}, h.Writes()); diff != "" {
+//				t.Error(diff)
+//			}
+//			h.Sleep(10 * time.Minute) // at once: nothing really sleeps in a bubble of synctest
+//			...
+//		})
+//	}
+//
+// The clock is that of the bubble, which begins at midnight UTC 2000-01-01 and stands still while
+// anything is left to do. So a test waits for nothing in vain, and the order of writes is always the
+// same.
+//
+// What the API server does not have is listed in the package comment of internal/apiserver: above
+// all, it validates nothing and has no other controllers. What depends on these is to be tested on a
+// real API server.
+package controllertest

@@ -1,0 +1,164 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+)
+
+// resource is a resource in one version, as discovery describes it.
+type resource struct {
+	schema.GroupVersionResource
+	kind       string
+	namespaced bool
+	custom     bool // by a CRD
+	status     bool // the status is a subresource
+}
+
+func (r *resource) gvk() schema.GroupVersionKind { return r.GroupVersion().WithKind(r.kind) }
+
+// generations reports whether objects have a metadata.generation.
+func (r *resource) generations() bool { return r.custom || r.status && r.Group != "" }
+
+// clusterScoped are the built-in kinds without a namespace. The types do not tell.
+var clusterScoped = map[string]bool{
+	"APIService": true, "CertificateSigningRequest": true, "ClusterRole": true, "ClusterRoleBinding": true,
+	"ClusterTrustBundle": true, "CSIDriver": true, "CSINode": true, "CustomResourceDefinition": true, "DeviceClass": true,
+	"FlowSchema": true, "IngressClass": true, "IPAddress": true, "MutatingAdmissionPolicy": true,
+	"MutatingAdmissionPolicyBinding": true, "MutatingWebhookConfiguration": true, "Namespace": true, "Node": true,
+	"PersistentVolume": true, "PriorityClass": true, "PriorityLevelConfiguration": true, "ResourceSlice": true,
+	"RuntimeClass": true, "SelfSubjectAccessReview": true, "SelfSubjectReview": true, "SelfSubjectRulesReview": true,
+	"ServiceCIDR": true, "StorageClass": true, "StorageVersion": true, "StorageVersionMigration": true,
+	"SubjectAccessReview": true, "TokenReview": true, "ValidatingAdmissionPolicy": true,
+	"ValidatingAdmissionPolicyBinding": true, "ValidatingWebhookConfiguration": true, "VolumeAttachment": true,
+	"VolumeAttributesClass": true,
+}
+
+// resourcesOf returns the resources of the types in scheme, by their usual plurals. A type has a
+// status subresource if it has a field Status.
+func resourcesOf(scheme *runtime.Scheme) []resource {
+	var all []resource
+	for gvk, t := range scheme.AllKnownTypes() {
+		m, hasMeta := reflect.New(t).Interface().(metav1.ObjectMetaAccessor)
+		if gvk.Version == runtime.APIVersionInternal || !hasMeta || m.GetObjectMeta() == nil {
+			continue
+		}
+		plural, _ := meta.UnsafeGuessKindToResource(gvk)
+		_, status := t.FieldByName("Status")
+		custom := !clientscheme.Scheme.Recognizes(gvk)
+		all = append(all, resource{plural, gvk.Kind, custom || !clusterScoped[gvk.Kind], custom, status})
+	}
+	slices.SortFunc(all, func(a, b resource) int { return cmp.Compare(a.String(), b.String()) })
+	return all
+}
+
+// addCRD replaces what is known of the resources of a CustomResourceDefinition.
+func (s *Server) addCRD(crd *unstructured.Unstructured) error {
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
+	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+	scope, _, _ := unstructured.NestedString(crd.Object, "spec", "scope")
+	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	if err != nil || group == "" || kind == "" || plural == "" || len(versions) == 0 {
+		return fmt.Errorf("CustomResourceDefinition %s is not complete", crd.GetName())
+	}
+	s.resources = slices.DeleteFunc(s.resources, func(r resource) bool { return r.Group == group && r.kind == kind })
+	for _, v := range versions {
+		version, ok := v.(map[string]any)
+		if served, _, _ := unstructured.NestedBool(version, "served"); !ok || !served {
+			continue
+		}
+		name, _, _ := unstructured.NestedString(version, "name")
+		_, status, _ := unstructured.NestedMap(version, "subresources", "status")
+		s.resources = append(s.resources, resource{
+			schema.GroupVersionResource{Group: group, Version: name, Resource: plural}, kind, scope == "Namespaced", true, status,
+		})
+	}
+	return nil
+}
+
+func (s *Server) resource(gvr schema.GroupVersionResource) *resource {
+	i := slices.IndexFunc(s.resources, func(r resource) bool { return r.GroupVersionResource == gvr })
+	if i < 0 {
+		return nil
+	}
+	return &s.resources[i]
+}
+
+func (s *Server) resourceOfKind(gvk schema.GroupVersionKind) *resource {
+	i := slices.IndexFunc(s.resources, func(r resource) bool { return r.gvk() == gvk })
+	if i < 0 {
+		return nil
+	}
+	return &s.resources[i]
+}
+
+// discover returns the discovery document at the path, or nil if there is none.
+func (s *Server) discover(path string) any {
+	switch parts := strings.Split(strings.Trim(path, "/"), "/"); {
+	case path == "/api":
+		return &metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
+	case path == "/apis":
+		return s.groups()
+	case len(parts) == 2 && parts[0] == "api":
+		return s.list(schema.GroupVersion{Version: parts[1]})
+	case len(parts) == 3 && parts[0] == "apis":
+		return s.list(schema.GroupVersion{Group: parts[1], Version: parts[2]})
+	}
+	return nil
+}
+
+func (s *Server) groups() *metav1.APIGroupList {
+	list := &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
+	for _, r := range s.resources {
+		if r.Group == "" {
+			continue
+		}
+		at := slices.IndexFunc(list.Groups, func(g metav1.APIGroup) bool { return g.Name == r.Group })
+		if at < 0 {
+			at = len(list.Groups)
+			list.Groups = append(list.Groups, metav1.APIGroup{Name: r.Group})
+		}
+		group := &list.Groups[at]
+		version := metav1.GroupVersionForDiscovery{GroupVersion: r.GroupVersion().String(), Version: r.Version}
+		if !slices.Contains(group.Versions, version) {
+			group.Versions = append(group.Versions, version)
+		}
+		// A stable version is preferred, such as v1 to v1beta1.
+		if p := group.PreferredVersion.Version; p == "" || strings.HasPrefix(p, r.Version) {
+			group.PreferredVersion = version
+		}
+	}
+	return list
+}
+
+func (s *Server) list(gv schema.GroupVersion) any {
+	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv.String()}
+	for _, r := range s.resources {
+		if r.GroupVersion() != gv {
+			continue
+		}
+		verbs := metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
+		list.APIResources = append(list.APIResources, metav1.APIResource{Name: r.Resource, Namespaced: r.namespaced, Kind: r.kind, Verbs: verbs})
+		if r.status {
+			list.APIResources = append(list.APIResources, metav1.APIResource{
+				Name: r.Resource + "/status", Namespaced: r.namespaced, Kind: r.kind, Verbs: metav1.Verbs{"get", "patch", "update"}})
+		}
+	}
+	if len(list.APIResources) == 0 {
+		return nil
+	}
+	return list
+}
