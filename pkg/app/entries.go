@@ -133,7 +133,7 @@ func (e Entry) build(h Host) (c controllers.Controller, err error) {
 		}
 	}()
 	if c, err = e.New(h); c == nil && err == nil {
-		err = errors.New("New returned no controller")
+		err = errors.New("no controller was returned by New")
 	}
 	return c, err
 }

@@ -243,9 +243,9 @@ func (d *agingDiscovery) Invalidate() {
 func (h *hosted) contained(handler http.Handler) http.Handler {
 	return http.StripPrefix("/controllers/"+h.name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
-			switch panicked := recover(); {
-			case panicked == nil:
-			case panicked == http.ErrAbortHandler:
+			switch panicked := recover(); panicked {
+			case nil:
+			case http.ErrAbortHandler:
 				panic(panicked) // net/http's own way to end a response
 			default:
 				h.loops.Panicked(h.name)

@@ -128,7 +128,7 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 func TestAnEntryMustBuildAController(t *testing.T) {
 	entry := withFunctions(Entry{Name: "one"})
 	entry.New = func(Host) (controllers.Controller, error) { return nil, nil }
-	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: New returned no controller" {
+	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: no controller was returned by New" {
 		t.Errorf("the error is %v", err)
 	}
 }
