@@ -237,7 +237,7 @@ func TestTheMapperAsksAgainAfterAWhile(t *testing.T) {
 			fresh = append(fresh, d.Fresh())
 			d.Invalidate()
 			fresh = append(fresh, d.Fresh())
-			time.Sleep(mapperPatience)
+			<-time.After(mapperPatience)
 		}
 		if want := []bool{false, true, false, true, false, true}; !slices.Equal(fresh, want) || inner.invalidated != 3 {
 			t.Errorf("it was fresh: %v, want %v; it was emptied %d times, want 3", fresh, want, inner.invalidated)
@@ -274,13 +274,13 @@ func TestAHandlerOfAControllerIsServedUnderItsName(t *testing.T) {
 }
 
 func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
-	stuck := func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Hour); return nil }
+	stuck := func(ctx context.Context) error { <-ctx.Done(); <-time.After(time.Hour); return nil }
 	for name, tc := range map[string]struct {
 		run  func(context.Context) error
 		took time.Duration
 		want error
 	}{
-		"when they have drained":   {func(ctx context.Context) error { <-ctx.Done(); time.Sleep(3 * time.Second); return nil }, 3 * time.Second, nil},
+		"when they have drained":   {func(ctx context.Context) error { <-ctx.Done(); <-time.After(3 * time.Second); return nil }, 3 * time.Second, nil},
 		"when they have failed to": {func(ctx context.Context) error { <-ctx.Done(); return errors.New("no") }, 0, election.ErrUnfinished},
 		"when they do not":         {stuck, 20 * time.Second, election.ErrUnfinished},
 	} {
@@ -291,7 +291,7 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 				leaders, other, _ := host(t, untilTheEnd)
 				all := hostedControllers{leaders, here}
 				stop := all.runOnEveryReplica(t.Context(), 0, 20*time.Second)
-				time.Sleep(time.Minute)
+				<-time.After(time.Minute)
 				if len(c.starts) != 1 || len(other.starts) != 0 {
 					t.Errorf("%d runs of the one for every replica and %d of the other, want 1 and 0", len(c.starts), len(other.starts))
 				}
@@ -300,7 +300,7 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 				if took := time.Since(begun); took != tc.took || !errors.Is(err, tc.want) {
 					t.Errorf("it stopped after %s with %v; want %s and %v", took, err, tc.took, tc.want)
 				}
-				time.Sleep(2 * time.Hour) // until the one that does not drain has returned
+				<-time.After(2 * time.Hour) // until the one that does not drain has returned
 			})
 		})
 	}

@@ -83,7 +83,7 @@ func NewHost(t testing.TB, entry app.Entry, objects ...runtime.Object) *Host {
 		h.stop()
 		server.CloseClientConnections()
 		server.Close()
-		time.Sleep(time.Minute) // client-go's queues look every few seconds whether they have ended
+		<-time.After(time.Minute) // client-go's queues look every few seconds whether they have ended
 	})
 	h.start()
 	return h
@@ -154,7 +154,7 @@ func (h *Host) Settle() {
 	h.t.Helper()
 	for range 10_000 {
 		before := h.server.Requests()
-		time.Sleep(2*latency + 2*h.lag)
+		<-time.After(2*latency + 2*h.lag)
 		synctest.Wait()
 		if h.server.Requests() == before {
 			return
@@ -168,7 +168,7 @@ func last(texts []string, n int) []string { return texts[max(0, len(texts)-n):] 
 // Sleep lets time pass, and all that is due meanwhile happen.
 func (h *Host) Sleep(d time.Duration) {
 	h.t.Helper()
-	time.Sleep(d)
+	<-time.After(d)
 	h.Settle()
 }
 

@@ -61,7 +61,7 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, greeter.Entry())
 		raced := false
-		h.OnWrite(func(w controllertest.Write) error {
+		h.OnWrite(func(controllertest.Write) error {
 			if !raced {
 				raced = true
 				later := asking("a")

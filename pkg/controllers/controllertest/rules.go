@@ -40,7 +40,7 @@ func (h *Host) admit(r apiserver.Request) error {
 			scope = fmt.Sprintf("in the namespace %q", r.Namespace)
 		}
 		return apierrors.NewForbidden(r.Resource, r.Name, fmt.Errorf(
-			`User "system:serviceaccount:kube-system:quartermaster" cannot %s resource %q in API group %q %s`,
+			`user "system:serviceaccount:kube-system:quartermaster" cannot %s resource %q in API group %q %s`,
 			r.Verb, resourceOf(r), r.Resource.Group, scope))
 	}
 	h.mu.Lock()

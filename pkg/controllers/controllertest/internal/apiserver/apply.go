@@ -66,7 +66,7 @@ func (s *Server) fieldManager(r *resource, sub string) (*managedfields.FieldMana
 		}
 		reset = fieldpath.NewExcludeFilterSetMap(map[fieldpath.APIVersion]*fieldpath.Set{fieldpath.APIVersion(r.GroupVersion().String()): ignored})
 	}
-	return managedfields.NewDefaultFieldManager(s.types, oneVersion{}, noDefaults{}, creater{}, r.gvk(), r.GroupVersion(), sub, reset)
+	return managedfields.NewDefaultFieldManager(s.types, oneVersion{}, noDefaults{}, creator{}, r.gvk(), r.GroupVersion(), sub, reset)
 }
 
 // typeConverter knows the schemas of the built-in types.
@@ -109,9 +109,9 @@ type noDefaults struct{}
 
 func (noDefaults) Default(runtime.Object) {}
 
-type creater struct{}
+type creator struct{}
 
-func (creater) New(kind schema.GroupVersionKind) (runtime.Object, error) {
+func (creator) New(kind schema.GroupVersionKind) (runtime.Object, error) {
 	obj := &object{}
 	obj.SetGroupVersionKind(kind)
 	return obj, nil

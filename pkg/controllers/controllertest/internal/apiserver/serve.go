@@ -25,8 +25,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const applyYAML = types.ApplyYAMLPatchType
-
 // read reads the verb, the options and the body.
 func (c *call) read(req *http.Request) (err error) {
 	if err := metav1.Convert_url_Values_To_v1_ListOptions((*urlValues)(&c.query), &c.options, nil); err != nil {
@@ -92,7 +90,7 @@ func (s *Server) serve(w http.ResponseWriter, c call) error {
 	s.mu.Unlock()
 	if c.Verb != "get" && c.Verb != "list" {
 		s.wrote(c.Request, Result{Err: err, Unchanged: unchanged})
-		time.Sleep(latency)
+		<-time.After(latency)
 	}
 	if err == nil {
 		respond(w, code, value)
@@ -107,8 +105,7 @@ func (s *Server) execute(c call) (code int, value any, unchanged bool, err error
 	code = http.StatusOK
 	switch c.Verb {
 	case "list":
-		list, err := s.listOf(c)
-		return code, list, false, err
+		return code, s.listOf(c), false, nil
 	case "get":
 		obj, err = s.get(c.resource, c.Namespace, c.Name)
 	case "create":
@@ -305,7 +302,7 @@ func (s *Server) applyNew(c call, patch *object) (_ *object, changed bool, code 
 }
 
 // listOf returns a list. It has no pages: the API server may always return more than asked for.
-func (s *Server) listOf(c call) (any, error) {
+func (s *Server) listOf(c call) any {
 	items := []any{}
 	for _, obj := range s.matching(c.resource, c.selector) {
 		items = append(items, c.shown(obj).Object)
@@ -315,7 +312,7 @@ func (s *Server) listOf(c call) (any, error) {
 		kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
 	}
 	return map[string]any{"kind": kind, "apiVersion": version, "items": items,
-		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}}, nil
+		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.version)}}
 }
 
 // shown returns obj in the form that the client asked for.

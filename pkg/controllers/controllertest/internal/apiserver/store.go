@@ -47,7 +47,7 @@ func (s *Server) get(r *resource, namespace, name string) (*object, error) {
 	if obj, ok := s.objects[keyOf(r, namespace, name)]; ok {
 		return inVersion(obj, r), nil
 	}
-	return nil, apierrors.NewNotFound(r.GroupVersionResource.GroupResource(), name)
+	return nil, apierrors.NewNotFound(r.GroupResource(), name)
 }
 
 // inVersion returns obj in the version of r. Nothing but the version differs: there is no conversion.
@@ -85,7 +85,7 @@ func (s *Server) commit(k key, obj *object) {
 
 // create stores a new object. The caller holds mu.
 func (s *Server) create(r *resource, namespace string, obj *object, manager string, dryRun bool) (*object, error) {
-	gr := r.GroupVersionResource.GroupResource()
+	gr := r.GroupResource()
 	if obj.GetResourceVersion() != "" {
 		return nil, apierrors.NewBadRequest("resourceVersion should not be set on objects to be created")
 	}
@@ -142,7 +142,7 @@ func place(r *resource, namespace string, obj *object) error {
 	switch {
 	case r.namespaced == (namespace == ""):
 		return apierrors.NewBadRequest(fmt.Sprintf("namespaced is %t for %s, but the request names the namespace %q",
-			r.namespaced, r.GroupVersionResource.GroupResource(), namespace))
+			r.namespaced, r.GroupResource(), namespace))
 	case obj.GetNamespace() != "" && obj.GetNamespace() != namespace:
 		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
 	}
@@ -189,14 +189,14 @@ func withoutOtherParts(r *resource, sub string, current, obj *object) *object {
 // finish checks a changed object against the current one and stores it. An object whose deletion
 // only waits for finalizers goes with the last of these.
 func (s *Server) finish(r *resource, current, obj *object, dryRun bool) (_ *object, changed bool, err error) {
-	gr := r.GroupVersionResource.GroupResource()
+	gr := r.GroupResource()
 	name := current.GetName()
 	if obj.GetName() != name {
 		return nil, false, apierrors.NewBadRequest(fmt.Sprintf(
 			"the name of the object (%s) does not match the name on the URL (%s)", obj.GetName(), name))
 	}
 	if uid := obj.GetUID(); uid != "" && uid != current.GetUID() {
-		return nil, false, apierrors.NewConflict(gr, name, fmt.Errorf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, current.GetUID()))
+		return nil, false, apierrors.NewConflict(gr, name, fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", uid, current.GetUID()))
 	}
 	if version := obj.GetResourceVersion(); version != "" && version != current.GetResourceVersion() {
 		return nil, false, apierrors.NewConflict(gr, name, errors.New("the object has been modified; please apply your changes to the latest version and try again"))
@@ -266,7 +266,7 @@ func (s *Server) delete(r *resource, namespace, name string, opts *metav1.Delete
 	}
 	if p := opts.Preconditions; p != nil {
 		if p.UID != nil && *p.UID != current.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != current.GetResourceVersion() {
-			return nil, apierrors.NewConflict(r.GroupVersionResource.GroupResource(), name, errors.New("the preconditions do not hold"))
+			return nil, apierrors.NewConflict(r.GroupResource(), name, errors.New("the preconditions do not hold"))
 		}
 	}
 	if p := opts.PropagationPolicy; p != nil && *p != metav1.DeletePropagationBackground {

@@ -69,7 +69,7 @@ func (s *Server) watch(w http.ResponseWriter, c call) error {
 		s.mu.Unlock()
 		for _, e := range events {
 			if out.c.selector.covers(c.resource, e.key) {
-				time.Sleep(time.Until(e.at.Add(lag)))
+				<-time.After(time.Until(e.at.Add(lag)))
 				out.change(e)
 				out.flush()
 			}
@@ -184,12 +184,6 @@ func newSelector(gr schema.GroupResource, opts metav1.ListOptions) (*selector, e
 		}
 	}
 	return &selector{labels: l, fields: f}, nil
-}
-
-// name returns the only name that is selected, or "".
-func (s *selector) name() string {
-	name, _ := s.fields.RequiresExactMatch("metadata.name")
-	return name
 }
 
 func (s *selector) covers(r *resource, k key) bool {
