@@ -51,6 +51,7 @@ type auditor struct {
 	history    []simNote
 	violations []violation
 	unsure     simTime              // until then, something happened that no client can tell
+	polled     time.Time            // until then, standbys may read the Lease instead of watching it
 	tampered   time.Time            // when the Lease was last edited or deleted
 	patient    time.Time            // until then, a record that was edited may be waited for
 	longest    time.Duration        // that was edited into the record
@@ -190,11 +191,12 @@ func (a *auditor) report() string {
 }
 
 // suspend says that something happens now that no client can tell from a regular event: no client's
-// fence is judged for two lease durations.
+// fence is judged for two lease durations. After a restore, watches are refused for a while.
 func (a *auditor) suspend() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.unsure.set(time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration))
+	a.polled = time.Now().Add(2 * maxBackoff)
 	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsure.get().Sub(a.sim.start))
 }
 
@@ -445,8 +447,8 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		return
 	}
 	if from == writer && termOf(before) == termOf(after) {
-		if a.renewable {
-			a.patient = now // the holder has set its own duration again
+		if a.renewable && !now.Before(a.polled) {
+			a.patient = now // the holder has set its own duration again, and a watch shows it
 		}
 	} else {
 		// Whoever saw an edited record later than the taker distrusts that for as long again.
