@@ -111,6 +111,10 @@ func newControllers(
 				return entry.informer(cache, resource)
 			},
 			LiveVersion: cache.LiveVersion,
+			Follow: func(ctx context.Context, need informers.Need, lists chan struct{}, handler toolscache.ResourceEventHandler) (*informers.Following, error) {
+				need.For = entry.Name
+				return cache.Follow(ctx, need, lists, handler)
+			},
 			Client:      client,
 			RESTConfig:  config,
 			Scheme:      scheme,

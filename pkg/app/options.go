@@ -23,6 +23,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -45,6 +46,7 @@ type Options struct {
 	Metrics        *metrics.Options
 	ConfigReload   configreload.Config
 	Replication    replication.Config
+	TTL            ttl.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 
@@ -107,6 +109,7 @@ func NewOptions(entries ...Entry) (*Options, error) {
 		Metrics:        metrics.NewOptions(),
 		ConfigReload:   configreload.DefaultConfig(),
 		Replication:    replication.DefaultConfig(),
+		TTL:            ttl.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
 	}

@@ -75,6 +75,9 @@ type Host struct {
 	// server now. A controller calls it when it suspects that the cache is behind; see
 	// informers.Factory.LiveVersion.
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
+	// Follow shows a handler the objects of a resource that was not known at the start, while the
+	// controller runs; see informers.Factory.Follow.
+	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
 	// Client reads at any time, and writes only while this replica leads. RESTConfig makes other
 	// clients with the same limits. They speak JSON, which custom resources need.
 	Client     kubernetes.Interface
@@ -95,6 +98,7 @@ func registry(o *Options) []Entry {
 	return []Entry{
 		configReload(o),
 		replicationEntry(o),
+		ttlEntry(o),
 	}
 }
 

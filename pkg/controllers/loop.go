@@ -38,7 +38,10 @@ type Options[K comparable] struct {
 	// again with exponential back-off: at the latest after the duration if that is > 0, and not
 	// before the time that the API server asked for.
 	Reconcile func(ctx context.Context, key K) (after time.Duration, err error)
-	Metrics   *Metrics
+	// Feed, if set, runs beside the workers until ctx ends. It enqueues the keys of objects that no Watch
+	// shows. If it returns earlier, Run ends with its error.
+	Feed    func(ctx context.Context, enqueue func(K)) error
+	Metrics *Metrics
 	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker
 }
@@ -144,13 +147,41 @@ func (l *Loop[K]) run(ctx context.Context) error {
 		}
 	}
 
-	<-ctx.Done()
+	fed := l.feed(ctx, q)
+	var failed error
+	select {
+	case <-ctx.Done():
+	case failed = <-fed:
+	}
 	l.setPhase(Draining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	workers.Wait()
+	if fed != nil && failed == nil {
+		failed = <-fed
+	}
 	logger.Info("Controller stopped")
-	return nil
+	return failed
+}
+
+// feed starts Feed, and returns what its error will come through; nil without one.
+func (l *Loop[K]) feed(ctx context.Context, q queue[K]) <-chan error {
+	if l.opts.Feed == nil {
+		return nil
+	}
+	fed := make(chan error, 1)
+	go func() {
+		stack, err := Contain(func() error { return l.opts.Feed(ctx, q.Add) })
+		if stack != nil {
+			l.opts.Metrics.Panicked(l.opts.Name)
+			klog.FromContext(ctx).Error(err, "Feed panicked", "stack", string(stack))
+		}
+		if err == nil && ctx.Err() == nil {
+			err = errors.New("feed returned before its context ended")
+		}
+		fed <- err
+	}()
+	return fed
 }
 
 // start creates the queues of one run. It returns an error if the loop is already running.
