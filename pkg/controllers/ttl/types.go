@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
@@ -171,16 +170,20 @@ func (f *follower) followDefinitions(ctx context.Context) {
 
 // update follows the types that there are, and returns when to look again; 0 is at the next change.
 func (f *follower) update(ctx context.Context) time.Duration {
-	logger := klog.FromContext(ctx)
-	var found discovered
-	_, err := controllers.Contain(func() (err error) { found, err = f.discover(); return err })
+	found, err := f.discover()
 	if err != nil {
 		if f.down != err.Error() {
 			f.down = err.Error()
-			logger.Error(err, "Cannot discover types")
+			klog.FromContext(ctx).Error(err, "Cannot discover types")
 		}
 		return retryDiscovery
 	}
+	return f.apply(ctx, found)
+}
+
+// apply follows the types that were found, and returns when to look again.
+func (f *follower) apply(ctx context.Context, found discovered) time.Duration {
+	logger := klog.FromContext(ctx)
 	slices.Sort(found.failed)
 	found.failed = slices.Compact(found.failed)
 	if down := strings.Join(found.failed, ","); down != f.down {
