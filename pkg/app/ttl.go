@@ -9,11 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -30,8 +32,9 @@ func ttlEntry(o *Options) Entry {
 		}
 		cfg.DryRun = cfg.DryRun || o.Generic.DryRun
 		cfg.Scope = o.Informers.Namespaces
-		cfg.OwnNamespace = o.Election.ResourceNamespace
-		cfg.Pod = os.Getenv("POD_NAME")
+		lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
+		cfg.OwnNamespaces = []string{lease.Namespace, election.LeaderNamespaceName(lease)}
+		cfg.Pod = toolscache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")}
 		return cfg
 	}
 	// need returns what is kept of a type, of the objects with one of the annotations.

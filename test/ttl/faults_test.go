@@ -105,9 +105,9 @@ func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
 	w.deleted(want...)
 }
 
-// TestAThousandAtOnce has as many objects due in the same second as the breaker permits, and then one
+// TestLongAThousandAtOnce has as many objects due in the same second as the breaker permits, and then one
 // more.
-func TestAThousandAtOnce(t *testing.T) {
+func TestLongAThousandAtOnce(t *testing.T) {
 	const objects = 1000
 	w := newWorld(t)
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)

@@ -24,7 +24,7 @@ const twinTTL = "k8s-ttl-controller.twin.sh/ttl"
 func TestScenarios(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--ttl-max-deletions-per-minute=0")...)
-	for name, run := range map[string]func(w *world){
+	scenarios := map[string]func(w *world){
 		"within a second of the deadline": func(w *world) {
 			deadlines := map[string]time.Time{}
 			for i := range 5 {
@@ -158,9 +158,15 @@ func TestScenarios(t *testing.T) {
 			}
 			w.gone("cm")
 		},
-	} {
-		t.Run(name, func(t *testing.T) { run(newWorld(t)) })
 	}
+	t.Run("at once", func(t *testing.T) {
+		for name, run := range scenarios {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(newWorld(t))
+			})
+		}
+	})
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)

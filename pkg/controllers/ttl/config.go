@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
@@ -24,12 +25,12 @@ type Config struct {
 
 	// Annotations are the families that count; empty means native, and what Compat names.
 	Annotations []string
-	// Compat, Scope, Pod and OwnNamespace of the Options are set by the host: the families of the operators
+	// Compat, Scope, Pod and OwnNamespaces of the Options are set by the host: the families of the operators
 	// that this installation replaces, the only namespaces that may be read and written (empty means
-	// all), and the name of the manager's Pod.
+	// all), and the manager's Pod, if it is known.
 	Compat []policy.Family
 	Scope  []string
-	Pod    string
+	Pod    cache.ObjectName
 	// DryRun deletes nothing.
 	DryRun bool
 

@@ -136,8 +136,8 @@ func (c *Controller) take(ctx context.Context, now time.Time) time.Duration {
 	}
 	text := fmt.Sprintf("%d objects were deleted within a minute and more are due; nothing is deleted for %v", c.cfg.MaxDeletionsPerMinute, wait)
 	klog.FromContext(ctx).Error(nil, "The breaker has opened: "+text, "overdue", overdue, "flag", "--"+flagPrefix+"max-deletions-per-minute")
-	if c.cfg.Pod != "" {
-		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: c.cfg.OwnNamespace, Name: c.cfg.Pod},
+	if pod := c.cfg.Pod; pod.Name != "" {
+		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, text)
 	}
 	return wait

@@ -72,7 +72,7 @@ func newWorld(t *testing.T, configure func(*Config)) *world {
 	w := &world{T: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(10000),
 		stored: map[key]*metav1.PartialObjectMetadata{}, followers: map[schema.GroupResource][]*follow{}}
 	w.cfg.Compat = []policy.Family{policy.Twin, policy.Janitor}
-	w.cfg.OwnNamespace, w.cfg.Pod = "manager", "manager-0"
+	w.cfg.OwnNamespaces, w.cfg.Pod = []string{"manager"}, cache.ObjectName{Namespace: "manager", Name: "manager-0"}
 	if configure != nil {
 		configure(&w.cfg)
 	}

@@ -34,8 +34,8 @@ type Options struct {
 	// AllowProtected lifts protections: nodes, persistentvolumes, customresourcedefinitions,
 	// in:NAMESPACE for what is in it, namespace:NAME.
 	AllowProtected []string
-	// OwnNamespace is that of the manager.
-	OwnNamespace string
+	// OwnNamespaces are those of the manager: the one that it runs in, and others on which it depends.
+	OwnNamespaces []string
 }
 
 // Type is a type of objects.
@@ -146,11 +146,11 @@ func (o *Options) protected(obj *Object) string {
 	namespace := obj.Namespace
 	if obj.Type.GroupResource() == namespaces {
 		namespace = obj.Name
-		if (strings.HasPrefix(namespace, "kube-") || namespace == metav1.NamespaceDefault || namespace == o.OwnNamespace) &&
+		if (strings.HasPrefix(namespace, "kube-") || namespace == metav1.NamespaceDefault || slices.Contains(o.OwnNamespaces, namespace)) &&
 			!slices.Contains(o.AllowProtected, allowNamespace+namespace) {
 			return "the namespace is protected"
 		}
-	} else if (slices.Contains(protectedNamespaces, namespace) || namespace != "" && namespace == o.OwnNamespace) &&
+	} else if (slices.Contains(protectedNamespaces, namespace) || slices.Contains(o.OwnNamespaces, namespace)) &&
 		!slices.Contains(o.AllowProtected, allowInside+namespace) {
 		return "its namespace is protected"
 	}

@@ -28,7 +28,7 @@ func typeOf(kind string) Type {
 func defaults() Options {
 	return Options{
 		Families: Families, Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"},
-		ClusterScoped: true, OwnNamespace: "manager",
+		ClusterScoped: true, OwnNamespaces: []string{"manager", "manager-leader"},
 	}
 }
 
@@ -87,6 +87,7 @@ func TestDecide(t *testing.T) {
 		"23: a Namespace kube-*":                                 {kind: "Namespace", name: "kube-foo", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"23: the Namespace default":                              {kind: "Namespace", name: "default", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"23: the manager's own Namespace":                        {kind: "Namespace", name: "manager", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
+		"23: a Namespace that the manager needs":                 {kind: "Namespace", name: "manager-leader", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"23: the Namespace default, allowed":                     {kind: "Namespace", name: "default", annotations: map[string]string{"janitor/ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"namespace:default"} }},
 		"25: a ClusterRole, by the janitor":                      {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, untracked: true},
 		"25: the same, allowed":                                  {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, options: func(o *Options) { o.JanitorClusterScoped = true }},
