@@ -29,18 +29,18 @@ var components = map[string][]string{
 	"service-account-per-controller": {"--use-service-account-credentials"},
 	"ttl-chosen-types": {"--controllers=*,ttl", "--ttl-include-resources=namespaces.,configmaps.,persistentvolumeclaims.,pods.,services.," +
 		"deployments.apps,statefulsets.apps,jobs.batch,ingresses.networking.k8s.io"},
-	"ttl-all-types": {"--ttl-include-resources=*"},
-	"ttl-compat":    {"--compat=ttl-controller,janitor"},
+	"ttl-every-type": {"--ttl-include-resources=*"},
+	"ttl-compat":     {"--compat=ttl-controller,janitor"},
 }
 
 // requires maps a component to the one that it only makes sense with.
-var requires = map[string]string{"replication-compat": "replication", "ttl-all-types": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
+var requires = map[string]string{"replication-compat": "replication", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read all of their objects,\n" +
 		"# Secrets not among them, and delete every one. Which of them it deletes is up to annotations and flags.\n",
-	"ttl-all-types": "# With ttl-chosen-types: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +
+	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +
 		"# cluster: Secrets, whose content it may read, roles, nodes and the types of any CRD. The controller keeps itself\n" +
 		"# from deleting what is protected, but whoever has the manager's token does not.\n",
 }

@@ -115,13 +115,13 @@ func newControllers(
 				need.For = entry.Name
 				return cache.Follow(ctx, need, lists, handler)
 			},
-			Client:      client,
-			RESTConfig:  config,
-			Scheme:      scheme,
-			Events:      e.recorder("quartermaster-" + entry.Name),
-			Clock:       clock.RealClock{},
-			Loops:       loops,
-			Metrics:     registry,
+			Client:     client,
+			RESTConfig: config,
+			Scheme:     scheme,
+			Events:     e.recorder("quartermaster-" + entry.Name),
+			Clock:      clock.RealClock{},
+			Loops:      loops,
+			Metrics:    registry,
 		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
