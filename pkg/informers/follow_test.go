@@ -203,7 +203,7 @@ func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
 		quick.put(expiring("c", "1h"))
 		h.want(t, "+c=1h")
 		f.Relist()
-		pass(2 * time.Second)
+		pass(listPatience + 2*time.Second) // the slow one may be first
 		if n := f.followed()[1].status().Lists; n != 2 {
 			t.Errorf("%d lists after Relist", n)
 		}
