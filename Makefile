@@ -64,11 +64,11 @@ test-unit: ## The part of test that needs no control plane.
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
 
 .PHONY: test-integration
-test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without TestLong...
+test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
 	@# Three packages at a time, since they often wait, the longest first, which are last in the alphabet. faults runs alone,
 	@# because its leases are short.
 	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v /faults | sort -r)
-	$(INTEGRATION) -skip '^TestLong' ./test/faults
+	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
 
 .PHONY: test-long
 test-long: controlplane ## Long tests that rarely find something: a mutant of each rule of the elector, TestLong..., a fault of each kind.

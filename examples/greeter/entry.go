@@ -5,6 +5,7 @@ package greeter
 
 import (
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -23,7 +24,7 @@ func Entry() app.Entry {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "patch"}}}
 		},
 		New: func(h app.Host) (controllers.Controller, error) {
-			return New(h.Informer(informers.ConfigMaps), h.Client, h.Events, h.Loops)
+			return New(informers.For[metav1.Object](h.Informer, informers.ConfigMaps), h.Client, h.Events, h.Loop)
 		},
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Name is the name of the controller. Annotation is the key of the annotation with which a
@@ -30,29 +31,25 @@ const (
 // Controller greets ConfigMaps. Its Run and Status are those of the shared loop.
 type Controller struct {
 	*controllers.Loop[cache.ObjectName]
-	configMaps cache.SharedIndexInformer
+	configMaps informers.Informer[metav1.Object]
 	client     kubernetes.Interface
 	events     record.EventRecorder
 }
 
 // New returns a controller that does nothing until Run.
 func New(
-	configMaps cache.SharedIndexInformer, client kubernetes.Interface, events record.EventRecorder, metrics *controllers.Metrics,
+	configMaps informers.Informer[metav1.Object], client kubernetes.Interface, events record.EventRecorder, loop controllers.Options,
 ) (_ *Controller, err error) {
 	c := &Controller{configMaps: configMaps, client: client, events: events}
-	c.Loop, err = controllers.NewLoop(
-		controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics},
-		controllers.WatchSelf(configMaps))
+	c.Loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchSelf(configMaps))
 	return c, err
 }
 
 func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	cached, exists, err := c.configMaps.GetIndexer().GetByKey(key.String())
-	if err != nil || !exists {
-		return 0, err
+	object, exists := c.configMaps.Get(key) // what the entry declared of it
+	if !exists {
+		return 0, nil
 	}
-	// The cache holds what the entry declared. In every form, that is a metav1.Object.
-	object := cached.(metav1.Object)
 	whom, asked := object.GetAnnotations()[Annotation]
 	if !asked {
 		return 0, nil

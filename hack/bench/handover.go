@@ -5,8 +5,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"syscall"
+	"strings"
 	"time"
 )
 
@@ -25,7 +26,7 @@ func (b *bench) handovers(ctx context.Context) error {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.subject, syscall.SIGTERM, s.n)
+		all, err := b.takeOvers(ctx, s.subject, terminated, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -50,48 +51,99 @@ func (b *bench) failovers(ctx context.Context) error {
 	for _, s := range []struct {
 		subject
 		timing
-		signal syscall.Signal
-		n      int
+		how ending
+		n   int
 	}{
-		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.failovers},
-		{peerSubject(peer), timing{}, syscall.SIGKILL, b.opts.crashes},
-		{kcmSubject(kcm), timing{}, syscall.SIGKILL, b.opts.crashes},
-		{managerSubject(b, ours, b.binaries.manager), short, syscall.SIGKILL, b.opts.crashes},
-		{peerSubject(peer), short, syscall.SIGKILL, b.opts.crashes},
-		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.stops},
+		{managerSubject(b, ours, b.binaries.manager), timing{}, killed, b.opts.failovers},
+		{peerSubject(peer), timing{}, killed, b.opts.crashes},
+		{kcmSubject(kcm), timing{}, killed, b.opts.crashes},
+		{managerSubject(b, ours, b.binaries.manager), short, killed, b.opts.crashes},
+		{peerSubject(peer), short, killed, b.opts.crashes},
+		{managerSubject(b, ours, b.binaries.manager), timing{}, stopped, b.opts.stops},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.with(s.timing), s.signal, s.n)
+		all, err := b.takeOvers(ctx, s.with(s.timing), s.how, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
-		}
-		var seen, first, stale []float64
-		for _, t := range all {
-			seen = append(seen, t.seen.Seconds())
-			if t.first > 0 {
-				first = append(first, milliseconds(t.first-t.seen))
-			}
-			stale = append(stale, float64(t.stale))
 		}
 		at := "15/10/2"
 		if s.timing == short {
 			at = "3/2/0.5"
 		}
-		what := "failover/" + at + ", SIGKILL to new holder"
-		if s.signal == syscall.SIGSTOP {
-			what = "failover/" + at + ", SIGSTOP to new holder"
-			b.add("failover/"+at+", writes of a stopped leader after SIGCONT", s.name, "", stale...)
+		if s.how.goOn != nil {
+			b.addStale("failover/"+at+", writes of a stopped leader after SIGCONT", s.name, all)
 		}
-		b.add(what, s.name, "s", seen...)
-		b.add(what+", and from there to its first reconcile", s.name, "ms", first...)
+		b.addTakeOvers("failover/"+at+", "+s.how.what, s.name, all)
 	}
+	return b.restarts(ctx)
+}
+
+// addTakeOvers adds the rows of take-overs after what.
+func (b *bench) addTakeOvers(what, subject string, all []takeover) {
+	var seen, first []float64
+	for _, t := range all {
+		seen = append(seen, t.seen.Seconds())
+		if t.first > 0 {
+			first = append(first, milliseconds(t.first-t.seen))
+		}
+	}
+	b.add(what+" to new holder", subject, "s", seen...)
+	b.add(what+" to new holder, and from there to its first reconcile", subject, "ms", first...)
+}
+
+func (b *bench) addStale(what, subject string, all []takeover) {
+	var stale []float64
+	for _, t := range all {
+		stale = append(stale, float64(t.stale))
+	}
+	b.add(what, subject, "", stale...)
+}
+
+// restarts kills the only replica and starts the next process of its Pod, at the same port, as a kubelet
+// restarts a container.
+func (b *bench) restarts(ctx context.Context) (err error) {
+	if !b.opts.wants(ours) {
+		return nil
+	}
+	s := managerSubject(b, ours, b.binaries.manager)
+	p := &pair{b: b, subject: s, lease: b.watchLease(ctx, s.lease)}
+	b.progress("%s: starting one replica", s.name)
+	if p.leader, err = p.startLeader(ctx, "a"); err != nil {
+		return errors.Join(err, p.stop())
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	port := "--secure-port=" + p.leader.manager.SecureURL[strings.LastIndex(p.leader.manager.SecureURL, ":")+1:]
+	var took []float64
+	for range b.opts.restarts {
+		// A renewal passes.
+		if err := sleep(ctx, 3*time.Second); err != nil {
+			return err
+		}
+		p.leader.Kill()
+		mark := p.lease.mark()
+		next, err := b.run(ctx, s, "a", port)
+		if err != nil {
+			return err
+		}
+		p.leader = next
+		view, err := p.lease.newHolder(ctx, mark, p.holder)
+		if err != nil {
+			return fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
+		}
+		p.holder = view.holder()
+		took = append(took, view.at.Sub(next.started).Seconds())
+		if _, err := next.waitReady(ctx); err != nil {
+			return err
+		}
+	}
+	b.add("failover/15/10/2, container restarted in the same Pod, its start to new holder", s.name, "s", took...)
 	return nil
 }
 
 // takeOvers ends a leader n times, each time with a fresh standby.
-func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n int) (all []takeover, err error) {
+func (b *bench) takeOvers(ctx context.Context, s subject, how ending, n int) (all []takeover, err error) {
 	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return nil, err
 	}
@@ -106,7 +158,7 @@ func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n 
 		}
 	}()
 	for i := range n {
-		t, err := p.takeOver(ctx, sig)
+		t, err := p.takeOver(ctx, how)
 		if err != nil {
 			return nil, err
 		}

@@ -15,16 +15,25 @@ import (
 // idleWarmUp is the time that managers get to become quiet after their start.
 const idleWarmUp = time.Minute
 
-// idle counts the requests of leaders and standbys while nothing happens, of all subjects at the
-// same time.
-func (b *bench) idle(ctx context.Context) (err error) {
+// idle counts the requests of leaders and standbys while nothing happens.
+func (b *bench) idle(ctx context.Context) error {
+	err := b.idleTogether(ctx, managerSubject(b, ours, b.binaries.manager), peerSubject(peer), kcmSubject(kcm))
+	if err != nil {
+		return err
+	}
+	// Without POD_IP, a replica that listens everywhere does not know how others reach it.
+	return b.idleTogether(ctx, managerSubject(b, oursLate, b.binaries.manager, "--bind-address=0.0.0.0"))
+}
+
+// idleTogether is idle for subjects that run at the same time.
+func (b *bench) idleTogether(ctx context.Context, subjects ...subject) (err error) {
 	var pairs []*pair
 	defer func() {
 		for _, p := range pairs {
 			err = errors.Join(err, p.stop())
 		}
 	}()
-	for _, s := range []subject{managerSubject(b, ours, b.binaries.manager), peerSubject(peer), kcmSubject(kcm)} {
+	for _, s := range subjects {
 		if !b.opts.wants(s.name) {
 			continue
 		}
@@ -34,6 +43,9 @@ func (b *bench) idle(ctx context.Context) (err error) {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 		pairs = append(pairs, p)
+	}
+	if len(pairs) == 0 {
+		return nil
 	}
 	minutes := int(b.opts.idle / time.Minute)
 	b.progress("Waiting for %s, then counting requests for %d minutes", idleWarmUp, minutes)
@@ -66,6 +78,11 @@ func (b *bench) idle(ctx context.Context) (err error) {
 		b.addIdle("standby", p.subject.name, p.standby, events, begin, minutes)
 		for j, role := range []string{"leader", "standby"} {
 			b.add("idle/"+role+", CPU time", p.subject.name, "ms per second", 1000*(after[i][j]-before[i][j])/b.opts.idle.Seconds())
+			memory, err := readResidence([]*process{p.leader, p.standby}[j].PID())
+			if err != nil {
+				return err
+			}
+			b.add("idle/"+role+", RSS", p.subject.name, "MiB", memory.now)
 		}
 	}
 	return nil

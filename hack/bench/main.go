@@ -41,6 +41,9 @@ type options struct {
 	updates       int
 	starts        int
 	takeovers     int
+	restarts      int
+	drops         int
+	partition     time.Duration
 	changes       int
 	bursts        int
 	reloads       int
@@ -53,6 +56,7 @@ func parts() []part {
 	return []part{
 		{"handover", (*bench).handovers},
 		{"failover", (*bench).failovers},
+		{"network", (*bench).network},
 		{"idle", (*bench).idle},
 		{"reload", (*bench).reload},
 		{"limits", (*bench).limits},
@@ -94,6 +98,9 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.failovers, "failovers", 50, "failover: crashes of quartermaster at the default timing")
 	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each other subject, and at each other timing")
 	flag.IntVar(&o.stops, "stops", 10, "failover: times that a leader of quartermaster is stopped by SIGSTOP")
+	flag.IntVar(&o.restarts, "restarts", 10, "failover: times that the only container of quartermaster is restarted in its Pod")
+	flag.IntVar(&o.drops, "drops", 10, "network: times that all packets of a leader of quartermaster are dropped")
+	flag.DurationVar(&o.partition, "partition", 10*time.Minute, "network: how long the replicas do not reach each other")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
 	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale: the time from synced to steady; Go collects garbage at least every 2 minutes")
 	flag.Float64Var(&o.scale, "scale", 1, "memory, scale: multiplies the numbers of objects; less than 1 for a trial")
@@ -118,7 +125,7 @@ func parseFlags() (options, error) {
 	if flag.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.failovers, o.stops, o.updates, o.starts,
+	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.failovers, o.stops, o.restarts, o.drops, o.updates, o.starts,
 		o.takeovers, o.changes, o.bursts, o.reloads, o.downs) < 1 {
 		return o, errors.New("every count must be at least 1, -idle at least 1m, -scale greater than 0")
 	}

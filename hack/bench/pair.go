@@ -98,12 +98,35 @@ type takeover struct {
 	first time.Duration
 	// refused is how many writes of the new leader's controller kube-apiserver refused before.
 	refused int
-	stale   int // writes of the old leader's controller that succeeded after it was stopped and continued
+	stale   int // writes of the old leader's controller that succeeded when it went on, see ending
 }
 
-// takeOver ends the leader by a signal and measures how the standby takes over. Then the standby is
-// the leader, and there is no standby until respawn.
-func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, err error) {
+// ending says how a leader ends.
+type ending struct {
+	what     string
+	graceful bool
+	end      func(leader *process) error
+	goOn     func(leader *process) error // undoes end when the next leader has worked; nil if nothing does
+}
+
+// bySignal ends a leader by a signal.
+func bySignal(sig syscall.Signal, what string) ending {
+	how := ending{what: what, graceful: sig == syscall.SIGTERM, end: func(p *process) error { return p.Signal(sig) }}
+	if sig == syscall.SIGSTOP {
+		how.goOn = func(p *process) error { return p.Signal(syscall.SIGCONT) }
+	}
+	return how
+}
+
+var (
+	terminated = bySignal(syscall.SIGTERM, "SIGTERM")
+	killed     = bySignal(syscall.SIGKILL, "SIGKILL")
+	stopped    = bySignal(syscall.SIGSTOP, "SIGSTOP")
+)
+
+// takeOver ends the leader and measures how the standby takes over. Then the standby is the leader, and
+// there is no standby until respawn.
+func (p *pair) takeOver(ctx context.Context, how ending) (t takeover, err error) {
 	audit, err := p.b.tailAudit()
 	if err != nil {
 		return t, err
@@ -111,21 +134,18 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	defer audit.close()
 	p.count++
 	work := fmt.Sprintf("trigger-%d", p.count)
-	// The signal is sent at a random point of the period in which leaders renew and standbys poll,
-	// but only after the standby has seen a renewal: for a Lease that it has only found, the claim
-	// counts from then.
+	// The leader ends at a random point of the period in which leaders renew and standbys poll, but
+	// only after the standby has seen a renewal: for a Lease that it has only found, the claim counts
+	// from then.
 	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
-	switch {
-	case sig == syscall.SIGKILL:
+	if !how.graceful {
 		pause += 2 * time.Second
-	case sig == syscall.SIGSTOP && p.count > 1: // the last leader that was stopped has said that it was alive
-		pause += 15 * time.Second
-	}
-	if sig != syscall.SIGTERM && p.standby.manager != nil {
-		// On a new cluster, the fence is in force only after a while, and a replica asks once a minute.
-		if _, err := p.standby.manager.WaitForLine(ctx, "The API server refuses writes of replicas that do not lead"); err != nil {
+		if err := p.standby.awaitFence(ctx); err != nil {
 			return t, err
 		}
+	}
+	if how.goOn != nil && p.count > 1 { // the last leader has said that it was alive
+		pause += 15 * time.Second
 	}
 	if err := sleep(ctx, pause); err != nil {
 		return t, err
@@ -133,7 +153,7 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 
 	mark, old, next := p.lease.mark(), p.leader, p.standby
 	begin := time.Now()
-	if err := old.Signal(sig); err != nil {
+	if err := how.end(old); err != nil {
 		return t, err
 	}
 	if err := p.b.trigger(ctx, namespace, work); err != nil {
@@ -178,22 +198,31 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	if next.did(done) {
 		t.first = done.RequestReceivedTimestamp.Sub(begin)
 	}
-	if sig == syscall.SIGSTOP {
-		if t.stale, err = p.proceed(ctx, old, audit); err != nil {
+	if how.goOn != nil {
+		if t.stale, err = p.proceed(ctx, how, old, audit); err != nil {
 			return t, err
 		}
 	}
-	if err := old.Wait(ctx); sig == syscall.SIGTERM && old.ExitCode() == -1 {
+	if err := old.Wait(ctx); how.graceful && old.ExitCode() == -1 {
 		return t, err
 	}
 	return t, p.b.cleanTriggers(ctx)
 }
 
-// proceed lets a stopped leader go on until it ends, and returns how many writes of its controller
-// succeeded.
-func (p *pair) proceed(ctx context.Context, old *process, audit *auditTail) (int, error) {
+// awaitFence waits until a replica of ours knows that the fence is in force.
+func (p *process) awaitFence(ctx context.Context) error {
+	if p.manager == nil {
+		return nil
+	}
+	_, err := p.manager.WaitForLine(ctx, "The API server refuses writes of replicas that do not lead")
+	return err
+}
+
+// proceed lets a leader that was stopped or cut off go on until it ends, and returns how many writes of
+// its controller succeeded.
+func (p *pair) proceed(ctx context.Context, how ending, old *process, audit *auditTail) (int, error) {
 	begin := time.Now()
-	if err := old.Signal(syscall.SIGCONT); err != nil {
+	if err := how.goOn(old); err != nil {
 		return 0, err
 	}
 	if err := old.Wait(ctx); old.ExitCode() == -1 {

@@ -33,6 +33,7 @@ const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 const (
 	ours       = "quartermaster"
 	oursNeeds  = "quartermaster, needs of replication"
+	oursLate   = "quartermaster, no early take-over"
 	kcm        = "kube-controller-manager"
 	kcmGate    = "kube-controller-manager, release gate"
 	peer       = "controller-runtime"
@@ -109,17 +110,25 @@ func (b *bench) run(ctx context.Context, s subject, slot string, args ...string)
 	return p, nil
 }
 
-func (b *bench) startManager(ctx context.Context, binary, slot string, args []string) (*process, error) {
-	r := b.replicas[slot]
-	if r == nil {
-		var err error
-		if r, err = b.c.NewReplica(ctx, "bench-"+slot); err != nil {
-			return nil, err
-		}
+// replica returns the Pod of a slot.
+func (b *bench) replica(ctx context.Context, slot string) (r *cluster.Replica, err error) {
+	if r = b.replicas[slot]; r != nil {
+		return r, nil
+	}
+	r, err = b.c.NewReplica(ctx, "bench-"+slot)
+	if err == nil {
 		b.replicas[slot] = r
 	}
+	return r, err
+}
+
+func (b *bench) startManager(ctx context.Context, binary, slot string, args []string) (*process, error) {
+	r, err := b.replica(ctx, slot)
+	if err != nil {
+		return nil, err
+	}
 	started := time.Now()
-	m, err := b.c.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args})
+	m, err := b.c.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args, Env: []string{"POD_UID=" + string(r.UID)}})
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -73,6 +74,7 @@ type clients struct {
 	connection
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
+	mapper meta.RESTMapper
 
 	// tokens requests tokens of the controllers' own ServiceAccounts; nil without
 	// --use-service-account-credentials.
@@ -83,6 +85,9 @@ type clients struct {
 func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
 	all := &clients{connection: c, fence: fence, namespace: o.Generic.ServiceAccountsNamespace}
 	var err error
+	if all.mapper, err = newMapper(c); err != nil {
+		return nil, err
+	}
 	if o.Generic.DryRun {
 		if all.dryRun, err = newDryRun(c); err != nil {
 			return nil, fmt.Errorf("--dry-run: %w", err)

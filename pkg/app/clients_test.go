@@ -20,11 +20,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/flowcontrol"
@@ -69,6 +72,14 @@ func (s *apiServer) take() []string {
 	return got
 }
 
+// knownKinds is a mapper that needs no API server.
+func knownKinds() meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper(nil)
+	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
+	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+	return m
+}
+
 // TestNoControllerGetsAClientWithoutTheFence builds controllers as Run does. While this replica
 // does not lead, it tries to write with every client that they get.
 func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
@@ -86,7 +97,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				Rules: func() []rbacv1.PolicyRule { return nil },
 				New: func(h Host) (controllers.Controller, error) {
 					host = h
-					return nil, nil
+					return &scripted{}, nil
 				},
 			}
 			o, err := NewOptions(probe)
@@ -126,6 +137,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				t.Fatal(err)
 			}
 
+			host.Scheme, host.RESTMapper = clientscheme.Scheme, knownKinds()
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)
 			if err != nil {
@@ -145,7 +157,17 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 					_, err := configMaps.Patch(ctx, "x", types.MergePatchType, []byte("{}"), metav1.PatchOptions{})
 					return err
 				},
-				"delete": func() error { return configMaps.Delete(ctx, "x", metav1.DeleteOptions{}) },
+				"delete by the dynamic client": func() error {
+					return host.Dynamic.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
+				},
+				"update by a client of one type": func() error {
+					configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}
+					_, err := ClientFor[*corev1.ConfigMap](host, informers.ConfigMaps).Namespace("shop").Update(ctx, configMap, metav1.UpdateOptions{})
+					return err
+				},
+				"apply":             func() error { return host.Apply(ctx, corev1ac.ConfigMap("x", "shop")) },
+				"apply of a status": func() error { return host.ApplyStatus(ctx, corev1ac.Namespace("shop")) },
+				"delete":            func() error { return configMaps.Delete(ctx, "x", metav1.DeleteOptions{}) },
 				"delete by another client made of the same configuration": func() error {
 					return dyn.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
 				},

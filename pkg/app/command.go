@@ -31,10 +31,10 @@ import (
 // are the same everywhere.
 const helpColumns = 80
 
-// NewCommand returns the manager's command. It runs the controllers of the registry and, in a build
-// of your own, the given ones. If an entry is wrong, executing the command returns the error.
-func NewCommand(entries ...Entry) *cobra.Command {
-	o, err := NewOptions(entries...)
+// NewCommand returns the command of a build. It runs the controllers of the registry and those of the
+// entries among the options. If an option is wrong, executing the command returns the error.
+func NewCommand(options ...BuildOption) *cobra.Command {
+	o, err := NewOptions(options...)
 	cmd := &cobra.Command{
 		Use:   "manager",
 		Short: "One highly available process for the controllers of a cluster",
@@ -80,6 +80,7 @@ the others stand by with warm caches.`,
 		cmd.DisableFlagParsing = true // so that err is returned for any arguments
 		return cmd
 	}
+	cmd.Use = o.command()
 	cmd.Flags().BoolP("version", "", false, "Print the version and exit.")
 	global := o.flags.FlagSet(globalFlags)
 	global.BoolP("help", "h", false, "Print this help and exit.")
@@ -87,7 +88,7 @@ the others stand by with warm caches.`,
 	for _, fs := range o.flags.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
-	cmd.AddCommand(status.NewCommand(defaultLease()), newControllersCommand(o), newRBACCommand(o))
+	cmd.AddCommand(status.NewCommand(o.lease()), newControllersCommand(o), newRBACCommand(o))
 	for _, c := range cmd.Commands() {
 		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}
@@ -161,7 +162,9 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	})
 }
 
-// apply puts those settings into effect that the libraries keep once per process.
+// apply puts those settings into effect that the libraries keep once per process: logging, the feature
+// gates of client-go, hidden metrics, profiling, garbage collection. Run itself keeps to what is its
+// own, so that several managers can run in one process.
 func (o *Options) apply() error {
 	if err := logsapi.ValidateAndApply(o.Logs, o.FeatureGate); err != nil {
 		return err

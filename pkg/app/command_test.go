@@ -83,6 +83,8 @@ func TestCommandLineIsChecked(t *testing.T) {
 			[]string{"rbac", "--namespaces=a,a"}, []string{"--namespaces", `"a"`}},
 		"namespaces cannot be selected by labels where Namespaces cannot be read": {
 			[]string{"--namespaces=a", "--config-reload-namespace-selector=x=y"}, []string{"--config-reload-namespace-selector", "--namespaces"}},
+		"a controller works in no namespace that is not read": {
+			[]string{"--namespaces=a,b", "--config-reload-namespaces=b,c"}, []string{"--config-reload-namespaces", `"c"`, "--namespaces"}},
 		"an unknown controller is an error that lists the known ones": {
 			[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
 		"an unknown original is an error that lists the known ones": {
@@ -162,7 +164,7 @@ func TestEnabled(t *testing.T) {
 		"none at all is possible":                     {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := &Options{entries: entries, Generic: GenericConfig{Controllers: tc.items}}
+			o := &Options{build: build{entries: entries}, Generic: GenericConfig{Controllers: tc.items}}
 			on, err := o.enabled()
 			if err != nil {
 				t.Fatal(err)

@@ -5,6 +5,7 @@ package app
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,13 +64,14 @@ func configReload(o *Options) Entry {
 					in.PodStatuses = informer
 				}
 			}
-			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Clock, h.Loops, h.Metrics)
+			return configreload.New(cfg, in, h.Client, dyn, h.Events, h.Loop, h.Metrics)
 		},
 	}
 }
 
-// validateScope returns an error if a namespace selector is used with --namespaces: Namespaces are
-// objects of the cluster, and with --namespaces the manager reads none of these.
+// validateScope returns an error if a namespace selector is used with --namespaces, since Namespaces
+// are objects of the cluster, and with --namespaces the manager reads none of these; or if the
+// controller is to work in a namespace that is not read.
 func (o *Options) validateScope() error {
 	enabled, err := o.enabled()
 	if err != nil || len(o.Informers.Namespaces) == 0 ||
@@ -79,6 +81,11 @@ func (o *Options) validateScope() error {
 	if slices.Contains(configreload.Resources(o.ConfigReload), informers.Namespaces) {
 		return errors.New(
 			"--config-reload-namespace-selector: needs the labels of Namespaces, which are not read with --namespaces; list the namespaces there")
+	}
+	for _, namespace := range o.ConfigReload.Namespaces {
+		if !slices.Contains(o.Informers.Namespaces, namespace) {
+			return fmt.Errorf("--config-reload-namespaces: %q is not in --namespaces, so nothing would be read there", namespace)
+		}
 	}
 	return nil
 }

@@ -107,16 +107,13 @@ func declareNeeds(entries []Entry) error {
 	return errors.Join(errs...)
 }
 
-// undeclared is what Host.Informer panics with, since it cannot return an error.
-type undeclared struct{ error }
-
 // informer returns the informer of a resource that the entry itself declares. An informer that only
 // another entry declares may lack what this one needs of the objects, and is missing when the other
 // is switched off.
 func (e Entry) informer(cache *informers.Factory, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
 	informer, ok := cache.Informer(e.Name, resource)
 	if !ok {
-		panic(undeclared{fmt.Errorf("asks for the informer of %s, which its entry does not declare in Needs", resource.GroupResource())})
+		panic(mistake{fmt.Errorf("asks for the informer of %s, which its entry does not declare in Needs", resource.GroupResource())})
 	}
 	return informer
 }
@@ -127,11 +124,16 @@ func (e Entry) build(h Host) (c controllers.Controller, err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case undeclared:
+		case mistake:
+			err = r
+		case informers.MismatchError:
 			err = r
 		default:
 			err = fmt.Errorf("panic in New: %v\n%s", r, debug.Stack())
 		}
 	}()
-	return e.New(h)
+	if c, err = e.New(h); c == nil && err == nil {
+		err = errors.New("New returned no controller")
+	}
+	return c, err
 }

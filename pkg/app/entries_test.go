@@ -31,7 +31,7 @@ func withFunctions(e Entry) Entry {
 		e.Rules = func() []rbacv1.PolicyRule { return nil }
 	}
 	if e.New == nil {
-		e.New = func(Host) (controllers.Controller, error) { return nil, nil }
+		e.New = func(Host) (controllers.Controller, error) { return &scripted{}, nil }
 	}
 	return e
 }
@@ -51,6 +51,14 @@ func lines(t *testing.T, err error, want ...string) {
 	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
 		t.Errorf("errors (-want +got):\n%s", diff)
 	}
+}
+
+// options returns the entries as options of a build.
+func options(entries []Entry) (all []BuildOption) {
+	for _, e := range entries {
+		all = append(all, e)
+	}
+	return all
 }
 
 func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
@@ -93,7 +101,7 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 			[]string{"controller one: AddFlags: one flag redefined: size"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := NewCommand(tc.entries...)
+			cmd := NewCommand(options(tc.entries)...)
 			cmd.SetArgs([]string{"--v=2", "--controllers=*"})
 			lines(t, cmd.Execute(), tc.want...)
 		})
@@ -139,7 +147,7 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 				if h.Informer(asked) == nil {
 					t.Errorf("%s got no informer", name)
 				}
-				return nil, nil
+				return &scripted{}, nil
 			},
 		}
 	}

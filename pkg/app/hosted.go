@@ -13,11 +13,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -33,6 +30,9 @@ type hosted struct {
 	loops  *controllers.Metrics
 	health healthz.Check
 	runs   runs
+
+	everyReplica bool
+	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
 
 	statusPanicked sync.Once // the first panic of Status is logged
 }
@@ -101,35 +101,63 @@ func newControllers(
 	var all hostedControllers
 	var errs []error
 	for _, entry := range enabled {
-		config := c.controller(entry.Name)
-		client, err := c.typed(config)
-		if err != nil {
-			return nil, fmt.Errorf("client of controller %s: %w", entry.Name, err)
-		}
-		controller, err := entry.build(Host{
-			Informer: func(resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-				return entry.informer(cache, resource)
-			},
-			LiveVersion: cache.LiveVersion,
-			Follow: func(ctx context.Context, need informers.Need, lists chan struct{}, handler toolscache.ResourceEventHandler) (*informers.Following, error) {
-				need.For = entry.Name
-				return cache.Follow(ctx, need, lists, handler)
-			},
-			Client:     client,
-			RESTConfig: config,
-			Scheme:     scheme,
-			Events:     e.recorder("quartermaster-" + entry.Name),
-			Clock:      clock.RealClock{},
-			Loops:      loops,
-			Metrics:    registry,
+		var handler http.Handler
+		host, err := newHost(o, c, scheme, e, cache, registry, loops, entry, func(h http.Handler) {
+			if h == nil || handler != nil {
+				panic(mistake{errors.New("calls Host.Handle with nil or twice")})
+			}
+			handler = h
 		})
+		if err != nil {
+			return nil, err
+		}
+		controller, err := entry.build(host)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
 			continue
 		}
-		all = append(all, newHosted(entry.Name, controller, cache, loops, o.Generic.ControllerStuckAfter))
+		h := newHosted(entry.Name, controller, cache, loops, o.Generic.ControllerStuckAfter)
+		h.everyReplica = entry.EveryReplica
+		if handler != nil {
+			h.handler = h.contained(handler)
+		}
+		all = append(all, h)
 	}
 	return all, errors.Join(errs...)
+}
+
+// on returns those that run on every replica, or those that run only on the one that leads.
+func (cs hostedControllers) on(everyReplica bool) (some hostedControllers) {
+	for _, c := range cs {
+		if c.everyReplica == everyReplica {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// runOnEveryReplica starts those that run on every replica. They stop when ctx ends or the returned
+// function is called, which returns when they have drained. If they have not in the given time from
+// then on, the error wraps election.ErrUnfinished.
+func (cs hostedControllers) runOnEveryReplica(ctx context.Context, interval, drain time.Duration) (stop func() error) {
+	some := cs.on(true)
+	if len(some) == 0 {
+		return func() error { return nil }
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	drained := make(chan error, 1)
+	go func() { drained <- some.run(ctx, interval) }()
+	late := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(drain, func() { close(late) }) })
+	return func() error {
+		cancel()
+		select {
+		case err := <-drained:
+			return err
+		case <-late:
+			return fmt.Errorf("%w: the controllers of every replica did not drain within %s", election.ErrUnfinished, drain)
+		}
+	}
 }
 
 // run starts all controllers, interval apart, and returns when ctx has ended and each of them has

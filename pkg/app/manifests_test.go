@@ -49,8 +49,8 @@ func TestManifestsParse(t *testing.T) {
 	if port := int32(o.Secure.BindPort); manager.Ports[0].ContainerPort != port {
 		t.Errorf("containerPort %d is not --secure-port=%d", manager.Ports[0].ContainerPort, port)
 	}
-	if pod.ServiceAccountName != serviceAccount || deployment.Name != serviceAccount {
-		t.Errorf("Deployment %q runs as %q, but the roles are bound to %q", deployment.Name, pod.ServiceAccountName, serviceAccount)
+	if pod.ServiceAccountName != defaultName || deployment.Name != defaultName {
+		t.Errorf("Deployment %q runs as %q, but the roles are bound to %q", deployment.Name, pod.ServiceAccountName, defaultName)
 	}
 }
 

@@ -12,14 +12,13 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
@@ -49,9 +48,11 @@ type Options struct {
 	TTL            ttl.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
+	// Clock drives the controllers and the cache, but not the election; a test may set it.
+	Clock clock.WithTickerAndDelayedExecution
 
-	entries []Entry
-	flags   cliflag.NamedFlagSets
+	build
+	flags cliflag.NamedFlagSets
 }
 
 // GenericConfig is the configuration that concerns all controllers alike.
@@ -80,9 +81,13 @@ type InsecureConfig struct {
 	Metrics     bool
 }
 
-// NewOptions returns the defaults for a manager with the controllers of the registry and the given
-// ones. The error lists the mistakes in all entries.
-func NewOptions(entries ...Entry) (*Options, error) {
+// NewOptions returns the defaults for a build with the given options. The error lists the mistakes in
+// all entries.
+func NewOptions(options ...BuildOption) (*Options, error) {
+	b, err := newBuild(options)
+	if err != nil {
+		return nil, err
+	}
 	gate, err := newFeatureGate()
 	if err != nil {
 		return nil, err
@@ -100,7 +105,7 @@ func NewOptions(entries ...Entry) (*Options, error) {
 			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
-		Election:       election.NewConfig(defaultLease()),
+		Election:       election.NewConfig(b.lease()),
 		Informers:      informers.NewConfig(),
 		Secure:         SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
 		Insecure:       InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
@@ -112,8 +117,12 @@ func NewOptions(entries ...Entry) (*Options, error) {
 		TTL:            ttl.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
+		Clock:          clock.RealClock{},
+		build:          b,
 	}
-	o.entries = append(registry(o), entries...)
+	if b.builtIns {
+		o.entries = append(registry(o), b.entries...)
+	}
 	if err := checkEntries(o.entries); err != nil {
 		return nil, err
 	}
@@ -135,9 +144,11 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
 		"All: "+strings.Join(o.known(), ", ")+".")
-	fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
-		"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
-		"any of "+strings.Join(originals, ", ")+".")
+	if o.builtIns {
+		fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
+			"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
+			"any of "+strings.Join(originals, ", ")+".")
+	}
 	fs.DurationVar(&g.ControllerStartInterval, "controller-start-interval", g.ControllerStartInterval,
 		"The time between starting one controller and the next.")
 	fs.DurationVar(&g.ControllerStuckAfter, "controller-stuck-after", g.ControllerStuckAfter,
@@ -252,7 +263,7 @@ func (o *Options) validate() error {
 	}
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
-	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateScope())
+	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateScope(), o.validateStandby())
 	errs = append(errs, o.Secure.Validate(), o.Authentication.Validate(), o.Authorization.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
@@ -266,9 +277,19 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// defaultLease returns the name of the Lease, unless flags give another.
-func defaultLease() types.NamespacedName {
-	return types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "quartermaster"}
+// validateStandby returns an error if a controller works on standbys that have no cache.
+func (o *Options) validateStandby() error {
+	enabled, err := o.enabled()
+	if err != nil || o.Informers.Standby != informers.StandbyCold {
+		return nil // Validate reports an unknown controller
+	}
+	var errs []error
+	for _, e := range enabled {
+		if e.EveryReplica {
+			errs = append(errs, fmt.Errorf("--standby: %s runs on every replica, which needs the cache of a warm standby", e.Name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // election returns the configuration of the elector. Controllers may drain for --shutdown-timeout.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -19,12 +20,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 )
 
-// serviceAccount is the manager's ServiceAccount, in the namespace of the Lease. The Deployment in
-// deploy/ has the same name.
-const serviceAccount = "quartermaster"
-
 func newRBACCommand(o *Options) *cobra.Command {
-	return o.subcommand("rbac", "Print the roles that a manager with these flags needs", `
+	return o.subcommand("rbac", "Print the roles that a manager with these flags needs", strings.ReplaceAll(`
 Prints what a manager with the given flags has to be allowed, as YAML for
 kubectl apply: the rules that the enabled controllers of this build declare, and
 those of the manager itself for its Lease, its Events, the Namespace that names
@@ -41,7 +38,7 @@ ClusterRoles if it is not kube-system.
 
 With --namespaces there are Roles in each of these in place of ClusterRoles, and
 the API server's fence is not used. The secure port, which --secure-port=0
-switches off, and --dry-run need a ClusterRole even then.`,
+switches off, and --dry-run need a ClusterRole even then.`, defaultName, o.name),
 		func(w io.Writer) error {
 			objects, err := o.rbac()
 			if err != nil {
@@ -78,15 +75,15 @@ func (o *Options) rbac() (objects []any, err error) {
 	grant := func(name string, account metav1.ObjectMeta, namespaces []string, rules ...rbacv1.PolicyRule) {
 		for _, namespace := range namespaces {
 			if len(rules) > 0 {
-				name := roleName(name, namespace, home)
+				name := roleName(o.name+"-"+name, namespace, home)
 				objects = append(objects, role(name, namespace, rules), binding(name, namespace, account))
 			}
 		}
 	}
-	manager := metav1.ObjectMeta{Name: serviceAccount, Namespace: home}
+	manager := metav1.ObjectMeta{Name: o.name, Namespace: home} // as the Deployment
 	if o.Election.LeaderElect {
 		lease := o.Election.ResourceName
-		grant("quartermaster-host", manager, []string{home},
+		grant("host", manager, []string{home},
 			rule("coordination.k8s.io", "leases", lease, "get", "watch", "update"),
 			rule("coordination.k8s.io", "leases", "", "create"), // RBAC cannot limit create to a name
 			// A leader record in one of these means that replicas with another lock type still run.
@@ -94,16 +91,16 @@ func (o *Options) rbac() (objects []any, err error) {
 			rule("", "endpoints", lease, "get"))
 		if serverFence(o) == election.ServerFenceUnknown {
 			name := election.LeaderNamespaceName(types.NamespacedName{Namespace: home, Name: lease})
-			grant("quartermaster-fence", manager, []string{metav1.NamespaceAll}, rule("", "namespaces", name, "get", "patch"))
+			grant("fence", manager, []string{metav1.NamespaceAll}, rule("", "namespaces", name, "get", "patch"))
 		}
 	}
 	recorded := scope
 	if len(o.Informers.Namespaces) > 0 && !slices.Contains(scope, home) {
 		recorded = append(slices.Clone(scope), home) // for Events about the Lease
 	}
-	grant("quartermaster-events", manager, recorded, rule("", "events", "", "create", "patch"))
+	grant("events", manager, recorded, rule("", "events", "", "create", "patch"))
 	if o.Generic.DryRun {
-		grant("quartermaster-dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
+		grant("dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
 	}
 	o.secureRBAC(func(name, namespace string, rules ...rbacv1.PolicyRule) {
 		grant(name, manager, []string{namespace}, rules...)
@@ -119,15 +116,15 @@ func (o *Options) rbac() (objects []any, err error) {
 		if o.Generic.UseServiceAccountTokens {
 			account = metav1.ObjectMeta{Name: e.Name, Namespace: o.Generic.ServiceAccountsNamespace}
 			accounts = append(accounts, e.Name)
-			objects = append(objects, controllerAccount(account))
+			objects = append(objects, controllerAccount(account, o.name))
 		}
-		grant("quartermaster-cache-"+e.Name, manager, scope, cache...)
-		grant("quartermaster-controller-"+e.Name, account, scope, own...)
+		grant("cache-"+e.Name, manager, scope, cache...)
+		grant("controller-"+e.Name, account, scope, own...)
 	}
 	if len(accounts) > 0 {
 		tokens := rule("", "serviceaccounts/token", "", "create")
 		tokens.ResourceNames = accounts
-		grant("quartermaster-tokens", manager, []string{o.Generic.ServiceAccountsNamespace}, tokens)
+		grant("tokens", manager, []string{o.Generic.ServiceAccountsNamespace}, tokens)
 	}
 	return objects, nil
 }
@@ -142,14 +139,14 @@ func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.
 	if o.Authentication.Kubeconfig == "" {
 		reviews = append(reviews, rule("authentication.k8s.io", "tokenreviews", "", "create"))
 		if !o.Authentication.SkipLookup {
-			grant("quartermaster-authentication-reader", authenticationNamespace,
+			grant("authentication-reader", authenticationNamespace,
 				rule("", "configmaps", authenticationConfigMap, "list", "watch"))
 		}
 	}
 	if o.Authorization.Kubeconfig == "" {
 		reviews = append(reviews, rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
 	}
-	grant("quartermaster-reviews", metav1.NamespaceAll, reviews...)
+	grant("reviews", metav1.NamespaceAll, reviews...)
 }
 
 func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
@@ -164,7 +161,7 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 // of another. Nothing is added in the installation's own namespace, home, nor to the ClusterRoles of
 // the default one.
 func roleName(name, namespace, home string) string {
-	if namespace == home || namespace == metav1.NamespaceAll && home == defaultLease().Namespace {
+	if namespace == home || namespace == metav1.NamespaceAll && home == metav1.NamespaceSystem {
 		return name
 	}
 	return name + "-" + home
@@ -195,8 +192,8 @@ func rbacType(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: kind}
 }
 
-func controllerAccount(meta metav1.ObjectMeta) any {
-	meta.Labels = map[string]string{"app.kubernetes.io/name": serviceAccount}
+func controllerAccount(meta metav1.ObjectMeta, manager string) any {
+	meta.Labels = map[string]string{"app.kubernetes.io/name": manager}
 	return corev1.ServiceAccount{
 		TypeMeta:                     metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
 		ObjectMeta:                   meta,

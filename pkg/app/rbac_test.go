@@ -107,6 +107,10 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				"quartermaster-controller-config-reload: quartermaster in kube-system",
 			},
 		},
+		"namespaces in which config-reload works restrict nothing of what it needs": {
+			args:  []string{"--config-reload-namespaces=a,b"},
+			rules: slices.Concat(host("kube-system"), fence, events, secure, controller("")),
+		},
 		"a controller that is off needs nothing": {
 			args:  []string{"--controllers=-config-reload"},
 			rules: slices.Concat(host("kube-system"), fence, events, secure),

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -15,14 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -51,6 +43,10 @@ type Entry struct {
 	// Rules returns the permissions that the controller needs, and no more. It is called after the
 	// flags have been parsed.
 	Rules func() []rbacv1.PolicyRule
+	// EveryReplica makes every replica run the controller, from the time when its cache is started
+	// until the process ends, and not only the one that leads. The fences refuse the writes of a
+	// replica that does not lead, see controllers.IsNotLeading.
+	EveryReplica bool
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.
 	New func(Host) (controllers.Controller, error)
@@ -65,34 +61,6 @@ type Config interface {
 	Validate() error
 }
 
-// Host is what the manager passes to Entry.New.
-type Host struct {
-	// Informer returns the shared informer of a resource that the entry declares in Needs. For any
-	// other resource it panics, and the manager's start fails with an error that names the
-	// controller.
-	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
-	// LiveVersion returns the resourceVersion that an object of such a resource has in the API
-	// server now. A controller calls it when it suspects that the cache is behind; see
-	// informers.Factory.LiveVersion.
-	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
-	// Follow shows a handler the objects of a resource that was not known at the start, while the
-	// controller runs; see informers.Factory.Follow.
-	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
-	// Client reads at any time, and writes only while this replica leads. RESTConfig makes other
-	// clients with the same limits. They speak JSON, which custom resources need.
-	Client     kubernetes.Interface
-	RESTConfig *rest.Config
-	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
-	// registers with client-go's scheme.Scheme are not in it.
-	Scheme *runtime.Scheme
-	// Events records Events with the source component quartermaster-NAME.
-	Events record.EventRecorder
-	Clock  clock.WithTicker
-	// Loops holds the metrics of the queue loop. A controller registers its own with Metrics.
-	Loops   *controllers.Metrics
-	Metrics metrics.KubeRegistry
-}
-
 // registry returns the controllers in the order in which they start.
 func registry(o *Options) []Entry {
 	return []Entry{
@@ -100,6 +68,16 @@ func registry(o *Options) []Entry {
 		replicationEntry(o),
 		ttlEntry(o),
 	}
+}
+
+// addToScheme calls AddToScheme. The library panics if a kind has two Go types.
+func (e Entry) addToScheme(scheme *runtime.Scheme) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	return e.AddToScheme(scheme)
 }
 
 // newScheme returns a scheme with the built-in types and those that entries add.
@@ -112,7 +90,7 @@ func newScheme(entries []Entry) (*runtime.Scheme, error) {
 		if e.AddToScheme == nil {
 			continue
 		}
-		if err := e.AddToScheme(scheme); err != nil {
+		if err := e.addToScheme(scheme); err != nil {
 			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
 		}
 	}

@@ -64,7 +64,7 @@ func replicationEntry(o *Options) Entry {
 			if len(cfg.Scope) == 0 {
 				in.Namespaces = h.Informer(informers.Namespaces)
 			}
-			return replication.New(cfg, digester(), in, h.Client, h.Events, h.Clock, h.Loops, h.Metrics)
+			return replication.New(cfg, digester(), in, h.Client, h.Events, h.Loop, h.Metrics)
 		},
 	}
 }

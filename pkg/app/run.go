@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -13,11 +14,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -71,9 +70,13 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	fence := lock.Fence
-	if leaderNamespace != nil {
-		fence = func(next http.RoundTripper) http.RoundTripper { return leaderNamespace.Retry(lock.Fence(next)) }
+	gate := election.NewGate(lock)
+	fence := func(next http.RoundTripper) http.RoundTripper {
+		fenced := lock.Fence(next)
+		if leaderNamespace != nil {
+			fenced = leaderNamespace.Retry(fenced)
+		}
+		return gate.Fence(fenced)
 	}
 	clients, err := newClients(o, connection, fence)
 	if err != nil {
@@ -115,15 +118,12 @@ func Run(ctx context.Context, o *Options) error {
 			return err
 		}
 	}
-	config, err := configz.New(groupVersion.Group)
-	if err != nil {
-		return err
-	}
-	defer configz.Delete(groupVersion.Group)
-	if err := config.Set(o.effectiveConfig()); err != nil {
-		return err
-	}
 	debug := map[string]http.Handler{"/debug/leader": lock, "/debug/informers": cache, "/debug/controllers/": running}
+	for _, c := range running {
+		if c.handler != nil {
+			debug["/controllers/"+c.name+"/"] = c.handler
+		}
+	}
 	metricsHandler := metricsHandler(registry)
 	servers, err := startServers(rest, o, health, auth, introspection(o, metricsHandler, debug), metricsHandler, seen)
 	if err != nil {
@@ -149,9 +149,11 @@ func Run(ctx context.Context, o *Options) error {
 	// Lead, when elected. Work that has not ended when the election ends is cut off.
 	work, cutOff := context.WithCancelCause(rest)
 	lead := func(ctx context.Context) error {
+		gate.Open()
 		cache.Start(rest)
-		return running.run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
+		return running.on(false).run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
+	stopOthers := running.runOnEveryReplica(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval, o.Generic.ShutdownTimeout)
 	if leaderNamespace != nil {
 		defer startAsking(rest, leaderNamespace)()
 		if o.Election.LeaderElect {
@@ -161,6 +163,10 @@ func Run(ctx context.Context, o *Options) error {
 		lock.SetServerFence(ctx, serverFence(o))
 	}
 	err = lock.Run(ctx, lead)
+	if err != nil {
+		cutOff(err)
+	}
+	err = errors.Join(err, stopOthers())
 	cutOff(err)
 	return err
 }
@@ -182,14 +188,14 @@ func newLock(
 	if err != nil {
 		return nil, nil, err
 	}
-	electionMetrics, err := election.NewMetrics(registry, "quartermaster")
+	electionMetrics, err := election.NewMetrics(registry, o.name)
 	if err != nil {
 		return nil, nil, err
 	}
 	candidate := election.Candidate{
 		Identity: election.NewIdentity(pod),
 		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
-		Events:   e.recorder("quartermaster"),
+		Events:   e.recorder(o.name),
 		Metrics:  electionMetrics,
 	}
 	if seen != nil {
@@ -265,5 +271,5 @@ func newCache(
 	for _, entry := range enabled {
 		needs = append(needs, entry.needs...)
 	}
-	return informers.New("quartermaster", o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
+	return informers.New(o.name, o.Informers, readers, needs, registry, o.Clock, loops.Panicked)
 }

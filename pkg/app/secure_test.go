@@ -67,9 +67,9 @@ func TestTLS(t *testing.T) {
 			config: SecureConfig{}, client: &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, refused: true},
 		"a cipher suite that is not in the list is refused": {
 			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}},
-			client: &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384}}, refused: true},
+			client: &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384}}, refused: true},
 		"a single cipher suite is enough": {
-			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"}},
+			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"}},
 			client: &tls.Config{MaxVersion: tls.VersionTLS12}, host: "localhost", protocol: "h2"},
 		"a key exchange that is not in the list is refused": {
 			config: SecureConfig{CurvePreferences: []int32{int32(tls.CurveP256)}},

@@ -25,7 +25,6 @@ import (
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
 	"k8s.io/apiserver/pkg/server/statusz"
-	"k8s.io/component-base/configz"
 	"k8s.io/component-base/logs"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -183,7 +182,7 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	m := mux.NewPathRecorderMux("manager")
 	m.Handle("/metrics", metrics)
 	slis.SLIMetricsWithReset{}.Install(m)
-	configz.InstallHandler(m)
+	m.Handle("/configz", configz(o))
 	flagz.Install(m, "manager", flagz.NamedFlagSetsReader{FlagSets: o.flags})
 	setVerbosity := routes.StringFlagPutHandler(logs.GlogSetter)
 	routes.DebugFlags{}.Install(m, "v", func(w http.ResponseWriter, r *http.Request) {
@@ -202,6 +201,22 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	}
 	statusz.Install(m, "manager", statusz.NewRegistry(nil, statusz.WithListedPaths(m.ListedPaths())))
 	return m
+}
+
+// configz returns the handler of /configz. It responds as that of component-base, which is one per
+// process: this process may run several managers, as tests do.
+func configz(o *Options) http.Handler {
+	config := map[string]any{groupVersion.Group: o.effectiveConfig()}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		text, err := json.Marshal(config)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, _ = w.Write(text)
+	})
 }
 
 // metricsHandler serves our own registry together with that of the libraries.

@@ -68,7 +68,7 @@ func ttlEntry(o *Options) Entry {
 				}
 				return followed{following}, nil
 			}
-			return ttl.New(config(), follow, h.Client, h.RESTConfig, h.Events, h.Clock, h.Loops, h.Metrics)
+			return ttl.New(config(), follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
 		},
 	}
 }

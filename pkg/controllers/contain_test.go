@@ -66,7 +66,7 @@ func TestContain(t *testing.T) {
 func TestANilPointerReturnedAsAnErrorIsAPanicOfItsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				if calls++; calls == 1 {
 					var p *problem

@@ -7,9 +7,7 @@
 // A controller is a package below this one. Its constructor builds a [Loop] around a reconcile
 // function, with the informers to watch:
 //
-//	c.Loop, err = controllers.NewLoop(
-//		controllers.Options[cache.ObjectName]{Name: Name, Reconcile: c.reconcile, Metrics: metrics},
-//		controllers.WatchSelf(informer))
+//	c.Loop, err = controllers.NewLoop(host.Loop, c.reconcile, controllers.WatchSelf(informer))
 package controllers
 
 import "context"

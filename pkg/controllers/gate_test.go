@@ -78,7 +78,7 @@ func newGated(t *testing.T, names ...string) *gated {
 	g.primary = cache.NewSharedIndexInformer(g.configMaps, &corev1.ConfigMap{}, 0, cache.Indexers{})
 	g.secondary = cache.NewSharedIndexInformer(g.secrets, &corev1.Secret{}, 0, cache.Indexers{})
 	var err error
-	g.loop, err = NewLoop(Options[cache.ObjectName]{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry()), Reconcile: g.reconcile},
+	g.loop, err = NewLoop(Options{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())}, g.reconcile,
 		WatchMapped(hooked{g.primary, g}, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 			obj := e.New
 			if obj == nil {
@@ -369,7 +369,7 @@ func TestALoopCannotWatchWhatHasStopped(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	informer.RunWithContext(ctx)
-	_, err := NewLoop(Options[cache.ObjectName]{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())}, WatchSelf(informer))
+	_, err := NewLoop(Options{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(informer))
 	if err == nil || !strings.Contains(err.Error(), "test: watch: ") {
 		t.Errorf("NewLoop returned %v", err)
 	}

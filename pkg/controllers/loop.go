@@ -19,39 +19,63 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// The defaults of the back-off, and that of event mappings. Nothing is given up: that would leave an
+// object wrong until something else changes it.
 const (
-	// A failing key is tried again after 1 s, 2 s, 4 s and so on up to 5 min, without end: giving
-	// up would leave an object wrong until something else changes it.
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
 )
 
-// Options describe a [Loop]. Name, Reconcile and Metrics are required.
-type Options[K comparable] struct {
+// Options describe a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
+// Clock; a controller may set the others.
+type Options struct {
 	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
 	Name string
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.
 	Workers int
-	// Reconcile brings the object of one key to its desired state. If it returns a duration > 0, it
-	// is called again after that time, otherwise at the next event. After an error it is called
-	// again with exponential back-off: at the latest after the duration if that is > 0, and not
-	// before the time that the API server asked for.
-	Reconcile func(ctx context.Context, key K) (after time.Duration, err error)
-	// Feed, if set, runs beside the workers until ctx ends. It enqueues the keys of objects that no Watch
-	// shows. If it returns earlier, Run ends with its error.
-	Feed    func(ctx context.Context, enqueue func(K)) error
-	Metrics *Metrics
+	// A failing key is tried again after MinBackoff, default 1 s, then after twice as long each
+	// time, up to MaxBackoff, default 5 min.
+	MinBackoff, MaxBackoff time.Duration
+	Metrics                *Metrics
+	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
+	// earlier, Run ends with its error.
+	Beside func(ctx context.Context) error
 	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker
+}
+
+// withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
+func (o Options) withDefaults() (Options, error) {
+	o.Workers = max(o.Workers, 1)
+	if o.MinBackoff == 0 {
+		o.MinBackoff = minBackoff
+	}
+	if o.MaxBackoff == 0 {
+		o.MaxBackoff = max(maxBackoff, o.MinBackoff)
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	switch {
+	case o.Name == "":
+		return o, errors.New("loop without Options.Name")
+	case o.Metrics == nil:
+		return o, fmt.Errorf("loop %s without Options.Metrics", o.Name)
+	case o.MinBackoff < 0 || o.MaxBackoff < o.MinBackoff:
+		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least MinBackoff %s, which must not be negative",
+			o.Name, o.MaxBackoff, o.MinBackoff)
+	}
+	return o, nil
 }
 
 type queue[K comparable] = workqueue.TypedDelayingInterface[K]
 
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
 type Loop[K comparable] struct {
-	opts    Options[K]
-	mappers []*mapper[K]
+	opts      Options
+	reconcile func(context.Context, K) (time.Duration, error)
+	mappers   []*mapper[K]
 
 	mu       sync.Mutex
 	phase    Phase
@@ -64,13 +88,23 @@ type Loop[K comparable] struct {
 
 // NewLoop registers the watches and returns a loop that drops their events until Run. So their
 // informers must have been built, and need not have started. NewLoop returns an error if one has
-// stopped. It panics without Metrics.
-func NewLoop[K comparable](opts Options[K], watches ...Watch[K]) (*Loop[K], error) {
-	opts.Workers = max(opts.Workers, 1)
-	if opts.Clock == nil {
-		opts.Clock = clock.RealClock{}
+// stopped, or if opts or a watch is wrong.
+//
+// reconcile brings the object of one key to its desired state. If it returns a duration > 0, it is
+// called again after that time, otherwise at the next event. After an error it is called again with
+// exponential back-off: at the latest after the duration if that is > 0, and not before the time that
+// the API server asked for. After a [TerminalError] it is called as if there had been no error.
+func NewLoop[K comparable](
+	opts Options, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
+) (*Loop[K], error) {
+	opts, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
 	}
-	l := &Loop[K]{opts: opts, phase: Stopped, inFlight: map[K]time.Time{}}
+	if reconcile == nil {
+		return nil, fmt.Errorf("loop %s without a function reconcile", opts.Name)
+	}
+	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: Stopped, inFlight: map[K]time.Time{}}
 	opts.Metrics.add(opts.Name, func() time.Duration {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
 		return running
@@ -83,6 +117,21 @@ func NewLoop[K comparable](opts Options[K], watches ...Watch[K]) (*Loop[K], erro
 		l.mappers = append(l.mappers, m)
 	}
 	return l, nil
+}
+
+// Enqueue adds keys to the queue, for what no informer tells: a timer or a channel of the controller's
+// own. While Run does not run, it does nothing, as with events; what must not be missed is enqueued
+// again when Run begins, by a watch or by the caller. It may be called at any time and does not block.
+func (l *Loop[K]) Enqueue(keys ...K) {
+	l.mu.Lock()
+	q := l.queue
+	l.mu.Unlock()
+	if q == nil {
+		return
+	}
+	for _, key := range keys {
+		q.Add(key) // drops it if the queue has shut down
+	}
 }
 
 // Run waits until the informers of the watches have synced. Then it adds the keys of the objects in
@@ -131,7 +180,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 
 	work, cancel := workContext(ctx)
 	defer cancel()
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, maxBackoff)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
 		workers.Go(func() {
@@ -147,41 +196,41 @@ func (l *Loop[K]) run(ctx context.Context) error {
 		}
 	}
 
-	fed := l.feed(ctx, q)
+	beside := l.beside(ctx)
 	var failed error
 	select {
 	case <-ctx.Done():
-	case failed = <-fed:
+	case failed = <-beside:
 	}
 	l.setPhase(Draining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	workers.Wait()
-	if fed != nil && failed == nil {
-		failed = <-fed
+	if beside != nil && failed == nil {
+		failed = <-beside
 	}
 	logger.Info("Controller stopped")
 	return failed
 }
 
-// feed starts Feed, and returns what its error will come through; nil without one.
-func (l *Loop[K]) feed(ctx context.Context, q queue[K]) <-chan error {
-	if l.opts.Feed == nil {
+// beside starts Beside, and returns what its error will come through; nil without one.
+func (l *Loop[K]) beside(ctx context.Context) <-chan error {
+	if l.opts.Beside == nil {
 		return nil
 	}
-	fed := make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
-		stack, err := Contain(func() error { return l.opts.Feed(ctx, q.Add) })
+		stack, err := Contain(func() error { return l.opts.Beside(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
-			klog.FromContext(ctx).Error(err, "Feed panicked", "stack", string(stack))
+			klog.FromContext(ctx).Error(err, "What runs beside the workers panicked", "stack", string(stack))
 		}
 		if err == nil && ctx.Err() == nil {
-			err = errors.New("feed returned before its context ended")
+			err = errors.New("what runs beside the workers returned before its context ended")
 		}
-		fed <- err
+		ended <- err
 	}()
-	return fed
+	return ended
 }
 
 // start creates the queues of one run. It returns an error if the loop is already running.
@@ -210,9 +259,9 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 		return true // a queue that shuts down still hands out what it has
 	}
 
-	after, notBefore, err := l.reconcile(work, key)
+	after, retry, notBefore := l.reconcileOnce(work, key)
 	switch {
-	case err != nil:
+	case retry:
 		delay := limiter.When(key)
 		if after > 0 {
 			delay = min(delay, after)
@@ -227,9 +276,9 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 	return true
 }
 
-// reconcile calls Reconcile and records its outcome. notBefore is how long the API server asked to
-// wait.
-func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.Duration, err error) {
+// reconcileOnce calls reconcile and records its outcome. retry reports whether it is to be called
+// again with back-off; notBefore is how long the API server asked to wait.
+func (l *Loop[K]) reconcileOnce(work context.Context, key K) (after time.Duration, retry bool, notBefore time.Duration) {
 	// Only people read the text of a key, so the loop requires no method for it.
 	logger := klog.FromContext(work).WithValues("key", fmt.Sprint(key))
 	work = klog.NewContext(work, logger)
@@ -238,10 +287,10 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	notLeading := false
+	notLeading, final := false, false
 	stack, err := Contain(func() (err error) {
-		after, err = l.opts.Reconcile(work, key)
-		notLeading = IsNotLeading(err)
+		after, err = l.reconcile(work, key)
+		notLeading, final = IsNotLeading(err), isTerminal(err)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 			notBefore = time.Duration(seconds) * time.Second
 		}
@@ -258,6 +307,9 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.
 		// not worth a line per key.
 		result = resultNotLeading
 		logger.V(2).Info("Reconcile refused, no longer leading", "reason", err.Error())
+	case final:
+		result = resultTerminal
+		logger.Error(err, "Reconcile failed for good, it is not tried again before the next event")
 	case err != nil:
 		result = resultError
 		logger.Error(err, "Reconcile failed")
@@ -282,7 +334,7 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.
 			l.counts.errors++
 		}
 	}
-	return after, notBefore, err
+	return after, err != nil && result != resultTerminal, notBefore
 }
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
@@ -292,6 +344,26 @@ func (l *Loop[K]) reconcile(work context.Context, key K) (after, notBefore time.
 func IsNotLeading(err error) bool {
 	var refused interface{ NotLeading() bool }
 	return errors.As(err, &refused) && refused.NotLeading()
+}
+
+// TerminalError returns an error with the text of err which says that it is not worth a retry, such as
+// for an object that nobody can make sense of. The loop counts and logs it, and calls reconcile again
+// at the object's next event, or after the duration that reconcile returned. For a nil err it returns
+// nil.
+func TerminalError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &terminalError{err}
+}
+
+type terminalError struct{ error }
+
+func (e *terminalError) Unwrap() error { return e.error }
+
+func isTerminal(err error) bool {
+	var e *terminalError
+	return errors.As(err, &e)
 }
 
 func (l *Loop[K]) setPhase(p Phase) {

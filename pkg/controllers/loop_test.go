@@ -28,11 +28,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// reconciling is what a loop is made of, without its watches.
+type reconciling struct {
+	Options
+	Reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
+}
+
 // harness runs one loop over the ConfigMaps of a fake clientset, in a bubble of fake time.
 type harness struct {
 	client   kubernetes.Interface
 	informer cache.SharedIndexInformer
-	opts     Options[cache.ObjectName]
+	reconciling
 	loop     *Loop[cache.ObjectName] // by build
 	registry metrics.KubeRegistry
 	work     context.Context // see WithWork
@@ -42,7 +48,7 @@ type harness struct {
 	begun    time.Time
 }
 
-func newHarness(t *testing.T, opts Options[cache.ObjectName], names ...string) *harness {
+func newHarness(t *testing.T, opts reconciling, names ...string) *harness {
 	t.Helper()
 	client := fake.NewClientset()
 	for _, name := range names {
@@ -60,12 +66,12 @@ func newHarness(t *testing.T, opts Options[cache.ObjectName], names ...string) *
 				},
 				WatchFuncWithContext: client.CoreV1().ConfigMaps("").Watch,
 			}, client), &corev1.ConfigMap{}, 0, cache.Indexers{}),
-		opts:     opts,
-		registry: registry,
-		work:     context.Background(),
-		logger:   klog.Background(),
-		stopped:  make(chan error, 1),
-		begun:    time.Now(),
+		reconciling: opts,
+		registry:    registry,
+		work:        context.Background(),
+		logger:      klog.Background(),
+		stopped:     make(chan error, 1),
+		begun:       time.Now(),
 	}
 	return h
 }
@@ -111,7 +117,7 @@ func (h *harness) start(t *testing.T) {
 func (h *harness) build(t *testing.T, watches ...Watch[cache.ObjectName]) {
 	t.Helper()
 	var err error
-	if h.loop, err = NewLoop(h.opts, watches...); err != nil {
+	if h.loop, err = NewLoop(h.Options, h.Reconcile, watches...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -144,8 +150,8 @@ func TestDrain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var began, finished, cut atomic.Int32
-				h := newHarness(t, Options[cache.ObjectName]{
-					Workers: 1,
+				h := newHarness(t, reconciling{
+					Options: Options{Workers: 1},
 					Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 						began.Add(1)
 						done := ctx.Done()
@@ -264,7 +270,7 @@ func TestRequeue(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var got []time.Duration
 				var h *harness
-				h = newHarness(t, Options[cache.ObjectName]{
+				h = newHarness(t, reconciling{
 					Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 						got = append(got, time.Since(h.begun))
 						if len(got) > len(tc.outcomes) {
@@ -294,7 +300,7 @@ func TestRequeue(t *testing.T) {
 func TestBackoffNeverGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls []time.Time
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				calls = append(calls, time.Now())
 				return 0, errors.New("always")
@@ -316,7 +322,7 @@ func TestBackoffNeverGivesUp(t *testing.T) {
 func TestPanicOfOneKeyLeavesTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := map[string]int{}
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(_ context.Context, k cache.ObjectName) (time.Duration, error) {
 				calls[k.Name]++
 				if k.Name == "bad" && calls["bad"] < 3 {
@@ -347,8 +353,8 @@ func TestPanicOfOneKeyLeavesTheOthers(t *testing.T) {
 func TestOneKeyIsNeverWithTwoWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most, calls atomic.Int32
-		h := newHarness(t, Options[cache.ObjectName]{
-			Workers: 8,
+		h := newHarness(t, reconciling{
+			Options: Options{Workers: 8},
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				most.Store(max(most.Load(), now.Add(1)))
 				pass(time.Second)
@@ -376,7 +382,7 @@ func TestOneKeyIsNeverWithTwoWorkers(t *testing.T) {
 func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				calls.Add(1)
 				return 0, nil

@@ -73,7 +73,7 @@ type mapped struct {
 func newMapped(t *testing.T, broken func(), names ...string) *mapped {
 	t.Helper()
 	m := &mapped{mappings: &mappings{broken: broken}}
-	m.harness = newHarness(t, Options[cache.ObjectName]{
+	m.harness = newHarness(t, reconciling{
 		Reconcile: func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
 			m.reconciled = append(m.reconciled, key.Name+" after "+time.Since(m.begun).String())
 			return 0, nil
@@ -220,7 +220,7 @@ func TestALoopThatStopsForgetsWhatCouldNotBeMapped(t *testing.T) {
 
 func TestAWatchOfAnotherTypeIsAFailureAndNoPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				return 0, errors.New("not to be called")
 			},
@@ -305,7 +305,7 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 		for i := range objects {
 			source.Add(object(i))
 		}
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
 		})
 		h.informer = cache.NewSharedIndexInformer(source, &corev1.ConfigMap{}, 0, cache.Indexers{})
@@ -348,7 +348,7 @@ func TestNoMoreThanAThousandObjectsAreMappedAgain(t *testing.T) {
 
 func TestRunWaitsForAMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
 		})
 		var returned atomic.Bool

@@ -15,11 +15,12 @@ const (
 	resultSuccess    = "success"
 	resultRequeue    = "requeue"
 	resultError      = "error"
+	resultTerminal   = "terminal_error"
 	resultNotLeading = "not_leading"
 	resultPanic      = "panic"
 )
 
-var results = []string{resultSuccess, resultRequeue, resultError, resultNotLeading, resultPanic}
+var results = []string{resultSuccess, resultRequeue, resultError, resultTerminal, resultNotLeading, resultPanic}
 
 // Metrics holds the metrics of all controllers of a process: those of the loop and those of the
 // host. Depth, latency and retries of the queues come from client-go's workqueue provider, under

@@ -21,7 +21,7 @@ import (
 func TestReconcilesRunUnderTheControllersProfilingLabel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var label atomic.Value
-		h := newHarness(t, Options[cache.ObjectName]{
+		h := newHarness(t, reconciling{
 			Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 				value, _ := pprof.Label(ctx, "controller")
 				label.Store(value)
@@ -37,8 +37,8 @@ func TestReconcilesRunUnderTheControllersProfilingLabel(t *testing.T) {
 
 func TestStatusAndLongestRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, Options[cache.ObjectName]{
-			Workers: 2,
+		h := newHarness(t, reconciling{
+			Options: Options{Workers: 2},
 			Reconcile: func(_ context.Context, k cache.ObjectName) (time.Duration, error) {
 				if k.Name == "slow" {
 					pass(time.Hour)
@@ -70,9 +70,11 @@ func TestStatusAndLongestRunning(t *testing.T) {
 	})
 }
 
+func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
+
 func TestMetricsBeginAtZero(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	if _, err := NewLoop(Options[string]{Name: "idle", Metrics: NewMetrics(registry)}); err != nil {
+	if _, err := NewLoop(Options{Name: "idle", Metrics: NewMetrics(registry)}, nothing); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]float64{}

@@ -4,8 +4,13 @@
 package controllers
 
 import (
+	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -13,6 +18,8 @@ import (
 type Watch[K comparable] struct {
 	informer cache.SharedIndexInformer
 	keys     func(change) ([]K, error)
+	// byOwner is set if keys reads owner references.
+	byOwner bool
 	// replayed is set if the objects in the cache are mapped too, when Run begins.
 	replayed bool
 }
@@ -74,30 +81,101 @@ func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys 
 	return Watch[K]{
 		informer: informer,
 		keys: func(c change) ([]K, error) {
-			event := Event[T]{Initial: c.initial}
-			var ok bool
-			if c.old != nil {
-				old := c.old
-				if tombstone, missed := old.(cache.DeletedFinalStateUnknown); missed {
-					old = tombstone.Obj
-				}
-				if event.Old, ok = old.(T); !ok {
-					return nil, fmt.Errorf("watched object is a %T, not a %T", old, event.Old)
-				}
-			}
-			if c.new != nil {
-				if event.New, ok = c.new.(T); !ok {
-					return nil, fmt.Errorf("watched object is a %T, not a %T", c.new, event.New)
-				}
+			event, err := eventOf[T](c)
+			if err != nil {
+				return nil, err
 			}
 			return keys(event), nil
 		},
 	}
 }
 
+// WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of
+// that kind which controls it, before and after the change. The owner is in the same namespace; for
+// one without a namespace, use [WatchChanges]. The cache must hold the owner references: a need of the
+// reduced form asks for them, and otherwise NewLoop returns an error.
+func WatchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watch[cache.ObjectName] {
+	w := WatchChanges(informer, func(e Event[metav1.Object]) []cache.ObjectName {
+		var owners []cache.ObjectName
+		for _, obj := range []metav1.Object{e.Old, e.New} {
+			if obj == nil {
+				continue
+			}
+			ref := metav1.GetControllerOfNoCopy(obj)
+			if ref == nil || ref.Kind != owner.Kind {
+				continue
+			}
+			name := cache.NewObjectName(obj.GetNamespace(), ref.Name)
+			if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
+				owners = append(owners, name)
+			}
+		}
+		return owners
+	})
+	w.byOwner = true
+	return w
+}
+
+// Filter returns the watch without the events for which keep returns false. It is called as the
+// mapping of [WatchMapped] is, and before it. For a deletion, it sees the last state known.
+func Filter[T any, K comparable](watch Watch[K], keep func(Event[T]) bool) Watch[K] {
+	keys := watch.keys
+	watch.keys = func(c change) ([]K, error) {
+		event, err := eventOf[T](c)
+		if err != nil || !keep(event) {
+			return nil, err
+		}
+		return keys(c)
+	}
+	return watch
+}
+
+// GenerationChanged is for [Filter]. It leaves out updates that change nothing but the metadata or the
+// status of an object, such as the controller's own writes to it, and resyncs. It keeps all events of
+// objects that have no generation, as of ConfigMaps and in the reduced form.
+func GenerationChanged[T metav1.Object](e Event[T]) bool {
+	before, after := metav1.Object(e.Old), metav1.Object(e.New)
+	if isNil(before) || isNil(after) {
+		return true
+	}
+	return after.GetGeneration() == 0 || before.GetGeneration() != after.GetGeneration()
+}
+
+// isNil reports whether an event lacks the object: T is a pointer or an interface.
+func isNil(obj metav1.Object) bool {
+	return obj == nil || reflect.ValueOf(obj).IsNil()
+}
+
+// eventOf returns the change with its types.
+func eventOf[T any](c change) (event Event[T], err error) {
+	event.Initial = c.initial
+	var ok bool
+	if c.old != nil {
+		old := c.old
+		if tombstone, missed := old.(cache.DeletedFinalStateUnknown); missed {
+			old = tombstone.Obj
+		}
+		if event.Old, ok = old.(T); !ok {
+			return event, fmt.Errorf("watched object is a %T, not a %s", old, reflect.TypeFor[T]())
+		}
+	}
+	if c.new != nil {
+		if event.New, ok = c.new.(T); !ok {
+			return event, fmt.Errorf("watched object is a %T, not a %s", c.new, reflect.TypeFor[T]())
+		}
+	}
+	return event, nil
+}
+
+// ownerKeeper is implemented by an informer that knows whether its cache holds owner references.
+type ownerKeeper interface{ KeepsOwnerReferences() bool }
+
 // register adds the handler of the watch to its informer. It leaves out the informer's first list:
 // that is in the cache when Run begins, which waits for it.
 func (m *mapper[K]) register() error {
+	if k, ok := m.watch.informer.(ownerKeeper); ok && m.watch.byOwner && !k.KeepsOwnerReferences() {
+		return errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
+	}
 	_, err := m.watch.informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, first bool) {
 			if !first {

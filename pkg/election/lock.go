@@ -63,7 +63,8 @@ type Lock struct {
 	shown *display
 	used  atomic.Bool // by Run
 
-	restored func() // may be nil
+	restored func()                // may be nil
+	prepare  func(context.Context) // called right before the first attempt to take the Lease; may be nil
 
 	fenceChanged chan struct{} // receives when the state of the fence in the API server has changed
 	early        takeover      // how the term of this replica has begun, set before lead starts

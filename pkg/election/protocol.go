@@ -23,6 +23,7 @@ type protocol struct {
 	identity string
 	process  Process
 	jitter   *rand.Rand
+	asked    bool // the API server is, for its fence
 
 	// What is known of the Lease.
 	known    bool                  // false before the first answer, and from a conflict until it is explained
@@ -77,9 +78,10 @@ type attempt struct {
 const never = time.Duration(math.MaxInt64)
 
 const (
-	// A standby with a watch still reads the Lease every 70 to 80 s. That is less than once a
-	// minute, and often enough that the connection on which it will take the Lease is not closed as
-	// idle, which client and API server do after 90 s.
+	// A standby with a watch still reads the Lease every 70 to 80 s, or asks for the fence in the API
+	// server instead. That is less than once a minute, and often enough that the connection on which
+	// it will take the Lease is not closed as idle, which client and API server do after 90 s. A watch
+	// that is dead shows when the claim of the Lease that is known has expired.
 	rereadPeriod = 70 * time.Second
 	rereadJitter = 10 * time.Second
 
@@ -546,6 +548,9 @@ func (p *protocol) onQuiet(at time.Duration) {
 
 // nextRead returns when a standby reads the Lease next, if nothing happens before.
 func (p *protocol) nextRead(now time.Duration) time.Duration {
+	if p.watchUp && p.asked {
+		return never // but when the next watch begins
+	}
 	if p.watchUp {
 		return now + rereadPeriod + time.Duration(p.jitter.Int64N(int64(rereadJitter)))
 	}

@@ -104,12 +104,15 @@ func (r *requester) read(ctx context.Context) {
 	})
 }
 
-// write creates the Lease, or updates it from the version base (rule 1). The term that it begins or
-// extends counts from before the request (rule 2). The API server cannot have executed the write
-// earlier, so no standby can have seen it earlier.
-func (r *requester) write(ctx context.Context, kind actionKind, base, lease *coordinationv1.Lease, timeout time.Duration) {
-	sent := r.clock.Now()
+// write creates the Lease, or updates it from the version base (rule 1), after it has called prepare.
+// The term that it begins or extends counts from before the request (rule 2). The API server cannot
+// have executed the write earlier, so no standby can have seen it earlier.
+func (r *requester) write(
+	ctx context.Context, kind actionKind, base, lease *coordinationv1.Lease, timeout time.Duration, prepare func(context.Context),
+) {
 	r.wg.Go(func() {
+		prepare(ctx)
+		sent := r.clock.Now()
 		request, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		done := writeDone{kind: kind, base: base, sent: sent}

@@ -120,7 +120,7 @@ type elector struct {
 func newElector(l *Lock) *elector {
 	t := l.cfg.timing()
 	p := newProtocol(l.who.Identity, t)
-	p.process, p.witness = l.who.Process, l.who.Witness != nil
+	p.process, p.witness, p.asked = l.who.Process, l.who.Witness != nil, l.prepare != nil
 	return &elector{
 		lock:     l,
 		protocol: p,
@@ -192,8 +192,12 @@ func (e *elector) start(ctx context.Context, act action, now time.Duration) {
 		if act.kind == actCreate {
 			lease = newLease(e.lock.lease, p.identity, p.own.lease, time.Now().Truncate(time.Microsecond))
 		}
+		prepare := func(context.Context) {}
+		if act.kind == actAcquire && p.writeFails.n == 0 && e.lock.prepare != nil {
+			prepare = e.lock.prepare
+		}
 		p.onSent(act, lease)
-		e.requests.write(ctx, act.kind, base, lease, timeout)
+		e.requests.write(ctx, act.kind, base, lease, timeout, prepare)
 	}
 }
 

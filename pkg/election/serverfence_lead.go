@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,9 +24,9 @@ import (
 // LeaderNamespace names the leader in the annotation of a Namespace, by which the fence in the API
 // server judges who may write.
 //
-// A replica names itself only in this order: it reads the Namespace, then it reads in the Lease that
-// it still holds it, then it patches the Namespace on the condition that this is the version that it
-// has read. So the names follow each other in the order of the terms, whatever any clock does and
+// A replica names itself only in this order: it reads the Namespace, then it takes the Lease or reads
+// that it still holds it, then it patches the Namespace on the condition that this is the version that
+// it has read. So the names follow each other in the order of the terms, whatever any clock does and
 // however late a patch arrives: see docs/adr/0006-fence-namespace.md.
 type LeaderNamespace struct {
 	lock   *Lock
@@ -39,11 +40,23 @@ type LeaderNamespace struct {
 	asked  atomic.Int64  // rounds of asking that have begun, written with the gate held
 	jitter *rand.Rand    // guarded by gate
 	raised int64         // the last round in which the API server admitted this replica; guarded by gate
+
+	ahead *corev1.Namespace // read before the Lease was taken, until it is used; may be nil
 }
 
 const (
+	// A leader asks at such intervals, a standby at those of rereadPeriod, instead of reading the Lease.
 	serverFencePeriod = 50 * time.Second // to serverFencePeriod + serverFenceJitter
 	serverFenceJitter = 10 * time.Second
+
+	// serverFenceAhead is for how long the read before the Lease is taken may hold that up. Without it,
+	// to name the leader takes two requests more.
+	serverFenceAhead = 250 * time.Millisecond
+
+	// serverFenceAskAgain is after which time a standby asks again if it has found no fence; then twice as
+	// long each time. No evidence counts before it has, and an API server goes by a new policy only
+	// after a second or two.
+	serverFenceAskAgain = time.Second
 
 	// serverFencePatience is how long an API server may refuse the leader before something must be
 	// wrong: its watch shows the name after milliseconds.
@@ -59,14 +72,17 @@ const (
 	serverFenceBackoffMax = 10 * time.Second
 )
 
-// NewLeaderNamespace returns the Namespace of the lock's Lease.
+// NewLeaderNamespace returns the Namespace of the lock's Lease, which has only one. It must be called
+// before Run of the lock.
 func NewLeaderNamespace(lock *Lock, client NamespaceClient) *LeaderNamespace {
 	pod := lock.who.Identity
 	if i := strings.LastIndex(pod, "_"); i >= 0 {
 		pod = pod[:i]
 	}
-	return &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.lease), pod: pod, client: client,
+	n := &LeaderNamespace{lock: lock, name: LeaderNamespaceName(lock.lease), pod: pod, client: client,
 		again: make(chan struct{}, 1), gate: make(chan struct{}, 1), jitter: newJitter(lock.who.Identity + "/raise")}
+	lock.prepare = n.readAhead
+	return n
 }
 
 // SupersededError ends the term of a replica that was to name itself in the Namespace and has found
@@ -80,19 +96,19 @@ func (e *SupersededError) Error() string {
 	return fmt.Sprintf("the lease is not held by this replica any more, but by %q", e.Holder)
 }
 
-// Run asks at once and then every minute whether the API server has a fence, until ctx ends. While
-// lead runs, Lead does this.
+// Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends; at
+// first more often while it finds none. While lead runs, Lead does this.
 func (n *LeaderNamespace) Run(ctx context.Context) {
 	jitter := newJitter(n.lock.who.Identity + "/ask")
-	backoff := serverFenceBackoffMax
+	backoff := serverFenceAskAgain
 	for {
-		pause := serverFencePeriod + randomUpTo(jitter, serverFenceJitter)
+		pause := rereadPeriod + randomUpTo(jitter, rereadJitter)
 		if !n.leads.Load() {
 			judged, err := n.ask(ctx)
-			if judged == verdictNone { // no evidence counts before it is known
-				pause, backoff = min(pause, backoff), min(2*backoff, serverFencePeriod)
+			if judged == verdictNone || judged == verdictAbsent {
+				pause, backoff = min(pause, backoff), min(2*backoff, rereadPeriod)
 			} else {
-				backoff = serverFenceBackoffMax
+				backoff = serverFenceAskAgain
 			}
 			if err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", n.lock.lease, "err", err)
@@ -146,7 +162,7 @@ func (n *LeaderNamespace) awaitPredecessor(ctx context.Context) bool {
 	early := n.lock.early
 	switch {
 	case early.evidence == "":
-	case n.lock.shown.serverFence() != ServerFenceEnforced: // it was, a minute ago at most
+	case n.lock.shown.serverFence() != ServerFenceEnforced: // it was when this replica asked last
 		for left := early.claim - n.lock.who.Clock.Now(); left > 0 && ctx.Err() == nil; left = early.claim - n.lock.who.Clock.Now() {
 			pauseFor(ctx, min(left, n.lock.cfg.RetryPeriod.Duration))
 		}
@@ -260,16 +276,8 @@ func (n *LeaderNamespace) stand(ctx context.Context, patience time.Duration) (ve
 // there is no Namespace, and a *SupersededError if this replica does not hold the Lease. A patch that
 // was cut off after patience does no harm if it is executed late, since it is conditional.
 func (n *LeaderNamespace) nameSelf(ctx context.Context, patience time.Duration) error {
-	read, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
-	defer cancel()
-	ns, err := n.client.Get(read, n.name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	if ns.Annotations[LeaderAnnotation] == n.lock.who.Identity {
-		return nil
-	}
-	if err := n.lock.confirmHolder(read); err != nil {
+	ns, err := n.readNames(ctx)
+	if err != nil || n.isNamed(ns) {
 		return err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
@@ -286,6 +294,38 @@ func (n *LeaderNamespace) nameSelf(ctx context.Context, patience time.Duration) 
 		klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", n.name, "identity", n.lock.who.Identity)
 	}
 	return err
+}
+
+// readNames returns a version of the Namespace. Unless this replica is named there, it held the Lease at
+// some time after this was the newest version.
+func (n *LeaderNamespace) readNames(ctx context.Context) (*corev1.Namespace, error) {
+	if ahead := n.ahead; ahead != nil {
+		n.ahead = nil
+		return ahead, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, n.lock.cfg.timing().requestTimeout())
+	defer cancel()
+	ns, err := n.client.Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil || n.isNamed(ns) {
+		return ns, err
+	}
+	return ns, n.lock.confirmHolder(ctx)
+}
+
+func (n *LeaderNamespace) isNamed(ns *corev1.Namespace) bool {
+	return ns.Annotations[LeaderAnnotation] == n.lock.who.Identity
+}
+
+// readAhead reads the Namespace right before this replica tries to take the Lease, so that it can name
+// itself at once when it has. However old the version is when it does, the patch is as safe; it only
+// conflicts more easily.
+func (n *LeaderNamespace) readAhead(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, serverFenceAhead)
+	defer cancel()
+	n.ahead = nil
+	if ns, err := n.client.Get(ctx, n.name, metav1.GetOptions{}); err == nil {
+		n.ahead = ns
+	}
 }
 
 // confirmHolder reads the Lease and returns nil if this replica holds it.

@@ -334,8 +334,38 @@ func TestServerFenceOfAStandby(t *testing.T) {
 				wg.Go(func() { f.names.Run(ctx) })
 				pass(10 * time.Minute)
 				synctest.Wait()
-				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 13 {
+				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 9 {
 					t.Errorf("found %s, %q is named, %d requests", got, f.named(), f.requests)
+				}
+				stop()
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// TestStandbySoonKnowsANewFence starts a standby on a new cluster: the API server does not go by the policy
+// yet, or does not answer yet.
+func TestStandbySoonKnowsANewFence(t *testing.T) {
+	for name, late := range map[string]func(s *fenceServer, late bool){
+		"no policy":                          func(s *fenceServer, late bool) { s.policy = !late },
+		"an API server that does not answer": func(s *fenceServer, late bool) { s.down = late },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				late(f.fenceServer, true)
+				ctx, stop := quiet(t)
+				var wg sync.WaitGroup
+				wg.Go(func() { f.names.Run(ctx) })
+				pass(2500 * time.Millisecond)
+				f.mu.Lock()
+				late(f.fenceServer, false)
+				f.mu.Unlock()
+				pass(time.Second)
+				synctest.Wait()
+				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced {
+					t.Errorf("found %s", got)
 				}
 				stop()
 				wg.Wait()
@@ -349,11 +379,21 @@ func TestServerFenceOfAStandby(t *testing.T) {
 func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 	takeOver := func(s *fenceServer) {
 		s.leases.edit("b", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("b_1") })
-		s.install("b_1")
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.set("b_1", s.ns.Name, s.ns.UID)
 	}
-	for name, hold := range map[string]func(*fenceTest, func()){
-		"before it reads the Namespace": func(_ *fenceTest, then func()) { then() },
-		"before its patch":              func(f *fenceTest, then func()) { f.onPatch = then },
+	for name, hold := range map[string]func(context.Context, *fenceTest, func()){
+		"when it has taken the Lease": func(ctx context.Context, f *fenceTest, then func()) {
+			f.names.readAhead(ctx)
+			then()
+		},
+		"before its patch on the version that it read before it took the Lease": func(ctx context.Context, f *fenceTest, then func()) {
+			f.names.readAhead(ctx)
+			f.onPatch = then
+		},
+		"before it reads the Namespace": func(_ context.Context, _ *fenceTest, then func()) { then() },
+		"before its patch":              func(_ context.Context, f *fenceTest, then func()) { f.onPatch = then },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -361,9 +401,9 @@ func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 				f.install("a_1")
 				f.leases.edit("r", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("r_1") })
 				f.lock.fence.turnOff()
-				hold(f, sync.OnceFunc(func() { takeOver(f.fenceServer) }))
 				ctx, stop := quiet(t)
 				defer stop()
+				hold(ctx, f, sync.OnceFunc(func() { takeOver(f.fenceServer) }))
 				err := f.names.Lead(func(context.Context) error {
 					t.Error("it leads")
 					return nil
@@ -372,6 +412,54 @@ func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 				if !errors.As(err, &superseded) || superseded.Holder != "b_1" || f.named() != "b_1" {
 					t.Errorf("got %v, %q is named", err, f.named())
 				}
+			})
+		})
+	}
+}
+
+// TestANewLeaderNamesItselfAtOnce counts the requests between the acquisition and lead, in which nobody
+// leads: the patch and the question how it is judged. A conflict costs two reads and another patch.
+func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		onPatch      func(*fenceServer)
+		after, reads int
+	}{
+		"nobody interferes": {nil, 2, 0},
+		"the one before names itself late": {func(s *fenceServer) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.set("a_1", s.ns.Name, s.ns.UID)
+		}, 4, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				f.install("a_1")
+				client := f.lock.who.Client.(*storeClient)
+				taken, read := 0, 0
+				f.onPatch = sync.OnceFunc(func() {
+					f.mu.Lock()
+					taken, read = f.requests, client.count("get")
+					f.mu.Unlock()
+					if test.onPatch != nil {
+						test.onPatch(f.fenceServer)
+					}
+				})
+				ctx, stop := quiet(t)
+				err := f.lock.Run(ctx, f.names.Lead(func(context.Context) error {
+					if n := f.requests - taken; n != test.after || taken != 1 || f.named() != "r_1" {
+						t.Errorf("%d requests after %d before it named itself; %q is named", n, taken, f.named())
+					}
+					if n := client.count("get") - read; n != test.reads {
+						t.Errorf("it has read the lease %d times", n)
+					}
+					stop()
+					return nil
+				}))
+				if err != nil {
+					t.Error(err)
+				}
+				f.leases.background.Wait()
 			})
 		})
 	}

@@ -163,13 +163,18 @@ func (a *simServer) execute(w *simWrite) (refused string, err error) {
 		return words, nil
 	}
 	w.server, w.admitted, w.unjudged = a, time.Now(), unjudged
-	d := 50*time.Microsecond + time.Duration(w.rng.Int64N(int64(2*time.Millisecond)))
-	if w.rng.IntN(50) == 0 {
-		d += time.Duration(w.rng.Int64N(int64(200 * time.Millisecond)))
-	}
-	pass(d)
+	passToStore(w.rng)
 	a.sim.audit.executed(w)
 	return "", nil
+}
+
+// passToStore lets the time pass between the admission of a write and the store.
+func passToStore(rng *rand.Rand) {
+	d := 50*time.Microsecond + time.Duration(rng.Int64N(int64(2*time.Millisecond)))
+	if rng.IntN(50) == 0 {
+		d += time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
+	}
+	pass(d)
 }
 
 func latest(times ...time.Time) time.Time {

@@ -528,7 +528,7 @@ func (a *auditor) namingChanged(n *simNaming) {
 		own.named = n.written
 	}
 	for _, r := range a.reigns[own.number:] {
-		if !r.named.IsZero() && a.judges(proc, r.proc) {
+		if !r.named.IsZero() && !n.written.Before(a.unsure.get()) { // whatever the clients' fences are worth
 			a.violateLocked(ruleNamesInOrder, "%s names itself after %s, which took the lease later", n.writer, r.proc.identity)
 		}
 	}

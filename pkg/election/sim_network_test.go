@@ -216,6 +216,7 @@ func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchTyp
 	if len(opts.DryRun) > 0 {
 		verb = "ask"
 	}
+	rng := c.proc.nextRNG("store namespace")
 	return exchange(ctx, c.proc, verb, func(server *simServer) (*corev1.Namespace, error) {
 		store := c.proc.sim.store
 		if verb == "ask" {
@@ -234,6 +235,8 @@ func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchTyp
 		}
 		rv, _ := strconv.ParseInt(want.ResourceVersion, 10, 64)
 		uid, _ := strconv.ParseInt(string(want.UID), 10, 64)
+		passToStore(rng)
+		c.proc.holdUp()
 		return &want, store.name(want.Annotations[LeaderAnnotation], rv, uid)
 	})
 }

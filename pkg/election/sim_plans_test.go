@@ -71,6 +71,63 @@ func TestSimulatedFreeze(t *testing.T) {
 	}
 }
 
+// TestSimulatedLateNaming freezes a replica which has taken the Lease and has not named itself yet, until
+// another leads. When it goes on, its own fence believes in its term, and it tries to name itself.
+func TestSimulatedLateNaming(t *testing.T) {
+	late := 0
+	for seed := range uint64(20) {
+		runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(3)
+			pass(time.Minute)
+			first := s.leader()
+			first.kill()
+			for s.store.holder() == first.identity {
+				pass(50 * time.Microsecond)
+			}
+			frozen := s.find(s.store.holder())
+			pass(time.Duration(seed) * 300 * time.Microsecond)
+			frozen.freeze(time.Minute)
+			pass(time.Second)
+			leader := s.leader()
+			if frozen.isLeading() || leader == nil || leader == frozen {
+				return // it had named itself in time
+			}
+			late++
+			for _, seen := range s.servers[0].seen {
+				if at := seen.naming.written; seen.naming.writer == frozen.identity && at.After(s.audit.reignOf(leader).began) {
+					s.audit.violate(ruleNamesInOrder, "%s has named itself after %s", frozen.identity, leader.identity)
+				}
+			}
+		})
+	}
+	if late < 5 {
+		t.Errorf("%d replicas were frozen before they had named themselves: the plan is too weak", late)
+	}
+}
+
+// TestSimulatedIdleness checks how many requests a standby makes in an hour in which nothing happens.
+func TestSimulatedIdleness(t *testing.T) {
+	for name, fences := range map[string]simFences{
+		"it reads the lease": {client: true}, "it asks for the fence in the API server": {client: true, server: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runPlan(t, ours, fences, 1, 1, func(s *simulation) {
+				s.install()
+				s.launchReplicas(2)
+				pass(time.Minute)
+				begin := time.Since(s.start)
+				pass(time.Hour)
+				standby := s.others(s.leader())[0]
+				const most = 60*60/70 + 2*60/5 // the latter are watches, each with a read
+				if all, _ := s.audit.requestsBetween(standby, begin, begin+time.Hour); all > most {
+					s.audit.violate(ruleFewRequests, "%s makes %d requests in an hour, want %d at most", standby.identity, all, most)
+				}
+			})
+		})
+	}
+}
+
 // TestSimulatedRefusals checks how many requests a standby makes while the API servers refuse it for
 // long, and that somebody leads soon after.
 func TestSimulatedRefusals(t *testing.T) {
@@ -216,6 +273,30 @@ func TestSimulatedBlindness(t *testing.T) {
 		pass(s.cfg.LeaseDuration.Duration) // the leader believes in its term for most of it
 		s.awaitLeader("after the deletion", s.claim(1), true)
 	})
+}
+
+// TestSimulatedRelease stops a leader in good order. The next one does not wait, not even for the second
+// that a released Lease has as its duration.
+func TestSimulatedRelease(t *testing.T) {
+	released := 0
+	for seed := range uint64(10) {
+		runPlan(t, ours, simFences{client: true}, 1, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(2)
+			pass(time.Minute)
+			leader := s.leader()
+			leader.stop()
+			<-leader.done
+			if s.store.holder() == leader.identity {
+				return // it left work behind, or did not drain in time
+			}
+			released++
+			s.awaitLeader("after a release", releasedDuration*4/5, false)
+		})
+	}
+	if released == 0 {
+		t.Error("no lease was released: the plan is too weak")
+	}
 }
 
 // TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it

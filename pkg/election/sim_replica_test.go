@@ -32,6 +32,7 @@ type simProc struct {
 	mu       sync.Mutex
 	draws    map[string]uint64        // by purpose
 	paused   time.Time                // until this time
+	resumed  chan struct{}            // closed by resume
 	stood    time.Duration            // for how long its clock has stood still
 	frozen   time.Time                // since when it stands still
 	apart    time.Time                // until this time, other replicas do not reach it
@@ -41,9 +42,12 @@ type simProc struct {
 	leading  bool // lead runs
 	lost     bool // lead has seen that its term was lost
 	inFlight int  // writes that have passed the fence
+	dialing  int  // of these, those that have not left the process
 	refused  int  // writes that were refused while lead ran
 
 	unfinished bool // lead has said that work goes on
+
+	hold func() // called between the admission of its patch of the Namespace and the store; nil: nothing
 
 	passes func() bool // whether a write would pass at this instant, without a pause
 	aware  func() bool // whether it knows the Lease
@@ -113,18 +117,31 @@ func (p *simProc) now() time.Duration {
 // run can be repeated.
 func (p *simProc) gate() {
 	p.mu.Lock()
-	left := time.Until(p.paused)
+	left, resumed := time.Until(p.paused), p.resumed
 	p.mu.Unlock()
 	if left <= 0 {
 		return
 	}
 	stagger := time.Duration(p.nextRNG("gate").Int64N(int64(time.Millisecond)))
 	for left > 0 {
-		pass(left + stagger)
+		select {
+		case <-time.After(left + stagger):
+		case <-resumed:
+			pass(stagger)
+		}
 		p.mu.Lock()
-		left = time.Until(p.paused)
+		left, resumed = time.Until(p.paused), p.resumed
 		p.mu.Unlock()
 	}
+}
+
+// resume ends the pause.
+func (p *simProc) resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = time.Now()
+	close(p.resumed)
+	p.resumed = make(chan struct{})
 }
 
 // pause stops the process for d, like SIGSTOP.
@@ -208,6 +225,16 @@ func (p *simProc) wouldPass() bool {
 	passes, gone := p.passes, p.gone
 	p.mu.Unlock()
 	return !gone && passes != nil && passes()
+}
+
+// holdUp is called when an API server has admitted that the process names itself.
+func (p *simProc) holdUp() {
+	p.mu.Lock()
+	hold := p.hold
+	p.mu.Unlock()
+	if hold != nil {
+		hold()
+	}
 }
 
 // lead is the work of a leader: it writes now and then until ctx ends, and a few more times while
@@ -296,7 +323,7 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 	if rng.IntN(10) == 0 {
 		dial = time.Second
 	}
-	if rng.IntN(4) == 0 && !pauseFor(req.Context(), time.Duration(rng.Int64N(int64(dial)))) {
+	if rng.IntN(4) == 0 && !p.dial(req.Context(), time.Duration(rng.Int64N(int64(dial)))) {
 		return nil, req.Context().Err()
 	}
 	p.gate()
@@ -313,6 +340,19 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 		resp.StatusCode, resp.Body = http.StatusForbidden, io.NopCloser(strings.NewReader(refused))
 	}
 	return resp, nil
+}
+
+// dial takes d and reports whether ctx lasted.
+func (p *simProc) dial(ctx context.Context, d time.Duration) bool {
+	p.addDialing(1)
+	defer p.addDialing(-1)
+	return pauseFor(ctx, d)
+}
+
+func (p *simProc) addDialing(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dialing += n
 }
 
 // nextRNG returns a source of random numbers for the next use for that purpose.

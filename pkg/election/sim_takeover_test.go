@@ -155,7 +155,7 @@ func TestSimulatedMistake(t *testing.T) {
 	}
 }
 
-// TestSimulatedSilence stops a leader while it writes, and lets it go on right after the fence has named
+// TestSimulatedSilence stops a leader when a write is about to leave it, and lets it go on right after the fence has named
 // another, when some API servers do not know that yet.
 func TestSimulatedSilence(t *testing.T) {
 	admitted := 0
@@ -168,7 +168,7 @@ func TestSimulatedSilence(t *testing.T) {
 			for waiting := 0; waiting == 0; {
 				pass(50 * time.Microsecond)
 				former.mu.Lock()
-				waiting = former.inFlight
+				waiting = former.dialing
 				former.mu.Unlock()
 			}
 			s.store.background.Go(func() { former.pause(9 * time.Second) })
@@ -182,9 +182,7 @@ func TestSimulatedSilence(t *testing.T) {
 				pass(time.Millisecond)
 			}
 			pass(300 * time.Millisecond)
-			former.mu.Lock()
-			former.paused = time.Now()
-			former.mu.Unlock()
+			former.resume()
 			pass(5 * time.Second)
 		})
 		admitted += s.audit.count.admitted

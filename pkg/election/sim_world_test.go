@@ -107,6 +107,7 @@ func (s *simulation) runIn(r *simReplica, pod string, rng *rand.Rand) {
 		draws:    map[string]uint64{},
 		evidence: map[*simProc]LeaderState{},
 		ended:    make(chan struct{}),
+		resumed:  make(chan struct{}),
 	}
 	s.mu.Lock()
 	r.proc = p

@@ -150,9 +150,14 @@ func TestNewRefuses(t *testing.T) {
 	server := &apiServer{secrets: newCluster()}
 	clients := serve(t, server)
 	f, reg := newFactory(t, clients, reloadNeed)
-	if _, err := New(t.Name(), NewConfig(), clients, nil, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {}); err == nil {
-		t.Error("a second factory of the same name was accepted")
+	if _, err := New("", NewConfig(), clients, nil, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {}); err == nil {
+		t.Error("a factory without a name was accepted")
 	}
+	second, err := New(t.Name(), NewConfig(), clients, []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
+	if err != nil {
+		t.Fatalf("a second factory of the same name in the process: %v", err)
+	}
+	second.Shutdown()
 	if _, err := New("other", NewConfig(), clients, nil, reg, clock.RealClock{}, func(string) {}); err == nil {
 		t.Error("a second factory on the same registry was accepted")
 	}

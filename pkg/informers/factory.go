@@ -56,7 +56,8 @@ type resource struct {
 }
 
 // New builds one informer for each resource in needs, and starts none. name is the label "name" of
-// client-go's informer metrics and must be unique in the process until Shutdown. panicked is called
+// client-go's informer metrics; until Shutdown, another factory of that name in the process gets a
+// number behind it. panicked is called
 // for each panic in a function of the named controller. New returns an error if the needs
 // contradict each other or cannot be met.
 func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
@@ -69,7 +70,11 @@ func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.Kub
 	if cfg.CacheMutationDetection {
 		f.mutations = newMutationDetector(c)
 	}
-	if f.name, err = cache.NewInformerName(name); err != nil {
+	f.name, err = cache.NewInformerName(name)
+	for n := 2; err != nil && name != ""; n++ {
+		f.name, err = cache.NewInformerName(fmt.Sprintf("%s-%d", name, n))
+	}
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -159,7 +164,7 @@ func (f *Factory) Informer(controller string, gvr schema.GroupVersionResource) (
 	if r == nil || !slices.Contains(r.plan.controllers(), controller) {
 		return nil, false
 	}
-	return &controllerInformer{SharedIndexInformer: r.informer, resource: r, controller: controller}, true
+	return &controllerInformer{SharedIndexInformer: r.informer, resource: r, controller: controller, scheme: f.clients.scheme}, true
 }
 
 func (f *Factory) resource(gvr schema.GroupVersionResource) *resource {

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -19,6 +20,7 @@ type controllerInformer struct {
 	cache.SharedIndexInformer
 	resource   *resource
 	controller string
+	scheme     *runtime.Scheme
 }
 
 // SetTransform always returns an error, since the needs decide what is cached.

@@ -4,7 +4,9 @@
 package informers
 
 import (
+	"fmt"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -12,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
 )
 
@@ -154,6 +157,66 @@ func TestVersionsOfAListAndOfAWatch(t *testing.T) {
 		o := obj.(*Object)
 		if o.FirstVersion() != "101" || o.ChangedVersion() != o.GetResourceVersion() {
 			t.Errorf("after another list: came at %s, changed at %s, is at %s", o.FirstVersion(), o.ChangedVersion(), o.GetResourceVersion())
+		}
+	})
+}
+
+// A streamed list brings old versions among new ones. One of them is the last that the store has, which
+// does not mean that the store has the list.
+func TestAStreamedListIsRememberedUntilItIsStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("changed", "1"))
+		for i := range 2 * minRecent {
+			if name := fmt.Sprintf("old-%02d", i); i != minRecent {
+				c.put(named(name, "1"))
+			}
+		}
+		last := fmt.Sprintf("old-%02d", minRecent) // in the middle of the list
+		c.put(named(last, "1"))
+		store := map[objectName]*Object{}
+		var stored uint64
+		l := &reducingListWatch{
+			reducer: reducer{plan: mustPlan(t, reloadNeed), panics: newPanics("", clock.RealClock{}, nil), history: &history{
+				cached: func(n objectName) *Object { return store[n] },
+				stored: func() uint64 { return stored },
+			}},
+			scopes: []*scope{{source: c.source()}}, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}, wg: &sync.WaitGroup{},
+		}
+		defer l.wg.Wait()
+		stream := func() watch.Interface {
+			w, err := l.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: ptrTo(true)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w
+		}
+
+		first := stream()
+		var objects []*Object
+		for e := range first.ResultChan() {
+			if isEndOfList(e) {
+				break
+			}
+			objects = append(objects, e.Object.(*Object))
+		}
+		first.Stop()
+		synctest.Wait()
+		for _, o := range objects {
+			store[o.objectName()], stored = o, max(stored, o.version)
+		}
+
+		c.put(named("changed", "2"))
+		second := stream() // the store has nothing of it
+		defer second.Stop()
+		for e := range second.ResultChan() {
+			if isEndOfList(e) {
+				break
+			}
+		}
+		c.put(named("changed", "1"))
+		o := (<-second.ResultChan()).Object.(*Object)
+		if got, want := o.ChangedVersion(), o.GetResourceVersion(); got != want {
+			t.Errorf("the digest changed at %q, want %s", got, want)
 		}
 	})
 }

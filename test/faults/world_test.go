@@ -6,9 +6,9 @@ package faults
 import (
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -104,9 +104,9 @@ func (w *world) settled(ctx context.Context, which ...int) error {
 	if err != nil {
 		return err
 	}
-	recorded := map[string]string{}
+	recorded := map[string]map[string]string{}
 	for _, d := range deployments.Items {
-		recorded[d.Name] = d.Annotations[fleet.StateAnnotation]
+		recorded[d.Name] = fleet.Recorded(d.Annotations[fleet.StateAnnotation])
 	}
 	var errs []error
 	for i := range w.size {
@@ -115,10 +115,9 @@ func (w *world) settled(ctx context.Context, which ...int) error {
 				continue
 			}
 			digest := hex.EncodeToString(policy.DigestConfigMap(&cm))[:16]
-			// A map of strings always marshals.
-			want, _ := json.Marshal(map[string]string{"configmap/" + cm.Name: digest, "workload": "Deployment/" + w.namespace + "/" + deployment(i)})
-			if got := recorded[deployment(i)]; got != string(want) {
-				errs = append(errs, fmt.Errorf("%s has recorded %q, want %s (content %s)", deployment(i), got, want, cm.Data["content"]))
+			want := map[string]string{"configmap/" + cm.Name: digest, "workload": "Deployment/" + w.namespace + "/" + deployment(i)}
+			if got := recorded[deployment(i)]; !maps.Equal(got, want) {
+				errs = append(errs, fmt.Errorf("%s has recorded %v, want %v (content %s)", deployment(i), got, want, cm.Data["content"]))
 			}
 		}
 	}

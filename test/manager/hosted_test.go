@@ -133,6 +133,9 @@ type Gadget struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              GadgetSpec `json:"spec"`
+	Status            struct {
+		Painted string `json:"painted,omitempty"`
+	} `json:"status"`
 }
 
 // GadgetSpec is the spec of a Gadget.
@@ -148,10 +151,27 @@ func (g *Gadget) DeepCopyObject() runtime.Object {
 	return &out
 }
 
+// GadgetList is a list of Gadgets.
+type GadgetList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+	Items           []Gadget `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *GadgetList) DeepCopyObject() runtime.Object {
+	out := *l
+	out.Items = nil
+	for i := range l.Items {
+		out.Items = append(out.Items, *l.Items[i].DeepCopyObject().(*Gadget))
+	}
+	return &out
+}
+
 var gadgets = schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "gadgets"}
 
 func addGadgets(s *runtime.Scheme) error {
-	s.AddKnownTypes(gadgets.GroupVersion(), &Gadget{})
+	s.AddKnownTypes(gadgets.GroupVersion(), &Gadget{}, &GadgetList{})
 	metav1.AddToGroupVersion(s, gadgets.GroupVersion())
 	return nil
 }

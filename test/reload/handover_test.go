@@ -245,41 +245,74 @@ func TestNothingThatHappensOnceDuringAHandoverIsMissed(t *testing.T) {
 	t.Logf("rollouts by Pod: %v", by)
 }
 
-// The new leader's cache of ConfigMaps is from before the change that the old one rolled for, and
-// stays so for a while.
+// What the new leader's caches have is from before the change that the old one rolled for, and stays
+// so for a while.
 func TestANewLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
+	const configMaps, deployments = "configmaps", "deployments"
+	for name, old := range map[string][]string{ // which become new in this order
+		"of ConfigMaps":             {configMaps},
+		"of Deployments":            {deployments},
+		"of both, ConfigMaps last":  {deployments, configMaps},
+		"of both, Deployments last": {configMaps, deployments},
+	} {
+		t.Run(name, func(t *testing.T) { takeOverWithOldCaches(t, old) })
+	}
+}
+
+func takeOverWithOldCaches(t *testing.T, old []string) {
+	t.Helper()
+	const other = "configmap/other"
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	s := newShop(t, nil)
 	s.configMap("app-config", "blue")
+	s.configMap("other", "blue")
 	// A mark by annotation contains the time, so that each rollout is one more.
 	s.create(newDeployment("web", is(fleet.ReloadAnnotation, "auto"), uses(cm)))
-	old := shared.RunLeader(ctx, t, atOnce()...)
+	leader := shared.RunLeader(ctx, t, atOnce()...)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	next := shared.Run(t, replica, cluster.ManagerOptions{Args: atOnce()})
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(next) })
 	s.waitForState(web, cm)
 
-	hold := make(chan struct{})
-	held := proxy.Add(faultproxy.Rule{Hold: hold, Match: func(r *http.Request) bool { return r.URL.Path == "/api/v1/configmaps" }})
-	others := proxy.Add(faultproxy.Rule{Match: func(r *http.Request) bool { return r.URL.Path == "/apis/apps/v1/deployments" }})
+	holds, watches := map[string]chan struct{}{}, []*faultproxy.ActiveRule{}
+	for resource, path := range map[string]string{
+		"configmaps": "/api/v1/configmaps", "deployments": "/apis/apps/v1/deployments", "statefulsets": "/apis/apps/v1/statefulsets",
+	} {
+		rule := faultproxy.Rule{Match: func(r *http.Request) bool { return r.URL.Path == path }}
+		if slices.Contains(old, resource) {
+			holds[resource] = make(chan struct{})
+			rule.Hold = holds[resource]
+		}
+		watches = append(watches, proxy.Add(rule))
+	}
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
-	for _, watches := range []*faultproxy.ActiveRule{held, others} {
-		if err := watches.WaitHits(ctx, 1); err != nil {
+	for _, watch := range watches {
+		if err := watch.WaitHits(ctx, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
 	paint(s, "red")
-	asked := proxy.Add(faultproxy.Rule{Match: s.to("configmaps")})
-	if err := old.Signal(syscall.SIGTERM); err != nil {
+	// It asks the API server for what it has only an old version of.
+	last := old[len(old)-1]
+	asked := s.to(map[string]string{"configmaps": "configmaps", "deployments": web}[last])
+	asks := proxy.Add(faultproxy.Rule{Match: func(r *http.Request) bool { return r.Method == http.MethodGet && asked(r) }})
+	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	shared.WaitForLeader(ctx, t, next)
-	if err := asked.WaitHits(ctx, 2); err != nil {
-		t.Error(err)
+	// By the time that it records a workload that comes later, it has looked at all that it has.
+	s.create(newStatefulSet("later", is(fleet.ReloadAnnotation, "auto"), uses(other)))
+	s.waitForState("statefulsets/later", other)
+	for _, resource := range old {
+		if resource == last {
+			if err := asks.WaitHits(ctx, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		close(holds[resource])
 	}
-	close(hold)
 	paint(s, "green")
 	s.awaitOnly(begin, 2, map[string]string{web: cm})
 }

@@ -4,6 +4,7 @@
 package reload
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -94,18 +96,31 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 	return managers
 }
 
-// lastWord changes a source of a new Deployment until that is reloaded. What has not been rolled by
-// then will not be rolled.
+// lastWord changes a source of a new Deployment until that is reloaded, and then one of a Deployment
+// with a delay. What has not been rolled by then will not be rolled.
 func lastWord(t *testing.T) {
 	t.Helper()
 	s := newShop(t, map[string]string{"team": "shop"}) // so that a selector selects it
-	s.create(newDeployment("last", is(fleet.ReloadAnnotation, "auto"), uses("configmap/last")))
+	s.configMap("later", "0")
+	// A difference that no event has announced waits for policy.Settle; this waits longer.
+	delayed := is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", (2 * policy.Settle).String())
+	s.create(newDeployment("later", delayed, uses("configmap/later")), newDeployment("last", is(fleet.ReloadAnnotation, "auto"), uses("configmap/last")))
+	reloaded := func(name string) bool {
+		return s.eventsOf("deployments/"+name, "Reloaded")+s.eventsOf("deployments/"+name, "WouldReload") > 0
+	}
 	changes := 0
 	s.eventually(func() error {
 		changes++
 		s.configMap("last", fmt.Sprint(changes))
-		if s.eventsOf("deployments/last", "Reloaded")+s.eventsOf("deployments/last", "WouldReload") == 0 {
+		if !reloaded("last") {
 			return fmt.Errorf("a new Deployment was not reloaded in %d changes", changes)
+		}
+		return nil
+	})
+	s.configMap("later", "1")
+	s.eventually(func() error {
+		if !reloaded("later") {
+			return errors.New("a Deployment with a delay was not reloaded")
 		}
 		return nil
 	})

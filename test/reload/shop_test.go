@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -214,10 +215,9 @@ func (s shop) waitForAbsent(object, source string) {
 func (s shop) waitForStateOf(object string, state map[string]string) {
 	s.t.Helper()
 	state["workload"] = s.get(object).GetKind() + "/" + s.namespace + object[strings.Index(object, "/"):]
-	text, _ := json.Marshal(state) // a map of strings always marshals
 	s.eventually(func() error {
-		if got := s.annotation(object, fleet.StateAnnotation); got != string(text) {
-			return fmt.Errorf("state of %s is %q, want %s", object, got, text)
+		if got := fleet.Recorded(s.annotation(object, fleet.StateAnnotation)); !maps.Equal(got, state) {
+			return fmt.Errorf("state of %s is %v, want %v", object, got, state)
 		}
 		return nil
 	})

@@ -32,13 +32,11 @@ import (
 // errNobodyLeads makes the command exit with status 1.
 var errNobodyLeads = errors.New("nobody leads")
 
-// podSelector selects the Pods of the Deployment in deploy/.
-var podSelector = labels.Set{"app.kubernetes.io/name": "quartermaster"}.String()
-
 // options holds the values of the flags.
 type options struct {
 	kubeconfig, context  string
 	namespace, leaseName string
+	pods                 string // selects the Pods of the Deployment
 	endpoints            []string
 	endpointCA           string
 	endpointInsecure     bool
@@ -47,9 +45,10 @@ type options struct {
 }
 
 // NewCommand returns the command `manager status`, which fails if nobody leads. The Lease is that of
-// an installation without flags.
+// an installation without flags; its name is that of the build and the label of its Pods.
 func NewCommand(lease types.NamespacedName) *cobra.Command {
-	o := options{namespace: lease.Namespace, leaseName: lease.Name, timeout: 10 * time.Second}
+	o := options{namespace: lease.Namespace, leaseName: lease.Name, timeout: 10 * time.Second,
+		pods: labels.Set{"app.kubernetes.io/name": lease.Name}.String()}
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show who leads, the replicas and what their controllers do",
@@ -180,7 +179,7 @@ func (o *options) gather(ctx context.Context) (*report, error) {
 	if r.Leader, err = o.readLease(ctx, client); err != nil {
 		r.problem("%v", err)
 	}
-	pods, err := client.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: podSelector})
+	pods, err := client.CoreV1().Pods(o.namespace).List(ctx, metav1.ListOptions{LabelSelector: o.pods})
 	if err != nil {
 		r.problem("list Pods: %v", err)
 		pods = &corev1.PodList{}

@@ -167,6 +167,9 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 		if problems := validation.IsQualifiedName(key); len(problems) > 0 {
 			bad("annotation-key", "%s: %q is not an annotation key: %s", logical, key, strings.Join(problems, "; "))
 		}
+		if err := c.CheckKey(logical); err != nil {
+			bad("annotation-key", "%w", err)
+		}
 	}
 }
 

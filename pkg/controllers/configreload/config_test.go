@@ -169,3 +169,31 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 		})
 	}
 }
+
+func TestAnAnnotationKeyMeansOneThing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		keys map[string]string
+		want string // in the error; empty: none
+	}{
+		"keys of one's own":            {map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"}, ""},
+		"two that change places":       {map[string]string{"auto": kIgnore, "ignore": kAuto}, ""},
+		"the key that it has":          {map[string]string{"auto": kAuto}, ""},
+		"a native key":                 {map[string]string{"auto": nativeReload}, nativeReload},
+		"the state":                    {map[string]string{"ignore": nativeState}, nativeState},
+		"the mark of the original":     {map[string]string{"search-match": compatMark}, compatMark},
+		"an exclusion of the original": {map[string]string{"configmap": "configmaps.exclude.reloader.stakater.com/reload"}, "configmaps.exclude"},
+		"a key of CSI secrets":         {map[string]string{"auto": "secretproviderclass.reloader.stakater.com/auto"}, "secretproviderclass"},
+		"one for two names":            {map[string]string{"auto": "example.org/a", "ignore": "example.org/a"}, "key of ignore"},
+		"that of another name":         {map[string]string{"auto": kIgnore}, "key of ignore"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := DefaultConfig()
+			cfg.AnnotationKeys = tc.keys
+			err := cfg.Validate()
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil ||
+				!strings.HasPrefix(err.Error(), "--config-reload-annotation-key: ") || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("error %v, want one with %q", err, tc.want)
+			}
+		})
+	}
+}

@@ -19,9 +19,10 @@
 // in memory.go:
 //
 //	field      what it is                          set by                      cleared by
-//	last       the state that this run has         a decision, once it is      a write whose outcome is
-//	           recorded, or found, last; it wins   carried out                 unknown: then the
-//	           over what somebody writes back                                  annotation counts
+//	last       the state that this run has         a decision, once it is      nothing; of it and the
+//	           recorded, or found, last, and on    carried out                 annotation, the one that
+//	           which version of the workload                                   is of a later version
+//	                                                                           counts
 //	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
 //	           with the data before them           no event announced          that there is none
 //	written    the version of the last write       each patch                  the cache, when it has it
@@ -90,6 +91,7 @@ type Controller struct {
 	perMinute *rate.Limiter   // nil: no limit
 	csi       sync.Once       // guards the line about CSI secrets
 	patterns  atomic.Bool     // set for good once a workload names a source by a pattern
+	indexed   chan struct{}   // closed some time after that, see indexBySource
 	// byNamespace guards the index of each type of source, see indexNamespaces.
 	byNamespace [policy.NumTypes]sync.Once
 }
@@ -100,7 +102,7 @@ var _ controllers.Controller = &Controller{}
 // before they are started. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
-	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
+	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -117,8 +119,9 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		sources:  map[policy.SourceType]cache.SharedIndexInformer{},
 		client:   client,
 		events:   events,
-		clock:    clock,
+		clock:    loop.Clock,
 		selector: selector,
+		indexed:  make(chan struct{}),
 	}
 	c.kinds = c.newKinds(dyn)
 	if c.kinds["CronJob"] != nil && in.Jobs == nil {
@@ -139,9 +142,8 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, err
 	}
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
-	c.loop, err = controllers.NewLoop(controllers.Options[policy.Key]{
-		Name: Name, Workers: cfg.ConcurrentSyncs, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
-	}, c.watches()...)
+	loop.Workers = cfg.ConcurrentSyncs
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }
 
@@ -155,6 +157,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	err := c.loop.Run(ctx)
 	c.giveUpJobs(ctx)
+	if c.patterns.Load() {
+		<-c.indexed
+	}
 	return err
 }
 
@@ -251,7 +256,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 		p.Problems = append(slices.Clone(p.Problems), policy.StateProblem(err))
 	}
 	c.report(ctx, k, w, &e, p.Problems)
-	behind, err := c.cacheIsBehind(ctx, f, p.Reloads)
+	behind, err := c.cacheIsBehind(ctx, f, p.Trusted)
 	if err != nil {
 		return pauseLeft, err
 	}
@@ -278,23 +283,23 @@ func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 	return soonest(after, pauseLeft), nil
 }
 
-// cacheIsBehind reports whether the cached version of a source is outdated, so that a reload would
-// go back to it. The cache of sources may lag by any time, also on a replica that has just begun to
+// cacheIsBehind reports whether the cached version of a source is outdated, so that a write would go
+// back to it. The cache of sources may lag by any time, also on a replica that has just begun to
 // lead, while what is recorded on the workload may be newer. A version of a source that is newer
 // than the workload's is safe; for any other, the API server is asked whether it is the latest.
-func (c *Controller) cacheIsBehind(ctx context.Context, f *policy.Facts, reloads []policy.Reload) (bool, error) {
+func (c *Controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []policy.SourceKey) (bool, error) {
 	w := f.Workload
-	for _, r := range reloads {
-		cached := f.Sources[r.Key]
-		if r.Key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
+	for _, key := range keys {
+		cached := f.Sources[key]
+		if key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
 			continue // a change of a class is one that this process has seen
 		}
-		live, err := c.in.LiveVersion(ctx, sourceResource(r.Key.Type), cache.NewObjectName(w.Namespace, r.Key.Name))
+		live, err := c.in.LiveVersion(ctx, sourceResource(key.Type), cache.NewObjectName(w.Namespace, key.Name))
 		if err != nil {
 			return false, fmt.Errorf("check whether the cache is behind: %w", err)
 		}
 		if live != cached.Version {
-			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", r.Key, "cached", cached.Version)
+			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", key, "cached", cached.Version)
 			return true, nil
 		}
 	}
@@ -318,14 +323,9 @@ func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now ti
 	}, err
 }
 
-// recorded returns what was last recorded of w, as far as this run knows, else what is in its
-// annotation; nil if nothing is.
+// recorded returns what was last recorded of w; nil if nothing was.
 func (c *Controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
-	text := e.last
-	if text == "" && !w.Kind.Stateless {
-		text = w.Meta[policy.StateKey]
-	}
-	return policy.ParseState(text, w.Key)
+	return policy.ParseState(w.Recorded(e.last), w.Key)
 }
 
 // inMemory reports whether the state of w is kept in memory and not on the workload.

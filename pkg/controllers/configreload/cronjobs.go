@@ -9,12 +9,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -42,6 +44,13 @@ const suspended = "Suspended"
 // runCronJob runs a CronJob once, outside of its schedule.
 func (c *Controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error) {
 	w := f.Workload
+	name, hashes := runName(f, p), p.Hashes()
+	// If the same reload is decided on again, its Job was created but the state was not written. The
+	// name contains the versions of the sources, so a Job of that name is ours.
+	ran := maps.Equal(e.job.ranFor, hashes) || c.cachedJob(w.Namespace, name) != nil
+	if w.Forbids && !ran && p.ByName() && c.hasActiveJob(w.UID) {
+		return outcome{wait: activeJobPoll}, nil // without a request, for as long as it takes
+	}
 	obj, err := k.get(ctx, w.ObjectName)
 	if err != nil {
 		return outcome{}, err
@@ -50,13 +59,8 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p
 	if live.ResourceVersion != w.Version {
 		return outcome{}, errOutdated(w)
 	}
-	name, hashes := runName(live, f, p), p.Hashes()
-	forbids := live.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent
 	var busy bool
-	// If the same reload is decided on again, its Job was created but the state was not written. The
-	// name contains the versions of the sources, so a Job of that name is ours.
-	ran := maps.Equal(e.job.ranFor, hashes) || c.cachedJob(w.Namespace, name) != nil
-	if forbids && !ran {
+	if w.Forbids && !ran {
 		if busy, err = c.runs(ctx, live, e); err != nil {
 			return outcome{}, err
 		}
@@ -89,15 +93,8 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p
 // runs reports whether a Job of the CronJob has not finished. The CronJob's status lists only the
 // Jobs that its controller created, and the cache may not have ours yet.
 func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (bool, error) {
-	if len(cj.Status.Active) > 0 {
+	if len(cj.Status.Active) > 0 || c.hasActiveJob(cj.UID) {
 		return true, nil
-	}
-	// Fails only without the index.
-	jobs, _ := c.in.Jobs.GetIndexer().ByIndex(byCronJob, string(cj.UID))
-	for _, obj := range jobs {
-		if w, err := policy.NewWorkload(&jobKind, obj, Name); err == nil && !w.Finished {
-			return true, nil
-		}
 	}
 	if e.job.name == "" || c.cachedJob(cj.Namespace, e.job.name) != nil {
 		return false, nil
@@ -112,6 +109,15 @@ func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (b
 	return !policy.JobFinished(job), nil
 }
 
+// hasActiveJob reports whether the cache has a Job of the CronJob that has not finished.
+func (c *Controller) hasActiveJob(cronJob types.UID) bool {
+	jobs, _ := c.in.Jobs.GetIndexer().ByIndex(byCronJob, string(cronJob)) // fails only without the index
+	return slices.ContainsFunc(jobs, func(obj any) bool {
+		w, err := policy.NewWorkload(&jobKind, obj, Name)
+		return err == nil && !w.Finished
+	})
+}
+
 // cachedJob returns a Job of the cache; nil if it has none of that name.
 func (c *Controller) cachedJob(namespace, name string) any {
 	obj, _, _ := c.in.Jobs.GetIndexer().GetByKey(namespace + "/" + name) // never fails
@@ -121,13 +127,13 @@ func (c *Controller) cachedJob(namespace, name string) any {
 // runName derives the Job's name from the CronJob and the versions of the sources that it runs for,
 // so that a retry does not create a second Job. The versions matter because a source may go back to
 // data for which a Job still exists.
-func runName(cj *batchv1.CronJob, f *policy.Facts, p *policy.Plan) string {
-	s := p.Hashes()
+func runName(f *policy.Facts, p *policy.Plan) string {
+	w, s := f.Workload, p.Hashes()
 	for key, hash := range s {
 		s[key] = hash + "@" + f.Sources[key].Version
 	}
-	sum := sha256.Sum256([]byte(string(cj.UID) + s.Text(f.Workload.Key)))
-	return cutName(cj.Name) + "-" + hex.EncodeToString(sum[:4])
+	sum := sha256.Sum256([]byte(string(w.UID) + s.Text(w.Key, "")))
+	return cutName(w.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 
 // cutName shortens a name to leave room for a suffix, and cuts characters that must not precede

@@ -5,6 +5,7 @@ package configreload
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"maps"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -68,6 +69,27 @@ func stateOn(workload string, pairs ...string) string {
 		s[pairs[i]] = pairs[i+1][:min(stateDigits, len(pairs[i+1]))]
 	}
 	return toJSON(s)
+}
+
+// recordedOn returns the state as a manager records it on a version of its workload.
+func recordedOn(version, state string) string {
+	var s map[string]string
+	if err := json.Unmarshal([]byte(state), &s); err != nil {
+		panic(err)
+	}
+	s["version"] = version
+	return toJSON(s)
+}
+
+// withoutVersion undoes recordedOn and returns the version.
+func withoutVersion(recorded string) (state, version string) {
+	var s map[string]string
+	if err := json.Unmarshal([]byte(recorded), &s); err != nil {
+		return recorded, ""
+	}
+	version = s["version"]
+	delete(s, "version")
+	return toJSON(s), version
 }
 
 const (

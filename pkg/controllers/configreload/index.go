@@ -89,7 +89,10 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
 		if !c.patterns.Swap(true) {
 			// On every replica, so that a new leader need not. Not here, since client-go holds a lock.
-			go c.indexNamespaces(policy.SourceTypes...)
+			go func() {
+				defer close(c.indexed)
+				c.indexNamespaces(policy.SourceTypes...)
+			}()
 		}
 		return []string{w.Namespace + "/" + byPattern}
 	}

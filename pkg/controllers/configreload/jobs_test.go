@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -131,8 +132,8 @@ func TestReconcileCronJobs(t *testing.T) {
 			change: func(w *world) {
 				changeCM(w)
 				w.pass(5 * time.Minute)
-				if got := w.writes(); len(got) != 0 {
-					w.t.Errorf("writes while a Job is active: %v", got)
+				if got := w.requests(); got["get cronjobs"] != 0 || got["get jobs"] != 0 || len(w.writes()) != 0 {
+					w.t.Errorf("requests while a Job is active: %v", got)
 				}
 				w.put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
 				w.pass(activeJobPoll)
@@ -725,8 +726,8 @@ func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
 
 func TestJobCopyOfALongName(t *testing.T) {
 	long := strings.Repeat("a", 63)
-	cj := cronJob(func(cj *batchv1.CronJob) { cj.Name = long })
-	got := runName(cj, &policy.Facts{Workload: &policy.Workload{}}, &policy.Plan{})
+	w := &policy.Workload{Key: policy.Key{Kind: "CronJob", ObjectName: cache.NewObjectName("shop", long)}}
+	got := runName(&policy.Facts{Workload: w}, &policy.Plan{})
 	if len(got) != 52+1+8 || !strings.HasPrefix(got, long[:52]+"-") {
 		t.Errorf("name = %q, want 52 characters, a hyphen and 8 digits", got)
 	}

@@ -357,7 +357,7 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 				w.pass(time.Minute)
 				tc.meanwhile(w)
 				w.pass(time.Minute)
-				if got, want := w.deployment("web").Annotations[nativeState], stateOf(cmKey, h2); got != want {
+				if got, want := w.state("web"), stateOf(cmKey, h2); got != want {
 					t.Fatalf("state %s, want %s", got, want)
 				}
 				back := time.Now()
@@ -370,8 +370,8 @@ func TestDataThatComesBackRollsAgain(t *testing.T) {
 				if want := fmt.Sprintf(native(h1), back.Add(time.Second).Unix()); got.Spec.Template.Annotations[tc.mark] != want {
 					t.Errorf("annotations of the template %v, want %s: %s", got.Spec.Template.Annotations, tc.mark, want)
 				}
-				if want := stateOf(cmKey, h1); got.Annotations[nativeState] != want {
-					t.Errorf("state %s, want %s", got.Annotations[nativeState], want)
+				if got, want := w.state("web"), stateOf(cmKey, h1); got != want {
+					t.Errorf("state %s, want %s", got, want)
 				}
 				n := len(w.writes())
 				w.restart()
@@ -397,7 +397,7 @@ func TestPatternsSelectOnlySoManySources(t *testing.T) {
 		if err != nil || len(state) != policy.MaxByPattern {
 			t.Errorf("%d sources are recorded, %v", len(state), err)
 		}
-		want := []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: patterns of the workload name more than 300 sources; only the first by name are watched"}
+		want := []string{"Warning InvalidReloadAnnotation patterns: those of the workload name more than 300 sources; only the first by name are watched"}
 		if diff := cmp.Diff(want, w.events()); diff != "" {
 			t.Errorf("Events (-want +got):\n%s", diff)
 		}

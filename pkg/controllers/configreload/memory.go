@@ -16,7 +16,7 @@ import (
 // entry is what a run remembers of one workload, see the table in the package comment.
 type entry struct {
 	uid       types.UID
-	last      string // the state, as the text of an annotation or emptyState; empty: none is known
+	last      string // the state, as the text of an annotation; empty: none is known
 	window    policy.Window
 	written   string // a resourceVersion
 	rewritten time.Time
@@ -24,9 +24,6 @@ type entry struct {
 	job       cronJobRun
 	recreate  *replacement
 }
-
-// emptyState is recorded by removing the annotation.
-const emptyState = "{}"
 
 // rewriteInterval is the least time between two writes of a state annotation that somebody else
 // removes or changes.

@@ -44,7 +44,14 @@ func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 			},
 			want: []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 		},
-		"another manager made it, and the template stays as it is": {
+		"another manager made it": {
+			meanwhile: func(w *world) {
+				done := recordedOn(w.deployment("web").ResourceVersion, known2)
+				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, done))
+			},
+			want: []string{env(known2, "web/"+cmVar, h2)},
+		},
+		"somebody wrote what it would have written, and the template stays as it is": {
 			meanwhile: func(w *world) {
 				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, known2))
 			},
@@ -90,7 +97,7 @@ func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 		w.faults(slices.Repeat([]string{"conflict"}, 3*conflictAttempts))
 		changeCM(w)
 		w.pass(time.Minute)
-		if got := w.deployment("web").Annotations[nativeState]; got != stateOf(cmKey, h2) {
+		if got := w.state("web"); got != stateOf(cmKey, h2) {
 			t.Errorf("state = %s, want that of the change", got)
 		}
 		if n := w.c.Status().Errors; n != 3 {
@@ -344,7 +351,7 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 		if n := len(*rolled); n == 0 || (*rolled)[n-1] != want {
 			problems = append(problems, fmt.Sprintf("the last change is lost: %v", *rolled))
 		}
-		if got := w.deployment("web").Annotations[nativeState]; got != stateOf(cmKey, want) {
+		if got := w.state("web"); got != stateOf(cmKey, want) {
 			problems = append(problems, "state at the end is "+got)
 		}
 	})

@@ -65,11 +65,11 @@ func TestReconcileRollouts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return toJSON(object{"metadata": object{"annotations": object{nativeState: state}, "resourceVersion": "7"},
+		return toJSON(object{"metadata": object{"annotations": object{nativeState: recordedOn("7", state)}, "resourceVersion": "7"},
 			"spec": object{"template": object{"spec": object{"containers": list}}}})
 	}
 	replaced := containers(known2, variableSet("OTHER", "x"), variableSet(cmVar, h2), reads("app-config"))
-	state := object{"annotations": object{nativeState: known2}, "resourceVersion": "7"}
+	state := object{"annotations": object{nativeState: recordedOn("7", known2)}, "resourceVersion": "7"}
 
 	cases := map[string]struct {
 		configure func(*Config)

@@ -78,10 +78,83 @@ func TestWhatAStandbyHasSeen(t *testing.T) {
 	}
 }
 
+// TestANewLeaderWithOldCaches lets a predecessor roll the workload just before it ends, while the
+// caches of the standby are late.
+func TestANewLeaderWithOldCaches(t *testing.T) {
+	const little, long = 2 * time.Second, 20 * time.Second
+	h3, rolled := hashOf("color", "green"), env(stateOf(cmKey, h2), "web/"+cmVar, h2)
+	record := func(w *world, hash string) {
+		on := w.deployment("web").ResourceVersion
+		w.put(deploy(pod(reads("app-config"), variableSet(cmVar, hash)), kAuto, "true", nativeState, recordedOn(on, stateOf(cmKey, hash))))
+	}
+	roll := func(w *world) { changeCM(w); record(w, h2) }
+	for name, tc := range map[string]struct {
+		sources, workloads time.Duration
+		before             func(w *world) // what both caches have
+		change             func(w *world)
+		rolls              bool
+		want               []string // without rolls, they are refused
+	}{
+		"the workload arrives first":    {sources: long, workloads: little, change: roll},
+		"the source arrives first":      {sources: little, workloads: long, change: roll, want: []string{rolled}},
+		"they arrive at once":           {sources: long, workloads: long, change: roll},
+		"only the workload is late":     {workloads: long, change: roll, want: []string{rolled}},
+		"only the source is late":       {sources: long, change: roll},
+		"two rollouts are on their way": {sources: long, workloads: little, change: func(w *world) { roll(w); w.put(cm1()); record(w, h1) }},
+		"the source is back where it was, and the predecessor did not roll for that any more": {
+			sources: little, workloads: long,
+			change: func(w *world) { roll(w); w.put(cm1()) },
+			rolls:  true,
+			want:   []string{env(stateOf(cmKey, h1), "web/"+cmVar, h1)},
+		},
+		"of a workload that was created after another change, only the source is late": {
+			sources: long,
+			before: func(w *world) {
+				w.remove(deploy(pod()))
+				changeCM(w)
+				w.put(deploy(pod(reads("app-config")), kAuto, "true"))
+				record(w, h2)
+			},
+			change: func(w *world) { w.put(cm("app-config", "color", "green")); record(w, h3) },
+		},
+		"the deletion of the source is late": {
+			sources: long,
+			change:  func(w *world) { w.remove(cm1()); record(w, "") },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newLaggingStandby(t, onDelete, map[string]time.Duration{"configmaps": tc.sources, "deployments": tc.workloads},
+					cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+				w.pass(time.Minute)
+				if tc.before != nil {
+					tc.before(w)
+					w.pass(time.Minute)
+				}
+				tc.change(w)
+				version := w.deployment("web").ResourceVersion
+				w.lead()
+				w.pass(time.Hour)
+				if got := w.deployment("web").ResourceVersion; (got != version) != tc.rolls {
+					t.Errorf("version %s becomes %s", version, got)
+				}
+				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
+					t.Errorf("writes differ (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 func newStandby(t *testing.T, objects ...runtime.Object) *world {
+	t.Helper()
+	return newLaggingStandby(t, nil, nil, objects...)
+}
+
+func newLaggingStandby(t *testing.T, configure func(*Config), lags map[string]time.Duration, objects ...runtime.Object) *world {
 	t.Helper()
 	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(100), standby: true}
 	w.cfg.Compat = true
-	w.begin(nil, nil, objects)
+	w.begin(lags, configure, objects)
 	return w
 }

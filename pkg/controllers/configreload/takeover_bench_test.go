@@ -114,7 +114,8 @@ func newCached(b *testing.B, client *fake.Clientset, secrets, deployments int) *
 		Deployments: informer(asWorkload, deploymentList...),
 	}
 	reg := metrics.NewKubeRegistry()
-	c, err := New(cfg, in, client, nil, record.NewFakeRecorder(0), clock.RealClock{}, controllers.NewMetrics(reg), reg)
+	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(reg), Clock: clock.RealClock{}}
+	c, err := New(cfg, in, client, nil, record.NewFakeRecorder(0), loop, reg)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -75,6 +75,9 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 		"suspended CronJob": {&batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{Suspend: ptr.To(true),
 			JobTemplate: batchv1.JobTemplateSpec{ObjectMeta: meta, Spec: batchv1.JobSpec{Template: references()}}}},
 			with(func(c *policy.Content) { c.Suspended = true })},
+		"a CronJob that forbids two Jobs at once": {&batchv1.CronJob{Spec: batchv1.CronJobSpec{
+			ConcurrencyPolicy: batchv1.ForbidConcurrent, JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: template}}}},
+			with(func(c *policy.Content) { c.Forbids = true })},
 		"Job of a CronJob": {&batchv1.Job{ObjectMeta: owned, Spec: batchv1.JobSpec{Template: references()}},
 			with(func(c *policy.Content) { c.CronJob, c.Elsewhere = "c", true })},
 		"Rollout": {rollout(t, &template, kAuto, "true"), full},

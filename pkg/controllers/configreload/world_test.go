@@ -118,7 +118,8 @@ func (w *world) start() {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
 		in.Rollouts = with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload)
 	}
-	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(w.registry), Clock: clock.RealClock{}}
+	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, loop, w.registry)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -255,8 +256,15 @@ func (w *world) deployment(name string) *appsv1.Deployment {
 // runSuffix is the part of a name that distinguishes the Jobs of a CronJob.
 var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
 
+// state returns what is recorded on a Deployment in the API server.
+func (w *world) state(name string) string {
+	w.t.Helper()
+	state, _ := withoutVersion(w.deployment(name).Annotations[nativeState])
+	return state
+}
+
 // writes returns the controller's writes so far: verb, resource/name and body. Every patch must
-// carry a resourceVersion, which is left out of the result.
+// carry a resourceVersion, and a state that version. Both are left out of the result.
 func (w *world) writes() []string {
 	w.t.Helper()
 	var list []string
@@ -298,10 +306,18 @@ func (w *world) body(patch []byte) string {
 	if m["resourceVersion"] == nil || m["resourceVersion"] == "" {
 		w.t.Errorf("patch without a resourceVersion: %s", patch)
 	}
-	delete(m, "resourceVersion")
-	if a, ok := m["annotations"].(map[string]any); ok && len(a) == 0 {
+	a, _ := m["annotations"].(map[string]any)
+	if recorded, ok := a[nativeState].(string); ok {
+		state, on := withoutVersion(recorded)
+		if on != m["resourceVersion"] {
+			w.t.Errorf("state %s is not recorded on the version of the patch: %s", recorded, patch)
+		}
+		a[nativeState] = state
+	}
+	if a != nil && len(a) == 0 {
 		delete(m, "annotations")
 	}
+	delete(m, "resourceVersion")
 	if len(m) == 0 {
 		delete(body, "metadata")
 	}

@@ -4,7 +4,6 @@
 package configreload
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -110,18 +109,13 @@ func (c *Controller) patchTemplate(ctx context.Context, k *kind, f *policy.Facts
 	return outcome{version: version}, err
 }
 
-// patch sends a patch. If nobody knows whether it took effect, what this run has recorded counts no
-// more: the annotation does.
+// patch sends a patch and returns the new version.
 func (c *Controller) patch(ctx context.Context, k *kind, w *policy.Workload, as types.PatchType, patch any) (string, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return "", fmt.Errorf("marshal patch: %w", err)
 	}
-	version, err := k.patch(ctx, w.ObjectName, as, data)
-	if err != nil && !refused(err) {
-		c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) { live.last = "" })
-	}
-	return version, err
+	return k.patch(ctx, w.ObjectName, as, data)
 }
 
 // done notes that a plan was carried out: its state is recorded, with the write that made this
@@ -137,8 +131,8 @@ func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version 
 			live.written = version
 		}
 		// A workload for which nothing ever was to be recorded takes no memory.
-		if text := p.State.Text(w.Key); text != "" || version != "" || live.last != "" {
-			live.last = cmp.Or(text, emptyState)
+		if len(p.State) > 0 || version != "" || live.last != "" {
+			live.last = p.State.Text(w.Key, w.Version)
 		}
 	})
 }
@@ -157,9 +151,9 @@ func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.done(w, p, e, "")
 		return p.After, nil
 	}
-	// Somebody else has changed what this run has recorded. A tool that does so again and again must
-	// not make for a write each time.
-	others := e.last != "" && e.last != cmp.Or(w.Meta[policy.StateKey], emptyState)
+	// Somebody else has changed what was recorded. A tool that does so again and again must not make
+	// for a write each time.
+	others := e.last != "" && !f.Recorded.StandsOn(w)
 	if left := e.rewritten.Add(rewriteInterval).Sub(now); others && !e.rewritten.IsZero() && left > 0 {
 		c.done(w, p, e, "")
 		return soonest(p.After, left), nil

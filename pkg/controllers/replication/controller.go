@@ -86,14 +86,14 @@ var _ controllers.Controller = &Controller{}
 // New checks the configuration and adds indexers and handlers to the informers, so it must be called
 // before they are started. The digester must be the one that the caches use.
 func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.Interface, events record.EventRecorder,
-	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
+	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	cfg.NoNamespaces = len(cfg.Scope) > 0
 	c := &Controller{
-		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: clock,
+		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: loop.Clock,
 		marks: rate.NewLimiter(marksPerSecond, 1),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
@@ -105,9 +105,8 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 		}
 	}
 	var err error
-	c.loop, err = controllers.NewLoop(controllers.Options[policy.Key]{
-		Name: Name, Workers: cfg.Workers, Reconcile: c.reconcile, Metrics: loop, Clock: clock,
-	}, c.watches()...)
+	loop.Workers = cfg.Workers
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }
 

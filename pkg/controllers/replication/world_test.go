@@ -113,7 +113,8 @@ func (w *world) start() {
 	}
 	w.registry = metrics.NewKubeRegistry()
 	var err error
-	w.c, err = New(w.cfg, digester, in, w.client, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(w.registry), Clock: clock.RealClock{}}
+	w.c, err = New(w.cfg, digester, in, w.client, w.recorder, loop, w.registry)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -70,32 +70,31 @@ var _ controllers.Controller = &Controller{}
 
 // New checks the configuration. config is that of clients which write only while this replica leads.
 func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
-	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
+	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {
 		return nil, err
 	}
-	return build(cfg, follow, client, objects, events, clock, loop, reg)
+	return build(cfg, follow, client, objects, events, loop, reg)
 }
 
 func build(cfg Config, follow Follow, client kubernetes.Interface, objects objects, events record.EventRecorder,
-	clock clock.WithTicker, loop *controllers.Metrics, reg metrics.KubeRegistry,
+	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	c := &Controller{
-		cfg: cfg, rules: cfg.rules(), follow: follow, client: client, objects: objects, events: events, clock: clock,
+		cfg: cfg, rules: cfg.rules(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
 		book:    newBook(),
 		breaker: policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 	}
 	c.keys = policy.Keys(c.rules.Families)
 	c.metrics = newDomainMetrics(reg, c)
 	var err error
-	c.loop, err = controllers.NewLoop(controllers.Options[key]{
-		Name: Name, Workers: cfg.Workers, Reconcile: c.reconcile, Feed: c.followTypes, Metrics: loop, Clock: clock,
-	})
+	loop.Workers, loop.Beside = cfg.Workers, c.followTypes
+	c.loop, err = controllers.NewLoop(loop, c.reconcile)
 	return c, err
 }
 

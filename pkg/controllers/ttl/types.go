@@ -88,8 +88,8 @@ func containsAll(verbs []string, wanted ...string) bool {
 }
 
 // followTypes follows the types of the API server as they come and go, until ctx ends.
-func (c *Controller) followTypes(ctx context.Context, enqueue func(key)) error {
-	f := &follower{Controller: c, enqueue: enqueue, lists: make(chan struct{}, c.cfg.ListConcurrency), changed: make(chan struct{}, 1)}
+func (c *Controller) followTypes(ctx context.Context) error {
+	f := &follower{Controller: c, lists: make(chan struct{}, c.cfg.ListConcurrency), changed: make(chan struct{}, 1)}
 	defer f.stop()
 	timer := c.clock.NewTimer(0)
 	defer timer.Stop()
@@ -124,7 +124,6 @@ func (c *Controller) followTypes(ctx context.Context, enqueue func(key)) error {
 // follower follows types during one run.
 type follower struct {
 	*Controller
-	enqueue     func(key)
 	lists       chan struct{}
 	changed     chan struct{} // a definition has
 	definitions []Following
@@ -234,7 +233,7 @@ func (f *follower) begin(ctx context.Context, t policy.Type) {
 	k := f.book.add(t)
 	note := func(obj any) {
 		if name, changed := f.book.put(k, obj.(metav1.Object), f.keys); changed {
-			f.enqueue(name)
+			f.loop.Enqueue(name)
 		}
 	}
 	w := f.cfg.Wish()

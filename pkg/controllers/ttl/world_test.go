@@ -101,7 +101,8 @@ func (w *world) serve(resources ...schema.GroupVersionResource) {
 func (w *world) start() {
 	w.Helper()
 	w.registry = metrics.NewKubeRegistry()
-	c, err := build(w.cfg, w.follow, w.client, w, w.recorder, clock.RealClock{}, controllers.NewMetrics(w.registry), w.registry)
+	c, err := build(w.cfg, w.follow, w.client, w, w.recorder,
+		controllers.Options{Name: Name, Clock: clock.RealClock{}, Metrics: controllers.NewMetrics(w.registry)}, w.registry)
 	if err != nil {
 		w.Fatal(err)
 	}

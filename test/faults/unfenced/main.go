@@ -124,7 +124,8 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	in.Deployments, _ = cache.Informer(configreload.Name, informers.Deployments)
 	// Nobody receives them.
 	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"})
-	controller, err := configreload.New(o.reload, in, client, nil, events, clock.RealClock{}, loops, registry)
+	controller, err := configreload.New(o.reload, in, client, nil, events,
+		controllers.Options{Name: configreload.Name, Metrics: loops, Clock: clock.RealClock{}}, registry)
 	return controller, cache, err
 }
 

@@ -5,6 +5,7 @@ package fleet
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -20,6 +21,17 @@ const (
 	// StateAnnotation is where the manager records on a Deployment what it knows of the ConfigMap.
 	StateAnnotation = "quartermaster.dev/reload-state"
 )
+
+// Recorded returns what a state annotation says, without the version of the workload that it was
+// recorded on; nil if it is none.
+func Recorded(annotation string) map[string]string {
+	var state map[string]string
+	if err := json.Unmarshal([]byte(annotation), &state); err != nil {
+		return nil
+	}
+	delete(state, "version")
+	return state
+}
 
 // NewNamespace creates a namespace, which is deleted at the end of the test.
 func (f *Fleet) NewNamespace(ctx context.Context, t testing.TB, labels map[string]string) string {

@@ -223,6 +223,7 @@ func versionOf(lease *coordinationv1.Lease, by string, at time.Time) (LeaseVersi
 	return LeaseVersion{
 		Revision: revision, UID: lease.UID, By: by, Time: at,
 		Holder: ptr.Deref(lease.Spec.HolderIdentity, ""), Transitions: ptr.Deref(lease.Spec.LeaseTransitions, 0),
+		Duration: time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second,
 	}, err
 }
 

@@ -31,8 +31,9 @@ type LeaseVersion struct {
 	UID         types.UID
 	Holder      string // identity
 	Transitions int32
-	By          string    // the process that wrote it
-	Time        time.Time // when the API server had responded, or when a watch has shown it
+	Duration    time.Duration // of the claim
+	By          string        // the process that wrote it
+	Time        time.Time     // when the API server had responded, or when a watch has shown it
 	Deleted     bool
 }
 
@@ -58,6 +59,10 @@ const (
 	Overlap Verdict = "overlaps with the successor's writes"
 	// Late means that another process had acquired the Lease, but not yet written.
 	Late Verdict = "late, before the successor's first write"
+	// InOrder means the same of a successor that took the Lease on evidence, before the claim had run
+	// out. The store then takes writes of one Pod at a time, in the order of the terms (ADR 0003, rule
+	// 12), and what a process has sent before it died may be the last of its term.
+	InOrder Verdict = "late and in order, before the first write of a successor that had evidence"
 	// AfterRelease means that the process had released the Lease, and nobody had acquired it yet.
 	AfterRelease Verdict = "after the release"
 	// Revoked means that the Lease had been changed or deleted by hand, and nobody had acquired it
@@ -78,7 +83,9 @@ type Finding struct {
 }
 
 // Stale reports whether another process may have been leading at the time, or had the right to.
-func (f Finding) Stale() bool { return f.Verdict != Revoked && f.Verdict != Unknown }
+func (f Finding) Stale() bool {
+	return f.Verdict != InOrder && f.Verdict != Revoked && f.Verdict != Unknown
+}
 
 // String returns the whole finding on one line.
 func (f Finding) String() string {
@@ -97,6 +104,11 @@ type Acquisition struct {
 	Process string
 	// Previous is the version before, the last one of the previous holder.
 	Previous LeaseVersion
+}
+
+// early reports whether the claim of the version before had not run out.
+func (a *Acquisition) early() bool {
+	return a.Previous.Holder != "" && a.Time.Sub(a.Previous.Time) < a.Previous.Duration
 }
 
 // Judgement is the result for a History.
@@ -173,6 +185,8 @@ func (j *judging) find(w Write) (Finding, bool) {
 		f := Finding{Write: w, Verdict: Late, Since: successor.LeaseVersion}
 		if first, ok := j.firstWriteSince(successor); ok && first < w.Revision {
 			f.Verdict = Overlap
+		} else if successor.early() && last+2 == len(before) {
+			f.Verdict = InOrder
 		}
 		return f, true
 	}

@@ -21,7 +21,7 @@ import (
 // historyOf builds the history of a test from a list of steps; each is one revision of etcd, from 1
 // on. The processes are a, b and c, their identities a_1, b_1, c_1; hand is somebody else.
 //
-//	"a acquires"  "a renews"  "a releases"  "a creates"  "a writes"
+//	"a acquires"  "a renews"  "a releases"  "a creates"  "a writes"  "a claims an hour"
 //	"hand takes"  "hand clears"  "hand edits"  "hand deletes"
 //
 // A step with the prefix "unlogged:" is not in the log; a watch has shown it. A step with the
@@ -53,6 +53,8 @@ func historyOf(t *testing.T, steps []string) *History {
 		switch what {
 		case "acquires":
 			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(by+"_1"), ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0)+1)
+		case "claims an hour":
+			lease.Spec.LeaseDurationSeconds = ptr.To[int32](3600)
 		case "takes":
 			lease.Spec.HolderIdentity = ptr.To(by + "_1")
 		case "releases", "clears":
@@ -109,6 +111,15 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "b acquires", "a writes", "b writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
 		"and worse after another has written": {
 			steps: []string{"a acquires", "b acquires", "b writes", "a writes"}, findings: []string{"4 overlaps with the successor's writes"}, acquisitions: 2},
+		"but the last of the former's may come after another has acquired on evidence": {
+			steps:    []string{"a acquires", "a claims an hour", "b acquires", "a writes", "b writes"},
+			findings: []string{"4 late and in order, before the first write of a successor that had evidence"}, acquisitions: 2},
+		"though not after the other has written": {
+			steps:    []string{"a acquires", "a claims an hour", "b acquires", "b writes", "a writes"},
+			findings: []string{"5 overlaps with the successor's writes"}, acquisitions: 2},
+		"nor after a third has acquired": {
+			steps:    []string{"a acquires", "a claims an hour", "b acquires", "c acquires", "a writes"},
+			findings: []string{"5 late, before the successor's first write"}, acquisitions: 3},
 		"nor when the successor is gone already": {
 			steps: []string{"a acquires", "b acquires", "b releases", "a writes"}, findings: []string{"4 late, before the successor's first write"}, acquisitions: 2},
 		"who leads again may write again": {
@@ -151,7 +162,7 @@ func TestJudge(t *testing.T) {
 				t.Errorf("%d acquisitions, %d unlogged, want %d, %d", len(got.Acquisitions), got.Unlogged, tc.acquisitions, tc.unlogged)
 			}
 			for _, f := range got.Stale() {
-				if f.Verdict == Revoked || f.Verdict == Unknown {
+				if f.Verdict == InOrder || f.Verdict == Revoked || f.Verdict == Unknown {
 					t.Errorf("counts as stale: %s", f)
 				}
 			}

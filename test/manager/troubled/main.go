@@ -46,10 +46,8 @@ func idle(name string, need informers.Need) app.Entry {
 		Needs: func() ([]informers.Need, error) { return []informers.Need{need}, nil },
 		Rules: func() []rbacv1.PolicyRule { return nil },
 		New: func(h app.Host) (controllers.Controller, error) {
-			return controllers.NewLoop(controllers.Options[cache.ObjectName]{
-				Name: name, Metrics: h.Loops,
-				Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
-			}, controllers.WatchMapped(h.Informer(need.Resource), look))
+			nothing := func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
+			return controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped(h.Informer(need.Resource), look))
 		},
 	}
 }

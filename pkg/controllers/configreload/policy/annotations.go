@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 )
@@ -45,6 +46,24 @@ var defaultKeys = map[string]string{
 
 // LogicalNames returns the names of the annotations whose keys can be replaced.
 func LogicalNames() []string { return slices.Sorted(maps.Keys(defaultKeys)) }
+
+// CheckKey returns an error if the key that replaces the one of a logical annotation is also that of
+// another annotation.
+func (o *Options) CheckKey(logical string) error {
+	key := o.AnnotationKeys[logical]
+	k := NewKeys(&Options{Compat: true}, nil)
+	fixed := slices.Concat([]string{StateKey, nativeReload, nativeDelay, nativeMark, compatMark, compatStrategy}, k.exclude[:],
+		[]string{k.typedAuto[SecretProviderClass], k.reload[SecretProviderClass]})
+	if slices.Contains(fixed, key) {
+		return fmt.Errorf("%s: %q has a meaning that cannot be replaced", logical, key)
+	}
+	for _, other := range LogicalNames() {
+		if replaced, ok := o.AnnotationKeys[other]; other != logical && (ok && replaced == key || !ok && defaultKeys[other] == key) {
+			return fmt.Errorf("%s: %q is the key of %s", logical, key, other)
+		}
+	}
+	return nil
+}
 
 // Keys are the annotation keys that count, and the rules parsed by them.
 type Keys struct {

@@ -46,6 +46,9 @@ type Plan struct {
 	State State
 	// Reloads are due now, in the order of the changes.
 	Reloads []Reload
+	// Trusted are the sources for which the cached data replace what is recorded, with or without a
+	// reload. An old cache must not, see cacheIsBehind in configreload.
+	Trusted []SourceKey
 	// Pending is set if there are reloads, or the window may still bring some; decide again after
 	// this time.
 	Pending bool
@@ -79,13 +82,16 @@ func (o *Options) Decide(f *Facts) Plan {
 	watched, tooMany := f.watchSet()
 	if tooMany {
 		// Without their number, which would be another problem each time that one comes or goes.
-		p.Problems = append(slices.Clone(p.Problems), Problem{StateKey, fmt.Sprintf(
-			"patterns of the workload name more than %d sources; only the first by name are watched", MaxByPattern)})
+		p.Problems = append(slices.Clone(p.Problems), Problem{"patterns", fmt.Sprintf(
+			"those of the workload name more than %d sources; only the first by name are watched", MaxByPattern)})
 	}
 	for _, key := range watched {
 		value, r := o.decideSource(f, key)
 		if r != nil {
 			reloads = append(reloads, *r)
+		}
+		if was, known := f.Recorded[key]; r != nil || known && value != was {
+			p.Trusted = append(p.Trusted, key)
 		}
 		next[key] = value
 	}
@@ -93,12 +99,13 @@ func (o *Options) Decide(f *Facts) Plan {
 		// If the disappearance of a source rolls the workload, the source is forgotten with it.
 		if _, r := o.decideSource(f, key); r != nil {
 			reloads = append(reloads, *r)
+			p.Trusted = append(p.Trusted, key)
 		}
 	}
 
 	due, wait := o.due(f, reloads)
 	if !due {
-		p.State, p.Pending, p.After, p.Found = f.meanwhile(next, reloads), true, wait, !f.Window.IsOpen()
+		p.State, p.Trusted, p.Pending, p.After, p.Found = f.meanwhile(next, reloads), nil, true, wait, !f.Window.IsOpen()
 		return p
 	}
 	// This is the order in which the reloads are written. Among changes of one instant, the first

@@ -385,12 +385,12 @@ func FuzzParseState(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := ParseState(s.Text(of), of)
+		again, err := ParseState(s.Text(of, "1"), of)
 		if len(s) > 0 && (err != nil || !maps.Equal(s, again)) {
 			t.Errorf("state %q becomes %v, error %v", text, s, err)
 		}
 		if len(s) > 0 {
-			copied, err := ParseState(s.Text(of), Key{Kind: "Deployment", ObjectName: cache.NewObjectName("other", "web")})
+			copied, err := ParseState(s.Text(of, "1"), Key{Kind: "Deployment", ObjectName: cache.NewObjectName("other", "web")})
 			if copied != nil || err != nil {
 				t.Errorf("the state of another workload is %v, %v", copied, err)
 			}

@@ -17,14 +17,14 @@ type Object = map[string]any
 // is false if the annotation is there already.
 func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
 	annotations := Object{}
-	text := s.Text(w.Key)
-	if was, annotated := w.Meta[StateKey]; text != was || annotated && text == "" {
-		annotations[StateKey] = text
-		if text == "" {
-			annotations[StateKey] = nil
-		}
+	changes = !s.StandsOn(w)
+	switch {
+	case changes && len(s) == 0:
+		annotations[StateKey] = nil
+	case changes:
+		annotations[StateKey] = s.Text(w.Key, w.Version)
 	}
-	return Object{"metadata": Object{"resourceVersion": w.Version, "annotations": annotations}}, len(annotations) > 0
+	return Object{"metadata": Object{"resourceVersion": w.Version, "annotations": annotations}}, changes
 }
 
 // TemplatePatch returns a strategic merge patch with everything that a reload changes: marks, state

@@ -12,8 +12,11 @@ import (
 // stateDigits is how many digits of a source's hash are recorded; 64 bits distinguish its versions.
 const stateDigits = 16
 
-// ofField is the field of a state that names the workload that it belongs to.
-const ofField = "workload"
+// The fields of a state that are no sources.
+const (
+	ofField = "workload" // that it belongs to
+	onField = "version"  // of that workload, on which it was recorded
+)
 
 // State is what was last known of the sources that a workload watches: the first digits of each
 // hash, or the empty string for a source known to be absent.
@@ -34,6 +37,7 @@ func ParseState(text string, of Key) (State, error) {
 		return nil, nil
 	}
 	delete(raw, ofField)
+	delete(raw, onField)
 	s := make(State, len(raw))
 	for name, value := range raw {
 		key, ok := parseSourceKey(name)
@@ -48,19 +52,56 @@ func ParseState(text string, of Key) (State, error) {
 	return s, nil
 }
 
-// Text returns the annotation of a workload. It is empty if nothing is watched; then there is no
-// annotation.
-func (s State) Text(of Key) string {
-	if len(s) == 0 {
-		return ""
-	}
-	raw := make(map[string]string, len(s)+1)
+// Text returns the annotation of a workload, as recorded on a version of it.
+func (s State) Text(of Key, on string) string {
+	raw := make(map[string]string, len(s)+2)
 	for key, value := range s {
 		raw[key.String()] = value
 	}
 	raw[ofField] = of.String()
+	if on != "" {
+		raw[onField] = on
+	}
 	text, _ := json.Marshal(raw) // a map of strings always marshals, with sorted keys
 	return string(text)
+}
+
+// recordedOn returns the version of a workload on which a text was recorded; empty if it does not say,
+// or belongs to another workload.
+func recordedOn(text string, of Key) string {
+	var raw map[string]string
+	if err := json.Unmarshal([]byte(text), &raw); err != nil || raw[ofField] != of.String() {
+		return ""
+	}
+	return raw[onField]
+}
+
+// Recorded returns the later one of two states: last, which is what a run remembers and may be empty,
+// and the annotation of w. Whoever writes an older annotation back brings the older version with it;
+// a predecessor of which the cache learns late has written on the version that last was read from, or
+// on a later one.
+func (w *Workload) Recorded(last string) string {
+	if w.Kind.Stateless {
+		return last
+	}
+	annotation := w.Meta[StateKey]
+	if last == "" {
+		return annotation
+	}
+	on := recordedOn(annotation, w.Key)
+	if Newer(w.Version, on) && !Newer(recordedOn(last, w.Key), on) {
+		return annotation
+	}
+	return last
+}
+
+// StandsOn reports whether the annotation of w is this state; of an empty state there is none.
+func (s State) StandsOn(w *Workload) bool {
+	annotation, annotated := w.Meta[StateKey]
+	if len(s) == 0 {
+		return !annotated
+	}
+	return annotation == s.Text(w.Key, recordedOn(annotation, w.Key))
 }
 
 // StateProblem reports an annotation that ParseState could not read.

@@ -73,6 +73,7 @@ type Content struct {
 	Volumes    map[string][]SourceKey `json:"v,omitempty"` // by name, those of sources
 	Paused     bool                   `json:"p,omitempty"` // Deployments
 	Suspended  bool                   `json:"s,omitempty"` // CronJobs
+	Forbids    bool                   `json:"b,omitempty"` // CronJobs: two Jobs at once
 	Finished   bool                   `json:"f,omitempty"` // Jobs
 	CronJob    types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
 	Elsewhere  bool                   `json:"e,omitempty"` // it is rolled through another object
@@ -193,6 +194,7 @@ func describe(obj any) (Content, error) {
 		// The metadata of jobTemplate itself is not read.
 		c := describeTemplate(&o.Spec.JobTemplate.Spec.Template)
 		c.Suspended = o.Spec.Suspend != nil && *o.Spec.Suspend
+		c.Forbids = o.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent
 		return c, nil
 	case *batchv1.Job:
 		c := describeTemplate(&o.Spec.Template)

@@ -14,14 +14,14 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-func TestFeed(t *testing.T) {
+func TestBeside(t *testing.T) {
 	for name, test := range map[string]struct {
-		feed func(ctx context.Context, enqueue func(string)) error
-		keys string
-		err  string // of Run
+		beside func(ctx context.Context, enqueue func(...string)) error
+		keys   string
+		err    string // of Run
 	}{
 		"its keys are reconciled until the context ends": {
-			feed: func(ctx context.Context, enqueue func(string)) error {
+			beside: func(ctx context.Context, enqueue func(...string)) error {
 				enqueue("a")
 				<-time.After(time.Second)
 				enqueue("b")
@@ -30,22 +30,24 @@ func TestFeed(t *testing.T) {
 			}, keys: "a b",
 		},
 		"its error ends Run": {
-			feed: func(context.Context, func(string)) error { return errors.New("no more") }, err: "no more",
+			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},
 		"Run ends with it": {
-			feed: func(_ context.Context, enqueue func(string)) error { return nil }, err: "feed returned before its context ended",
+			beside: func(_ context.Context, enqueue func(...string)) error { return nil }, err: "what runs beside the workers returned before its context ended",
 		},
 		"a panic is contained": {
-			feed: func(context.Context, func(string)) error { panic("secret") }, err: "panic: a value of type string",
+			beside: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var keys []string
-				l, err := NewLoop(Options[string]{
-					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()), Feed: test.feed,
-					Reconcile: func(_ context.Context, key string) (time.Duration, error) { keys = append(keys, key); return 0, nil },
-				})
+				var l *Loop[string]
+				var err error
+				l, err = NewLoop(Options{
+					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
+					Beside: func(ctx context.Context) error { return test.beside(ctx, l.Enqueue) },
+				}, func(_ context.Context, key string) (time.Duration, error) { keys = append(keys, key); return 0, nil })
 				if err != nil {
 					t.Fatal(err)
 				}

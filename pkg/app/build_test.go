@@ -1,0 +1,107 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// ownBuild is a build with a name and a controller of its own.
+var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), withFunctions(Entry{
+	Name: "shelves", Summary: "fills shelves",
+	Needs: func() ([]informers.Need, error) { return []informers.Need{{Resource: informers.ConfigMaps}}, nil },
+	Rules: func() []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{rule("", "configmaps", "", "list", "watch", "patch")}
+	},
+})}
+
+// executeOwn runs a command line of that build.
+func executeOwn(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand(ownBuild...)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	if err := cmd.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
+	for name, args := range map[string][]string{
+		"its help":        {"--help"},
+		"its status":      {"status", "--help"},
+		"its controllers": {"controllers"},
+		"its roles":       {"rbac"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := executeOwn(t, args...)
+			for _, builtIn := range []string{"config-reload", "replication", "--compat"} {
+				if strings.Contains(out, builtIn) {
+					t.Errorf("it has %s:\n%s", builtIn, out)
+				}
+			}
+			// What stays are the kind of the configuration file and the names of metrics.
+			rest := regexp.MustCompile(`quartermaster\.dev|quartermaster_\w+|The Quartermaster manager`).ReplaceAllString(out, "")
+			if strings.Contains(rest, "uartermaster") {
+				t.Errorf("it names quartermaster:\n%s", out)
+			}
+		})
+	}
+	roles := executeOwn(t, "rbac")
+	got := regexp.MustCompile(`(?m)^  name: (.*)$`).FindAllStringSubmatch(roles, -1)
+	var names []string
+	for _, match := range got {
+		if !slices.Contains(names, match[1]) {
+			names = append(names, match[1])
+		}
+	}
+	slices.Sort(names)
+	want := []string{"shopkeeper", "shopkeeper-authentication-reader-kube-system", "shopkeeper-cache-shelves", "shopkeeper-controller-shelves",
+		"shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
+	want = slices.DeleteFunc(want, func(name string) bool { return name == "shopkeeper-authentication-reader-kube-system" })
+	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "shopkeeper-authentication-reader") })
+	if names = slices.DeleteFunc(names, func(name string) bool { return name == "shopkeeper" }); !slices.Equal(names, want[1:]) {
+		t.Errorf("the roles are %q, want %q", names, want[1:])
+	}
+	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
+		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
+	}
+	o, err := NewOptions(ownBuild...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := o.Election.Lease().String(); got != "kube-system/shopkeeper" {
+		t.Errorf("the Lease is %s", got)
+	}
+}
+
+func TestMistakesInABuildAreErrors(t *testing.T) {
+	for name, tc := range map[string]struct {
+		option BuildOption
+		want   string
+	}{
+		"no name":    {Named(""), `the name "" of the build is not a DNS label: `},
+		"a bad name": {Named("My manager"), `the name "My manager" of the build is not a DNS label: `},
+		"nil":        {nil, "an option of the build is nil"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := NewCommand(tc.option)
+			cmd.SetArgs([]string{"rbac"})
+			if err := cmd.Execute(); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+				t.Errorf("the error is %v, want %s", err, tc.want)
+			}
+		})
+	}
+}

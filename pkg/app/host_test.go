@@ -1,0 +1,319 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// gadget is a custom resource as a Go type.
+type gadget struct {
+	metav1.TypeMeta
+	metav1.ObjectMeta
+}
+
+func (g *gadget) DeepCopyObject() runtime.Object { out := *g; return &out }
+
+type gadgetList struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []gadget
+}
+
+func (l *gadgetList) DeepCopyObject() runtime.Object { out := *l; return &out }
+
+var gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
+
+// addTypes returns an AddToScheme.
+func addTypes(kinds map[string]runtime.Object) func(*runtime.Scheme) error {
+	return func(s *runtime.Scheme) error {
+		for kind, object := range kinds {
+			s.AddKnownTypeWithName(gadgets.GroupVersion().WithKind(kind), object)
+		}
+		return nil
+	}
+}
+
+func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
+	complete := addTypes(map[string]runtime.Object{"Gadget": &gadget{}, "GadgetList": &gadgetList{}})
+	typed := []informers.Need{{Resource: gadgets, Form: informers.Typed}}
+	for name, tc := range map[string]struct {
+		add   func(*runtime.Scheme) error
+		needs []informers.Need
+		ask   func(Host) error
+		want  string // empty: it is built
+	}{
+		"everything fits": {complete, typed, func(h Host) error {
+			informers.For[*gadget](h.Informer, gadgets)
+			informers.For[metav1.Object](h.Informer, gadgets)
+			ClientFor[*gadget](h, gadgets)
+			h.Handle(http.NotFoundHandler())
+			return nil
+		}, ""},
+		"the need is missing": {complete, nil, func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			"asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
+		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			"asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
+		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed,
+			func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			"asks for gadgets.example.com as *app.gadget, which AddToScheme has not added to the scheme"},
+		"the type of the list is missing in the scheme": {addTypes(map[string]runtime.Object{"Gadget": &gadget{}}), typed,
+			func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			"asks for gadgets.example.com as *app.gadget, but AddToScheme has not added GadgetList to the scheme"},
+		"the type is of another group": {complete, typed, func(h Host) error { informers.For[*corev1.Pod](h.Informer, gadgets); return nil },
+			"asks for gadgets.example.com as *v1.Pod, but that is a type of v1, not of example.com/v1"},
+		"the version is another": {complete, typed, func(h Host) error {
+			informers.For[*gadget](h.Informer, gadgets.GroupResource().WithVersion("v2"))
+			return nil
+		}, `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
+		"a client of a type that is missing in the scheme": {nil, nil, func(h Host) error { ClientFor[*gadget](h, gadgets); return nil },
+			"asks for a client of *app.gadget, which AddToScheme has not added to the scheme"},
+		"a client of a type of another group": {nil, nil, func(h Host) error { ClientFor[*corev1.Pod](h, gadgets); return nil },
+			"asks for a client of gadgets.example.com with *v1.Pod, which is a type of v1"},
+		"two handlers": {nil, nil, func(h Host) error { h.Handle(http.NotFoundHandler()); h.Handle(http.NotFoundHandler()); return nil },
+			"calls Host.Handle with nil or twice"},
+		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
+			deployments := informers.For[metav1.Object](h.Informer, informers.Deployments)
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(deployments, schema.GroupKind{Kind: "Gadget"}))
+			return err
+		}, "one: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
+		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h Host) error {
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(h.Informer(informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
+			return err
+		}, ""},
+		"a loop without a function": {nil, nil, func(h Host) error {
+			_, err := controllers.NewLoop[string](h.Loop, nil)
+			return err
+		}, "loop one without a function reconcile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			entry := withFunctions(Entry{Name: "one", AddToScheme: tc.add, Needs: func() ([]informers.Need, error) { return tc.needs, nil }})
+			entry.New = func(h Host) (controllers.Controller, error) { return &scripted{}, tc.ask(h) }
+			_, err := buildOne(t, entry)
+			switch {
+			case tc.want == "" && err != nil:
+				t.Errorf("refused: %v", err)
+			case tc.want != "" && (err == nil || err.Error() != "controller one: "+tc.want):
+				t.Errorf("the error is %v, want controller one: %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAnEntryMustBuildAController(t *testing.T) {
+	entry := withFunctions(Entry{Name: "one"})
+	entry.New = func(Host) (controllers.Controller, error) { return nil, nil }
+	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: New returned no controller" {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
+
+// buildOne builds the controller of one entry as Run does.
+func buildOne(t *testing.T, entry Entry) (hostedControllers, error) {
+	t.Helper()
+	o, err := NewOptions(entry, WithoutBuiltIns())
+	if err != nil {
+		return nil, err
+	}
+	o.Client.Master = newAPIServer(t).URL
+	connection, err := newConnection(o.Client)
+	if err != nil {
+		return nil, err
+	}
+	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
+	if err != nil {
+		return nil, err
+	}
+	if err := declareNeeds(o.entries); err != nil {
+		return nil, err
+	}
+	registry := metrics.NewKubeRegistry()
+	scheme, err := newScheme(o.entries)
+	if err != nil {
+		return nil, err
+	}
+	loops := controllers.NewMetrics(registry)
+	shared, err := newCache(o, connection, scheme, registry, loops, o.entries)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(shared.Shutdown)
+	return newControllers(o, clients, scheme, &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, shared, registry, loops, o.entries)
+}
+
+func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
+	typed := []informers.Need{{Resource: gadgets, Form: informers.Typed}}
+	for name, tc := range map[string]struct {
+		entry Entry
+		want  string
+	}{
+		"a group version that is missing": {
+			Entry{Needs: func() ([]informers.Need, error) { return typed, nil }},
+			"one: the scheme has no types of example.com/v1, so gadgets.example.com cannot be had in typed form"},
+		"AddToScheme fails": {
+			Entry{AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}, "controller one: AddToScheme: no"},
+		"AddToScheme gives a kind another type": {
+			Entry{AddToScheme: func(s *runtime.Scheme) error {
+				s.AddKnownTypeWithName(appsv1.SchemeGroupVersion.WithKind("Deployment"), &gadget{})
+				return nil
+			}}, "controller one: AddToScheme: panic: Double registration of different types for apps/v1, Kind=Deployment"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.entry.Name = "one"
+			_, err := buildOne(t, withFunctions(tc.entry))
+			if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+				t.Errorf("the error is %v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
+	h := Host{RESTMapper: knownKinds()}
+	for name, tc := range map[string]struct {
+		config runtime.ApplyConfiguration
+		want   string
+	}{
+		"without a name":                      {corev1ac.ConfigMap("", "shop"), "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
+		"without a kind":                      {&corev1ac.ConfigMapApplyConfiguration{}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
+		"of a kind that nobody knows":         {corev1ac.Secret("x", "shop"), `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
+		"that cannot be written as an object": {unwritable{}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := h.Apply(t.Context(), tc.config); err == nil || err.Error() != tc.want {
+				t.Errorf("the error is %v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+type unwritable struct{}
+
+func (unwritable) IsApplyConfiguration()        {}
+func (unwritable) MarshalJSON() ([]byte, error) { return nil, errors.New("no") }
+
+// filled is discovery that has something in its cache.
+type filled struct {
+	discovery.CachedDiscoveryInterface
+	invalidated int
+}
+
+func (*filled) Fresh() bool   { return true }
+func (f *filled) Invalidate() { f.invalidated++ }
+
+func TestTheMapperAsksAgainAfterAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &filled{}
+		d := &agingDiscovery{CachedDiscoveryInterface: inner}
+		var fresh []bool
+		for range 3 {
+			fresh = append(fresh, d.Fresh())
+			d.Invalidate()
+			fresh = append(fresh, d.Fresh())
+			time.Sleep(mapperPatience)
+		}
+		if want := []bool{false, true, false, true, false, true}; !slices.Equal(fresh, want) || inner.invalidated != 3 {
+			t.Errorf("it was fresh: %v, want %v; it was emptied %d times, want 3", fresh, want, inner.invalidated)
+		}
+	})
+}
+
+func TestAHandlerOfAControllerIsServedUnderItsName(t *testing.T) {
+	entry := withFunctions(Entry{Name: "one"})
+	entry.New = func(h Host) (controllers.Controller, error) {
+		h.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/poison" {
+				panic("hunter2")
+			}
+			fmt.Fprint(w, r.URL.Path)
+		}))
+		return &scripted{}, nil
+	}
+	all, err := buildOne(t, entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"/controllers/one/":       "/",
+		"/controllers/one/things": "/things",
+		"/controllers/one/poison": "the controller's handler panicked\n",
+	} {
+		w := httptest.NewRecorder()
+		all[0].handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if got := w.Body.String(); got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+}
+
+func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
+	stuck := func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Hour); return nil }
+	for name, tc := range map[string]struct {
+		run  func(context.Context) error
+		took time.Duration
+		want error
+	}{
+		"when they have drained":   {func(ctx context.Context) error { <-ctx.Done(); time.Sleep(3 * time.Second); return nil }, 3 * time.Second, nil},
+		"when they have failed to": {func(ctx context.Context) error { <-ctx.Done(); return errors.New("no") }, 0, election.ErrUnfinished},
+		"when they do not":         {stuck, 20 * time.Second, election.ErrUnfinished},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here, c, _ := host(t, tc.run)
+				here.everyReplica = true
+				leaders, other, _ := host(t, untilTheEnd)
+				all := hostedControllers{leaders, here}
+				stop := all.runOnEveryReplica(t.Context(), 0, 20*time.Second)
+				time.Sleep(time.Minute)
+				if len(c.starts) != 1 || len(other.starts) != 0 {
+					t.Errorf("%d runs of the one for every replica and %d of the other, want 1 and 0", len(c.starts), len(other.starts))
+				}
+				begun := time.Now()
+				err := stop()
+				if took := time.Since(begun); took != tc.took || !errors.Is(err, tc.want) {
+					t.Errorf("it stopped after %s with %v; want %s and %v", took, err, tc.took, tc.want)
+				}
+				time.Sleep(2 * time.Hour) // until the one that does not drain has returned
+			})
+		})
+	}
+}
+
+func TestAColdStandbyCannotRunAController(t *testing.T) {
+	o, err := NewOptions(withFunctions(Entry{Name: "one", EveryReplica: true}), withFunctions(Entry{Name: "two"}), WithoutBuiltIns())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Validate(); err != nil {
+		t.Errorf("a warm standby: %v", err)
+	}
+	o.Informers.Standby = informers.StandbyCold
+	lines(t, o.Validate(), "--standby: one runs on every replica, which needs the cache of a warm standby")
+}

@@ -1,0 +1,211 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/ptr"
+)
+
+func TestMistakesInALoopAreErrors(t *testing.T) {
+	m := NewMetrics(metrics.NewKubeRegistry())
+	for name, tc := range map[string]struct {
+		opts      Options
+		reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
+		want      string
+	}{
+		"no name":                       {Options{Metrics: m}, nothing, "loop without Options.Name"},
+		"no metrics":                    {Options{Name: "x"}, nothing, "loop x without Options.Metrics"},
+		"no function":                   {Options{Name: "x", Metrics: m}, nil, "loop x without a function reconcile"},
+		"a back-off that begins late":   {Options{Name: "x", Metrics: m, MinBackoff: 2, MaxBackoff: 1}, nothing, "loop x: Options.MaxBackoff 1ns must be at least MinBackoff 2ns, which must not be negative"},
+		"a back-off in the past":        {Options{Name: "x", Metrics: m, MinBackoff: -1}, nothing, "loop x: Options.MaxBackoff 5m0s must be at least MinBackoff -1ns, which must not be negative"},
+		"a long first back-off is fine": {Options{Name: "x", Metrics: m, MinBackoff: time.Hour}, nothing, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := NewLoop(tc.opts, tc.reconcile)
+			if got := fmt.Sprint(err); err != nil && got != tc.want || err == nil && tc.want != "" {
+				t.Errorf("NewLoop returned %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWhenAFailureIsTriedAgain(t *testing.T) {
+	bad := errors.New("bad")
+	for name, tc := range map[string]struct {
+		opts    Options
+		after   time.Duration
+		err     error
+		want    []time.Duration // of the calls, in the first 20 s
+		results map[string]float64
+	}{
+		"by default after 1 s, then twice as long each time": {
+			err: bad, want: []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second}, results: map[string]float64{resultError: 5}},
+		"with a back-off of the loop's own": {
+			opts: Options{MinBackoff: 2 * time.Second, MaxBackoff: 5 * time.Second}, err: bad,
+			want: []time.Duration{0, 2 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second}, results: map[string]float64{resultError: 5}},
+		"not at all after a terminal error": {
+			err: fmt.Errorf("read: %w", TerminalError(bad)), want: []time.Duration{0}, results: map[string]float64{resultTerminal: 1}},
+		"after the duration that came with a terminal error": {
+			after: 9 * time.Second, err: TerminalError(bad),
+			want: []time.Duration{0, 9 * time.Second, 18 * time.Second}, results: map[string]float64{resultTerminal: 3}},
+		"a terminal error of nothing is no error": {
+			err: TerminalError(nil), want: []time.Duration{0}, results: map[string]float64{resultSuccess: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var h *harness
+				var calls []time.Duration
+				h = newHarness(t, reconciling{Options: tc.opts, Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+					calls = append(calls, time.Since(h.begun))
+					return tc.after, tc.err
+				}}, "settings")
+				h.run(t)
+				pass(20*time.Second - time.Millisecond)
+				if diff := cmp.Diff(tc.want, calls); diff != "" {
+					t.Errorf("calls (-want +got):\n%s", diff)
+				}
+				for _, result := range results {
+					if got := counter(t, h.registry, result); got != tc.results[result] {
+						t.Errorf("%v reconciles with the result %s, want %v", got, result, tc.results[result])
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAnErrorThatIsTerminalKeepsItsText(t *testing.T) {
+	bad := errors.New("bad")
+	if err := TerminalError(bad); err.Error() != "bad" || !errors.Is(err, bad) {
+		t.Errorf("TerminalError made %v of it", err)
+	}
+}
+
+func TestKeysFromOutsideAreReconciledWhileTheLoopRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []string
+		h := newHarness(t, reconciling{Reconcile: func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+			got = append(got, key.Name)
+			return 0, nil
+		}})
+		h.build(t, WatchSelf(h.informer))
+		h.loop.Enqueue(cache.NewObjectName("shop", "too-early"))
+		h.start(t)
+		h.loop.Enqueue(cache.NewObjectName("shop", "one"), cache.NewObjectName("shop", "two"))
+		synctest.Wait()
+		h.stop()
+		synctest.Wait()
+		h.loop.Enqueue(cache.NewObjectName("shop", "too-late"))
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"one", "two"}, got); diff != "" {
+			t.Errorf("reconciled keys (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// owned returns a Deployment with the given owner.
+func owned(apiVersion, kind, name string, controller bool) *appsv1.Deployment {
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", OwnerReferences: []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "ConfigMap", Name: "other"},
+		{APIVersion: apiVersion, Kind: kind, Name: name, Controller: ptr.To(controller)},
+	}}}
+}
+
+func TestWatchOwner(t *testing.T) {
+	widget := schema.GroupKind{Group: "example.com", Kind: "Widget"}
+	mine := owned("example.com/v1", "Widget", "a", true)
+	for name, tc := range map[string]struct {
+		event change
+		want  []string
+	}{
+		"an object is added":                    {change{new: mine}, []string{"shop/a"}},
+		"it changes":                            {change{old: mine, new: mine}, []string{"shop/a"}},
+		"it is deleted":                         {change{old: mine}, []string{"shop/a"}},
+		"the watch missed that it was deleted":  {change{old: cache.DeletedFinalStateUnknown{Key: "shop/web", Obj: mine}}, []string{"shop/a"}},
+		"another version of the API":            {change{new: owned("example.com/v2", "Widget", "a", true)}, []string{"shop/a"}},
+		"it gets another owner":                 {change{old: mine, new: owned("example.com/v1", "Widget", "b", true)}, []string{"shop/a", "shop/b"}},
+		"it is given up":                        {change{old: mine, new: &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}}, []string{"shop/a"}},
+		"an owner that does not control it":     {change{new: owned("example.com/v1", "Widget", "a", false)}, nil},
+		"an owner of another group":             {change{new: owned("example.org/v1", "Widget", "a", true)}, nil},
+		"an owner of another kind":              {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
+		"an owner whose version is no version":  {change{new: owned("a/b/c", "Widget", "a", true)}, nil},
+		"an object without a namespace, and so": {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []string{"a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keys, err := WatchOwner(nil, widget).keys(tc.event)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, key := range keys {
+				got = append(got, key.String())
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("keys (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// forgetful is an informer whose cache holds no owner references.
+type forgetful struct{ cache.SharedIndexInformer }
+
+func (forgetful) KeepsOwnerReferences() bool { return false }
+
+func TestAWatchOfOwnersNeedsThemInTheCache(t *testing.T) {
+	_, err := NewLoop(Options{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchOwner(forgetful{}, schema.GroupKind{}))
+	if err == nil || !strings.Contains(err.Error(), "x: watch: WatchOwner needs owner references") {
+		t.Errorf("NewLoop returned %v", err)
+	}
+}
+
+func TestFilter(t *testing.T) {
+	with := func(generation int64, status int32) *appsv1.Deployment {
+		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: generation}, Status: appsv1.DeploymentStatus{Replicas: status}}
+	}
+	for name, tc := range map[string]struct {
+		event change
+		kept  bool
+	}{
+		"an addition":             {change{new: with(1, 0)}, true},
+		"a deletion":              {change{old: with(1, 0)}, true},
+		"a change of the spec":    {change{old: with(1, 0), new: with(2, 0)}, true},
+		"a change of the status":  {change{old: with(1, 0), new: with(1, 1)}, false},
+		"a resync":                {change{old: with(1, 0), new: with(1, 0)}, false},
+		"one without generations": {change{old: with(0, 0), new: with(0, 0)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for what, watch := range map[string]Watch[cache.ObjectName]{
+				"with the Go type":   Filter(WatchSelf(nil), GenerationChanged[*appsv1.Deployment]),
+				"with the interface": Filter(WatchSelf(nil), GenerationChanged[metav1.Object]),
+			} {
+				keys, err := watch.keys(tc.event)
+				if err != nil || (len(keys) == 1) != tc.kept {
+					t.Errorf("%s: keys %v, error %v; want it kept: %v", what, keys, err, tc.kept)
+				}
+			}
+		})
+	}
+	t.Run("of another type is an error", func(t *testing.T) {
+		_, err := Filter(WatchSelf(nil), GenerationChanged[*corev1.Pod]).keys(change{new: with(1, 0)})
+		if want := "watched object is a *v1.Deployment, not a *v1.Pod"; err == nil || err.Error() != want {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+	})
+}
