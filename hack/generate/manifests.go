@@ -19,18 +19,31 @@ import (
 
 const header = "# Written by make generate from what manager rbac prints. Do not edit.\n"
 
-// components maps each component to the flag for which it adds permissions.
-var components = map[string]string{
-	"argo-rollouts":                  "--config-reload-argo-rollouts",
-	"csi-secrets":                    "--config-reload-csi",
-	"compat-reloader":                "--compat=reloader",
-	"replication":                    "--controllers=*,replication",
-	"replication-compat":             "--compat=reflector,replicator",
-	"service-account-per-controller": "--use-service-account-credentials",
+// components maps each component to the flags for which it adds permissions.
+var components = map[string][]string{
+	"argo-rollouts":                  {"--config-reload-argo-rollouts"},
+	"csi-secrets":                    {"--config-reload-csi"},
+	"compat-reloader":                {"--compat=reloader"},
+	"replication":                    {"--controllers=*,replication"},
+	"replication-compat":             {"--compat=reflector,replicator"},
+	"service-account-per-controller": {"--use-service-account-credentials"},
+	"ttl-chosen-types": {"--controllers=*,ttl", "--ttl-include-resources=namespaces.,configmaps.,persistentvolumeclaims.,pods.,services.," +
+		"deployments.apps,statefulsets.apps,jobs.batch,ingresses.networking.k8s.io"},
+	"ttl-every-type": {"--ttl-include-resources=*"},
+	"ttl-compat":     {"--compat=ttl-controller,janitor"},
 }
 
 // requires maps a component to the one that it only makes sense with.
-var requires = map[string]string{"replication-compat": "replication"}
+var requires = map[string]string{"replication-compat": "replication", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
+
+// notes say what is not obvious of a component.
+var notes = map[string]string{
+	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read all of their objects,\n" +
+		"# Secrets not among them, and delete every one. Which of them it deletes is up to annotations and flags.\n",
+	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +
+		"# cluster: Secrets, whose content it may read, roles, nodes and the types of any CRD. The controller keeps itself\n" +
+		"# from deleting what is protected, but whoever has the manager's token does not.\n",
+}
 
 // manifests returns the files to write below deploy/, by path.
 func manifests() (map[string][]byte, error) {
@@ -39,11 +52,11 @@ func manifests() (map[string][]byte, error) {
 		return nil, err
 	}
 	files := map[string][]byte{"rbac/roles.yaml": join(defaults)}
-	for name, flag := range components {
-		base, flags := defaults, []string{flag}
+	for name, own := range components {
+		base, flags := defaults, own
 		if required, ok := requires[name]; ok {
-			flags = []string{components[required], flag}
-			if base, err = rbac(components[required]); err != nil {
+			flags = slices.Concat(components[required], own)
+			if base, err = rbac(components[required]...); err != nil {
 				return nil, err
 			}
 		}
@@ -51,7 +64,7 @@ func manifests() (map[string][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		component, more, err := change(flag, base, with)
+		component, more, err := change(own, base, with)
 		if err != nil {
 			return nil, fmt.Errorf("component %s: %w", name, err)
 		}
@@ -63,7 +76,7 @@ func manifests() (map[string][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		files["components/"+name+"/kustomization.yaml"] = append([]byte(header), text...)
+		files["components/"+name+"/kustomization.yaml"] = append([]byte(header+notes[name]), text...)
 	}
 	return files, nil
 }
@@ -105,11 +118,13 @@ func join(objects []object) []byte {
 	return append([]byte(header), bytes.Join(documents, []byte("---\n"))...)
 }
 
-// change returns the component that sets a flag and patches the default roles into those that the
-// flag needs, and the objects that it adds.
-func change(flag string, defaults, with []object) (k kustomization, more []object, err error) {
+// change returns the component that sets flags and patches the default roles into those that the
+// flags need, and the objects that it adds.
+func change(flags []string, defaults, with []object) (k kustomization, more []object, err error) {
 	k = kustomization{APIVersion: "kustomize.config.k8s.io/v1alpha1", Kind: "Component"}
-	k.patch("Deployment", "quartermaster", "add", "/spec/template/spec/containers/0/args/-", flag)
+	for _, flag := range flags {
+		k.patch("Deployment", "quartermaster", "add", "/spec/template/spec/containers/0/args/-", flag)
+	}
 	for _, o := range with {
 		was := find(defaults, o)
 		if was == nil {

@@ -52,6 +52,9 @@ type Host struct {
 	// server now. A controller calls it when it suspects that the cache is behind; see
 	// informers.Factory.LiveVersion.
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
+	// Follow shows a handler the objects of a resource that was not known at the start, while the
+	// controller runs; see informers.Factory.Follow.
+	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
 	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
@@ -99,16 +102,20 @@ func newHost(
 			return entry.informer(shared, resource)
 		},
 		LiveVersion: shared.LiveVersion,
-		Client:      client,
-		Dynamic:     dyn,
-		RESTMapper:  c.mapper,
-		RESTConfig:  config,
-		Scheme:      scheme,
-		Events:      e.recorder(o.name + "-" + entry.Name),
-		Clock:       o.Clock,
-		Loop:        controllers.Options{Name: entry.Name, Metrics: loops, Clock: o.Clock},
-		Metrics:     registry,
-		Handle:      serve,
+		Follow: func(ctx context.Context, need informers.Need, lists chan struct{}, handler cache.ResourceEventHandler) (*informers.Following, error) {
+			need.For = entry.Name
+			return shared.Follow(ctx, need, lists, handler)
+		},
+		Client:     client,
+		Dynamic:    dyn,
+		RESTMapper: c.mapper,
+		RESTConfig: config,
+		Scheme:     scheme,
+		Events:     e.recorder(o.name + "-" + entry.Name),
+		Clock:      o.Clock,
+		Loop:       controllers.Options{Name: entry.Name, Metrics: loops, Clock: o.Clock},
+		Metrics:    registry,
+		Handle:     serve,
 	}, nil
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -45,6 +46,7 @@ type Options struct {
 	Metrics        *metrics.Options
 	ConfigReload   configreload.Config
 	Replication    replication.Config
+	TTL            ttl.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 	// Clock drives the controllers and the cache, but not the election; a test may set it.
@@ -116,6 +118,7 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 		Metrics:        metrics.NewOptions(),
 		ConfigReload:   configreload.DefaultConfig(),
 		Replication:    replication.DefaultConfig(),
+		TTL:            ttl.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
 		Clock:          clock.RealClock{},

@@ -203,14 +203,19 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 
 // roles splits the entry's rules. The cache, which reads as the manager, lists and watches what is
 // in Needs. Everything else is what the controller itself does. It is an error if the rules do not
-// let the cache list and watch a resource in Needs.
+// let the cache list and watch a resource in Needs. The cache also watches whatever the controller
+// follows.
 func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 	needs, err := e.Needs()
 	if err != nil {
 		return nil, nil, err
 	}
-	inCache := map[schema.GroupResource]bool{}
+	inCache, follows := map[schema.GroupResource]bool{}, false
 	for _, need := range needs {
+		if need.Shared {
+			follows = true
+			continue
+		}
 		inCache[need.Resource.GroupResource()] = true
 	}
 	readable := map[schema.GroupResource]bool{}
@@ -221,7 +226,9 @@ func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 		}
 		var cached, others []string
 		for _, resource := range rule.Resources {
-			if gr := (schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}); inCache[gr] {
+			if follows && slices.Contains(rule.Verbs, "watch") {
+				cached = append(cached, resource)
+			} else if gr := (schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}); inCache[gr] {
 				cached = append(cached, resource)
 				readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list") && slices.Contains(rule.Verbs, "watch")
 			} else {

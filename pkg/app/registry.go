@@ -66,6 +66,7 @@ func registry(o *Options) []Entry {
 	return []Entry{
 		configReload(o),
 		replicationEntry(o),
+		ttlEntry(o),
 	}
 }
 

@@ -38,6 +38,9 @@ type Options struct {
 	// time, up to MaxBackoff, default 5 min.
 	MinBackoff, MaxBackoff time.Duration
 	Metrics                *Metrics
+	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
+	// earlier, Run ends with its error.
+	Beside func(ctx context.Context) error
 	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker
 }
@@ -193,13 +196,41 @@ func (l *Loop[K]) run(ctx context.Context) error {
 		}
 	}
 
-	<-ctx.Done()
+	beside := l.beside(ctx)
+	var failed error
+	select {
+	case <-ctx.Done():
+	case failed = <-beside:
+	}
 	l.setPhase(Draining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	workers.Wait()
+	if beside != nil && failed == nil {
+		failed = <-beside
+	}
 	logger.Info("Controller stopped")
-	return nil
+	return failed
+}
+
+// beside starts Beside, and returns what its error will come through; nil without one.
+func (l *Loop[K]) beside(ctx context.Context) <-chan error {
+	if l.opts.Beside == nil {
+		return nil
+	}
+	ended := make(chan error, 1)
+	go func() {
+		stack, err := Contain(func() error { return l.opts.Beside(ctx) })
+		if stack != nil {
+			l.opts.Metrics.Panicked(l.opts.Name)
+			klog.FromContext(ctx).Error(err, "What runs beside the workers panicked", "stack", string(stack))
+		}
+		if err == nil && ctx.Err() == nil {
+			err = errors.New("what runs beside the workers returned before its context ended")
+		}
+		ended <- err
+	}()
+	return ended
 }
 
 // start creates the queues of one run. It returns an error if the loop is already running.

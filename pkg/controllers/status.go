@@ -28,6 +28,9 @@ type Status struct {
 
 	LastError *LastError `json:"lastError,omitempty"`
 
+	// Details are what the controller itself has to say, as JSON.
+	Details any `json:"details,omitempty"`
+
 	// Restarts counts how often Run has ended unexpectedly. Problem is why the controller's health
 	// check fails, or "" if it passes. The host sets both.
 	Restarts uint64 `json:"restarts"`

@@ -73,25 +73,31 @@ func (f *Factory) Status(sizes bool) Status {
 	return s
 }
 
-func (r *resource) status(sizes bool) ResourceStatus {
+// status returns what is known of the requests of a plan.
+func (p *plan) status(state *state, synced bool) ResourceStatus {
 	s := ResourceStatus{
-		Group:         r.plan.resource.Group,
-		Version:       r.plan.resource.Version,
-		Resource:      r.plan.resource.Resource,
-		For:           r.plan.controllers(),
-		Form:          r.plan.form(),
-		FieldSelector: r.plan.fieldSelector,
-		Synced:        r.informer.HasSynced(),
+		Group:         p.resource.Group,
+		Version:       p.resource.Version,
+		Resource:      p.resource.Resource,
+		For:           p.controllers(),
+		Form:          p.form(),
+		FieldSelector: p.fieldSelector,
+		Synced:        synced,
 	}
+	if err := state.problem(synced); err != nil {
+		s.Problem = err.Error()
+	}
+	state.fill(&s)
+	return s
+}
+
+func (r *resource) status(sizes bool) ResourceStatus {
+	s := r.plan.status(r.state, r.informer.HasSynced())
 	if sizes {
 		for _, obj := range r.informer.GetStore().List() {
 			s.ApproximateBytes += int64(sizeOf(obj))
 		}
 	}
-	if err := r.problem(); err != nil {
-		s.Problem = err.Error()
-	}
-	r.state.fill(&s)
 	return s
 }
 
@@ -169,6 +175,9 @@ func sizeOfValue(value any) int {
 // for it.
 func (f *Factory) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	status := f.Status(true)
+	for _, w := range f.followed() {
+		status.Resources = append(status.Resources, w.status())
+	}
 	asJSON := strings.Contains(req.Header.Get("Accept"), "application/json")
 	if format := req.URL.Query().Get("format"); format != "" {
 		asJSON = format == "json"

@@ -34,10 +34,13 @@ type Factory struct {
 	mutations *mutationDetector // nil if switched off
 	name      *cache.InformerName
 	minResync time.Duration // 0: no resyncs
+	// namespaces are those of --namespaces.
+	namespaces []string
 
 	mu      sync.Mutex
 	stop    context.CancelFunc // nil until started
 	stopped bool
+	own     []*ownWatch // see Follow
 	wg      sync.WaitGroup
 }
 
@@ -63,7 +66,7 @@ func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.Kub
 	if err != nil {
 		return nil, err
 	}
-	f := &Factory{clock: c, clients: clients, minResync: cfg.MinResyncPeriod, panicked: panicked}
+	f := &Factory{clock: c, clients: clients, minResync: cfg.MinResyncPeriod, panicked: panicked, namespaces: cfg.Namespaces}
 	if cfg.CacheMutationDetection {
 		f.mutations = newMutationDetector(c)
 	}
@@ -231,6 +234,16 @@ func (f *Factory) Relist() {
 	for _, r := range f.resources {
 		r.relist()
 	}
+	for _, w := range f.followed() {
+		w.lw.relist()
+	}
+}
+
+// followed returns the watches that controllers asked for at run time.
+func (f *Factory) followed() []*ownWatch {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.own)
 }
 
 // Shutdown stops the informers and returns when all their goroutines have ended. The caches stay
@@ -241,7 +254,12 @@ func (f *Factory) Shutdown() {
 		f.stop()
 	}
 	f.stopped = true
+	own := slices.Clone(f.own)
 	f.mu.Unlock()
+	for _, w := range own { // whoever asked for them has not given them back
+		w.cancel()
+		w.wg.Wait()
+	}
 	f.wg.Wait()
 	f.name.Release()
 }

@@ -23,6 +23,8 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(serverEnv) {
 	case "planted":
 		servePlanted()
+	case "types":
+		serveTypes()
 	case "updates":
 		serveUpdates()
 	default:

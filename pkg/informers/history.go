@@ -93,6 +93,9 @@ func (o *Object) created() {
 
 // deliver notes that client-go has received an event, or a bookmark, that did not belong to a list.
 func (h *history) deliver(o *Object) {
+	if h == nil {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.delivered = o.version
@@ -100,6 +103,9 @@ func (h *history) deliver(o *Object) {
 
 // deleted forgets an object that is gone. Its name may come back with another UID.
 func (h *history) deleted(o *Object) {
+	if h == nil {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.recent, o.objectName())
@@ -107,6 +113,9 @@ func (h *history) deleted(o *Object) {
 
 // settle forgets what the store has by now.
 func (h *history) settle() {
+	if h == nil {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.forgetCached()

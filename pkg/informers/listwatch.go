@@ -149,6 +149,9 @@ func (l *reducingListWatch) page(ctx context.Context, s *scope, opts metav1.List
 	// WithAlloc copies each item. Otherwise an object that is kept would keep the array of the
 	// whole page.
 	err = meta.EachListItemWithAlloc(full, func(obj runtime.Object) error {
+		if l.unwanted(obj) {
+			return nil
+		}
 		reduced, err := l.reduce(obj)
 		if err != nil {
 			return err
@@ -363,6 +366,9 @@ func isEndOfList(event watch.Event) bool {
 
 func (l *reducingListWatch) convert(event watch.Event) watch.Event {
 	var err error
+	if (event.Type == watch.Added || event.Type == watch.Modified) && l.unwanted(event.Object) {
+		event.Type = watch.Deleted // also for an unknown object, so that the reflector notes the version
+	}
 	switch event.Type {
 	case watch.Added, watch.Modified, watch.Deleted:
 		event.Object, err = l.reduce(event.Object)

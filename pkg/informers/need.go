@@ -92,6 +92,10 @@ type Need struct {
 	// SecretTypes are types that this need wants although they are excluded by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
+	// Shared says that the need has no Resource of its own, and is part of each resource that another
+	// controller needs. Its controller follows resources at run time, see Factory.Follow, and gets
+	// those from the informers that are there.
+	Shared bool
 	// Optional says that the resource may be missing. As long as the server does not have it, it
 	// counts as empty and synced.
 	Optional bool
@@ -106,8 +110,12 @@ func (n *Need) validate() error {
 	switch {
 	case n.For == "":
 		return errors.New("need without a controller's name")
-	case n.Resource.Resource == "":
+	case n.Shared && (n.Resource.Resource != "" || n.Form != Reduced || n.Digest != nil):
+		return errors.New("a shared need is of metadata and names no resource")
+	case n.Resource.Resource == "" && !n.Shared:
 		return errors.New("need without resource")
+	case n.Shared:
+		return nil
 	case n.Resource.Version == "" && (n.Form != Reduced || n.Digest != nil):
 		return errors.New("only a need of metadata can do without a version")
 	case n.Form != Reduced && isSource:
@@ -131,6 +139,8 @@ type plan struct {
 	// digests are in the order in which objects hold them.
 	digests       []digest
 	fieldSelector string
+	// selective is set if nothing is kept of objects for which When of the only need returns false.
+	selective     bool
 	optional      bool
 	clusterScoped bool
 }
@@ -149,6 +159,9 @@ func newPlans(needs []Need) ([]*plan, error) {
 		if err := n.validate(); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
 		}
+		if n.Shared {
+			continue
+		}
 		at := slices.IndexFunc(plans, func(p *plan) bool { return p.resource.GroupResource() == n.Resource.GroupResource() })
 		if at < 0 {
 			plans = append(plans, &plan{resource: n.Resource, optional: true})
@@ -159,6 +172,14 @@ func newPlans(needs []Need) ([]*plan, error) {
 		}
 	}
 	for _, p := range plans {
+		for _, n := range needs {
+			if n.Shared && !slices.Contains(p.controllers(), n.For) {
+				n.Optional = p.optional
+				if err := p.add(n); err != nil {
+					return nil, err
+				}
+			}
+		}
 		p.fieldSelector = p.secretTypeSelector()
 	}
 	return plans, nil

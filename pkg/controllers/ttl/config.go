@@ -1,0 +1,160 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+// Config configures the controller. The zero value is not valid; use [DefaultConfig].
+type Config struct {
+	policy.Options
+
+	// Annotations are the families that count; empty means native, and what Compat names.
+	Annotations []string
+	// Compat, Scope, Pod and OwnNamespaces of the Options are set by the host: the families of the operators
+	// that this installation replaces, the only namespaces that may be read and written (empty means
+	// all), and the manager's Pod, if it is known.
+	Compat []policy.Family
+	Scope  []string
+	Pod    cache.ObjectName
+	// DryRun deletes nothing.
+	DryRun bool
+
+	MaxDeletionsPerMinute int
+	BreakerCooldown       time.Duration
+	// MaxClockSkew is how far the clock may be from the API server's; 0 means that nobody looks.
+	MaxClockSkew      time.Duration
+	Workers           int
+	ListConcurrency   int
+	DiscoveryInterval time.Duration
+	// RecheckInterval is the longest time until an object is looked at again.
+	RecheckInterval time.Duration
+}
+
+// DefaultConfig returns the defaults of the flags.
+func DefaultConfig() Config {
+	return Config{
+		Options: policy.Options{
+			Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"}, ClusterScoped: true,
+		},
+		MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute,
+		Workers: 2, ListConcurrency: 2, DiscoveryInterval: 5 * time.Minute, RecheckInterval: time.Hour,
+	}
+}
+
+const flagPrefix = "ttl-"
+
+// AddFlags binds the --ttl-* flags. The current values of c are their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.Annotations, flagPrefix+"annotations", c.Annotations,
+		"The annotations that count: native, twin (k8s-ttl-controller's), janitor (kube-janitor's). Default: native and what --compat names.")
+	fs.StringSliceVar(&c.Include, flagPrefix+"include-resources", c.Include, "The types whose objects may be deleted: plural, plural.group, *.group, *.")
+	fs.StringSliceVar(&c.Exclude, flagPrefix+"exclude-resources", c.Exclude, "The types whose objects may not be deleted, in the same form; this wins.")
+	fs.StringSliceVar(&c.IncludeNamespaces, flagPrefix+"include-namespaces", c.IncludeNamespaces,
+		"Names or globs of the namespaces whose objects may be deleted, and which may be deleted themselves. Default: all.")
+	fs.StringSliceVar(&c.ExcludeNamespaces, flagPrefix+"exclude-namespaces", c.ExcludeNamespaces, "The same for those that may not; this wins.")
+	fs.BoolVar(&c.ClusterScoped, flagPrefix+"cluster-scoped", c.ClusterScoped, "Objects without a namespace may be deleted, Namespaces among them.")
+	fs.BoolVar(&c.JanitorClusterScoped, flagPrefix+"janitor-cluster-scoped", c.JanitorClusterScoped,
+		"kube-janitor's annotations count on objects without a namespace. On Namespaces they always do.")
+	fs.StringSliceVar(&c.AllowProtected, flagPrefix+"allow-protected", c.AllowProtected, ""+
+		"What may be deleted although it is protected: nodes, persistentvolumes, customresourcedefinitions, "+
+		"in:NAMESPACE for the objects in kube-system or the like, namespace:NAME for such a namespace itself.")
+	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute,
+		"When this many objects were deleted within a minute and one more is due, nothing is deleted for a while; 0 means no limit.")
+	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long nothing is deleted then.")
+	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
+		"Nothing is deleted while this clock and the API server's are further apart; 0 means that nobody looks.")
+	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
+	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects deleted at once.")
+	fs.IntVar(&c.ListConcurrency, flagPrefix+"list-concurrency", c.ListConcurrency, "Types listed at once.")
+	fs.DurationVar(&c.DiscoveryInterval, flagPrefix+"discovery-interval", c.DiscoveryInterval,
+		"How often to look for new types where CustomResourceDefinitions and APIServices cannot be watched.")
+	fs.DurationVar(&c.RecheckInterval, flagPrefix+"recheck-interval", c.RecheckInterval,
+		"The longest time until the clock is compared with a deadline again. A step of the clock costs this at most.")
+}
+
+// Validate reports all problems at once, each with its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
+	}
+	rules := c.rules()
+	mistakes := rules.Validate()
+	for _, flag := range slices.Sorted(maps.Keys(mistakes)) {
+		bad(flag, "%w", mistakes[flag])
+	}
+	if c.MaxDeletionsPerMinute < 0 {
+		bad("max-deletions-per-minute", "must not be negative, got %d", c.MaxDeletionsPerMinute)
+	}
+	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
+		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)
+	}
+	for flag, n := range map[string]int{"workers": c.Workers, "list-concurrency": c.ListConcurrency} {
+		if n < 1 {
+			bad(flag, "must be at least 1, got %d", n)
+		}
+	}
+	for flag, d := range map[string]time.Duration{
+		"breaker-cooldown": c.BreakerCooldown, "discovery-interval": c.DiscoveryInterval, "recheck-interval": c.RecheckInterval,
+	} {
+		if d < time.Second {
+			bad(flag, "must be at least 1s, got %v", d)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// rules returns the options with the families that count.
+func (c *Config) rules() policy.Options {
+	o := c.Options
+	o.Families = append([]policy.Family{policy.Native}, c.Compat...)
+	if len(c.Annotations) > 0 {
+		o.Families = nil
+		for _, family := range c.Annotations {
+			o.Families = append(o.Families, policy.Family(family))
+		}
+	}
+	return o
+}
+
+var (
+	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+)
+
+// Rules returns exactly the permissions that the controller needs under c.
+func (c *Config) Rules() (rules []rbacv1.PolicyRule) {
+	rule := func(group, resource string, verbs ...string) {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs})
+	}
+	for _, item := range c.Include {
+		plural, group, qualified := strings.Cut(item, ".")
+		if !qualified {
+			group = "*"
+		}
+		rule(group, plural, "get", "list", "watch", "delete")
+	}
+	if len(c.Scope) == 0 {
+		rule(definitions.Group, definitions.Resource, "list", "watch")
+		rule(apiServices.Group, apiServices.Resource, "list", "watch")
+	}
+	if len(c.Compat) > 0 {
+		rule("apps", "deployments", "list")
+	}
+	return rules
+}

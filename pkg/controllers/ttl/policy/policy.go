@@ -1,0 +1,283 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy decides what the controller ttl may delete, and when. It is pure: it has no clock
+// and sends no requests.
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Options are the rules that flags set.
+type Options struct {
+	// Families are those whose annotations count.
+	Families []Family
+	// Include and Exclude select types: plural, plural.group, *.group or *. Exclude wins.
+	Include, Exclude []string
+	// IncludeNamespaces and ExcludeNamespaces are names or globs with *; no IncludeNamespaces means
+	// all. They apply to the objects inside and to the Namespace itself.
+	IncludeNamespaces, ExcludeNamespaces []string
+	// ClusterScoped permits types without namespaces.
+	ClusterScoped bool
+	// JanitorClusterScoped lets kube-janitor's annotations count on such types, Namespaces apart, where they
+	// always do.
+	JanitorClusterScoped bool
+	// AllowProtected lifts protections: nodes, persistentvolumes, customresourcedefinitions,
+	// in:NAMESPACE for what is in it, namespace:NAME.
+	AllowProtected []string
+	// OwnNamespaces are those of the manager: the one that it runs in, and others on which it depends.
+	OwnNamespaces []string
+}
+
+// Type is a type of objects.
+type Type struct {
+	schema.GroupVersionResource
+	Kind       string
+	Namespaced bool
+}
+
+var (
+	namespaces  = schema.GroupResource{Resource: "namespaces"}
+	replicaSets = schema.GroupResource{Group: "apps", Resource: "replicasets"}
+	// revisions are copies of the annotations of what owns them, as some ReplicaSets.
+	revisions = schema.GroupResource{Group: "apps", Resource: "controllerrevisions"}
+	pods      = schema.GroupResource{Resource: "pods"}
+)
+
+// protectedTypes are not even watched unless allowed by their name.
+var protectedTypes = []schema.GroupResource{
+	{Resource: "nodes"}, {Resource: "persistentvolumes"}, {Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
+}
+
+var protectedNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"}
+
+const (
+	allowInside    = "in:"
+	allowNamespace = "namespace:"
+)
+
+// Validate returns every mistake, each with the name of its flag without the prefix.
+func (o *Options) Validate() map[string]error {
+	mistakes := map[string]error{}
+	bad := func(flag, format string, args ...any) {
+		mistakes[flag] = errors.Join(mistakes[flag], fmt.Errorf(format, args...))
+	}
+	for _, family := range o.Families {
+		if !slices.Contains(Families, family) {
+			bad("annotations", "must be of native, twin, janitor, got %q", family)
+		}
+	}
+	for flag, items := range map[string][]string{"include-resources": o.Include, "exclude-resources": o.Exclude} {
+		for _, item := range items {
+			if plural, _, _ := strings.Cut(item, "."); plural == "" || plural != "*" && strings.Contains(item, "*") || strings.ContainsAny(item, " /") {
+				bad(flag, "%q is none of plural, plural.group, *.group, *", item)
+			}
+		}
+	}
+	for flag, items := range map[string][]string{"include-namespaces": o.IncludeNamespaces, "exclude-namespaces": o.ExcludeNamespaces} {
+		for _, item := range items {
+			if item == "" || strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-*") != "" {
+				bad(flag, "%q is no name of a namespace in which * stands for anything", item)
+			}
+		}
+	}
+	for _, item := range o.AllowProtected {
+		known := slices.ContainsFunc(protectedTypes, func(t schema.GroupResource) bool { return t.Resource == item })
+		for _, prefix := range []string{allowInside, allowNamespace} {
+			known = known || strings.HasPrefix(item, prefix) && len(item) > len(prefix)
+		}
+		if !known {
+			bad("allow-protected", "%q is none of nodes, persistentvolumes, customresourcedefinitions, in:NAMESPACE, namespace:NAME", item)
+		}
+	}
+	return mistakes
+}
+
+// Watches reports whether objects of a type may be deleted at all.
+func (o *Options) Watches(t Type) bool {
+	gr := t.GroupResource()
+	switch {
+	case gr == revisions, !t.Namespaced && !o.ClusterScoped, slices.ContainsFunc(o.Exclude, func(item string) bool { return names(item, gr) }):
+		return false
+	case slices.Contains(protectedTypes, gr) && !slices.Contains(o.AllowProtected, gr.Resource):
+		return false
+	}
+	return slices.ContainsFunc(o.Include, func(item string) bool { return names(item, gr) })
+}
+
+// Unmatched returns the items of Include that name none of the types.
+func (o *Options) Unmatched(types []schema.GroupResource) (items []string) {
+	for _, item := range o.Include {
+		if !slices.ContainsFunc(types, func(t schema.GroupResource) bool { return names(item, t) }) {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+func names(item string, t schema.GroupResource) bool {
+	plural, group, qualified := strings.Cut(item, ".")
+	return (plural == "*" || plural == t.Resource) && (!qualified || group == t.Group)
+}
+
+// unacted reports whether the object only has the annotations of another, or is not the API server's
+// to delete. It is left alone without a word.
+func (o *Object) unacted() bool {
+	switch o.Type.GroupResource() {
+	case replicaSets:
+		return o.ControllerKind == "Deployment" || o.ControllerKind == "Rollout"
+	case pods:
+		return o.Mirror
+	}
+	return false
+}
+
+// protected returns why the object must not be deleted, or "".
+func (o *Options) protected(obj *Object) string {
+	namespace := obj.Namespace
+	if obj.Type.GroupResource() == namespaces {
+		namespace = obj.Name
+		if (strings.HasPrefix(namespace, "kube-") || namespace == metav1.NamespaceDefault || slices.Contains(o.OwnNamespaces, namespace)) &&
+			!slices.Contains(o.AllowProtected, allowNamespace+namespace) {
+			return "the namespace is protected"
+		}
+	} else if (slices.Contains(protectedNamespaces, namespace) || slices.Contains(o.OwnNamespaces, namespace)) &&
+		!slices.Contains(o.AllowProtected, allowInside+namespace) {
+		return "its namespace is protected"
+	}
+	switch {
+	case namespace == "":
+	case matches(o.ExcludeNamespaces, namespace):
+		return "its namespace is excluded"
+	case len(o.IncludeNamespaces) > 0 && !matches(o.IncludeNamespaces, namespace):
+		return "its namespace is not included"
+	}
+	return ""
+}
+
+func matches(globs []string, name string) bool {
+	return slices.ContainsFunc(globs, func(glob string) bool {
+		ok, err := path.Match(glob, name)
+		return ok && err == nil
+	})
+}
+
+// Object is what is decided on.
+type Object struct {
+	Type            Type
+	Namespace, Name string
+	// Created is the zero time if the object has no creationTimestamp.
+	Created     time.Time
+	Terminating bool
+	Annotations map[string]string
+	// ControllerKind is the kind of the owner that controls the object, or "".
+	ControllerKind string
+	// Mirror says that the object is a Pod that a kubelet mirrors.
+	Mirror bool
+}
+
+// The reasons of warnings.
+const (
+	InvalidTTL     = "InvalidTTL"
+	ConflictingTTL = "ConflictingTTL"
+	TTLProtected   = "TTLProtected"
+)
+
+// Warning is something that the owner of an object should know.
+type Warning struct{ Reason, Key, Text string }
+
+// Decision says what becomes of an object.
+type Decision struct {
+	// Tracked says that the object has an annotation that gives a deadline.
+	Tracked bool
+	// Deadline is when it is due. The zero time is never. Key and Value are the annotation that wins.
+	Deadline   time.Time
+	Key, Value string
+	Warnings   []Warning
+}
+
+// Due reports whether the deadline has come.
+func (d *Decision) Due(now time.Time) bool { return !d.Deadline.IsZero() && !now.Before(d.Deadline) }
+
+// conflictTolerance is how far apart deadlines may be that mean the same.
+const conflictTolerance = time.Second
+
+// Decide returns what becomes of an object. The latest deadline wins, never being later than all. A value
+// that nobody understands must not delete.
+func (o *Options) Decide(obj *Object, now time.Time) (d Decision) {
+	if obj.Terminating || obj.unacted() {
+		return d
+	}
+	type claim struct {
+		key, value string
+		deadline   time.Time
+	}
+	var claims []claim
+	for _, a := range annotations {
+		value, has := obj.Annotations[a.key]
+		if !has || !o.counts(a.family, obj.Type) {
+			continue
+		}
+		d.Tracked = true
+		deadline, err := a.deadline(value, obj)
+		if err != nil {
+			d.Warnings = append(d.Warnings, Warning{InvalidTTL, a.key, fmt.Sprintf("%s: %q %s; the object is not deleted", a.key, short(value), err)})
+		}
+		claims = append(claims, claim{a.key, value, deadline})
+	}
+	if !d.Tracked || len(d.Warnings) > 0 {
+		return d
+	}
+	last, first := claims[0], claims[0]
+	later := func(a, b claim) bool {
+		return !b.deadline.IsZero() && (a.deadline.IsZero() || a.deadline.After(b.deadline))
+	}
+	for _, c := range claims[1:] {
+		if later(c, last) {
+			last = c
+		}
+		if later(first, c) {
+			first = c
+		}
+	}
+	d.Deadline, d.Key, d.Value = last.deadline, last.key, last.value
+	if first.deadline.IsZero() != last.deadline.IsZero() || last.deadline.Sub(first.deadline) > conflictTolerance {
+		var all []string
+		for _, c := range claims {
+			all = append(all, fmt.Sprintf("%s=%s", c.key, short(c.value)))
+		}
+		d.Warnings = append(d.Warnings, Warning{ConflictingTTL, last.key,
+			fmt.Sprintf("%s give different deadlines; the latest counts, %s", strings.Join(all, ", "), last.key)})
+	}
+	if why := o.protected(obj); why != "" && !d.Deadline.IsZero() {
+		if d.Due(now) {
+			d.Warnings = append(d.Warnings, Warning{TTLProtected, d.Key, fmt.Sprintf("%s=%s has passed, but %s", d.Key, short(d.Value), why)})
+			d.Deadline = time.Time{}
+		}
+	}
+	return d
+}
+
+// counts reports whether annotations of a family count on a type.
+func (o *Options) counts(f Family, t Type) bool {
+	return slices.Contains(o.Families, f) &&
+		(f != Janitor || t.Namespaced || t.GroupResource() == namespaces || o.JanitorClusterScoped)
+}
+
+// short cuts a value that anybody may have made long.
+func short(value string) string {
+	const most = 80
+	if len(value) > most {
+		return strings.ToValidUTF8(value[:most], "") + "..."
+	}
+	return value
+}

@@ -1,0 +1,459 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+const (
+	getP    = "get pods/shop/p"
+	deleteP = "delete pods/shop/p"
+)
+
+// notLeading is what the fence returns.
+type notLeading struct{ error }
+
+func (notLeading) NotLeading() bool { return true }
+
+// TestReconcile has the rows of the specification, with their numbers, that are about more than one
+// decision. Package policy has the others.
+func TestReconcile(t *testing.T) {
+	forbidden := apierrors.NewForbidden(pods.GroupResource(), "p", errors.New("by nobody"))
+	for name, test := range map[string]struct {
+		configure func(*Config)
+		run       func(w *world)
+	}{
+		"1: what is due is deleted with its UID and version": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.asked(getP, deleteP)
+			w.told("DeletedExpiredTTL")
+			w.metric("# HELP quartermaster_ttl_deletions_total [ALPHA] Expired objects by type and result (deleted, dry_run, failed).\n"+
+				"# TYPE quartermaster_ttl_deletions_total counter\n"+
+				`quartermaster_ttl_deletions_total{group="",resource="pods",result="deleted"} 1`+"\n", "quartermaster_ttl_deletions_total")
+		}},
+		"2: what is due in days is looked at every hour, without a request": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3d")
+			w.start()
+			pass(70*time.Hour - time.Second)
+			w.asked()
+			pass(time.Second)
+			w.asked(getP, deleteP)
+		}},
+		"8: an invalid value is told once": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "-5m")
+			w.start()
+			w.put(pods, "shop/p", T+"ttl", "-5m")
+			pass(24 * time.Hour)
+			w.asked()
+			w.told("InvalidTTL")
+			w.put(pods, "shop/p", T+"ttl", "-6m")
+			w.told("InvalidTTL")
+		}},
+		"17: an annotation that is added counts": {run: func(w *world) {
+			w.put(pods, "shop/p")
+			w.start()
+			w.asked()
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.asked(getP, deleteP)
+		}},
+		"18: the live object is due later": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.store(pods, "shop/p", T+"ttl", "1w")
+			pass(time.Hour)
+			w.asked(getP)
+			pass(24 * time.Hour) // the timer is from the new value, but the record still has the old one
+			w.mu.Lock()
+			n := len(w.requests)
+			w.mu.Unlock()
+			if n != 24 || len(w.names()) != 1 {
+				w.Errorf("%d requests, %v left", n, w.names())
+			}
+			w.told()
+		}},
+		"18: the live object has no TTL any more": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.store(pods, "shop/p")
+			pass(3 * time.Hour)
+			w.asked(getP)
+		}},
+		"19: another object of that name": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.mu.Lock()
+			clear(w.stored)
+			w.mu.Unlock()
+			w.store(pods, "shop/p", T+"ttl", "0")
+			pass(3 * time.Hour)
+			w.asked(getP)
+		}},
+		"20: a status that changes in between": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			changed := false
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" && !changed {
+					changed = true
+					w.store(pods, "shop/p", T+"ttl", "1h")
+				}
+				return nil
+			}
+			w.start()
+			w.asked(getP, deleteP, getP, deleteP)
+			w.told("DeletedExpiredTTL")
+		}},
+		"20: a status that never rests": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					w.store(pods, "shop/p", T+"ttl", "1h")
+				}
+				return nil
+			}
+			w.start()
+			w.asked(getP, deleteP, getP, deleteP, getP, deleteP)
+			pass(999 * time.Millisecond)
+			w.asked()
+			w.before = nil
+			pass(time.Second)
+			w.asked(getP, deleteP)
+			w.told("DeletedExpiredTTL")
+		}},
+		"20: the TTL is prolonged in between": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					w.store(pods, "shop/p", T+"ttl", "1w")
+				}
+				return nil
+			}
+			w.start()
+			w.asked(getP, deleteP, getP)
+			w.told()
+		}},
+		"31: the breaker": {run: func(w *world) {
+			for i := range 150 {
+				w.put(pods, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+			}
+			w.start()
+			left := func(want int) {
+				w.Helper()
+				synctest.Wait()
+				if n := len(w.names()); n != want {
+					w.Errorf("%d are left, want %d", n, want)
+				}
+			}
+			left(90)
+			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted because too many objects were due.
+				# TYPE quartermaster_ttl_breaker_open gauge
+				quartermaster_ttl_breaker_open 1
+				# HELP quartermaster_ttl_overdue_objects [ALPHA] Objects whose deadline has passed.
+				# TYPE quartermaster_ttl_overdue_objects gauge
+				quartermaster_ttl_overdue_objects 90
+				# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects, by type.
+				# TYPE quartermaster_ttl_tracked_objects gauge
+				quartermaster_ttl_tracked_objects{group="",resource="pods"} 90
+				# HELP quartermaster_ttl_watched_types [ALPHA] Types whose objects are known.
+				# TYPE quartermaster_ttl_watched_types gauge
+				quartermaster_ttl_watched_types 2
+			`, "quartermaster_ttl_breaker_open", "quartermaster_ttl_overdue_objects", "quartermaster_ttl_tracked_objects", "quartermaster_ttl_watched_types")
+			pass(5*time.Minute - time.Second)
+			left(90)
+			pass(11 * time.Second)
+			left(30)
+			pass(4 * time.Minute)
+			left(30)
+			pass(80 * time.Second)
+			left(0)
+			trips := 0
+			for len(w.recorder.Events) > 0 {
+				if strings.Contains(<-w.recorder.Events, reasonBreaker) {
+					trips++
+				}
+			}
+			if trips != 2 {
+				w.Errorf("%d Events of the breaker", trips)
+			}
+		}},
+		"32: a dry run": {configure: func(c *Config) { c.DryRun = true }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			pass(24 * time.Hour)
+			w.asked(getP)
+			w.told("WouldDeleteExpiredTTL")
+			w.put(pods, "shop/p", T+"ttl", "2h")
+			w.told("WouldDeleteExpiredTTL")
+			if len(w.names()) != 1 {
+				w.Error("deleted")
+			}
+		}},
+		"33: overdue for days": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			pass(72 * time.Hour)
+			w.start()
+			w.asked(getP, deleteP)
+		}},
+		"34: the clocks are apart": {run: func(w *world) {
+			w.skew = -2 * time.Hour
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.put(pods, "shop/q", T+"ttl", "1h")
+			w.cfg.Workers = 1
+			w.start()
+			synctest.Wait()
+			if len(w.requests) != 1 {
+				w.Errorf("requests %q", w.requests)
+			}
+			w.metric("# HELP quartermaster_ttl_clock_skew_seconds [ALPHA] How far the clock was ahead of the API server's at the last deletion.\n"+
+				"# TYPE quartermaster_ttl_clock_skew_seconds gauge\nquartermaster_ttl_clock_skew_seconds 7199.5\n", "quartermaster_ttl_clock_skew_seconds")
+			pass(time.Hour)
+			if len(w.names()) != 2 {
+				w.Error("deleted")
+			}
+			w.told()
+			w.skew = 30 * time.Second
+			pass(2 * time.Minute)
+			if len(w.names()) != 0 {
+				w.Errorf("left: %v", w.names())
+			}
+		}},
+		"34: nobody looks at the clocks": {configure: func(c *Config) { c.MaxClockSkew = 0 }, run: func(w *world) {
+			w.skew = -2 * time.Hour
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.asked(getP, deleteP)
+		}},
+		"35: leadership is lost between the two requests": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return fmt.Errorf("delete: %w", notLeading{errors.New("not leading")})
+				}
+				return nil
+			}
+			w.start()
+			w.asked(getP, deleteP+" refused")
+			w.told()
+		}},
+		"37: forbidden": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return forbidden
+				}
+				return nil
+			}
+			w.start()
+			w.asked(getP, deleteP+" refused")
+			w.told("FailedToDeleteExpiredTTL")
+			pass(5*time.Minute - time.Second)
+			w.asked()
+			pass(time.Second)
+			w.asked(getP, deleteP+" refused")
+			w.told()
+			pass(24 * time.Hour)
+			if n := len(w.requests); n < 2*23 || n > 2*28 {
+				w.Errorf("%d requests in a day", n)
+			}
+		}},
+		"another error": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return apierrors.NewInternalError(errors.New("webhook"))
+				}
+				return nil
+			}
+			w.start()
+			pass(2 * time.Second)
+			w.asked(getP, deleteP+" refused", getP, deleteP+" refused")
+			w.told()
+			pass(2 * time.Second)
+			w.told("FailedToDeleteExpiredTTL")
+			w.before = nil
+			pass(5 * time.Minute)
+			w.told("DeletedExpiredTTL")
+		}},
+		"too many requests": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return apierrors.NewTooManyRequests("disruption budget", 30)
+				}
+				return nil
+			}
+			w.start()
+			w.asked(getP, deleteP+" refused")
+			w.before = nil
+			pass(29 * time.Second)
+			w.asked()
+			pass(time.Second)
+			w.asked(getP, deleteP)
+		}},
+		"a refusal does not count for the breaker": {configure: func(c *Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return apierrors.NewInternalError(errors.New("webhook"))
+				}
+				return nil
+			}
+			w.start()
+			w.before = nil
+			pass(2 * time.Second)
+			w.told("DeletedExpiredTTL")
+		}},
+		"the deletion is under way": {run: func(w *world) {
+			w.start()
+			k := w.store(pods, "shop/p", T+"ttl", "1h")
+			w.stored[k].DeletionTimestamp = &metav1.Time{Time: time.Now()}
+			w.followers[pods.GroupResource()][0].handler.OnAdd(w.stored[k], false)
+			pass(24 * time.Hour)
+			w.asked()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, test.configure)
+				test.run(w)
+				w.stop()
+			})
+		})
+	}
+}
+
+func TestTypesComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		w.start()
+		followed := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			var got []string
+			for gr, list := range w.followers {
+				for range list {
+					got = append(got, gr.String())
+				}
+			}
+			if len(got) != len(want)+2 {
+				t.Errorf("follows %v, want %v and the definitions", got, want)
+			}
+			for _, name := range want {
+				if !strings.Contains(strings.Join(got, " ")+" ", name+" ") {
+					t.Errorf("follows %v, want %s", got, name)
+				}
+			}
+		}
+		changed := func() {
+			w.followers[definitions.GroupResource()][0].handler.OnUpdate(nil, nil)
+			pass(3 * time.Second)
+		}
+		followed("pods", "configmaps")
+		lists := w.client.Resources
+
+		// 29: a definition appears, and goes again
+		w.serve(widgets)
+		w.store(widgets, "shop/w", T+"ttl", "0")
+		changed()
+		followed("pods", "configmaps", "widgets.example.com")
+		w.asked("get widgets.example.com/shop/w", "delete widgets.example.com/shop/w")
+		w.put(widgets, "shop/later", T+"ttl", "5h")
+
+		// Discovery fails as a whole. TestOneGroupThatDoesNotAnswerKeepsItsWatches has a part of it.
+		down := true
+		w.client.PrependReactor("get", "group", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if down {
+				return true, nil, apierrors.NewServiceUnavailable("down")
+			}
+			return false, nil, nil
+		})
+		changed()
+		followed("pods", "configmaps", "widgets.example.com")
+		w.put(pods, "shop/p", T+"ttl", "1h")
+		w.asked(getP, deleteP)
+		down = false
+		w.client.Resources = lists
+		pass(retryDiscovery)
+		followed("pods", "configmaps")
+		pass(24 * time.Hour)
+		w.asked() // the object of the type that is gone is forgotten
+		w.stop()
+	})
+}
+
+// Row 28.
+func TestOneGroupThatDoesNotAnswerKeepsItsWatches(t *testing.T) {
+	w := newWorld(t, nil)
+	f := &follower{Controller: &Controller{cfg: w.cfg, rules: w.cfg.rules(), follow: w.follow, book: newBook()}}
+	all := []policy.Type{{GroupVersionResource: pods, Namespaced: true}, {GroupVersionResource: widgets, Namespaced: true}}
+	f.apply(t.Context(), discovered{types: all})
+	f.apply(t.Context(), discovered{types: all[:1], failed: []string{"example.com"}})
+	if n := len(f.book.types()); n != 2 {
+		t.Errorf("%d types while the group does not answer", n)
+	}
+	other := all[1]
+	other.Version = "v2"
+	f.apply(t.Context(), discovered{types: []policy.Type{all[0], other}})
+	if types := w.followers[widgets.GroupResource()]; len(types) != 1 || types[0].Resource.Version != "v2" {
+		t.Errorf("after a change of the version: %v", types)
+	}
+	f.apply(t.Context(), discovered{types: all[:1]})
+	if n := len(f.book.types()); n != 1 {
+		t.Errorf("%d types when the group has answered without it", n)
+	}
+	f.stop()
+}
+
+// TestAPI has what the fake of other tests takes for granted.
+func TestAPI(t *testing.T) {
+	var body string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Date", "Thu, 10 Jan 2030 12:00:00 GMT")
+		w.Header().Set("Content-Type", "application/json")
+		if r.Method == http.MethodDelete {
+			b := make([]byte, 1000)
+			n, _ := r.Body.Read(b)
+			body = r.URL.Path + " " + string(b[:n])
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Success"}`)
+			return
+		}
+		fmt.Fprint(w, `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"namespace":"shop","name":"p","uid":"u","resourceVersion":"7"}}`)
+	}))
+	defer server.Close()
+	a, err := newAPI(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	live, date, err := a.get(t.Context(), policy.Type{GroupVersionResource: pods}, cache.ObjectName{Namespace: "shop", Name: "p"})
+	if err != nil || live.UID != "u" || !date.Equal(time.Date(2030, 1, 10, 12, 0, 0, 0, time.UTC)) {
+		t.Errorf("%v, %v, %v", live, date, err)
+	}
+	if err := a.delete(t.Context(), policy.Type{GroupVersionResource: pods}, live); err != nil {
+		t.Error(err)
+	}
+	want := `/api/v1/namespaces/shop/pods/p {"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"u","resourceVersion":"7"},"propagationPolicy":"Background"}`
+	if strings.TrimSpace(body) != want {
+		t.Errorf("sent %s\nwant %s", body, want)
+	}
+}

@@ -1,0 +1,226 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+var ttlNeed = Need{For: "ttl", Annotations: []string{"ttl"}, Fields: CreationTimestamp,
+	When: func(m metav1.Object) bool { return m.GetAnnotations()["ttl"] != "" }}
+
+func expiring(name, ttl string) *corev1.Secret {
+	s := named(name, "1")
+	s.Annotations = map[string]string{"ttl": ttl, "other": "x"}
+	return s
+}
+
+// told records what a handler is told.
+type told struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (h *told) add(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+}
+
+func (h *told) OnAdd(obj any, _ bool) {
+	m := obj.(metav1.Object)
+	h.add("+%s=%s", m.GetName(), m.GetAnnotations()["ttl"])
+}
+func (h *told) OnUpdate(_, obj any) {
+	m := obj.(metav1.Object)
+	h.add("~%s=%s", m.GetName(), m.GetAnnotations()["ttl"])
+}
+func (h *told) OnDelete(obj any) { h.add("-%s", obj.(metav1.Object).GetName()) }
+
+// want compares what the handler was told since the last time.
+func (h *told) want(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !slices.Equal(h.lines, want) {
+		t.Errorf("told %q, want %q", h.lines, want)
+	}
+	h.lines = nil
+}
+
+// followSecrets follows the Secrets of a cluster by a watch of its own.
+func followSecrets(t *testing.T, f *Factory, c *cluster, lists chan struct{}, h cache.ResourceEventHandler) *Following {
+	t.Helper()
+	need := ttlNeed
+	need.Resource = Secrets
+	plans, err := newPlans([]Need{need})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plans[0].selective = true
+	w, err := f.follow(t.Context(), plans[0], []*scope{{source: c.source()}}, lists, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestAFollowedResourceShowsAndKeepsOnlyWhatIsWanted(t *testing.T) {
+	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("plain", "1"), expiring("a", "1h"), expiring("b", "1h"))
+				c.noStreams = noStreams
+				f, h := newTestFactory(t, c), &told{}
+				defer f.Shutdown()
+				w := followSecrets(t, f, c, make(chan struct{}, 1), h)
+				h.want(t, "+a=1h", "+b=1h")
+				if s := w.Status(); !s.Synced || s.Objects != 2 {
+					t.Errorf("status %+v", s)
+				}
+				c.put(named("plain", "2"))
+				c.put(named("new", "1"))
+				c.remove("shop/plain")
+				h.want(t)
+				c.put(expiring("new", "2h"))
+				c.put(expiring("a", "3h"))
+				c.put(named("b", "1"))
+				h.want(t, "+new=2h", "~a=3h", "-b")
+
+				c.breakWatches(true)
+				c.remove("shop/a")
+				c.put(named("new", "1"))
+				c.put(expiring("c", "1h"))
+				pass(2 * time.Minute)
+				h.mu.Lock()
+				slices.Sort(h.lines)
+				h.mu.Unlock()
+				h.want(t, "+c=1h", "-a", "-new")
+				o := f.followed()[0].store.objects[cache.ObjectName{Namespace: "shop", Name: "c"}]
+				if len(o.GetAnnotations()) != 1 {
+					t.Errorf("kept annotations %v", o.GetAnnotations())
+				}
+
+				requests := c.count()
+				w.Stop()
+				c.put(expiring("late", "1h"))
+				pass(time.Hour)
+				h.want(t)
+				if n := c.count(); n != requests || len(f.followed()) != 0 {
+					t.Errorf("%d requests after Stop, %d watches", n-requests, len(f.followed()))
+				}
+			})
+		})
+	}
+}
+
+func TestAFollowedResourceOfAnotherControllerTakesNoWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("plain", "1"), expiring("a", "1h"))
+		shared := ttlNeed
+		shared.Shared = true
+		f, h := newTestFactory(t, c, reloadNeed, shared), &told{}
+		defer f.Shutdown()
+		startSynced(t, f)
+		need := ttlNeed
+		need.Resource = Secrets
+		w, err := f.Follow(t.Context(), need, nil, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.want(t, "+a=1h")
+		c.put(expiring("plain", "2h"))
+		c.put(named("a", "1"))
+		h.want(t, "+plain=2h", "-a")
+		if s := w.Status(); !s.Synced || c.count() != 1 || len(f.followed()) != 0 {
+			t.Errorf("%d requests, status %+v", c.count(), s)
+		}
+		w.Stop()
+		c.put(expiring("plain", "3h"))
+		h.want(t)
+		if again, err := f.Follow(t.Context(), need, nil, h); err != nil {
+			t.Error(err)
+		} else {
+			h.want(t, "+plain=3h")
+			again.Stop()
+		}
+		if other := (Need{For: "reload", Resource: Secrets, When: ttlNeed.When, Form: Typed}); true {
+			if _, err := f.Follow(t.Context(), other, nil, h); err == nil || !strings.Contains(err.Error(), "reload") {
+				t.Errorf("a need of the content: %v", err)
+			}
+		}
+	})
+}
+
+func TestWhatAFollowedResourceIsRefusedIsRetriedEverMoreSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(expiring("a", "1h"))
+		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", nil) })
+		f, h := newTestFactory(t, c), &told{}
+		defer f.Shutdown()
+		w := followSecrets(t, f, c, make(chan struct{}, 1), h)
+		pass(time.Hour)
+		if n := c.count(); n > 20 || n < 8 { // a stream and a list each
+			t.Errorf("%d requests in an hour", n)
+		}
+		if s := w.Status(); s.Synced || !strings.Contains(s.Problem, "cannot list secrets: Forbidden") {
+			t.Errorf("status %+v", s)
+		}
+		c.failWith(nil)
+		pass(15 * time.Minute)
+		h.want(t, "+a=1h")
+	})
+}
+
+func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))
+		slow.endless = true
+		slow.noStreams = false
+		f, h := newTestFactory(t, slow), &told{}
+		defer f.Shutdown()
+		lists := make(chan struct{}, 1)
+		followSecrets(t, f, slow, lists, &told{})
+		synctest.Wait()
+		followSecrets(t, f, quick, lists, h)
+		pass(listPatience - time.Second)
+		h.want(t)
+		pass(2 * time.Second)
+		h.want(t, "+b=1h")
+		quick.put(expiring("c", "1h"))
+		h.want(t, "+c=1h")
+		f.Relist()
+		pass(listPatience + 2*time.Second) // the slow one may be first
+		if n := f.followed()[1].status().Lists; n != 2 {
+			t.Errorf("%d lists after Relist", n)
+		}
+	})
+}
+
+func TestAPanicOfAFollowersHandlerIsContained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
+		f, h := newTestFactory(t, c), &told{}
+		defer f.Shutdown()
+		followSecrets(t, f, c, make(chan struct{}, 1), cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+			if obj.(metav1.Object).GetName() == "a" {
+				panic("a")
+			}
+			h.OnAdd(obj, false)
+		}})
+		h.want(t, "+b=1h")
+	})
+}

@@ -1,0 +1,138 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// What the served types have: plain objects, and one with an annotation.
+const (
+	servedTypes  = 300
+	plainObjects = 666
+)
+
+// serveTypes serves the same plain objects, and an annotated one, as every resource, until its standard
+// input ends.
+func serveTypes() {
+	object := func(i int) map[string]any {
+		annotations := map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", 200)}
+		if i == plainObjects {
+			annotations["ttl"] = "1h"
+		}
+		return map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{
+			"namespace": fmt.Sprintf("team-%d", i%40), "name": fmt.Sprintf("object-of-some-length-%d", i), "annotations": annotations,
+			"uid": fmt.Sprintf("6b0c33a2-5c46-4b6c-9b39-%012d", i), "resourceVersion": fmt.Sprint(1000 + i), "creationTimestamp": "2030-01-10T12:00:00Z",
+			"labels": map[string]string{"app.kubernetes.io/name": "shop", "team": "x"},
+		}}
+	}
+	var events []byte
+	add := func(kind string, object any) {
+		text, _ := json.Marshal(map[string]any{"type": kind, "object": object})
+		events = append(events, append(text, '\n')...)
+	}
+	for i := range plainObjects + 1 {
+		add("ADDED", object(i))
+	}
+	add("BOOKMARK", map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{
+		"resourceVersion": "5000", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}}})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(events)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	_, _ = fmt.Fprintln(os.Stdout, server.URL, base64.StdEncoding.EncodeToString(server.Certificate().Raw))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// resident returns the resident memory of this process.
+func resident(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Skip(err)
+	}
+	var kib int
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
+
+// raceDetector reports whether the race detector is built in, which takes memory of its own.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// TestThreeHundredTypesTakeAtMost40MiB follows 300 types with 200,000 plain objects. A manager collects
+// garbage as often as this does.
+func TestThreeHundredTypesTakeAtMost40MiB(t *testing.T) {
+	if testing.Short() || raceDetector() {
+		t.Skip("measures memory")
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(60))
+	f, _ := newFactory(t, clientsOf(t, startServer(t, "types")))
+	debug.FreeOSMemory()
+	before := resident(t)
+	var all []*Following
+	h, lists := &told{}, make(chan struct{}, 2)
+	for i := range servedTypes {
+		need := ttlNeed
+		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
+		w, err := f.Follow(t.Context(), need, lists, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, w)
+	}
+	peak := 0
+	eventually(t, "all types to sync", func() bool {
+		peak = max(peak, resident(t)-before)
+		for _, w := range all {
+			if !w.Status().Synced {
+				return false
+			}
+		}
+		return true
+	})
+	if n := len(h.lines); n != servedTypes {
+		t.Errorf("%d objects", n)
+	}
+	synced := resident(t) - before
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	goroutines := runtime.NumGoroutine()
+	t.Logf("%d types with %d objects: %d KiB of resident memory once synced, %d at the peak; %d KiB of heap, %d of stacks, %d goroutines",
+		servedTypes, servedTypes*(plainObjects+1), synced>>10, peak>>10, m.HeapAlloc>>10, m.StackInuse>>10, goroutines)
+	if peak > 40<<20 {
+		t.Errorf("it took %d MiB", peak>>20)
+	}
+	begin := time.Now()
+	for _, w := range all {
+		w.Stop()
+	}
+	t.Logf("stopped in %v", time.Since(begin))
+	eventually(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() < 50 })
+}

@@ -1,0 +1,155 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// deletesOf selects the deletions of a ConfigMap.
+func deletesOf(name string) func(*http.Request) bool {
+	return func(r *http.Request) bool {
+		return r.Method == http.MethodDelete && strings.HasSuffix(r.URL.Path, "/configmaps/"+name)
+	}
+}
+
+// TestALeaderThatDiesBetweenItsTwoRequests crashes after the live read. Meanwhile the object is replaced
+// by one of the same name that nobody has given a TTL.
+func TestALeaderThatDiesBetweenItsTwoRequests(t *testing.T) {
+	w := newWorld(t)
+	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	never := make(chan struct{})
+	defer close(never)
+	replaced := proxy.Add(faultproxy.Rule{Match: deletesOf("replaced"), Hold: never})
+	kept := proxy.Add(faultproxy.Rule{Match: deletesOf("kept"), Hold: never})
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args(fleet.ShortTimings...)})
+	shared.WaitForLeader(w.ctx, t, m)
+	old := w.create("replaced", in(0))
+	w.create("kept", in(0))
+	for _, rule := range []*faultproxy.ActiveRule{replaced, kept} {
+		if err := rule.WaitHits(w.ctx, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
+	if err := maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	successor := w.create("replaced", nil)
+	if successor.UID == old.UID {
+		t.Fatal("it is the same object")
+	}
+	m.Kill()
+	shared.RunLeader(w.ctx, t, args(fleet.ShortTimings...)...)
+	w.gone("kept")
+	w.settle()
+	if now, err := maps.Get(w.ctx, "replaced", metav1.GetOptions{}); err != nil || now.UID != successor.UID || now.DeletionTimestamp != nil {
+		t.Errorf("%v, %v", now, err)
+	}
+	w.deleted("configmaps/kept")
+}
+
+// TestWhatFailsIsDeletedInTheEnd answers the first deletions of an object in other ways, and replaces one
+// while the answer is on its way.
+func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
+	w := newWorld(t)
+	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	faults := map[string][]faultproxy.Rule{
+		"conflict": {{Times: 2, Status: 409}}, "told-to-wait": {{Times: 2, Status: 429, RetryAfter: time.Second}}, "internal-error": {{Times: 2, Status: 500}},
+		"unavailable": {{Times: 2, Status: 503}}, "slow": {{Times: 1, Delay: 2 * time.Second}}, "not-answered": {{Times: 1, DropResponse: true}}, "nothing": nil,
+	}
+	for name, rules := range faults {
+		for _, rule := range rules {
+			rule.Match = deletesOf(name)
+			proxy.Add(rule)
+		}
+	}
+	hold := make(chan struct{})
+	held := proxy.Add(faultproxy.Rule{Match: deletesOf("replaced"), Hold: hold, Times: 1})
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--ttl-workers=4")})
+	shared.WaitForLeader(w.ctx, t, m)
+	w.create("replaced", in(0))
+	if err := held.WaitHits(w.ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
+	if err := maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.create("replaced", nil)
+	close(hold) // the request that names the old object arrives now
+	var want []string
+	for name := range faults {
+		w.create(name, in(0))
+		want = append(want, "configmaps/"+name)
+	}
+	for name := range faults {
+		w.gone(name)
+	}
+	w.settle()
+	if _, err := maps.Get(w.ctx, "replaced", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	w.deleted(want...)
+}
+
+// TestLongAThousandAtOnce has as many objects due in the same second as the breaker permits, and then one
+// more.
+func TestLongAThousandAtOnce(t *testing.T) {
+	const objects = 1000
+	w := newWorld(t)
+	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
+	m := shared.RunLeader(w.ctx, t, args(fmt.Sprintf("--ttl-max-deletions-per-minute=%d", objects))...)
+	annotations := in(15 * time.Second)
+	deadline, err := time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var creating sync.WaitGroup
+	for part := range 10 {
+		creating.Go(func() {
+			for i := range objects / 10 {
+				w.create(fmt.Sprintf("cm-%d-%d", part, i), annotations)
+			}
+		})
+	}
+	creating.Wait()
+	if time.Now().After(deadline) {
+		t.Skip("this machine is too busy to create them in time")
+	}
+	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
+	fleet.Eventually(w.ctx, t, func() error {
+		list, err := maps.List(w.ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 1 { // kube-root-ca.crt
+			err = fmt.Errorf("%d are left", len(list.Items)-1)
+		}
+		return err
+	})
+	var last time.Time
+	for _, d := range w.deletions() {
+		if d.StageTimestamp.After(last) {
+			last = d.StageTimestamp.Time
+		}
+	}
+	t.Logf("all gone %v after the deadline", last.Sub(deadline))
+	w.create("one-more", in(0))
+	fleet.Eventually(w.ctx, t, func() error {
+		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_breaker_open 1", "quartermaster_ttl_breaker_trips_total 1", "quartermaster_ttl_overdue_objects 1")
+	})
+	w.told(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
+	if _, err := maps.Get(w.ctx, "one-more", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,169 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ttl tests the controller ttl in managers as processes on a real control plane. The audit log
+// shows what was deleted, by whom, and what of.
+package ttl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// auditPolicy logs what deletions ask for.
+const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
+	{"level": "None", "nonResourceURLs": ["/readyz*", "/livez*", "/healthz*"]},
+	{"level": "Request", "verbs": ["delete", "deletecollection"]},
+	{"level": "Metadata"}]}`
+
+// All tests of the package share a control plane.
+var shared *fleet.Fleet
+
+func TestMain(m *testing.M) {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{
+		Race: true, Components: []string{"ttl-chosen-types", "ttl-every-type", "ttl-compat"}, Cluster: cluster.Options{AuditPolicy: auditPolicy},
+	}))
+}
+
+// args are those of managers in which config-reload does not run. The installation switches on ttl,
+// all types and both dialects.
+func args(more ...string) []string {
+	return append([]string{"--controllers=-config-reload", "--insecure-metrics"}, more...)
+}
+
+// world is a namespace.
+type world struct {
+	*testing.T
+	ctx       context.Context
+	namespace string
+	begin     time.Time
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{T: t, ctx: fleet.Context(t), begin: time.Now()}
+	w.namespace = shared.NewNamespace(w.ctx, w, nil)
+	return w
+}
+
+// in returns the native annotation of a deadline.
+func in(d time.Duration) map[string]string {
+	return map[string]string{"quartermaster.dev/expires": time.Now().Add(d).UTC().Format(time.RFC3339Nano)}
+}
+
+// create creates a ConfigMap.
+func (w *world) create(name string, annotations map[string]string) *corev1.ConfigMap {
+	w.Helper()
+	return w.createIn(w.namespace, name, annotations)
+}
+
+func (w *world) createIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
+	w.Helper()
+	cm, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(w.ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return cm
+}
+
+// gone waits until an object does not exist.
+func gone[T any](w *world, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		_, err := get(w.ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("%s exists: %w", name, err)
+	})
+}
+
+func (w *world) gone(names ...string) {
+	w.Helper()
+	for _, name := range names {
+		gone(w, shared.Admin.CoreV1().ConfigMaps(w.namespace).Get, name)
+	}
+}
+
+// settle waits until the controller has decided on everything that happened before.
+func (w *world) settle() {
+	w.Helper()
+	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
+	w.create(name, in(0))
+	w.gone(name)
+}
+
+// told waits for an Event.
+func (w *world) told(namespace, name, reason string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		events, err := shared.Admin.CoreV1().Events(namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+		if err == nil && len(events.Items) == 0 {
+			err = fmt.Errorf("no Event %s on %s", reason, name)
+		}
+		return err
+	})
+}
+
+// deletion is a request of a manager.
+type deletion struct {
+	auditv1.Event
+	options metav1.DeleteOptions
+}
+
+// deletions returns the deletions that managers have asked for since the beginning, and judges each:
+// it must name one object in one version, and nothing that is protected.
+func (w *world) deletions() (list []deletion) {
+	w.Helper()
+	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool {
+		return cluster.AuditPod(e) != "" && strings.HasPrefix(e.Verb, "delete") && e.Stage == auditv1.StageResponseComplete
+	}) {
+		d := deletion{Event: e}
+		if e.RequestObject != nil {
+			if err := json.Unmarshal(e.RequestObject.Raw, &d.options); err != nil {
+				w.Fatal(err)
+			}
+		}
+		p := d.options.Preconditions
+		if e.Verb != "delete" || p == nil || p.UID == nil || p.ResourceVersion == nil || *d.options.PropagationPolicy != metav1.DeletePropagationBackground {
+			w.Errorf("%s %s with %v", e.Verb, e.RequestURI, d.options)
+		}
+		if ref := e.ObjectRef; strings.HasPrefix(ref.Namespace, "kube-") || slices.Contains([]string{"nodes", "persistentvolumes", "customresourcedefinitions"}, ref.Resource) ||
+			ref.Resource == "namespaces" && (strings.HasPrefix(ref.Name, "kube-") || ref.Name == "default") {
+			w.Errorf("%s %s: it is protected", e.Verb, e.RequestURI)
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// deleted compares what managers have deleted in the namespace, canaries left out.
+func (w *world) deleted(want ...string) {
+	w.Helper()
+	var got []string
+	for _, d := range w.deletions() {
+		if ref := d.ObjectRef; ref.Namespace == w.namespace && d.ResponseStatus.Code < 300 && !strings.HasPrefix(ref.Name, "canary-") {
+			got = append(got, ref.Resource+"/"+ref.Name)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		w.Errorf("deleted %q, want %q", got, want)
+	}
+}

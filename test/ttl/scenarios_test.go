@@ -1,0 +1,192 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+const twinTTL = "k8s-ttl-controller.twin.sh/ttl"
+
+// TestScenarios has the rows of the specification's table that depend on the API server, in one
+// leader.
+func TestScenarios(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
+	m := shared.RunLeader(ctx, t, args("--v=4", "--ttl-max-deletions-per-minute=0")...)
+	scenarios := map[string]func(w *world){
+		"within a second of the deadline": func(w *world) {
+			deadlines := map[string]time.Time{}
+			for i := range 5 {
+				name := fmt.Sprintf("cm-%d", i)
+				annotations := in(2*time.Second + time.Duration(i)*100*time.Millisecond)
+				deadlines[name], _ = time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
+				w.create(name, annotations)
+			}
+			w.create("stays", map[string]string{twinTTL: "1h"})
+			for name := range deadlines {
+				w.gone(name)
+			}
+			w.told(w.namespace, "cm-0", "DeletedExpiredTTL")
+			w.deleted("configmaps/cm-0", "configmaps/cm-1", "configmaps/cm-2", "configmaps/cm-3", "configmaps/cm-4")
+			for _, d := range w.deletions() {
+				if deadline, ok := deadlines[d.ObjectRef.Name]; ok {
+					late := d.StageTimestamp.Sub(deadline)
+					w.Logf("%s was deleted %v after its deadline", d.ObjectRef.Name, late)
+					if late < 0 || late > 10*time.Second { // a busy machine must not fail this
+						w.Error("not in time")
+					}
+				}
+			}
+		},
+		"27: a Job's Pods go too": func(w *world) {
+			jobs, pods := shared.Admin.BatchV1().Jobs(w.namespace), shared.Admin.CoreV1().Pods(w.namespace)
+			_, err := jobs.Create(w.ctx, &batchv1.Job{
+				ObjectMeta: metav1.ObjectMeta{Name: "job"}, Spec: batchv1.JobSpec{Template: podTemplate()},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				w.Fatal(err)
+			}
+			count := func(want func(int) bool) {
+				w.Helper()
+				fleet.Eventually(w.ctx, w, func() error {
+					list, err := pods.List(w.ctx, metav1.ListOptions{})
+					if err == nil && !want(len(list.Items)) {
+						err = fmt.Errorf("%d Pods", len(list.Items))
+					}
+					return err
+				})
+			}
+			count(func(n int) bool { return n == 1 })
+			w.annotate("job/job", twinTTL+"=0s")
+			gone(w, jobs.Get, "job")
+			count(func(n int) bool { return n == 0 })
+			w.deleted("jobs/job")
+		},
+		"26: the copy on a ReplicaSet does nothing": func(w *world) {
+			deployments := shared.Admin.AppsV1().Deployments(w.namespace)
+			template := podTemplate()
+			template.Spec.RestartPolicy = corev1.RestartPolicyAlways
+			_, err := deployments.Create(w.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d", Annotations: in(3 * time.Second)},
+				Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template}}, metav1.CreateOptions{})
+			if err != nil {
+				w.Fatal(err)
+			}
+			gone(w, deployments.Get, "d")
+			w.deleted("deployments/d")
+		},
+		"23: a Namespace goes, with what is in it": func(w *world) {
+			w.create("inside", nil)
+			w.annotate("namespace/"+w.namespace, "janitor/ttl=0s")
+			gone(w, shared.Admin.CoreV1().Namespaces().Get, w.namespace)
+		},
+		"22 and 23: what is protected stays": func(w *world) {
+			if _, err := shared.Admin.CoreV1().Namespaces().Create(w.ctx, &corev1.Namespace{
+				ObjectMeta: metav1.ObjectMeta{Name: "kube-" + w.namespace, Annotations: in(0)}}, metav1.CreateOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			w.createIn(metav1.NamespaceSystem, w.namespace, in(0))
+			w.told(metav1.NamespaceSystem, w.namespace, "TTLProtected")
+			w.told(metav1.NamespaceDefault, "kube-"+w.namespace, "TTLProtected")
+			w.settle()
+			if _, err := shared.Admin.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(w.ctx, w.namespace, metav1.GetOptions{}); err != nil {
+				w.Error(err)
+			}
+		},
+		"25: a ClusterRole": func(w *world) {
+			roles := shared.Admin.RbacV1().ClusterRoles()
+			for name, key := range map[string]string{"janitors-": "janitor/ttl", "twins-": twinTTL} {
+				if _, err := roles.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
+					Name: name + w.namespace, Annotations: map[string]string{key: "0s"}}}, metav1.CreateOptions{}); err != nil {
+					w.Fatal(err)
+				}
+			}
+			gone(w, roles.Get, "twins-"+w.namespace)
+			w.settle()
+			if _, err := roles.Get(w.ctx, "janitors-"+w.namespace, metav1.GetOptions{}); err != nil {
+				w.Error(err)
+			}
+		},
+		"24: a Node is not even watched": func(w *world) {
+			if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.namespace, Annotations: in(0)}}, metav1.CreateOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			w.settle()
+			if _, err := shared.Admin.CoreV1().Nodes().Get(w.ctx, w.namespace, metav1.GetOptions{}); err != nil {
+				w.Error(err)
+			}
+		},
+		"5: an invalid value": func(w *world) {
+			w.create("cm", map[string]string{twinTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
+			w.told(w.namespace, "cm", "InvalidTTL")
+			w.settle()
+			w.annotate("configmap/cm", "k8s-ttl-controller.twin.sh/refreshed-at-")
+			w.gone("cm")
+		},
+		"17 and 18: annotations that come and change": func(w *world) {
+			w.create("cm", nil)
+			w.create("prolonged", in(2*time.Second))
+			w.annotate("configmap/prolonged", "quartermaster.dev/expires=2200-01-01")
+			w.annotate("configmap/cm", twinTTL+"=0s")
+			w.gone("cm")
+			<-time.After(2 * time.Second)
+			w.settle()
+			w.deleted("configmaps/cm")
+		},
+		"a finalizer is waited for": func(w *world) {
+			cm := w.create("cm", nil)
+			cm.Finalizers, cm.Annotations = []string{"example.com/wait"}, in(0)
+			if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Update(w.ctx, cm, metav1.UpdateOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			w.told(w.namespace, "cm", "DeletedExpiredTTL")
+			w.annotate("configmap/cm", "a=b")
+			w.settle()
+			w.deleted("configmaps/cm")
+			if _, err := shared.Kubectl(w.ctx, "-n", w.namespace, "patch", "configmap", "cm", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`); err != nil {
+				w.Fatal(err)
+			}
+			w.gone("cm")
+		},
+	}
+	t.Run("at once", func(t *testing.T) {
+		for name, run := range scenarios {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(newWorld(t))
+			})
+		}
+	})
+	token, err := shared.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"resource": "configmaps"`, `"synced": true`); err != nil {
+		t.Error(err)
+	}
+	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="deleted"} 1`, "quartermaster_ttl_watched_types"); err != nil {
+		t.Error(err)
+	}
+}
+
+func (w *world) annotate(object, annotation string) {
+	w.Helper()
+	if _, err := shared.Kubectl(w.ctx, "-n", w.namespace, "annotate", "--overwrite", object, annotation); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func podTemplate() corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "x"}},
+		Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+}

@@ -1,0 +1,188 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+var (
+	widgets     = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
+)
+
+func object(apiVersion, kind, name string, fields map[string]any) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: fields}
+	o.SetAPIVersion(apiVersion)
+	o.SetKind(kind)
+	o.SetName(name)
+	return o
+}
+
+func widgetDefinition() *unstructured.Unstructured {
+	return object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "widgets.example.com", map[string]any{"spec": map[string]any{
+		"group": "example.com", "scope": "Namespaced", "names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+		"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}}},
+	}})
+}
+
+// watches counts the watches of a resource that a manager has begun and ended.
+func (w *world) watches(resource string) (began, ended int) {
+	w.Helper()
+	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool {
+		return cluster.AuditPod(e) != "" && e.Verb == "watch" && e.ObjectRef != nil && e.ObjectRef.Resource == resource && e.ResponseStatus != nil && e.ResponseStatus.Code == 200
+	}) {
+		if e.Stage == auditv1.StageResponseStarted {
+			began++
+		} else {
+			ended++
+		}
+	}
+	return began, ended
+}
+
+// goroutines returns how many goroutines a manager has.
+func goroutines(t *testing.T, m *cluster.Manager) int {
+	t.Helper()
+	_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(regexp.MustCompile(`(?m)^go_goroutines (\d+)`).FindStringSubmatch(body)[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestATypeComesAndGoes installs a definition, uses it and removes it, several times (row 29).
+func TestATypeComesAndGoes(t *testing.T) {
+	w := newWorld(t)
+	m := shared.RunLeader(w.ctx, t, args("--v=2")...)
+	w.settle()
+	before := 0
+	for round := range 2 {
+		if _, err := shared.Objects.Resource(definitions).Create(w.ctx, widgetDefinition(), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		objects := shared.Objects.Resource(widgets).Namespace(w.namespace)
+		fleet.Eventually(w.ctx, t, func() error {
+			o := object("example.com/v1", "Widget", "w", map[string]any{})
+			o.SetAnnotations(map[string]string{twinTTL: "0"})
+			_, err := objects.Create(w.ctx, o, metav1.CreateOptions{})
+			return err
+		})
+		gone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (*unstructured.Unstructured, error) {
+			return objects.Get(ctx, name, opts)
+		}, "w")
+		if err := shared.Objects.Resource(definitions).Delete(w.ctx, "widgets.example.com", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		fleet.Eventually(w.ctx, t, func() error {
+			if began, ended := w.watches("widgets"); began <= round || began != ended {
+				return fmt.Errorf("%d watches have begun, %d have ended", began, ended)
+			}
+			if now := goroutines(t, m); before == 0 {
+				before = now // all other types have been listed by now
+			} else if now >= before+4 { // those of a type are more
+				return fmt.Errorf("%d goroutines, %d before", now, before)
+			}
+			return nil
+		})
+	}
+	began, _ := w.watches("widgets")
+	<-time.After(2 * time.Second)
+	if again, _ := w.watches("widgets"); again != began {
+		t.Errorf("%d watches of a type that is gone", again-began)
+	}
+	// It goes on where it was.
+	w.create("cm", in(0))
+	w.gone("cm")
+	w.deleted("configmaps/cm", "widgets/w", "widgets/w")
+}
+
+// TestAnAPIThatIsDownDisturbsNobody has an APIService whose Service does not exist, before the manager
+// starts (row 28).
+func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
+	w := newWorld(t)
+	down := object("apiregistration.k8s.io/v1", "APIService", "v1.down.example.com", map[string]any{"spec": map[string]any{
+		"group": "down.example.com", "version": "v1", "groupPriorityMinimum": int64(1000), "versionPriority": int64(15), "insecureSkipTLSVerify": true,
+		"service": map[string]any{"namespace": w.namespace, "name": "nobody"},
+	}})
+	if _, err := shared.Objects.Resource(apiServices).Create(w.ctx, down, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.Objects.Resource(apiServices).Delete(context.Background(), down.GetName(), metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	m := shared.RunLeader(w.ctx, t, args()...)
+	w.create("cm", in(0))
+	w.gone("cm")
+	w.deleted("configmaps/cm")
+	fleet.Eventually(w.ctx, t, func() error {
+		if log := m.Tail(1000); !strings.Contains(log, "down.example.com") || strings.Contains(log, "panic") {
+			return fmt.Errorf("the log does not name the group: %s", log)
+		}
+		return nil
+	})
+	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_controller_problem{controller="ttl"} 0`); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSomeTypesOnly has a manager that may delete ConfigMaps and other chosen types, but asks for all
+// (row 30).
+func TestSomeTypesOnly(t *testing.T) {
+	w := newWorld(t)
+	patch := `[{"op": "remove", "path": "/rules/%d"}]`
+	for _, role := range []string{"quartermaster-cache-ttl", "quartermaster-controller-ttl"} {
+		r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, rule := range r.Rules {
+			if rule.Resources[0] == "*" {
+				if _, err := shared.Kubectl(w.ctx, "patch", "clusterrole", role, "--type=json", "-p", fmt.Sprintf(patch, i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	t.Cleanup(func() { shared.InstallWith(context.Background(), t) })
+	shared.ExpectRefusals(func(e auditv1.Event) bool {
+		return e.Verb == "list" || e.Verb == "watch" || e.Verb == "get" && e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespace
+	})
+	m := shared.RunLeader(w.ctx, t, args("--v=2")...)
+	fleet.Eventually(w.ctx, t, func() error {
+		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_ttl_type_errors_total{group="",operation="watch",resource="limitranges"}`)
+	})
+	if _, err := shared.Kubectl(w.ctx, "-n", w.namespace, "create", "secret", "generic", "s"); err != nil {
+		t.Fatal(err)
+	}
+	w.annotate("secret/s", twinTTL+"=0") // which it may list for config-reload's sake, and no more
+	w.told(w.namespace, "s", "FailedToDeleteExpiredTTL")
+	w.create("cm", in(0))
+	w.gone("cm")
+	w.deleted("configmaps/cm")
+	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_controller_problem{controller="ttl"} 0`); err != nil {
+		t.Error(err)
+	}
+}
