@@ -33,7 +33,7 @@ func TestBeside(t *testing.T) {
 			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},
 		"Run ends with it": {
-			beside: func(_ context.Context, enqueue func(...string)) error { return nil }, err: "what runs beside the workers returned before its context ended",
+			beside: func(context.Context, func(...string)) error { return nil }, err: "what runs beside the workers returned before its context ended",
 		},
 		"a panic is contained": {
 			beside: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",

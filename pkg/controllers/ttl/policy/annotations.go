@@ -178,7 +178,7 @@ var errJanitorTTL = errors.New(`is neither a number with one unit of s, m, h, d,
 // ParseJanitorTTL parses a TTL of kube-janitor other than forever: a number with one unit.
 func ParseJanitorTTL(s string) (time.Duration, error) {
 	number, unit := digits(s)
-	if number == "" || len(unit) != 1 || !strings.Contains("smhdw", unit) {
+	if number == "" || !slices.Contains([]string{"s", "m", "h", "d", "w"}, unit) {
 		return 0, errJanitorTTL
 	}
 	return ParseDuration(s)
