@@ -37,7 +37,7 @@ func TestSimulatedLateName(t *testing.T) {
 				successor := s.find(s.store.holder())
 				return successor != nil && successor != former && successor.isLeading()
 			}
-			if !passUntil(time.Millisecond, isReplaced) {
+			if !passUntil(10*time.Millisecond, isReplaced) {
 				s.audit.violate(ruleSomeoneLeads, "%s is cut off and not replaced", former.identity)
 				return
 			}

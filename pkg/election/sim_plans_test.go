@@ -181,7 +181,8 @@ func TestSimulatedRestore(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(10) {
+			t.Parallel()
+			for seed := range uint64(5) {
 				runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
 					s.install()
 					snapshot := s.store.snapshot()

@@ -46,6 +46,7 @@ func TestSimulatedTakeover(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			for seed := range uint64(5) {
 				runPlan(t, ours, test.fences, 3, seed, func(s *simulation) {
 					s.install()
@@ -103,6 +104,7 @@ func TestSimulatedSeparation(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			runPlan(t, ours, simFences{client: true, server: true}, 3, 1, func(s *simulation) {
 				s.install()
 				s.launchReplicas(3)
@@ -166,19 +168,19 @@ func TestSimulatedSilence(t *testing.T) {
 			s.launchReplicas(2)
 			pass(time.Minute)
 			former := s.leader()
-			if !passUntil(50*time.Microsecond, former.isDialing) {
+			if !passUntil(500*time.Microsecond, former.isDialing) {
 				s.audit.violate(ruleSomeoneLeads, "%s does not write", former.identity)
 				return
 			}
 			s.store.background.Go(func() { former.pause(9 * time.Second) })
-			if !s.awaitOtherHolder(time.Millisecond, former) {
+			if !s.awaitOtherHolder(10*time.Millisecond, former) {
 				return
 			}
 			for _, server := range s.servers[1:] {
 				server.stall(serverFenceLag * 3 / 4)
 			}
 			isReplaced := func() bool { return !strings.HasPrefix(s.store.getNaming().leader, former.pod) }
-			if !passUntil(time.Millisecond, isReplaced) {
+			if !passUntil(10*time.Millisecond, isReplaced) {
 				s.audit.violate(ruleSomeoneLeads, "the fence still names %s", former.identity)
 				return
 			}

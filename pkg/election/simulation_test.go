@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	seeds     = flag.Int("seeds", 1000, "how many seeds the simulation runs")
+	seeds     = flag.Int("seeds", 200, "how many seeds the simulation runs")
 	firstSeed = flag.Int("first-seed", 1, "the first seed of the simulation")
 	trace     = flag.Bool("trace", false, "show every answer in the history")
 	keepGoing = flag.Bool("keep-going", false, "run all seeds and count those that violate a rule")
