@@ -54,3 +54,26 @@ func TestSimulatedLateAnswer(t *testing.T) {
 		t.Error("no leader went on after its term: the plan is too weak")
 	}
 }
+
+// TestSimulatedLateBody pauses a leader while a write that its fence has admitted waits for a
+// connection, until another has taken the Lease. When it goes on, the fence must look again before
+// the end of the body: rule 7.
+func TestSimulatedLateBody(t *testing.T) {
+	for seed := range uint64(10) {
+		runPlan(t, ours, simFences{client: true}, 1, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(2)
+			pass(time.Minute)
+			former := s.leader()
+			if !passUntil(500*time.Microsecond, former.isDialing) {
+				s.audit.violate(ruleSomeoneLeads, "%s does not write", former.identity)
+				return
+			}
+			former.pause(2 * s.cfg.LeaseDuration.Duration)
+			pass(time.Second)
+			if s.leader() == former {
+				s.audit.violate(ruleReplaced, "%s leads after a pause of two leases", former.identity)
+			}
+		})
+	}
+}
