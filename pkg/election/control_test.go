@@ -108,7 +108,7 @@ func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const enough = 400
+	const enough = 100
 	found := runSeeds(t, 1, enough, theirs, m, clientFence).found
 	for rule, fault := range map[string]string{
 		ruleNoEarlySteal: "a short lease is stolen from a live leader",

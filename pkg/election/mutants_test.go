@@ -174,6 +174,8 @@ func TestMutants(t *testing.T) {
 			t.Parallel()
 			out, err := runMutant(t, m)
 			switch found := rules.Find(out); {
+			case bytes.Contains(out, []byte("panic: test timed out")):
+				t.Errorf("the simulation hangs:\n%s", out)
 			case err == nil:
 				t.Errorf("the simulation has not noticed")
 			case found == nil:

@@ -53,9 +53,9 @@ var simFaults = []simFault{
 		p.separate(long)
 		p.link.set(func(l *simLink) { l.lost = loseNothing })
 	}},
-	{"a stop in good order", 2, func(_ *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
+	{"a stop in good order", 2, func(s *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
 		p.stop()
-		<-p.done
+		s.mustEnd(p.done, p.identity)
 	}},
 	{"the lease is tampered with", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) { s.tamper(rng) }},
 	{"the lease is tampered with twice", 2, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
@@ -144,7 +144,7 @@ func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Durat
 	if other := s.replicas[rng.IntN(len(s.replicas))]; other != p.replica {
 		old := s.current(other)
 		old.kill()
-		<-old.done
+		s.mustEnd(old.done, old.identity)
 		s.revive(other)
 	}
 	pass(long)

@@ -175,6 +175,7 @@ func (c *simClient) Create(ctx context.Context, lease *coordinationv1.Lease, _ m
 }
 
 func (c *simClient) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	defer c.proc.call(&c.proc.answered)
 	return c.do(ctx, "update", func() (*coordinationv1.Lease, error) { return c.proc.sim.store.update(c.proc.identity, lease) })
 }
 
@@ -236,7 +237,7 @@ func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchTyp
 		rv, _ := strconv.ParseInt(want.ResourceVersion, 10, 64)
 		uid, _ := strconv.ParseInt(string(want.UID), 10, 64)
 		passToStore(rng)
-		c.proc.holdUp()
+		c.proc.call(&c.proc.hold)
 		return &want, store.name(want.Annotations[LeaderAnnotation], rv, uid)
 	})
 }

@@ -82,8 +82,8 @@ func TestSimulatedLateNaming(t *testing.T) {
 			pass(time.Minute)
 			first := s.leader()
 			first.kill()
-			for s.store.holder() == first.identity {
-				pass(50 * time.Microsecond)
+			if !s.awaitOtherHolder(50*time.Microsecond, first) {
+				return
 			}
 			frozen := s.find(s.store.holder())
 			pass(time.Duration(seed) * 300 * time.Microsecond)
@@ -181,7 +181,8 @@ func TestSimulatedRestore(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(10) {
+			t.Parallel()
+			for seed := range uint64(5) {
 				runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
 					s.install()
 					snapshot := s.store.snapshot()
@@ -286,7 +287,7 @@ func TestSimulatedRelease(t *testing.T) {
 			pass(time.Minute)
 			leader := s.leader()
 			leader.stop()
-			<-leader.done
+			s.awaitReturn(leader)
 			if s.store.holder() == leader.identity {
 				return // it left work behind, or did not drain in time
 			}
@@ -308,8 +309,9 @@ func TestSimulatedPartition(t *testing.T) {
 		pass(time.Minute)
 		leader := s.leader()
 		leader.link.set(func(l *simLink) { l.lost = loseAll })
-		for leader.wouldPass() {
-			pass(10 * time.Millisecond)
+		if !passUntil(10*time.Millisecond, func() bool { return !leader.wouldPass() }) {
+			s.audit.violate(ruleLostCloses, "%s is cut off and its term does not end", leader.identity)
+			return
 		}
 		pass(settleTime)
 		leader.mu.Lock()
@@ -327,8 +329,9 @@ func TestSimulatedUnansweredAcquisitions(t *testing.T) {
 		s.install()
 		s.launchReplicas(1)
 		p := s.replicas[0].proc
-		for s.audit.writesOf(p) == 0 {
-			pass(time.Millisecond)
+		if !passUntil(time.Millisecond, func() bool { return s.audit.writesOf(p) > 0 }) {
+			s.audit.violate(ruleSomeoneLeads, "%s does not take a free lease", p.identity)
+			return
 		}
 		p.link.set(func(l *simLink) { l.lost = loseResponses })
 		pass(2*s.cfg.timing().requestTimeout() + s.cfg.RetryPeriod.Duration)

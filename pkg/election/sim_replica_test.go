@@ -47,7 +47,9 @@ type simProc struct {
 
 	unfinished bool // lead has said that work goes on
 
-	hold func() // called between the admission of its patch of the Namespace and the store; nil: nothing
+	hold     func() // called between the admission of its patch of the Namespace and the store; nil: nothing
+	answered func() // called when an update of the Lease is answered; nil: nothing
+	reads    func() // called before its clock is read; nil: nothing
 
 	passes func() bool // whether a write would pass at this instant, without a pause
 	aware  func() bool // whether it knows the Lease
@@ -96,6 +98,7 @@ func (p *simProc) Eventf(_ runtime.Object, _, _, format string, args ...any) {
 
 // Now implements Clock.
 func (p *simProc) Now() time.Duration {
+	p.call(&p.reads)
 	p.gate()
 	return p.now()
 }
@@ -146,10 +149,14 @@ func (p *simProc) resume() {
 
 // pause stops the process for d, like SIGSTOP.
 func (p *simProc) pause(d time.Duration) {
-	p.mu.Lock()
-	p.paused = latest(p.paused, time.Now().Add(d))
-	p.mu.Unlock()
+	p.beginPause(d)
 	pass(d)
+}
+
+func (p *simProc) beginPause(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = latest(p.paused, time.Now().Add(d))
 }
 
 // freeze stops the process and its clock for d, as a hypervisor does that freezes a guest.
@@ -227,13 +234,13 @@ func (p *simProc) wouldPass() bool {
 	return !gone && passes != nil && passes()
 }
 
-// holdUp is called when an API server has admitted that the process names itself.
-func (p *simProc) holdUp() {
+// call calls one of the functions with which a plan interferes.
+func (p *simProc) call(interfere *func()) {
 	p.mu.Lock()
-	hold := p.hold
+	do := *interfere
 	p.mu.Unlock()
-	if hold != nil {
-		hold()
+	if do != nil {
+		do()
 	}
 }
 

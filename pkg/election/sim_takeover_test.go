@@ -40,12 +40,13 @@ func TestSimulatedTakeover(t *testing.T) {
 		}, 16 * s, 16 * s},
 		"restarted in its Pod": {both, 1, func(s *simulation, leader *simProc) {
 			leader.kill()
-			<-leader.done
+			s.awaitReturn(leader)
 			s.launchIn(leader.replica, leader.pod)
 		}, 100 * time.Millisecond, s / 2},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			for seed := range uint64(5) {
 				runPlan(t, ours, test.fences, 3, seed, func(s *simulation) {
 					s.install()
@@ -54,13 +55,14 @@ func TestSimulatedTakeover(t *testing.T) {
 					leader := s.leader()
 					test.end(s, leader)
 					ended := time.Now()
-					for s.store.holder() == leader.identity {
-						pass(time.Millisecond)
+					if !s.awaitOtherHolder(time.Millisecond, leader) {
+						return
 					}
 					held := time.Since(ended)
 					next := s.find(s.store.holder())
-					for !next.isLeading() {
-						pass(time.Millisecond)
+					if !passUntil(time.Millisecond, next.isLeading) {
+						s.audit.violate(ruleSomeoneLeads, "%s holds the lease and does not lead", next.identity)
+						return
 					}
 					led := time.Since(ended)
 					s.log("plan", "another holds the lease after %s and leads after %s", held, led)
@@ -102,6 +104,7 @@ func TestSimulatedSeparation(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			runPlan(t, ours, simFences{client: true, server: true}, 3, 1, func(s *simulation) {
 				s.install()
 				s.launchReplicas(3)
@@ -165,21 +168,21 @@ func TestSimulatedSilence(t *testing.T) {
 			s.launchReplicas(2)
 			pass(time.Minute)
 			former := s.leader()
-			for waiting := 0; waiting == 0; {
-				pass(50 * time.Microsecond)
-				former.mu.Lock()
-				waiting = former.dialing
-				former.mu.Unlock()
+			if !passUntil(500*time.Microsecond, former.isDialing) {
+				s.audit.violate(ruleSomeoneLeads, "%s does not write", former.identity)
+				return
 			}
 			s.store.background.Go(func() { former.pause(9 * time.Second) })
-			for s.store.holder() == former.identity {
-				pass(time.Millisecond)
+			if !s.awaitOtherHolder(10*time.Millisecond, former) {
+				return
 			}
 			for _, server := range s.servers[1:] {
 				server.stall(serverFenceLag * 3 / 4)
 			}
-			for strings.HasPrefix(s.store.getNaming().leader, former.pod) {
-				pass(time.Millisecond)
+			isReplaced := func() bool { return !strings.HasPrefix(s.store.getNaming().leader, former.pod) }
+			if !passUntil(10*time.Millisecond, isReplaced) {
+				s.audit.violate(ruleSomeoneLeads, "the fence still names %s", former.identity)
+				return
 			}
 			pass(300 * time.Millisecond)
 			former.resume()
@@ -190,6 +193,21 @@ func TestSimulatedSilence(t *testing.T) {
 	if admitted == 0 {
 		t.Error("no write of a former leader was admitted: the plan is too weak")
 	}
+}
+
+// awaitOtherHolder checks that the Lease of a leader gets another holder.
+func (s *simulation) awaitOtherHolder(step time.Duration, leader *simProc) bool {
+	if !passUntil(step, func() bool { return s.store.holder() != leader.identity }) {
+		s.audit.violate(ruleSomeoneLeads, "%s is not replaced", leader.identity)
+		return false
+	}
+	return true
+}
+
+func (p *simProc) isDialing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dialing > 0
 }
 
 func (p *simProc) isLeading() bool {

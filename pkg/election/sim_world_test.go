@@ -192,3 +192,43 @@ func (s *simulation) log(who, what string, args ...any) { s.audit.log(who, what,
 
 // pass lets virtual time pass, in a bubble.
 func pass(d time.Duration) { <-time.After(d) }
+
+// passUntil lets time pass in steps until done returns true, but a minute at most, and reports whether
+// it did.
+func passUntil(step time.Duration, done func() bool) bool {
+	for end := time.Now().Add(time.Minute); !done(); pass(step) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// awaitReturn checks that Run returns in a process that was stopped or killed.
+func (s *simulation) awaitReturn(p *simProc) {
+	bound := s.cfg.DrainTimeout + s.cfg.LeaseDuration.Duration + 2*s.cfg.RenewDeadline.Duration
+	if !ends(p.done, bound) {
+		s.audit.violate(ruleReturns, "%s has not returned %s after it was stopped", p.identity, bound)
+		p.kill()
+		s.mustEnd(p.done, p.identity)
+	}
+}
+
+// mustEnd waits for what only a fault of the elector can keep from ending. The world would not end
+// either then, so it panics, with the rule that is broken.
+func (s *simulation) mustEnd(done <-chan struct{}, what string) {
+	const bound = 3 * time.Hour // longer than all faults and plans
+	if !ends(done, bound) {
+		panic(fmt.Sprintf("seed %d: %s: %s has not ended after %s", s.seed, ruleReturns, what, bound))
+	}
+}
+
+// ends reports whether the channel is closed within the bound.
+func ends(done <-chan struct{}, bound time.Duration) bool {
+	select {
+	case <-done:
+		return true
+	case <-time.After(bound):
+		return false
+	}
+}

@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	seeds     = flag.Int("seeds", 1000, "how many seeds the simulation runs")
+	seeds     = flag.Int("seeds", 200, "how many seeds the simulation runs")
 	firstSeed = flag.Int("first-seed", 1, "the first seed of the simulation")
 	trace     = flag.Bool("trace", false, "show every answer in the history")
 	keepGoing = flag.Bool("keep-going", false, "run all seeds and count those that violate a rule")
@@ -205,7 +205,7 @@ func (s *simulation) settle() {
 	s.quiet()
 	if leader := s.leader(); leader != nil {
 		leader.stop()
-		<-leader.done
+		s.awaitReturn(leader)
 		if s.store.holder() == "" && !s.store.hasDeadWatch() {
 			s.awaitLeader("after a release", s.grace()+s.few(), false)
 		}
@@ -269,17 +269,15 @@ func (s *simulation) awaitLeader(when string, bound time.Duration, revive bool) 
 func (s *simulation) finish() {
 	for _, p := range s.procs {
 		p.stop()
-		bound := s.cfg.DrainTimeout + s.cfg.LeaseDuration.Duration + 2*s.cfg.RenewDeadline.Duration
-		select {
-		case <-p.done:
-		case <-time.After(bound):
-			s.audit.violate(ruleReturns, "%s has not returned %s after it was stopped", p.identity, bound)
-			p.kill()
-			<-p.done
-		}
+		s.awaitReturn(p)
 		p.link.set(func(l *simLink) { l.dead = true })
 	}
-	s.store.background.Wait()
+	idle := make(chan struct{})
+	go func() {
+		s.store.background.Wait()
+		close(idle)
+	}()
+	s.mustEnd(idle, "what a process has begun")
 	s.audit.checkRequests()
 }
 
