@@ -292,6 +292,7 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 				all := hostedControllers{leaders, here}
 				stop := all.runOnEveryReplica(t.Context(), 0, 20*time.Second)
 				<-time.After(time.Minute)
+				synctest.Wait()
 				if len(c.starts) != 1 || len(other.starts) != 0 {
 					t.Errorf("%d runs of the one for every replica and %d of the other, want 1 and 0", len(c.starts), len(other.starts))
 				}

@@ -56,6 +56,7 @@ func TestLongGrowth(t *testing.T) {
 	}
 	creating.Wait()
 	run := func(t *testing.T, args ...string) (mib float64) {
+		t.Helper()
 		m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: binary, Args: append([]string{"--insecure-metrics"}, args...)})
 		if err != nil {
 			t.Fatal(err)

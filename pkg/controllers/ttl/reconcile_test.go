@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -133,7 +134,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP, getP, deleteP, getP, deleteP)
 			pass(999 * time.Millisecond)
 			w.asked()
-			w.before = nil
+			w.change(func() { w.before = nil })
 			pass(time.Second)
 			w.asked(getP, deleteP)
 			w.told("DeletedExpiredTTL")
@@ -230,7 +231,7 @@ func TestReconcile(t *testing.T) {
 				w.Error("deleted")
 			}
 			w.told()
-			w.skew = 30 * time.Second
+			w.change(func() { w.skew = 30 * time.Second })
 			pass(2 * time.Minute)
 			if len(w.names()) != 0 {
 				w.Errorf("left: %v", w.names())
@@ -289,7 +290,7 @@ func TestReconcile(t *testing.T) {
 			w.told()
 			pass(2 * time.Second)
 			w.told("FailedToDeleteExpiredTTL")
-			w.before = nil
+			w.change(func() { w.before = nil })
 			pass(5 * time.Minute)
 			w.told("DeletedExpiredTTL")
 		}},
@@ -303,7 +304,7 @@ func TestReconcile(t *testing.T) {
 			}
 			w.start()
 			w.asked(getP, deleteP+" refused")
-			w.before = nil
+			w.change(func() { w.before = nil })
 			pass(29 * time.Second)
 			w.asked()
 			pass(time.Second)
@@ -318,7 +319,7 @@ func TestReconcile(t *testing.T) {
 				return nil
 			}
 			w.start()
-			w.before = nil
+			w.change(func() { w.before = nil })
 			pass(2 * time.Second)
 			w.told("DeletedExpiredTTL")
 		}},
@@ -381,9 +382,10 @@ func TestTypesComeAndGo(t *testing.T) {
 		w.put(widgets, "shop/later", T+"ttl", "5h")
 
 		// Discovery fails as a whole. TestOneGroupThatDoesNotAnswerKeepsItsWatches has a part of it.
-		down := true
+		var down atomic.Bool
+		down.Store(true)
 		w.client.PrependReactor("get", "group", func(clienttesting.Action) (bool, runtime.Object, error) {
-			if down {
+			if down.Load() {
 				return true, nil, apierrors.NewServiceUnavailable("down")
 			}
 			return false, nil, nil
@@ -392,8 +394,10 @@ func TestTypesComeAndGo(t *testing.T) {
 		followed("pods", "configmaps", "widgets.example.com")
 		w.put(pods, "shop/p", T+"ttl", "1h")
 		w.asked(getP, deleteP)
-		down = false
+		w.client.Lock()
 		w.client.Resources = lists
+		w.client.Unlock()
+		down.Store(false)
 		pass(retryDiscovery)
 		followed("pods", "configmaps")
 		pass(24 * time.Hour)

@@ -199,12 +199,19 @@ func (w *world) remove(k key) {
 	}
 }
 
+// change changes what requests read, while they run.
+func (w *world) change(how func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	how()
+}
+
 func (w *world) request(verb string, k key) error {
 	w.mu.Lock()
-	o := w.stored[k]
+	o, before := w.stored[k], w.before
 	w.mu.Unlock()
-	if w.before != nil {
-		if err := w.before(verb, o); err != nil {
+	if before != nil {
+		if err := before(verb, o); err != nil {
 			w.note("%s %s refused", verb, k)
 			return err
 		}
