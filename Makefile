@@ -73,7 +73,7 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
 
 .PHONY: test-long
-test-long: controlplane ## Long tests that rarely find something: 2,000 simulated elections, a mutant of each rule, TestLong..., a fault of each kind.
+test-long: controlplane ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
 	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -seeds=2000
 	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 	$(INTEGRATION) -run '^TestLong' -p 1 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | sort -u | sed 's,^,./,')
