@@ -76,8 +76,8 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 test-long: controlplane ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
 	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -seeds=2000
 	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
-	$(INTEGRATION) -run '^TestLong' -p 1 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | sort -u | sed 's,^,./,')
-	$(INTEGRATION) -run '^TestFaults$$' ./test/faults -faults=25
+	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v /faults | sort -ru | sed 's,^,./,')
+	$(INTEGRATION) -run '^Test(Long|Faults$$)' ./test/faults -faults=25
 
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
