@@ -5,6 +5,7 @@ package election
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -195,6 +196,63 @@ func TestSimulatedSilence(t *testing.T) {
 	}
 }
 
+// TestSimulatedSuccession stops a leader when a write is about to leave it, and kills the next one, which
+// has taken the Lease on that silence, before that one may write. The third sees for certain that the
+// second has ended. But of the first it knows nothing more than the second did, and the first goes on when
+// some API servers do not know yet that another is named.
+func TestSimulatedSuccession(t *testing.T) {
+	const seeds = 60
+	ended, admitted := 0, 0
+	for seed := range uint64(seeds) {
+		s := runPlan(t, ours, simFences{client: true, server: true}, 4, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(3)
+			pass(time.Minute)
+			first := s.leader()
+			fallBehind := sync.OnceFunc(func() {
+				pass(100 * time.Millisecond) // the third sees meanwhile who holds the Lease
+				for _, server := range s.servers[1:] {
+					server.stall(serverFenceLag * 3 / 4)
+				}
+			})
+			for _, standby := range s.others(first) {
+				standby.mu.Lock()
+				standby.hold = fallBehind // before the second is named
+				standby.mu.Unlock()
+			}
+			if !passUntil(500*time.Microsecond, first.isDialing) {
+				s.audit.violate(ruleSomeoneLeads, "%s does not write", first.identity)
+				return
+			}
+			s.store.background.Go(func() { first.pause(9 * time.Second) })
+			if !s.awaitOtherHolder(time.Millisecond, first) {
+				return
+			}
+			second := s.find(s.store.holder())
+			if !passUntil(time.Millisecond, func() bool { return s.store.getNaming().leader == second.identity }) {
+				s.audit.violate(ruleSomeoneLeads, "the fence does not name %s", second.identity)
+				return
+			}
+			rng := s.rng("succession", 0)
+			pass(time.Duration(rng.Int64N(int64(serverFenceLag / 4))))
+			second.kill()
+			pass(serverFenceLag/20 + time.Duration(rng.Int64N(int64(serverFenceLag/4))))
+			first.resume()
+			pass(5 * time.Second)
+			for _, third := range s.others(first) {
+				if third.sawEnd(second) {
+					ended++
+				}
+			}
+		})
+		admitted += s.audit.count.admitted
+	}
+	if ended < seeds/2 || admitted == 0 {
+		t.Errorf("in %d seeds, the third saw the second end %d times, and %d writes of the first were admitted: the plan is too weak",
+			seeds, ended, admitted)
+	}
+}
+
 // awaitOtherHolder checks that the Lease of a leader gets another holder.
 func (s *simulation) awaitOtherHolder(step time.Duration, leader *simProc) bool {
 	if !passUntil(step, func() bool { return s.store.holder() != leader.identity }) {
@@ -202,6 +260,13 @@ func (s *simulation) awaitOtherHolder(step time.Duration, leader *simProc) bool 
 		return false
 	}
 	return true
+}
+
+// sawEnd reports whether the process has seen that the other has ended.
+func (p *simProc) sawEnd(other *simProc) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.evidence[other] == LeaderGone
 }
 
 func (p *simProc) isDialing() bool {
