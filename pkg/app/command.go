@@ -178,7 +178,7 @@ func (o *Options) apply() error {
 	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
 		goruntime.SetBlockProfileRate(1)
 	}
-	paceGC()
+	paceGC(&o.filling)
 	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
 	return nil
 }

@@ -8,27 +8,33 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"sync/atomic"
 )
 
 // The heap may grow by gcPercent before garbage is collected: with Go's default of 100, garbage takes
 // as much memory as the cache. A small heap may grow by gcHeadroom, though, up to gcPercentMax: it
-// would be collected again and again for the garbage of a few hundred events.
+// would be collected again and again for the garbage of a few hundred events. While the caches fill, it
+// may grow by gcFillHeadroom: it will be larger than that in the end.
 const (
-	gcPercent    = 25
-	gcPercentMax = 60
-	gcHeadroom   = 4 << 20
+	gcPercent      = 25
+	gcPercentMax   = 60
+	gcHeadroom     = 4 << 20
+	gcFillHeadroom = 18 << 20
+	gcMinHeap      = 4 << 20 // at GOGC=100, Go collects no smaller one
 )
 
 // gcPacer sets how much the heap may grow, after each collection, by what that has left.
 type gcPacer struct {
+	filling *atomic.Pointer[func() bool]
 	live    []metrics.Sample
 	percent int
 }
 
-// paceGC paces the garbage collector of the process, unless the environment variable GOGC does.
-func paceGC() {
+// paceGC paces the garbage collector of the process, unless the environment variable GOGC does. The
+// function in filling, if any, reports whether the caches fill.
+func paceGC(filling *atomic.Pointer[func() bool]) {
 	if os.Getenv("GOGC") == "" {
-		p := &gcPacer{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}
+		p := &gcPacer{filling: filling, live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}}
 		p.collected()
 	}
 }
@@ -36,7 +42,9 @@ func paceGC() {
 // collected is called after each collection, as the finalizer of p.
 func (p *gcPacer) collected() {
 	metrics.Read(p.live)
-	if percent := gcPercentFor(p.live[0].Value.Uint64()); percent != p.percent {
+	filling := p.filling.Load()
+	percent := gcPercentFor(p.live[0].Value.Uint64(), filling != nil && (*filling)())
+	if percent != p.percent {
 		p.percent = percent
 		debug.SetGCPercent(percent)
 	}
@@ -45,7 +53,10 @@ func (p *gcPacer) collected() {
 
 // gcPercentFor returns the percentage for a heap with so many bytes that are alive, in steps, since each
 // change stops the process for a moment.
-func gcPercentFor(live uint64) int {
+func gcPercentFor(live uint64, filling bool) int {
 	percent := min(gcHeadroom*100/max(live, 1), gcPercentMax)
+	if filling {
+		percent = gcFillHeadroom * 100 / max(live, gcMinHeap)
+	}
 	return max(int(percent)/5*5, gcPercent)
 }

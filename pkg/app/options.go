@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -54,6 +55,8 @@ type Options struct {
 
 	build
 	flags cliflag.NamedFlagSets
+	// filling reports whether the caches fill, once Run has set it.
+	filling atomic.Pointer[func() bool]
 }
 
 // GenericConfig is the configuration that concerns all controllers alike.

@@ -107,6 +107,8 @@ func Run(ctx context.Context, o *Options) error {
 			return cache.CheckSync(r)
 		}
 	}
+	filling := func() bool { return synced(nil) != nil }
+	o.filling.Store(&filling)
 	health := health{
 		healthz: healthz.NewHandler("/healthz", watchdog, healthz.NamedCheck("cache-mutation", cache.CheckMutation)),
 		livez:   healthz.NewHandler("/livez", watchdog),

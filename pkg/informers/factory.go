@@ -118,7 +118,7 @@ func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) 
 func (f *Factory) add(p *plan, scopes []*scope) error {
 	name := resourceName(p.resource)
 	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
-	r.history = &history{cached: r.cached, stored: r.stored}
+	r.history = &history{cached: r.cached, stored: r.stored, filled: r.filled}
 	lw := &reducingListWatch{
 		reducer: reducer{plan: p, panics: r.panics, history: r.history},
 		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
@@ -151,6 +151,8 @@ func (r *resource) stored() uint64 {
 	version, _ := strconv.ParseUint(r.informer.GetStore().LastStoreSyncResourceVersion(), 10, 64)
 	return version
 }
+
+func (r *resource) filled() <-chan struct{} { return r.informer.HasSyncedChecker().Done() }
 
 func (r *resource) inCache(key string) bool {
 	_, ok, _ := r.informer.GetStore().GetByKey(key) // never fails
@@ -219,9 +221,6 @@ func (f *Factory) Start(ctx context.Context) {
 	}
 	f.wg.Go(func() {
 		if f.WaitForSync(ctx) == nil {
-			for _, r := range f.resources {
-				r.history.settle()
-			}
 			debug.FreeOSMemory() // what it took to fill the caches is garbage now
 		}
 	})

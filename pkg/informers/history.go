@@ -17,6 +17,8 @@ type history struct {
 	cached func(objectName) *Object
 	// stored returns the version of the last event that the store has; 0 if it is not known.
 	stored func() uint64
+	// filled returns a channel that is closed when the store has the first list.
+	filled func() <-chan struct{}
 
 	mu     sync.Mutex
 	recent map[objectName]*Object
@@ -47,6 +49,12 @@ const listed = 1 << 63
 func (h *history) follow(o *Object) {
 	if h == nil {
 		return // nothing is cached
+	}
+	select {
+	case <-h.filled():
+	default:
+		o.first = o.version | listed // an object of the first list has no predecessor
+		return
 	}
 	name := o.objectName()
 	h.mu.Lock()

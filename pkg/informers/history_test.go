@@ -79,6 +79,7 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 				history: &history{
 					cached: func(n objectName) *Object { return store[n] },
 					stored: func() uint64 { return stored },
+					filled: closed,
 				},
 			}
 			for _, s := range steps {
@@ -115,6 +116,49 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAChangeRightAfterTheFirstListIsSeenOnceTheStoreHasTheList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"), named("b", "1"))
+		store, filled := map[objectName]*Object{}, make(chan struct{})
+		h := &history{
+			cached: func(n objectName) *Object { return store[n] },
+			stored: func() uint64 { return 0 },
+			filled: func() <-chan struct{} { return filled },
+		}
+		l := &reducingListWatch{
+			reducer: reducer{plan: mustPlan(t, reloadNeed), panics: newPanics("", clock.RealClock{}, nil), history: h},
+			scopes:  []*scope{{source: c.source()}}, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}, wg: &sync.WaitGroup{},
+		}
+		defer l.wg.Wait()
+		w, err := l.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: ptrTo(true)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			if isEndOfList(e) {
+				break
+			}
+			store[e.Object.(*Object).objectName()] = e.Object.(*Object)
+		}
+		if n := len(h.recent); n > 0 {
+			t.Errorf("%d objects of the first list are remembered", n)
+		}
+		c.put(named("a", "2"))
+		synctest.Wait()
+		select {
+		case e := <-w.ResultChan():
+			t.Fatalf("%s before the store has the list", e.Type)
+		default:
+		}
+		close(filled)
+		o := (<-w.ResultChan()).Object.(*Object)
+		if got, want := o.ChangedVersion(), o.GetResourceVersion(); got != want {
+			t.Errorf("the digest changed at %q, want %s", got, want)
+		}
+	})
 }
 
 func TestVersionsOfAListAndOfAWatch(t *testing.T) {
@@ -161,6 +205,13 @@ func TestVersionsOfAListAndOfAWatch(t *testing.T) {
 	})
 }
 
+// closed is filled of a store that has the first list.
+func closed() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
 // A streamed list brings old versions among new ones. One of them is the last that the store has, which
 // does not mean that the store has the list.
 func TestAStreamedListIsRememberedUntilItIsStored(t *testing.T) {
@@ -179,6 +230,7 @@ func TestAStreamedListIsRememberedUntilItIsStored(t *testing.T) {
 			reducer: reducer{plan: mustPlan(t, reloadNeed), panics: newPanics("", clock.RealClock{}, nil), history: &history{
 				cached: func(n objectName) *Object { return store[n] },
 				stored: func() uint64 { return stored },
+				filled: closed,
 			}},
 			scopes: []*scope{{source: c.source()}}, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}, wg: &sync.WaitGroup{},
 		}

@@ -265,6 +265,9 @@ func (w *reducingWatch) run() {
 	defer close(w.result)
 	defer w.from.stop()
 	for {
+		if !w.streaming && !w.waitForStore() {
+			return
+		}
 		w.startTimer()
 		event, ok := w.next()
 		w.stopTimer()
@@ -277,6 +280,20 @@ func (w *reducingWatch) run() {
 		case w.result <- event:
 			w.delivered(event)
 		}
+	}
+}
+
+// waitForStore waits until the store has the first list: before, history finds no predecessor of a changed
+// object. It returns false if the watch was stopped.
+func (w *reducingWatch) waitForStore() bool {
+	if w.l.history == nil {
+		return true
+	}
+	select {
+	case <-w.l.history.filled():
+		return true
+	case <-w.done:
+		return false
 	}
 }
 

@@ -74,7 +74,7 @@ func digest(keys []string, write func(h *hasher, key string)) []byte {
 // hasher hashes strings without copying them as a whole, as io.WriteString does for a hash.
 type hasher struct {
 	hash.Hash
-	part [256]byte
+	part [sha1.BlockSize]byte
 }
 
 func (h *hasher) writeString(s string) {
