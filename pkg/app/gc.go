@@ -19,7 +19,7 @@ const (
 	gcPercent      = 25
 	gcPercentMax   = 60
 	gcHeadroom     = 4 << 20
-	gcFillHeadroom = 18 << 20
+	gcFillHeadroom = 24 << 20
 	gcMinHeap      = 4 << 20 // at GOGC=100, Go collects no smaller one
 )
 
