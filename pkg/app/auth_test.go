@@ -145,6 +145,7 @@ func TestVerbosityIsNotReadWithoutEnd(t *testing.T) {
 	}{
 		"a number is taken":      {"0", http.StatusOK},
 		"a long body is cut off": {strings.Repeat("0", 2<<10), http.StatusBadRequest},
+		"a level at which client-go logs the values of Secrets is refused": {"8", http.StatusBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()

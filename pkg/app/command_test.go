@@ -107,6 +107,8 @@ func TestCommandLineIsChecked(t *testing.T) {
 			[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
 		"a log format that does not exist is refused": {
 			[]string{"--logging-format=xml"}, []string{"xml"}},
+		"levels at which client-go logs the values of Secrets are refused": {
+			[]string{"--v=8", "--vmodule=request=10"}, []string{"--v: 8", "--vmodule: request: 10"}},
 		"a feature gate that does not exist is refused": {
 			[]string{"--feature-gates=NoSuchGate=true"}, []string{"NoSuchGate"}},
 	} {

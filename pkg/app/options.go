@@ -276,12 +276,32 @@ func (o *Options) validate() error {
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
 		errs = append(errs, logErrs.ToAggregate())
 	}
+	if err := checkVerbosity(o.Logs.Verbosity); err != nil {
+		add("v", "%v", err)
+	}
+	for _, item := range o.Logs.VModule {
+		if err := checkVerbosity(item.Verbosity); err != nil {
+			add("vmodule", "%s: %v", item.FilePattern, err)
+		}
+	}
 	for _, e := range o.entries {
 		if e.Config != nil {
 			errs = append(errs, e.Config.Validate())
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// maxVerbosity is the highest level of the log. From 8 on, client-go logs the bodies of requests and
+// responses: the values of Secrets that are copied, and the tokens of those who call the secure port.
+const maxVerbosity = 7
+
+// checkVerbosity returns an error if the log would have secret values at this level.
+func checkVerbosity(level logsapi.VerbosityLevel) error {
+	if level > maxVerbosity {
+		return fmt.Errorf("%d is more than %d, above which the values of Secrets would be logged", level, maxVerbosity)
+	}
+	return nil
 }
 
 // validateStandby returns an error if a controller works on standbys that have no cache.

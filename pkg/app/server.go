@@ -26,6 +26,7 @@ import (
 	"k8s.io/apiserver/pkg/server/routes"
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
@@ -177,6 +178,18 @@ func (l serverLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
+// setVerbosity sets --v while the manager runs.
+func setVerbosity(text string) (string, error) {
+	level, err := strconv.ParseUint(text, 10, 31) // GlogSetter takes more than klog
+	if err == nil {
+		err = checkVerbosity(logsapi.VerbosityLevel(level))
+	}
+	if err != nil {
+		return "", err
+	}
+	return logs.GlogSetter(text)
+}
+
 // introspection returns a handler of everything that needs RBAC permission for its nonResourceURL.
 func introspection(o *Options, metrics http.Handler, handlers map[string]http.Handler) http.Handler {
 	m := mux.NewPathRecorderMux("manager")
@@ -184,10 +197,10 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	slis.SLIMetricsWithReset{}.Install(m)
 	m.Handle("/configz", configz(o))
 	flagz.Install(m, "manager", flagz.NamedFlagSetsReader{FlagSets: o.flags})
-	setVerbosity := routes.StringFlagPutHandler(logs.GlogSetter)
+	putVerbosity := routes.StringFlagPutHandler(setVerbosity)
 	routes.DebugFlags{}.Install(m, "v", func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, 1<<10)
-		setVerbosity(w, r)
+		putVerbosity(w, r)
 	})
 	if o.Generic.Debugging.EnableProfiling {
 		routes.Profiling{}.Install(m)

@@ -275,6 +275,9 @@ func (d *display) problemLocked(now time.Duration) error {
 	var errs []error
 	for _, verb := range []string{"get", "create", "update"} { // without watch it polls
 		c := d.complaints[verb]
+		if verb == "create" && d.status.Term != nil {
+			continue // somebody else has created the Lease
+		}
 		if c.err != nil && now-c.at < complaintLifetime && !apierrors.IsTooManyRequests(c.err) {
 			errs = append(errs, c.err)
 		}

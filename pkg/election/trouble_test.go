@@ -18,6 +18,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
@@ -190,6 +191,36 @@ func TestRefusalsThatLast(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestLeaseThatSomebodyElseCreates deletes and applies the manifests again, the role after the Lease.
+func TestLeaseThatSomebodyElseCreates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		store.delete("admin")
+		client := newStoreClient(store, "r")
+		client.set(func(c *storeClient) {
+			c.fail["create"] = apierrors.NewForbidden(leaseResource, "lease", errors.New("no"))
+		})
+		lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: NewMonotonicClock()}))
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- lock.Run(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil }) }()
+		pass(10 * time.Second)
+		if lock.Problem() == nil {
+			t.Error("no problem while the Lease does not exist and may not be created")
+		}
+		_, _ = store.create("admin", &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"}})
+		pass(40 * time.Second)
+		if !lock.IsLeading() || lock.Problem() != nil {
+			t.Errorf("when the Lease exists, it leads %t, problem %v", lock.IsLeading(), lock.Problem())
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		store.background.Wait()
+	})
 }
 
 func TestTwoHungAcquisitions(t *testing.T) {

@@ -20,16 +20,21 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// terminatingPoll is how often the controller tries to create a Job while the old one of its name
-// terminates.
-const terminatingPoll = time.Second
+// The controller tries to create a Job while the old one of its name terminates, at first after
+// terminatingPoll and then more and more rarely: somebody's finalizer may keep the old one for good.
+// The event of its deletion is acted on at once.
+const (
+	terminatingPoll    = time.Second
+	terminatingPollMax = time.Minute
+)
 
 // replacement is a Job to be created in place of one that is deleted for it.
 type replacement struct {
 	workload *policy.Workload
 	names    string // of the sources
 	job      *batchv1.Job
-	deleted  bool // else the outcome of the deletion is unknown
+	deleted  bool          // else the outcome of the deletion is unknown
+	wait     time.Duration // before the next attempt to create it while the old one terminates
 }
 
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed
@@ -122,7 +127,8 @@ func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r
 		existing, getErr := jobs.Get(ctx, key.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(getErr), getErr == nil && existing.UID == r.workload.UID:
-			return terminatingPoll, nil
+			r.wait = min(max(2*r.wait, terminatingPoll), terminatingPollMax)
+			return r.wait, nil
 		case getErr != nil:
 			return 0, fmt.Errorf("get %s: %w", key, getErr)
 		}

@@ -436,11 +436,11 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 				func(w *world, _ clienttesting.Action) error { w.put(terminating); return timeout },
 				func(w *world, _ clienttesting.Action) error {
 					// Between two tries.
-					time.AfterFunc(time.Minute+terminatingPoll/2, func() { w.remove(terminating) })
+					time.AfterFunc(30*time.Minute+terminatingPoll/2, func() { w.remove(terminating) })
 					return nil
 				},
 			},
-			tries: 61,
+			tries: 35,
 			want:  []string{try, remove, remove, create}, events: []string{reloaded, failed + timeout.Error()},
 		},
 		"the deletion was not done": {
