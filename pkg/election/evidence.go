@@ -71,7 +71,7 @@ func noteOf(lease *coordinationv1.Lease) holderNote {
 	return note
 }
 
-// setNote replaces the note of the holder before, and leaves none if the process cannot be reached.
+// setNote replaces the note that the Lease has, and leaves none if the process cannot be reached.
 func setNote(lease *coordinationv1.Lease, note holderNote) {
 	delete(lease.Annotations, ProcessAnnotation)
 	if note.Process == (Process{}) {
@@ -139,7 +139,8 @@ func (p *protocol) onServerFence(enforced bool) {
 }
 
 // weighEvidence processes a later version of the Lease. A renewal refutes the evidence: silence was
-// the connection's. One that was under way when the process ended does not.
+// the connection's. One that was under way when the process ended does not. What is refuted is looked at
+// anew: nothing more would be seen of a process that seemed gone, or of a connection that was cut.
 func (p *protocol) weighEvidence(lease *coordinationv1.Lease, now time.Duration) {
 	if note := noteOf(lease); note.Mistaken && (!p.note.Mistaken || p.note.Holder != note.Holder) {
 		p.cautious = now + p.own.lease
@@ -148,7 +149,7 @@ func (p *protocol) weighEvidence(lease *coordinationv1.Lease, now time.Duration)
 		return
 	}
 	if p.leader == LeaderSilent || p.leader == LeaderGone && now-p.leaderSince > settleTime {
-		p.leader = LeaderUnknown
+		p.watched, p.leader = watched{}, LeaderUnknown
 	}
 }
 

@@ -94,6 +94,52 @@ func TestEarlyAt(t *testing.T) {
 	}
 }
 
+func TestRefutedEvidenceIsLookedAtAnew(t *testing.T) {
+	const s = time.Second
+	for _, state := range []LeaderState{LeaderGone, LeaderSilent} {
+		p := newProtocol("me", testTiming)
+		p.witness = true
+		p.onServerFence(true)
+		byA := noted(holderNote{Holder: "a"})
+		p.learn(testLease("1", 1, "a", byA), 0, true)
+		p.onLook()
+		if act := p.decide(s); act.kind == actLook {
+			t.Errorf("it looks twice before anything is seen")
+		}
+		p.onLeader(state, s)
+		p.learn(testLease("2", 1, "a", byA, renewed), 3*s, true)
+		if act := p.decide(3 * s); act.kind != actLook {
+			t.Errorf("after %s was refuted, it decides to %s", state, act.kind)
+		}
+	}
+}
+
+func TestARenewalRestoresTheNote(t *testing.T) {
+	process := Process{Address: "10.0.0.2:10357"}
+	note := holderNote{Holder: "me", Process: process, Evidence: LeaderGone}
+	mistaken := note
+	mistaken.Mistaken = true
+	foreign := Process{Address: "10.6.6.6:22"}
+	for name, test := range map[string]struct {
+		found func(*coordinationv1.Lease)
+		want  holderNote
+	}{
+		"that is gone":           {func(*coordinationv1.Lease) {}, note},
+		"that was edited":        {func(l *coordinationv1.Lease) { setNote(l, holderNote{Holder: "me", Process: foreign}) }, note},
+		"of another":             {func(l *coordinationv1.Lease) { setNote(l, holderNote{Holder: "a", Process: foreign}) }, note},
+		"with what another says": {func(l *coordinationv1.Lease) { setNote(l, mistaken) }, mistaken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProtocol("me", testTiming)
+			p.process, p.early = process, takeover{evidence: LeaderGone}
+			p.lease = testLease("1", 1, "me", test.found)
+			if got := noteOf(p.proposal(action{kind: actRenew}, time.Unix(1000, 0))); got != test.want {
+				t.Errorf("the note is %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
 func TestNoteOf(t *testing.T) {
 	tests := map[string]struct {
 		lease *coordinationv1.Lease

@@ -210,7 +210,7 @@ func (l *look) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case answered:
-		case l.heard && (errors.Is(err, errOther) || hungUp && errors.Is(err, syscall.ECONNREFUSED)):
+		case l.heard && hungUp && (errors.Is(err, errOther) || errors.Is(err, syscall.ECONNREFUSED)):
 			l.see(election.LeaderGone)
 			return
 		case l.heard && quiet >= silence:
@@ -264,6 +264,11 @@ func (l *look) dial(ctx context.Context, transport *http.Transport) (io.ReadClos
 	}
 	if resp.StatusCode != http.StatusOK {
 		_ = resp.Body.Close() // it is not read
+		// It is alive, though it serves too many others.
+		if l.heard {
+			l.last = time.Now()
+			l.see(election.LeaderAnswers)
+		}
 		return nil, fmt.Errorf("%s: %s", req.URL, resp.Status)
 	}
 	return resp.Body, nil

@@ -152,13 +152,13 @@ func TestWatch(t *testing.T) {
 				newLeader(l.t, l.Process().Address)
 			},
 			[]election.LeaderState{election.LeaderGone}},
-		"one whose address another has is gone, even if the connection was reset": {
+		"one whose connection is reset and whose address another answers, as a Service may, is silent": {
 			func(l *leader) {
 				_ = l.listener.Close()
 				newLeader(l.t, l.Process().Address)
 				l.hangUp(reset)
 			},
-			[]election.LeaderState{election.LeaderGone}},
+			[]election.LeaderState{election.LeaderSilent}},
 		"one whose connections are reset and refused, as by a firewall, is silent": {
 			func(l *leader) {
 				_ = l.listener.Close()
@@ -201,6 +201,23 @@ func TestWatchAgain(t *testing.T) {
 	}
 	l.die()
 	s.expect(election.LeaderGone)
+}
+
+func TestWatchOneThatServesTooManyOthers(t *testing.T) {
+	t.Parallel()
+	l := newLeader(t, "127.0.0.1:0")
+	s := watch(t, l.Process())
+	s.expect(election.LeaderAnswers)
+	for range most - 1 { // and the standby
+		l.served <- struct{}{}
+	}
+	l.hangUp(reset)
+	l.served <- struct{}{} // as soon as the standby's connection has ended
+	select {
+	case got := <-s.seen:
+		t.Errorf("a process that refuses to serve one more shows %s", got)
+	case <-time.After(2 * silence):
+	}
 }
 
 // TestWatchSilent keeps the connection open, as that of a stopped process is.
