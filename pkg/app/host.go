@@ -69,7 +69,6 @@ type Host struct {
 	Scheme *runtime.Scheme
 	// Events records Events with a source component of the controller's own, quartermaster-NAME.
 	Events record.EventRecorder
-	Clock  clock.WithTicker
 	// Loop is for controllers.NewLoop, with the name, the metrics and the clock filled in.
 	Loop controllers.Options
 	// Metrics is where a controller registers metrics of its own.
@@ -112,8 +111,7 @@ func newHost(
 		RESTConfig: config,
 		Scheme:     scheme,
 		Events:     e.recorder(o.name + "-" + entry.Name),
-		Clock:      o.Clock,
-		Loop:       controllers.Options{Name: entry.Name, Metrics: loops, Clock: o.Clock},
+		Loop:       controllers.Options{Name: entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		Metrics:    registry,
 		Handle:     serve,
 	}, nil

@@ -19,7 +19,6 @@ import (
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
@@ -49,8 +48,6 @@ type Options struct {
 	TTL            ttl.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
-	// Clock drives the controllers and the cache, but not the election; a test may set it.
-	Clock clock.WithTickerAndDelayedExecution
 
 	build
 	flags cliflag.NamedFlagSets
@@ -121,7 +118,6 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 		TTL:            ttl.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
-		Clock:          clock.RealClock{},
 		build:          b,
 	}
 	if b.builtIns {
