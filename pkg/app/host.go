@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/cache"
@@ -77,6 +78,9 @@ type Host struct {
 	// /controllers/NAME/ and for callers to whom RBAC allows the path. The handler sees the path
 	// from the slash after NAME on. Entry.New may call it once.
 	Handle func(http.Handler)
+
+	// applies gets back nothing but the metadata of what Apply has sent.
+	applies metadata.Interface
 }
 
 // mistake is what functions of a Host panic with that cannot return an error.
@@ -93,6 +97,10 @@ func newHost(
 		return Host{}, fmt.Errorf("client of controller %s: %w", entry.Name, err)
 	}
 	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return Host{}, fmt.Errorf("client of controller %s: %w", entry.Name, err)
+	}
+	applies, err := metadata.NewForConfig(config)
 	if err != nil {
 		return Host{}, fmt.Errorf("client of controller %s: %w", entry.Name, err)
 	}
@@ -114,6 +122,7 @@ func newHost(
 		Loop:       controllers.Options{Name: entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		Metrics:    registry,
 		Handle:     serve,
+		applies:    applies,
 	}, nil
 }
 
@@ -149,7 +158,7 @@ func (h Host) apply(ctx context.Context, config runtime.ApplyConfiguration, subr
 		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
 	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true)}
-	_, err = h.Dynamic.Resource(mapping.Resource).Namespace(name.Namespace).
+	_, err = h.applies.Resource(mapping.Resource).Namespace(name.Namespace).
 		Patch(ctx, name.Name, types.ApplyPatchType, body, opts, subresources...)
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
