@@ -157,7 +157,9 @@ func (h Host) apply(ctx context.Context, config runtime.ApplyConfiguration, subr
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
-	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true)}
+	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
+	// errors in any case.
+	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
 	_, err = h.applies.Resource(mapping.Resource).Namespace(name.Namespace).
 		Patch(ctx, name.Name, types.ApplyPatchType, body, opts, subresources...)
 	if err != nil {
