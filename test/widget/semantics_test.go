@@ -190,7 +190,8 @@ func creations() map[string]func(w world) {
 		"a creation with a resourceVersion is refused": func(w world) {
 			obj := w.widget("")
 			obj.SetResourceVersion("1")
-			if _, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "resourceVersion should not be set on objects to be created") {
+			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
+			if err == nil || !strings.Contains(err.Error(), "resourceVersion should not be set on objects to be created") {
 				w.Errorf("the error is %v", err)
 			}
 		},
@@ -308,10 +309,12 @@ func patches() map[string]func(w world) {
 		},
 		"a merge patch of the status changes that only": func(w world) {
 			w.created("red")
-			if got := w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status"); message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
+			got := w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status")
+			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
 				w.Error(got)
 			}
-			if got := w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":3}}`); message(got) != "blue" || ready(got) != 2 || got.GetGeneration() != 2 {
+			got = w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":3}}`)
+			if message(got) != "blue" || ready(got) != 2 || got.GetGeneration() != 2 {
 				w.Error(got)
 			}
 		},
@@ -354,7 +357,8 @@ func applies() map[string]func(w world) {
 			if _, err := w.apply("m", false, map[string]string{"mine": "1", "old": "1"}); err != nil {
 				w.Fatal(err)
 			}
-			if _, err := w.configMaps.Patch(w.ctx, "a", types.MergePatchType, []byte(`{"data":{"theirs":"2"}}`), metav1.PatchOptions{FieldManager: "other"}); err != nil {
+			_, err := w.configMaps.Patch(w.ctx, "a", types.MergePatchType, []byte(`{"data":{"theirs":"2"}}`), metav1.PatchOptions{FieldManager: "other"})
+			if err != nil {
 				w.Fatal(err)
 			}
 			got, err := w.apply("m", false, map[string]string{"mine": "1"})
