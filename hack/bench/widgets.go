@@ -96,9 +96,9 @@ type widgetRow struct {
 
 // collect adds values to a row.
 func (w *widgetRun) collect(name, subject, unit string, values ...float64) {
-	for i, r := range w.collected {
-		if r.name == name && r.subject == subject {
-			w.collected[i].values = append(r.values, values...)
+	for i := range w.collected {
+		if r := &w.collected[i]; r.name == name && r.subject == subject {
+			r.values = append(r.values, values...)
 			return
 		}
 	}
