@@ -82,6 +82,7 @@ test-long: controlplane ## Long tests that rarely find something: simulated elec
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
 	$(LINT) run ./...
+	cd examples/widget && $(CURDIR)/$(LINT) run ./...
 
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
@@ -108,6 +109,11 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	cd hack/bench/peer && go mod tidy -diff
 	cd examples/widget && go mod tidy -diff
 	go run ./hack/generate -check
+	@# What examples/widget generates, in a copy that is as deep, so that its replace directive holds.
+	@rm -rf .cache/widget && mkdir -p .cache && cp -r examples/widget .cache/widget
+	cd .cache/widget && go generate ./...
+	diff -r examples/widget .cache/widget || { echo 'run make generate'; exit 1; }
+	@rm -rf .cache/widget
 	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
 	go run ./hack/vulncheck --skip-offline --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
 

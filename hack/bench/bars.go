@@ -58,6 +58,12 @@ func ratio(a, b float64) float64 { return a / b }
 // apart returns by how many percent a differs from b.
 func apart(a, b float64) float64 { return 100 * math.Abs(a-b) / b }
 
+// besidePeer returns what a row of widgets has for ours in proportion to controller-runtime's.
+func besidePeer(row string) func(table) (float64, bool) {
+	row = "widgets/10000 Widgets, " + row
+	return both(of(row, ours, median), of(row, peer, median), ratio)
+}
+
 func bars() []bar {
 	sets, large := dataSets(1), "scale/"+largeSet(1).name+", "
 	steady := func(set int, subject string) func(table) (float64, bool) {
@@ -121,6 +127,10 @@ func bars() []bar {
 			return 0, false
 		}},
 		{"RSS growth by 5,000 + 5,000 of 4 KiB, with replication", "replicator 154 MiB", 12, "MiB", of("replication/RSS growth by 5000 Secrets and 5000 ConfigMaps of 4 KiB", oursReplication, highest)},
+		{"10,000 Widgets with two objects each, start to all reconciled / controller-runtime's in the same run", "", 1, "", besidePeer("start to all reconciled")},
+		{"the same, RSS steady", "", 1, "", besidePeer("RSS steady")},
+		{"the same, RSS peak since the start", "", 1, "", besidePeer("RSS peak since the start")},
+		{"the same, API requests per Widget", "", 1, "", besidePeer("API requests per Widget")},
 		{"empty cluster, leader", "kube-controller-manager 75 MiB, standby 71.5", 70, "MiB", steady(0, leader)},
 		{"empty cluster, leader / controller-runtime's with secure metrics in the same run", "",
 			1, "", both(steady(0, leader), steady(0, secureLeader), ratio)},

@@ -63,6 +63,9 @@ type binaries struct {
 	needs   string // the same with the declared needs of replication
 	peer    string // of controller-runtime
 	secure  string // the same with secure metrics
+
+	widget     string // examples/widget
+	widgetPeer string // the same controller on controller-runtime
 }
 
 func newBench(ctx context.Context, root string, opts options) (_ *bench, err error) {
@@ -163,6 +166,8 @@ func (b *bench) build(ctx context.Context) error {
 		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", "grpcnotrace"},
 		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), ".", ""},
 		{&b.binaries.secure, "bench-peer-metrics", filepath.Join(b.root, "hack", "bench", "peer"), ".", "metrics"},
+		{&b.binaries.widget, "bench-widget", filepath.Join(b.root, "examples", "widget"), ".", "grpcnotrace"},
+		{&b.binaries.widgetPeer, "bench-peer-widget", filepath.Join(b.root, "hack", "bench", "peer"), "./widget", ""},
 	} {
 		*p.path = filepath.Join(b.root, ".cache", "bin", p.name)
 		b.progress("Building %s", p.name)

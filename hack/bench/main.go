@@ -48,6 +48,7 @@ type options struct {
 	bursts        int
 	reloads       int
 	downs         int
+	widgets       int
 }
 
 // parts returns the benchmarks in the order in which they run. Those that need an empty cluster
@@ -61,6 +62,7 @@ func parts() []part {
 		{"reload", (*bench).reload},
 		{"limits", (*bench).limits},
 		{"replication", (*bench).replication},
+		{"widgets", (*bench).widgets},
 		{"memory", (*bench).memory},
 		{"scale", (*bench).scale},
 	}
@@ -103,7 +105,7 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.drops, "drops", 10, "network: times that all packets of a leader of quartermaster are dropped")
 	flag.DurationVar(&o.partition, "partition", 10*time.Minute, "network: how long the replicas do not reach each other")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
-	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication: the time from synced to steady; Go collects garbage at least every 2 minutes")
+	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication, widgets: the time from synced to steady; Go collects garbage at least every 2 minutes")
 	flag.Float64Var(&o.scale, "scale", 1, "memory, scale, replication: multiplies the numbers of objects; less than 1 for a trial")
 	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
 	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
@@ -112,6 +114,7 @@ func parseFlags() (options, error) {
 	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits, replication: bursts of changes")
 	flag.IntVar(&o.reloads, "reloads", 1000, "limits: Deployments in a burst")
 	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
+	flag.IntVar(&o.widgets, "widgets", 10000, "widgets: the number of Widgets")
 	flag.Parse()
 
 	o.run = strings.Split(*benches, ",")
@@ -127,7 +130,7 @@ func parseFlags() (options, error) {
 		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
 	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.failovers, o.stops, o.restarts, o.drops, o.updates, o.starts,
-		o.takeovers, o.changes, o.bursts, o.reloads, o.downs) < 1 {
+		o.takeovers, o.changes, o.bursts, o.reloads, o.downs, o.widgets) < 1 {
 		return o, errors.New("every count must be at least 1, -idle at least 1m, -scale greater than 0")
 	}
 	return o, nil

@@ -87,6 +87,18 @@ func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
 	}
 }
 
+func TestARuleThatTheCacheLacksIsAnErrorOfTheRoles(t *testing.T) {
+	entry := withFunctions(Entry{Name: "one", Needs: func() ([]informers.Need, error) {
+		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
+	}})
+	cmd := NewCommand(entry, WithoutBuiltIns())
+	cmd.SetArgs([]string{"rbac"})
+	want := "controller one: needs configmaps in the cache, but its rules do not let it list and watch them"
+	if err := cmd.Execute(); err == nil || err.Error() != want {
+		t.Errorf("the error is %v, want %s", err, want)
+	}
+}
+
 func TestMistakesInABuildAreErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		option BuildOption

@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/cache"
@@ -69,7 +70,6 @@ type Host struct {
 	Scheme *runtime.Scheme
 	// Events records Events with a source component of the controller's own, quartermaster-NAME.
 	Events record.EventRecorder
-	Clock  clock.WithTicker
 	// Loop is for controllers.NewLoop, with the name, the metrics and the clock filled in.
 	Loop controllers.Options
 	// Metrics is where a controller registers metrics of its own.
@@ -78,6 +78,9 @@ type Host struct {
 	// /controllers/NAME/ and for callers to whom RBAC allows the path. The handler sees the path
 	// from the slash after NAME on. Entry.New may call it once.
 	Handle func(http.Handler)
+
+	// applies gets back nothing but the metadata of what Apply has sent.
+	applies metadata.Interface
 }
 
 // mistake is what functions of a Host panic with that cannot return an error.
@@ -97,6 +100,10 @@ func newHost(
 	if err != nil {
 		return Host{}, fmt.Errorf("client of controller %s: %w", entry.Name, err)
 	}
+	applies, err := metadata.NewForConfig(config)
+	if err != nil {
+		return Host{}, fmt.Errorf("client of controller %s: %w", entry.Name, err)
+	}
 	return Host{
 		Informer: func(resource schema.GroupVersionResource) cache.SharedIndexInformer {
 			return entry.informer(shared, resource)
@@ -112,10 +119,10 @@ func newHost(
 		RESTConfig: config,
 		Scheme:     scheme,
 		Events:     e.recorder(o.name + "-" + entry.Name),
-		Clock:      o.Clock,
-		Loop:       controllers.Options{Name: entry.Name, Metrics: loops, Clock: o.Clock},
+		Loop:       controllers.Options{Name: entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		Metrics:    registry,
 		Handle:     serve,
+		applies:    applies,
 	}, nil
 }
 
@@ -150,8 +157,10 @@ func (h Host) apply(ctx context.Context, config runtime.ApplyConfiguration, subr
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
-	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true)}
-	_, err = h.Dynamic.Resource(mapping.Resource).Namespace(name.Namespace).
+	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
+	// errors in any case.
+	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
+	_, err = h.applies.Resource(mapping.Resource).Namespace(name.Namespace).
 		Patch(ctx, name.Name, types.ApplyPatchType, body, opts, subresources...)
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)

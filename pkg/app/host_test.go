@@ -110,6 +110,19 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 			_, err := controllers.NewLoop[string](h.Loop, nil)
 			return err
 		}, "loop one without a function reconcile"},
+		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](h.Informer(informers.Deployments), nil))
+			return err
+		}, "one: watch: the function that maps events to keys is nil"},
+		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(h.Informer(informers.Deployments)), nil))
+			return err
+		}, "one: watch: the function of Filter is nil"},
+		"a watch without an informer": {nil, nil, func(h Host) error {
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchSelf(nil))
+			return err
+		}, "one: watch: it has no informer"},
+		"a handler that is nil": {nil, nil, func(h Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			entry := withFunctions(Entry{Name: "one", AddToScheme: tc.add, Needs: func() ([]informers.Need, error) { return tc.needs, nil }})

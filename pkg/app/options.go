@@ -20,7 +20,6 @@ import (
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
@@ -50,8 +49,6 @@ type Options struct {
 	TTL            ttl.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
-	// Clock drives the controllers and the cache, but not the election; a test may set it.
-	Clock clock.WithTickerAndDelayedExecution
 
 	build
 	flags cliflag.NamedFlagSets
@@ -124,7 +121,6 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 		TTL:            ttl.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
-		Clock:          clock.RealClock{},
 		build:          b,
 	}
 	if b.builtIns {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -273,5 +274,5 @@ func newCache(
 	for _, entry := range enabled {
 		needs = append(needs, entry.needs...)
 	}
-	return informers.New(o.name, o.Informers, readers, needs, registry, o.Clock, loops.Panicked)
+	return informers.New(o.name, o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
 }

@@ -22,6 +22,8 @@ type Watch[K comparable] struct {
 	byOwner bool
 	// replayed is set if the objects in the cache are mapped too, when Run begins.
 	replayed bool
+	// mistake is why NewLoop refuses the watch.
+	mistake error
 }
 
 // change is an informer's notification before its types are known. If the watch missed the deletion
@@ -78,6 +80,9 @@ func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys f
 // It is for objects on which others depend: what they had changed to by then is seen when each of
 // those others is reconciled.
 func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
+	if keys == nil {
+		return Watch[K]{mistake: errors.New("the function that maps events to keys is nil")}
+	}
 	return Watch[K]{
 		informer: informer,
 		keys: func(c change) ([]K, error) {
@@ -119,6 +124,9 @@ func WatchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watc
 // Filter returns the watch without the events for which keep returns false. It is called as the
 // mapping of [WatchMapped] is, and before it. For a deletion, it sees the last state known.
 func Filter[T any, K comparable](watch Watch[K], keep func(Event[T]) bool) Watch[K] {
+	if keep == nil {
+		watch.mistake = errors.New("the function of Filter is nil")
+	}
 	keys := watch.keys
 	watch.keys = func(c change) ([]K, error) {
 		event, err := eventOf[T](c)
@@ -173,6 +181,12 @@ type ownerKeeper interface{ KeepsOwnerReferences() bool }
 // register adds the handler of the watch to its informer. It leaves out the informer's first list:
 // that is in the cache when Run begins, which waits for it.
 func (m *mapper[K]) register() error {
+	switch {
+	case m.watch.mistake != nil:
+		return m.watch.mistake
+	case m.watch.informer == nil:
+		return errors.New("it has no informer")
+	}
 	if k, ok := m.watch.informer.(ownerKeeper); ok && m.watch.byOwner && !k.KeepsOwnerReferences() {
 		return errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
 	}

@@ -34,13 +34,14 @@ func TestMain(m *testing.M) {
 	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/widget", Race: true}, install))
 }
 
+const widgetCRD = "../../examples/widget/config/crd/example.com_widgets.yaml"
+
 // install applies the CustomResourceDefinition and the roles that the build prints.
 func install(ctx context.Context) error {
-	crd := "../../examples/widget/config/crd/example.com_widgets.yaml"
-	if err := shared.ApplyDir(ctx, crd); err != nil {
+	if err := shared.ApplyDir(ctx, widgetCRD); err != nil {
 		return err
 	}
-	if _, err := shared.Kubectl(ctx, "wait", "--for=condition=established", "--timeout=60s", "-f", crd); err != nil {
+	if _, err := shared.Kubectl(ctx, "wait", "--for=condition=established", "--timeout=60s", "-f", widgetCRD); err != nil {
 		return err
 	}
 	roles, err := exec.CommandContext(ctx, shared.Binary, "rbac", asQuartermaster).Output()

@@ -166,7 +166,7 @@ func (c *controller) bring(ctx context.Context, w *v1.Widget) (after time.Durati
 		reason, message = "Progressing", "its Pods are not ready"
 	}
 	if l := w.Spec.Lifetime; l != nil {
-		if after = l.Duration - c.host.Clock.Since(w.CreationTimestamp.Time); after <= 0 {
+		if after = l.Duration - time.Since(w.CreationTimestamp.Time); after <= 0 {
 			w.Spec.Replicas, reason, message = 0, "Expired", "its lifetime is over"
 		}
 	}

@@ -296,7 +296,7 @@ func (h *Host) OnWrite(hook func(Write) error) {
 // RESTConfig returns the configuration for a client of the test's own, whom everything is allowed.
 func (h *Host) RESTConfig() *rest.Config {
 	config := h.network.config()
-	config.UserAgent = testAgent
+	config.UserAgent, config.ContentType = testAgent, runtime.ContentTypeJSON
 	return config
 }
 

@@ -122,6 +122,9 @@ func (s *Server) execute(c call) (code int, value any, unchanged bool, err error
 		if err = c.deleteOptions(&opts); err == nil {
 			obj, err = s.delete(c.resource, c.Namespace, c.Name, &opts)
 		}
+	case "deletecollection":
+		value, err = s.deleteCollection(c)
+		return code, value, false, err
 	default:
 		err = unsupported("the verb %s", c.Verb)
 	}
@@ -129,6 +132,21 @@ func (s *Server) execute(c call) (code int, value any, unchanged bool, err error
 		return 0, nil, false, err
 	}
 	return code, c.shown(obj).Object, !changed, nil
+}
+
+// deleteCollection deletes what the selector selects, and returns it.
+func (s *Server) deleteCollection(c call) (any, error) {
+	var opts metav1.DeleteOptions
+	if err := c.deleteOptions(&opts); err != nil {
+		return nil, err
+	}
+	list := s.listOf(c)
+	for _, obj := range s.matching(c.resource, c.selector) {
+		if _, err := s.delete(c.resource, obj.GetNamespace(), obj.GetName(), &opts); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
 }
 
 func (c *call) deleteOptions(opts *metav1.DeleteOptions) error {

@@ -1,0 +1,155 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package widget
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+const account = "system:serviceaccount:kube-system:widget"
+
+// TestTheKustomizationIsAllThatItNeeds applies it as it is, and the fence as docs/own-controllers.md has
+// it. A manager with a token of one of the Deployment's Pods reconciles a Widget, and the other Pod
+// cannot write.
+func TestTheKustomizationIsAllThatItNeeds(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
+	begin := time.Now()
+	t.Cleanup(func() {
+		ctx := context.Background()
+		_, err := shared.Kubectl(ctx, "-n", "kube-system", "delete", "deployment/widget", "serviceaccount/widget",
+			"validatingadmissionpolicybinding/"+ownFence, "validatingadmissionpolicy/"+ownFence)
+		if err := errors.Join(err, install(ctx)); err != nil { // the roles for the fleet's ServiceAccount again
+			t.Error(err)
+		}
+	})
+	if err := shared.ApplyDir(ctx, "../../examples/widget/config"); err != nil {
+		t.Fatal(err)
+	}
+	applyFenceOfTheDocs(ctx, t)
+
+	pods := awaitPods(ctx, t)
+	leader, err := shared.ReplicaOf(ctx, &pods[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := fleet.AsDeployed(pods[0].Spec, leader, cluster.ManagerOptions{Binary: shared.Binary})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := shared.Cluster.StartManager(leader, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet.StopAtEnd(t, m)
+	if _, err := m.WaitForLine(ctx, "The API server refuses writes of replicas that do not lead"); err != nil {
+		t.Fatal(err)
+	}
+
+	namespace := shared.NewNamespace(ctx, t, nil)
+	widget := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget",
+		"metadata": map[string]any{"name": "a"}, "spec": map[string]any{"image": "nginx", "message": "hello"}}}
+	if _, err := shared.Objects.Resource(widgets).Namespace(namespace).Create(ctx, widget, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		if count(ctx, t, widgets, namespace, reports("Progressing")) != 1 {
+			return errors.New("the Widget has no condition")
+		}
+		events, err := shared.Admin.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Widget"})
+		if err == nil && len(events.Items) == 0 {
+			err = errors.New("the Widget has no Event")
+		}
+		return err
+	})
+	if count(ctx, t, deployments, namespace, owned) != 1 || count(ctx, t, configMaps, namespace, owned) != 1 {
+		t.Error("the Widget has not its objects")
+	}
+
+	other, err := shared.ReplicaOf(ctx, &pods[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(other.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.AppsV1().Deployments(namespace).Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"paused":true}}`), metav1.PatchOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), election.ServerFenceName+": written by Pod "+pods[1].Name) {
+		t.Errorf("a write of a Pod that does not lead: %v", err)
+	}
+
+	// The Widget goes, so that its finalizer does not keep the namespace.
+	if err := shared.Objects.Resource(widgets).Namespace(namespace).Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		if n := count(ctx, t, widgets, namespace, func(*unstructured.Unstructured) bool { return true }); n > 0 {
+			return errors.New("the Widget is still there")
+		}
+		return nil
+	})
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return e.User.Username == account && !fleet.Allowed(e) }) {
+		t.Errorf("the roles do not allow %s %s", e.Verb, e.RequestURI)
+	}
+}
+
+// awaitPods returns the two Pods of the Deployment.
+func awaitPods(ctx context.Context, t *testing.T) (pods []corev1.Pod) {
+	t.Helper()
+	fleet.Eventually(ctx, t, func() error {
+		list, err := shared.Admin.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=widget"})
+		if err != nil {
+			return err
+		}
+		if pods = list.Items; len(pods) != 2 {
+			return fmt.Errorf("the Deployment has %d Pods", len(pods))
+		}
+		return nil
+	})
+	return pods
+}
+
+// ownFence is the name that the commands in the documentation give the policy.
+const ownFence = election.ServerFenceName + "-widget"
+
+// applyFenceOfTheDocs runs the commands that docs/own-controllers.md has for the fence.
+func applyFenceOfTheDocs(ctx context.Context, t *testing.T) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/own-controllers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile("(?s)```sh\n(for [^`]*/fence/[^`]*)```").FindSubmatch(page)
+	if commands == nil {
+		t.Fatal("docs/own-controllers.md has no commands for the fence")
+	}
+	sh := exec.CommandContext(ctx, "sh", "-ec", string(commands[1]))
+	sh.Dir = "../.."
+	sh.Env = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig(), "HOME="+shared.Dir(),
+		"PATH="+filepath.Dir(shared.Cluster.Binary("kubectl"))+":"+os.Getenv("PATH"))
+	if out, err := sh.CombinedOutput(); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+}

@@ -1,0 +1,543 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package widget
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	typedappsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/examples/greeter"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// world is an API server with the custom resource widgets, and a namespace in it.
+type world struct {
+	*testing.T
+	ctx        context.Context
+	widgets    dynamic.ResourceInterface
+	configMaps typedcorev1.ConfigMapInterface
+	secrets    typedcorev1.SecretInterface
+	// deployments have a schema with lists, and a controller in the real one.
+	deployments typedappsv1.DeploymentInterface
+}
+
+func newWorld(ctx context.Context, t *testing.T, config *rest.Config, namespace string) world {
+	t.Helper()
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return world{t, ctx, objects.Resource(widgets).Namespace(namespace), kube.CoreV1().ConfigMaps(namespace),
+		kube.CoreV1().Secrets(namespace), kube.AppsV1().Deployments(namespace)}
+}
+
+// TestTheAPIServerOfTheTestKitIsLikeTheRealOne runs each case against both, so that neither can differ
+// from what controllers are tested with.
+func TestTheAPIServerOfTheTestKitIsLikeTheRealOne(t *testing.T) {
+	for name, do := range semantics() {
+		t.Run(name, func(t *testing.T) {
+			t.Run("kube-apiserver", func(t *testing.T) {
+				ctx := fleet.Within(t.Context(), t, fleet.Patience)
+				do(newWorld(ctx, t, shared.AdminConfig(), shared.NewNamespace(ctx, t, nil)))
+			})
+			t.Run("test kit", func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h := controllertest.NewHost(t, greeter.Entry(), controllertest.ReadYAML(t, widgetCRD)...)
+					do(newWorld(t.Context(), t, h.RESTConfig(), "shop"))
+				})
+			})
+		})
+	}
+}
+
+// widget returns a Widget of the name a with the given spec.message.
+func (w world) widget(message string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": "a"},
+		"spec": map[string]any{"image": "nginx", "replicas": int64(1), "message": message},
+	}}
+}
+
+// created creates widget(message).
+func (w world) created(message string) *unstructured.Unstructured {
+	w.Helper()
+	return w.must(w.widgets.Create(w.ctx, w.widget(message), metav1.CreateOptions{}))
+}
+
+func (w world) get() *unstructured.Unstructured {
+	w.Helper()
+	return w.must(w.widgets.Get(w.ctx, "a", metav1.GetOptions{}))
+}
+
+func (w world) update(obj *unstructured.Unstructured) *unstructured.Unstructured {
+	w.Helper()
+	return w.must(w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{}))
+}
+
+// patch merges a patch, by which the object's version changes.
+func (w world) patch(patch string, subresources ...string) *unstructured.Unstructured {
+	w.Helper()
+	return w.must(w.widgets.Patch(w.ctx, "a", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...))
+}
+
+func (w world) must(obj *unstructured.Unstructured, err error) *unstructured.Unstructured {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+	return obj
+}
+
+// expect reports an error that is not of the kind that is expected.
+func (w world) expect(is func(error) bool, err error) {
+	w.Helper()
+	if !is(err) {
+		w.Errorf("the error is %v (%s)", err, apierrors.ReasonForError(err))
+	}
+}
+
+func (w world) apply(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
+	return w.configMaps.Apply(w.ctx, corev1ac.ConfigMap("a", "").WithData(data), metav1.ApplyOptions{FieldManager: manager, Force: force})
+}
+
+func message(obj *unstructured.Unstructured) string {
+	text, _, _ := unstructured.NestedString(obj.Object, "spec", "message")
+	return text
+}
+
+func setMessage(obj *unstructured.Unstructured, text string) {
+	_ = unstructured.SetNestedField(obj.Object, text, "spec", "message")
+}
+
+func ready(obj *unstructured.Unstructured) int64 {
+	n, _, _ := unstructured.NestedInt64(obj.Object, "status", "readyReplicas")
+	return n
+}
+
+func setReady(obj *unstructured.Unstructured, n int64) {
+	_ = unstructured.SetNestedField(obj.Object, n, "status", "readyReplicas")
+}
+
+// semantics returns what controllers rely on.
+func semantics() map[string]func(w world) {
+	all := creations()
+	for _, more := range []map[string]func(w world){updates(), patches(), applies(), deletions(), reads()} {
+		maps.Copy(all, more)
+	}
+	return all
+}
+
+func creations() map[string]func(w world) {
+	return map[string]func(w world){
+		"a creation drops the status and sets UID, version, generation and time": func(w world) {
+			obj := w.widget("red")
+			setReady(obj, 3)
+			got := w.must(w.widgets.Create(w.ctx, obj, metav1.CreateOptions{}))
+			at := got.GetCreationTimestamp()
+			if got.GetUID() == "" || got.GetResourceVersion() == "" || got.GetGeneration() != 1 || at.IsZero() || ready(got) != 0 {
+				w.Error(got)
+			}
+		},
+		"a second creation is refused": func(w world) {
+			w.created("")
+			_, err := w.widgets.Create(w.ctx, w.widget(""), metav1.CreateOptions{})
+			w.expect(apierrors.IsAlreadyExists, err)
+		},
+		"a creation without a name is refused": func(w world) {
+			obj := w.widget("")
+			obj.SetName("")
+			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
+			w.expect(apierrors.IsInvalid, err)
+		},
+		"generateName makes a new name at each creation": func(w world) {
+			var names []string
+			for range 3 {
+				obj := w.widget("")
+				obj.SetName("")
+				obj.SetGenerateName("made-")
+				name := w.must(w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})).GetName()
+				if !strings.HasPrefix(name, "made-") || len(name) != len("made-")+5 || slices.Contains(names, name) {
+					w.Errorf("the name is %q after %q", name, names)
+				}
+				names = append(names, name)
+			}
+		},
+		"a creation with a resourceVersion is refused": func(w world) {
+			obj := w.widget("")
+			obj.SetResourceVersion("1")
+			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
+			if err == nil || !strings.Contains(err.Error(), "resourceVersion should not be set on objects to be created") {
+				w.Errorf("the error is %v", err)
+			}
+		},
+		"a creation in another namespace than that of the object is refused": func(w world) {
+			obj := w.widget("")
+			obj.SetNamespace("elsewhere")
+			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
+			w.expect(apierrors.IsBadRequest, err)
+		},
+		"a dry run stores nothing": func(w world) {
+			w.must(w.widgets.Create(w.ctx, w.widget(""), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
+			_, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
+			w.expect(apierrors.IsNotFound, err)
+		},
+		"stringData of a Secret becomes data": func(w world) {
+			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}
+			got, err := w.secrets.Create(w.ctx, secret, metav1.CreateOptions{})
+			if err != nil || string(got.Data["k"]) != "v" || len(got.StringData) > 0 || got.Type != corev1.SecretTypeOpaque {
+				w.Error(got, err)
+			}
+		},
+	}
+}
+
+func updates() map[string]func(w world) {
+	return map[string]func(w world){
+		"an update keeps the status, and raises the generation with the spec": func(w world) {
+			obj := w.created("red")
+			setReady(obj, 3)
+			obj = w.must(w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{}))
+			if obj.GetGeneration() != 1 || ready(obj) != 3 {
+				w.Errorf("after the update of the status: %v", obj)
+			}
+			setReady(obj, 4)
+			setMessage(obj, "blue")
+			if obj = w.update(obj); obj.GetGeneration() != 2 || ready(obj) != 3 || message(obj) != "blue" {
+				w.Errorf("after the update: %v", obj)
+			}
+		},
+		"an update of the metadata leaves the generation": func(w world) {
+			obj := w.created("red")
+			obj.SetLabels(map[string]string{"x": "y"})
+			obj.SetFinalizers([]string{"example.com/f"})
+			if got := w.update(obj); got.GetGeneration() != 1 || got.GetLabels()["x"] != "y" || len(got.GetFinalizers()) != 1 {
+				w.Error(got)
+			}
+			w.patch(`{"metadata":{"finalizers":null}}`) // so that the namespace can go
+		},
+		"an update of the status changes neither spec nor metadata": func(w world) {
+			obj := w.created("red")
+			setMessage(obj, "blue")
+			obj.SetLabels(map[string]string{"x": "y"})
+			if obj = w.must(w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{})); message(obj) != "red" || len(obj.GetLabels()) > 0 {
+				w.Error(obj)
+			}
+		},
+		"an update of an old version is a conflict, and so is one of the status": func(w world) {
+			old := w.created("red")
+			w.patch(`{"spec":{"message":"blue"}}`)
+			_, err := w.widgets.Update(w.ctx, old.DeepCopy(), metav1.UpdateOptions{})
+			w.expect(apierrors.IsConflict, err)
+			setReady(old, 1)
+			_, err = w.widgets.UpdateStatus(w.ctx, old, metav1.UpdateOptions{})
+			w.expect(apierrors.IsConflict, err)
+		},
+		"an update of another UID is a conflict": func(w world) {
+			obj := w.created("red")
+			obj.SetUID("00000000-0000-4000-8000-00000000000f")
+			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
+			w.expect(apierrors.IsConflict, err)
+		},
+		"an update of a custom resource without a version is invalid": func(w world) {
+			obj := w.created("")
+			obj.SetResourceVersion("")
+			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
+			w.expect(apierrors.IsInvalid, err)
+		},
+		"an update of a ConfigMap without a version replaces any": func(w world) {
+			configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Data: map[string]string{"k": "v"}}
+			if _, err := w.configMaps.Create(w.ctx, configMap.DeepCopy(), metav1.CreateOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			configMap.Data["k"] = "w"
+			if got, err := w.configMaps.Update(w.ctx, configMap, metav1.UpdateOptions{}); err != nil || got.Data["k"] != "w" {
+				w.Error(got, err)
+			}
+		},
+		"an update that changes nothing keeps the version": func(w world) {
+			obj := w.created("red")
+			if again := w.update(obj.DeepCopy()); again.GetResourceVersion() != obj.GetResourceVersion() {
+				w.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
+			}
+		},
+		"an update of what is not there is not found": func(w world) {
+			obj := w.created("red")
+			if err := w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
+			w.expect(apierrors.IsNotFound, err)
+			_, err = w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{})
+			w.expect(apierrors.IsNotFound, err)
+		},
+	}
+}
+
+func patches() map[string]func(w world) {
+	return map[string]func(w world){
+		"a merge patch with an old version is a conflict": func(w world) {
+			old := w.created("").GetResourceVersion()
+			w.patch(`{"spec":{"message":"blue"}}`)
+			_, err := w.widgets.Patch(w.ctx, "a", types.MergePatchType,
+				[]byte(`{"metadata":{"resourceVersion":"`+old+`"},"spec":{"message":"green"}}`), metav1.PatchOptions{})
+			w.expect(apierrors.IsConflict, err)
+		},
+		"a merge patch of the status changes that only": func(w world) {
+			w.created("red")
+			got := w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status")
+			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
+				w.Error(got)
+			}
+			got = w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":3}}`)
+			if message(got) != "blue" || ready(got) != 2 || got.GetGeneration() != 2 {
+				w.Error(got)
+			}
+		},
+		"a patch that changes nothing keeps the version": func(w world) {
+			obj := w.created("red")
+			if again := w.patch(`{"spec":{"message":"red"}}`); again.GetResourceVersion() != obj.GetResourceVersion() {
+				w.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
+			}
+		},
+		"a JSON patch whose test fails is invalid": func(w world) {
+			w.created("red")
+			_, err := w.widgets.Patch(w.ctx, "a", types.JSONPatchType, []byte(`[{"op":"test","path":"/spec/message","value":"blue"}]`), metav1.PatchOptions{})
+			w.expect(apierrors.IsInvalid, err)
+		},
+		"a custom resource has no strategic merge patch": func(w world) {
+			w.created("")
+			_, err := w.widgets.Patch(w.ctx, "a", types.StrategicMergePatchType, []byte(`{}`), metav1.PatchOptions{})
+			w.expect(apierrors.IsUnsupportedMediaType, err)
+		},
+		"a patch of what is not there is not found": func(w world) {
+			_, err := w.widgets.Patch(w.ctx, "a", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+			w.expect(apierrors.IsNotFound, err)
+		},
+	}
+}
+
+func applies() map[string]func(w world) {
+	return map[string]func(w world){
+		"an apply creates, and a second one changes nothing": func(w world) {
+			first, err := w.apply("m", false, map[string]string{"k": "v"})
+			if err != nil {
+				w.Fatal(err)
+			}
+			second, err := w.apply("m", false, map[string]string{"k": "v"})
+			if err != nil || first.ResourceVersion != second.ResourceVersion || second.Data["k"] != "v" {
+				w.Error(first, second, err)
+			}
+		},
+		"an apply removes what it no longer names, and leaves what others wrote": func(w world) {
+			if _, err := w.apply("m", false, map[string]string{"mine": "1", "old": "1"}); err != nil {
+				w.Fatal(err)
+			}
+			_, err := w.configMaps.Patch(w.ctx, "a", types.MergePatchType, []byte(`{"data":{"theirs":"2"}}`), metav1.PatchOptions{FieldManager: "other"})
+			if err != nil {
+				w.Fatal(err)
+			}
+			got, err := w.apply("m", false, map[string]string{"mine": "1"})
+			if err != nil || len(got.Data) != 2 || got.Data["theirs"] != "2" {
+				w.Error(got, err)
+			}
+		},
+		"an apply of another's field is a conflict unless it is forced": func(w world) {
+			if _, err := w.apply("m", false, map[string]string{"k": "v"}); err != nil {
+				w.Fatal(err)
+			}
+			_, err := w.apply("other", false, map[string]string{"k": "w"})
+			w.expect(apierrors.IsConflict, err)
+			if got, err := w.apply("other", true, map[string]string{"k": "w"}); err != nil || got.Data["k"] != "w" {
+				w.Error(got, err)
+			}
+		},
+		"an apply merges the containers of a Deployment by their names, and raises its generation": func(w world) {
+			config := func(name string, replicas int32) *appsv1ac.DeploymentApplyConfiguration {
+				labels := map[string]string{"x": "y"}
+				pod := corev1ac.PodSpec().WithContainers(corev1ac.Container().WithName(name).WithImage("i"))
+				return appsv1ac.Deployment("a", "").WithSpec(appsv1ac.DeploymentSpec().WithReplicas(replicas).WithPaused(true).
+					WithSelector(metav1ac.LabelSelector().WithMatchLabels(labels)).
+					WithTemplate(corev1ac.PodTemplateSpec().WithLabels(labels).WithSpec(pod)))
+			}
+			if _, err := w.deployments.Apply(w.ctx, config("mine", 0), metav1.ApplyOptions{FieldManager: "m"}); err != nil {
+				w.Fatal(err)
+			}
+			_, err := w.deployments.Apply(w.ctx, config("theirs", 1), metav1.ApplyOptions{FieldManager: "other"})
+			w.expect(apierrors.IsConflict, err)
+			got, err := w.deployments.Apply(w.ctx, config("theirs", 1), metav1.ApplyOptions{FieldManager: "other", Force: true})
+			if err != nil || *got.Spec.Replicas != 1 || len(got.Spec.Template.Spec.Containers) != 2 || got.Generation != 2 {
+				w.Error(got, err)
+			}
+		},
+		"an apply of the status changes that only, and a forced one takes it over": func(w world) {
+			w.created("red")
+			status := w.widget("blue")
+			setReady(status, 2)
+			got := w.must(w.widgets.ApplyStatus(w.ctx, "a", status, metav1.ApplyOptions{FieldManager: "m", Force: true}))
+			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
+				w.Error(got)
+			}
+		},
+		"an apply without a field manager is refused": func(w world) {
+			_, err := w.apply("", true, map[string]string{"k": "v"})
+			if err == nil {
+				w.Error("accepted")
+			}
+		},
+	}
+}
+
+func deletions() map[string]func(w world) {
+	remove := func(w world, p *metav1.Preconditions) error {
+		return w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{Preconditions: p})
+	}
+	return map[string]func(w world){
+		"an object is not found after its deletion": func(w world) {
+			w.created("")
+			if err := remove(w, nil); err != nil {
+				w.Fatal(err)
+			}
+			_, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
+			w.expect(apierrors.IsNotFound, err)
+			w.expect(apierrors.IsNotFound, remove(w, nil))
+		},
+		"an object of the same name has another UID": func(w world) {
+			first := w.created("").GetUID()
+			if err := remove(w, nil); err != nil {
+				w.Fatal(err)
+			}
+			if second := w.created("").GetUID(); second == first {
+				w.Errorf("both have %s", first)
+			}
+		},
+		"an object with a finalizer goes when that is removed": func(w world) {
+			obj := w.created("")
+			obj.SetFinalizers([]string{"example.com/f"})
+			w.update(obj)
+			for range 2 { // the second changes nothing
+				if err := remove(w, nil); err != nil {
+					w.Fatal(err)
+				}
+				if obj = w.get(); obj.GetDeletionTimestamp() == nil || obj.GetGeneration() != 2 || ptr.Deref(obj.GetDeletionGracePeriodSeconds(), -1) != 0 {
+					w.Fatalf("not marked: %v", obj)
+				}
+			}
+			more := obj.DeepCopy()
+			more.SetFinalizers([]string{"example.com/f", "example.com/g"})
+			_, err := w.widgets.Update(w.ctx, more, metav1.UpdateOptions{})
+			w.expect(apierrors.IsInvalid, err)
+			back := obj.DeepCopy()
+			back.SetDeletionTimestamp(nil)
+			if got := w.update(back); got.GetDeletionTimestamp() == nil {
+				w.Error("an update takes the deletion back")
+			}
+			obj = w.get()
+			obj.SetFinalizers(nil)
+			w.update(obj)
+			_, err = w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
+			w.expect(apierrors.IsNotFound, err)
+		},
+		"a deletion of another UID is a conflict": func(w world) {
+			obj := w.created("")
+			w.expect(apierrors.IsConflict, remove(w, metav1.NewUIDPreconditions("other")))
+			if err := remove(w, metav1.NewUIDPreconditions(string(obj.GetUID()))); err != nil {
+				w.Error(err)
+			}
+		},
+		"a deletion of another version is a conflict": func(w world) {
+			old := w.created("")
+			w.patch(`{"spec":{"message":"blue"}}`)
+			w.expect(apierrors.IsConflict, remove(w, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(old.GetResourceVersion())}))
+			if err := remove(w, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(w.get().GetResourceVersion())}); err != nil {
+				w.Error(err)
+			}
+		},
+		"a deletion as a dry run deletes nothing": func(w world) {
+			w.created("")
+			if err := w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+				w.Fatal(err)
+			}
+			w.get()
+		},
+		"a deletion of a collection takes what the selector selects": func(w world) {
+			w.created("")
+			w.patch(`{"metadata":{"labels":{"x":"y"}}}`)
+			for _, selector := range []string{"x=z", "x=y"} {
+				if err := w.widgets.DeleteCollection(w.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {
+					w.Fatal(err)
+				}
+				if _, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{}); apierrors.IsNotFound(err) != (selector == "x=y") {
+					w.Errorf("after the deletion of %s: %v", selector, err)
+				}
+			}
+		},
+	}
+}
+
+func reads() map[string]func(w world) {
+	return map[string]func(w world){
+		"a list selects by label and by field": func(w world) {
+			for name, secret := range map[string]*corev1.Secret{
+				"a": {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"x": "y"}}, Type: "example.com/t"},
+				"b": {Type: "example.com/u"},
+			} {
+				secret.Name = name
+				if _, err := w.secrets.Create(w.ctx, secret, metav1.CreateOptions{}); err != nil {
+					w.Fatal(err)
+				}
+			}
+			for _, tc := range []struct {
+				opts metav1.ListOptions
+				want string
+			}{
+				{metav1.ListOptions{LabelSelector: "x=y"}, "a"},
+				{metav1.ListOptions{LabelSelector: "x in (y,z)"}, "a"},
+				{metav1.ListOptions{LabelSelector: "x"}, "a"},
+				{metav1.ListOptions{LabelSelector: "!x"}, "b"},
+				{metav1.ListOptions{LabelSelector: "x!=y"}, "b"},
+				{metav1.ListOptions{FieldSelector: "metadata.name=b"}, "b"},
+				{metav1.ListOptions{FieldSelector: "type!=example.com/t"}, "b"},
+				{metav1.ListOptions{LabelSelector: "x=y", FieldSelector: "metadata.name=b"}, ""},
+			} {
+				list, err := w.secrets.List(w.ctx, tc.opts)
+				if err != nil {
+					w.Fatal(err)
+				}
+				var names []string
+				for _, s := range list.Items {
+					names = append(names, s.Name)
+				}
+				if got := strings.Join(names, " "); got != tc.want {
+					w.Errorf("%+v selects %q, want %q", tc.opts, got, tc.want)
+				}
+			}
+			_, err := w.secrets.List(w.ctx, metav1.ListOptions{FieldSelector: "data.k=v"})
+			w.expect(apierrors.IsBadRequest, err)
+		},
+	}
+}
