@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
@@ -164,15 +165,15 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 			left(90)
-			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted because too many objects were due.
+			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted, because too many objects were due or the clocks are apart.
 				# TYPE quartermaster_ttl_breaker_open gauge
 				quartermaster_ttl_breaker_open 1
 				# HELP quartermaster_ttl_overdue_objects [ALPHA] Objects whose deadline has passed.
 				# TYPE quartermaster_ttl_overdue_objects gauge
 				quartermaster_ttl_overdue_objects 90
-				# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects, by type.
+				# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects.
 				# TYPE quartermaster_ttl_tracked_objects gauge
-				quartermaster_ttl_tracked_objects{group="",resource="pods"} 90
+				quartermaster_ttl_tracked_objects 90
 				# HELP quartermaster_ttl_watched_types [ALPHA] Types whose objects are known.
 				# TYPE quartermaster_ttl_watched_types gauge
 				quartermaster_ttl_watched_types 2
@@ -367,7 +368,7 @@ func TestTypesComeAndGo(t *testing.T) {
 			}
 		}
 		changed := func() {
-			w.followers[definitions.GroupResource()][0].handler.OnUpdate(nil, nil)
+			w.followers[definitions[0].GroupResource()][0].handler.OnUpdate(nil, nil)
 			pass(3 * time.Second)
 		}
 		followed("pods", "configmaps")
@@ -409,24 +410,24 @@ func TestTypesComeAndGo(t *testing.T) {
 // Row 28.
 func TestOneGroupThatDoesNotAnswerKeepsItsWatches(t *testing.T) {
 	w := newWorld(t, nil)
-	f := &follower{Controller: &Controller{cfg: w.cfg, rules: w.cfg.rules(), follow: w.follow, book: newBook()}}
+	f := &follower{Controller: &Controller{cfg: w.cfg, rules: w.cfg.Policy(), follow: w.follow, kinds: map[schema.GroupResource]*kind{}}}
 	all := []policy.Type{{GroupVersionResource: pods, Namespaced: true}, {GroupVersionResource: widgets, Namespaced: true}}
-	f.apply(t.Context(), discovered{types: all})
-	f.apply(t.Context(), discovered{types: all[:1], failed: []string{"example.com"}})
-	if n := len(f.book.types()); n != 2 {
+	f.apply(t.Context(), all, nil)
+	f.apply(t.Context(), all[:1], []string{"example.com"})
+	if n := len(f.kinds); n != 2 {
 		t.Errorf("%d types while the group does not answer", n)
 	}
 	other := all[1]
 	other.Version = "v2"
-	f.apply(t.Context(), discovered{types: []policy.Type{all[0], other}})
-	if types := w.followers[widgets.GroupResource()]; len(types) != 1 || types[0].Resource.Version != "v2" {
+	f.apply(t.Context(), []policy.Type{all[0], other}, nil)
+	if types := w.followers[widgets.GroupResource()]; len(types) != 1 || types[0].of.Version != "v2" {
 		t.Errorf("after a change of the version: %v", types)
 	}
-	f.apply(t.Context(), discovered{types: all[:1]})
-	if n := len(f.book.types()); n != 1 {
+	f.apply(t.Context(), all[:1], nil)
+	if n := len(f.kinds); n != 1 {
 		t.Errorf("%d types when the group has answered without it", n)
 	}
-	f.stop()
+	f.stop(t.Context())
 }
 
 // TestAPI has what the fake of other tests takes for granted.
