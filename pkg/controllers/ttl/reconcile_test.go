@@ -18,9 +18,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
@@ -74,6 +76,8 @@ func TestReconcile(t *testing.T) {
 			w.put(pods, "shop/p")
 			w.start()
 			w.asked()
+			w.metric("# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects.\n"+
+				"# TYPE quartermaster_ttl_tracked_objects gauge\nquartermaster_ttl_tracked_objects 0\n", "quartermaster_ttl_tracked_objects")
 			w.put(pods, "shop/p", T+"ttl", "1h")
 			w.asked(getP, deleteP)
 		}},
@@ -209,6 +213,15 @@ func TestReconcile(t *testing.T) {
 				w.Error("deleted")
 			}
 		}},
+		"32: a dry run, and a timer of the TTL before": {configure: func(c *Config) { c.DryRun = true }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "5h")
+			w.start()
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.told("WouldDeleteExpiredTTL")
+			pass(24 * time.Hour)
+			w.asked(getP, getP)
+			w.told()
+		}},
 		"33: overdue for days": {run: func(w *world) {
 			w.put(pods, "shop/p", T+"ttl", "1h")
 			pass(72 * time.Hour)
@@ -324,11 +337,85 @@ func TestReconcile(t *testing.T) {
 			pass(2 * time.Second)
 			w.told("DeletedExpiredTTL")
 		}},
+		"a TTL that is prolonged, and then shortened": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.put(pods, "shop/p", T+"ttl", "9h")
+			pass(2 * time.Hour)
+			w.asked()
+			w.put(pods, "shop/p", T+"ttl", "5h")
+			pass(time.Hour - time.Second)
+			w.asked()
+			pass(time.Second)
+			w.asked(getP, deleteP)
+		}},
+		"an annotation that is taken away": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.put(pods, "shop/p")
+			pass(2 * time.Hour)
+			w.asked()
+		}},
+		"another object of that name with the same TTL": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.change(func() { w.stored[named(pods, "shop/p")].UID = "other" })
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			pass(time.Hour)
+			w.asked(getP, deleteP)
+		}},
+		"a status that changes costs no request": {configure: func(c *Config) { c.DryRun = true }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.asked(getP)
+			w.put(pods, "shop/p", T+"ttl", "1h", "status", "other")
+			w.asked()
+		}},
+		"a ReplicaSet that its Deployment has left behind": {run: func(w *world) {
+			w.serve(replicaSets)
+			owned := w.store(replicaSets, "shop/r", T+"ttl", "1h")
+			w.stored[owned].OwnerReferences = []metav1.OwnerReference{{Kind: "Deployment", Controller: ptr.To(true)}}
+			w.start()
+			w.asked()
+			w.put(replicaSets, "shop/r", T+"ttl", "1h")
+			w.asked("get replicasets.apps/shop/r", "delete replicasets.apps/shop/r")
+		}},
+		"a deletion whose answer is lost counts for the breaker": {configure: func(c *Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return errors.New("connection reset")
+				}
+				return nil
+			}
+			w.start()
+			w.change(func() { w.before = nil })
+			pass(4 * time.Minute)
+			w.told("TTLBreakerOpen")
+			pass(2 * time.Minute)
+			w.told("DeletedExpiredTTL")
+		}},
+		"the clock is behind the API server's": {run: func(w *world) {
+			w.skew = 2 * time.Hour
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.asked(getP)
+		}},
 		"the deletion is under way": {run: func(w *world) {
 			w.start()
 			k := w.store(pods, "shop/p", T+"ttl", "1h")
 			w.stored[k].DeletionTimestamp = &metav1.Time{Time: time.Now()}
 			w.followers[pods.GroupResource()][0].handler.OnAdd(w.stored[k], false)
+			pass(24 * time.Hour)
+			w.asked()
+		}},
+		"somebody else deletes it": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			old := w.stored[named(pods, "shop/p")]
+			terminating := old.DeepCopy()
+			terminating.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+			w.followers[pods.GroupResource()][0].handler.OnUpdate(old, terminating)
 			pass(24 * time.Hour)
 			w.asked()
 		}},
@@ -405,6 +492,88 @@ func TestTypesComeAndGo(t *testing.T) {
 		w.asked() // the object of the type that is gone is forgotten
 		w.stop()
 	})
+}
+
+// TestScope has a manager that may read some namespaces only, so neither types nor definitions of the
+// cluster.
+func TestScope(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(c *Config) { c.Scope = []string{"shop"} })
+		w.client.Resources = append(w.client.Resources, &metav1.APIResourceList{GroupVersion: "rbac.authorization.k8s.io/v1", APIResources: []metav1.APIResource{
+			{Name: "clusterroles", Kind: "ClusterRole", Verbs: metav1.Verbs{"get", "list", "watch", "delete"}}}})
+		w.start()
+		for gr, list := range w.followers {
+			if len(list) > 0 && gr != pods.GroupResource() && gr != configMaps.GroupResource() {
+				t.Errorf("follows %s", gr)
+			}
+		}
+		w.serve(widgets)
+		w.store(widgets, "shop/w", T+"ttl", "0")
+		pass(discoveryInterval) // no definition tells of it
+		w.asked("get widgets.example.com/shop/w", "delete widgets.example.com/shop/w")
+		w.stop()
+	})
+}
+
+// Row 30. The unit tests of informers have what becomes of a watch that is forbidden.
+func TestATypeThatCannotBeFollowedDisturbsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		var many []schema.GroupVersionResource
+		for i := range 10 {
+			many = append(many, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: fmt.Sprintf("widgets%d", i)})
+		}
+		w.serve(many...)
+		w.unfollowable = "configmaps"
+		w.put(pods, "shop/p", T+"ttl", "1h")
+		w.start()
+		w.asked(getP, deleteP)
+		w.metric(`# HELP quartermaster_ttl_watched_types [ALPHA] Types whose objects are known.
+			# TYPE quartermaster_ttl_watched_types gauge
+			quartermaster_ttl_watched_types 11
+		`, "quartermaster_ttl_watched_types")
+		w.followers[pods.GroupResource()][0].problem = "forbidden"
+		w.metric(`# HELP quartermaster_ttl_failing_types [ALPHA] Types that cannot be listed or watched now.
+			# TYPE quartermaster_ttl_failing_types gauge
+			quartermaster_ttl_failing_types 1
+		`, "quartermaster_ttl_failing_types")
+		w.unfollowable = ""
+		w.put(configMaps, "shop/c", T+"ttl", "1h")
+		w.followers[definitions[0].GroupResource()][0].problem = "forbidden"
+		w.followers[definitions[1].GroupResource()][0].handler.OnDelete(nil)
+		pass(settle)
+		w.asked("get configmaps/shop/c", "delete configmaps/shop/c")
+		w.serve(replicaSets)
+		w.store(replicaSets, "shop/r", T+"ttl", "0")
+		pass(discoveryInterval) // one definition cannot be watched
+		w.asked("get replicasets.apps/shop/r", "delete replicasets.apps/shop/r")
+		w.stop()
+	})
+}
+
+// Row 28.
+func TestDiscovery(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := map[string]string{
+			"/api":  `{"kind":"APIVersions","versions":["v1"]}`,
+			"/apis": `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"example.com","versions":[{"groupVersion":"example.com/v1","version":"v1"}]}]}`,
+			"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[
+				{"name":"pods","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]},
+				{"name":"pods/status","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]},
+				{"name":"bindings","kind":"Binding","namespaced":true,"verbs":["deletecollection","get","list","watch"]}]}`,
+		}[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		if body == "" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprint(w, body)
+	}))
+	defer server.Close()
+	c := &Controller{client: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL})}
+	types, down, err := c.discover()
+	if len(types) != 1 || types[0] != (policy.Type{GroupVersionResource: pods, Kind: "Pod", Namespaced: true}) || len(down) != 1 || down[0] != "example.com" || err == nil {
+		t.Errorf("%v, %v, %v", types, down, err)
+	}
 }
 
 // Row 28.

@@ -5,6 +5,7 @@ package ttl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -36,9 +37,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const T = "k8s-ttl-controller.twin.sh/"
 
 var (
-	pods       = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
-	widgets    = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	configMaps  = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	replicaSets = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "replicasets"}
+	widgets     = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 )
 
 // object names an object.
@@ -66,6 +68,8 @@ type world struct {
 	// before is called before a request is executed: get or delete, and the object. It may fail it.
 	before func(verb string, live *metav1.PartialObjectMetadata) error
 	skew   time.Duration // of the API server's clock
+	// unfollowable is a type that cannot be followed.
+	unfollowable string
 }
 
 type follow struct {
@@ -137,6 +141,9 @@ func (w *world) start() {
 }
 
 func (w *world) follow(_ context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error) {
+	if t.Resource == w.unfollowable {
+		return nil, errors.New("cannot be followed")
+	}
 	f := &follow{world: w, of: t, when: when, handler: handler}
 	w.mu.Lock()
 	gr := t.GroupResource()
