@@ -4,7 +4,7 @@
 // Package ttl deletes annotated objects whose time has passed.
 //
 // types.go follows every type of objects that the flags and the API server permit. A handler per type
-// records the objects that have an annotation, in book.go, and enqueues them; nothing is known of other
+// records the objects that have an annotation, in kinds.go, and enqueues them; nothing is known of other
 // objects. Reconciling one decides in package policy, which is pure, when it is due, and comes back
 // then. What is due is read live, decided on again, and deleted with the UID and the version that were
 // read.
@@ -14,14 +14,15 @@
 //	kinds.go       what a run remembers
 //	types.go       discovery
 //
-// The state of a run, none of which outlives it:
+// The state, of which only the breaker outlives a run:
 //
 //	state      what it is                                 set by               cleared by
 //	kinds      the types that are followed                types.go             the same
 //	records    the annotated objects                      the type's handler   the same, the end of the type
 //	told       what their owners have been told           a worker             a change that matters
 //	failures   refusals in a row                          a worker             the same
-//	breaker    the deletions of the last minute           each deletion        time
+//	breaker    the deletions of the last minute           a worker             time
+//	           until when there are none                  a worker             time
 package ttl
 
 import (

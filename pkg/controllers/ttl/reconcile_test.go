@@ -286,6 +286,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP+" refused")
 			w.told()
 			pass(24 * time.Hour)
+			w.toldTimes("FailedToDeleteExpiredTTL", 23, 24)
 			if n := len(w.requests); n < 2*23 || n > 2*28 {
 				w.Errorf("%d requests in a day", n)
 			}

@@ -315,6 +315,20 @@ func (w *world) told(want ...string) {
 	}
 }
 
+// toldTimes checks how many Events there have been since the last time, all of the same reason.
+func (w *world) toldTimes(reason string, least, most int) {
+	w.Helper()
+	n := len(w.recorder.Events)
+	for len(w.recorder.Events) > 0 {
+		if e := <-w.recorder.Events; !strings.Contains(e, reason) {
+			w.Errorf("Event %q", e)
+		}
+	}
+	if n < least || n > most {
+		w.Errorf("%d Events %s, want %d to %d", n, reason, least, most)
+	}
+}
+
 func (w *world) names() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -186,8 +186,8 @@ type Decision struct {
 	Warnings   []Warning
 }
 
-// Due reports whether the deadline has come.
-func (d *Decision) Due(now time.Time) bool { return !now.Before(d.Deadline) }
+// Due reports whether the deadline has come. A decision that no annotation has won is never due.
+func (d *Decision) Due(now time.Time) bool { return d.Key != "" && !now.Before(d.Deadline) }
 
 // conflictTolerance is how far apart deadlines may be that mean the same.
 const conflictTolerance = time.Second
