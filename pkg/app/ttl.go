@@ -62,7 +62,7 @@ func ttlEntry(o *Options) Entry {
 			shared.Shared = true
 			return []informers.Need{shared}, nil
 		},
-		Rules:        func() []rbacv1.PolicyRule { return config().Rules() },
+		Rules: func() []rbacv1.PolicyRule { return config().Rules() },
 		New: func(h Host) (controllers.Controller, error) {
 			lists := make(chan struct{}, 2) // at once
 			follow := func(ctx context.Context, t policy.Type, when func(metav1.Object) bool, handler toolscache.ResourceEventHandler) (ttl.Following, error) {

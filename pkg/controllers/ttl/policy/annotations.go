@@ -118,7 +118,7 @@ var errDuration = errors.New("is not a duration such as 90m, 36h or 1w2d, of les
 // ParseDuration parses a duration of k8s-ttl-controller: an optional sign, then 0 or one or more of number
 // and unit, which add up. The units are Go's, and d and w.
 func ParseDuration(s string) (time.Duration, error) {
-	rest, sign := s, time.Duration(1)
+	rest, sign := s, int64(1)
 	switch {
 	case strings.HasPrefix(s, "-"):
 		rest, sign = s[1:], -1
@@ -128,7 +128,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	if rest == "0" {
 		return 0, nil
 	}
-	var sum time.Duration
+	var sum int64
 	for first := true; first || rest != ""; first = false {
 		const digits = "0123456789."
 		number := rest[:len(rest)-len(strings.TrimLeft(rest, digits))]
@@ -138,7 +138,7 @@ func ParseDuration(s string) (time.Duration, error) {
 			unit = rest[:end]
 		}
 		rest = rest[len(unit):]
-		times := time.Duration(1)
+		times := int64(1)
 		switch unit {
 		case "":
 			return 0, errDuration // Go accepts a 0
@@ -148,12 +148,12 @@ func ParseDuration(s string) (time.Duration, error) {
 			unit, times = "h", 7*24
 		}
 		part, err := time.ParseDuration(number + unit)
-		if err != nil || part > (math.MaxInt64-sum)/times {
+		if err != nil || int64(part) > (math.MaxInt64-sum)/times {
 			return 0, errDuration
 		}
-		sum += times * part
+		sum += times * int64(part)
 	}
-	return sign * sum, nil
+	return time.Duration(sign * sum), nil
 }
 
 var janitorTTL = regexp.MustCompile(`^[0-9]+[smhdw]$`)
