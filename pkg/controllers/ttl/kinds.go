@@ -97,11 +97,10 @@ func (k *kind) stop() {
 	clear(k.records)
 }
 
-// same reports whether no decision can tell two states of an object apart. keys are the annotations
-// that count; the cache may have others, for other controllers.
+// same reports whether an object is due at the same time in two states, unless it is being deleted by
+// then. keys are the annotations that count; the cache may have others, for other controllers.
 func same(a, b metav1.Object, keys []string) bool {
-	return a.GetUID() == b.GetUID() && (a.GetDeletionTimestamp() == nil) == (b.GetDeletionTimestamp() == nil) &&
-		reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
+	return a.GetUID() == b.GetUID() && reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
 		!slices.ContainsFunc(keys, func(key string) bool {
 			was, had := a.GetAnnotations()[key]
 			is, has := b.GetAnnotations()[key]

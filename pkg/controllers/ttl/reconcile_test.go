@@ -360,9 +360,15 @@ func TestReconcile(t *testing.T) {
 		"another object of that name with the same TTL": {run: func(w *world) {
 			w.put(pods, "shop/p", T+"ttl", "3h")
 			w.start()
-			w.change(func() { w.stored[named(pods, "shop/p")].UID = "other" })
-			w.put(pods, "shop/p", T+"ttl", "3h")
-			pass(time.Hour)
+			k := named(pods, "shop/p")
+			old := w.stored[k]
+			successor := old.DeepCopy()
+			successor.UID, successor.CreationTimestamp = "other", metav1.NewTime(old.CreationTimestamp.Add(-time.Hour/2))
+			w.change(func() { w.stored[k] = successor })
+			w.followers[pods.GroupResource()][0].handler.OnUpdate(old, successor)
+			pass(time.Hour/2 - time.Second)
+			w.asked()
+			pass(time.Second) // the timer is from its own creation
 			w.asked(getP, deleteP)
 		}},
 		"a status that changes costs no request": {configure: func(c *Config) { c.DryRun = true }, run: func(w *world) {
@@ -533,14 +539,16 @@ func TestATypeThatCannotBeFollowedDisturbsNoOther(t *testing.T) {
 			# TYPE quartermaster_ttl_watched_types gauge
 			quartermaster_ttl_watched_types 11
 		`, "quartermaster_ttl_watched_types")
-		w.followers[pods.GroupResource()][0].problem = "forbidden"
+		w.change(func() { w.followers[pods.GroupResource()][0].problem = "forbidden" })
 		w.metric(`# HELP quartermaster_ttl_failing_types [ALPHA] Types that cannot be listed or watched now.
 			# TYPE quartermaster_ttl_failing_types gauge
 			quartermaster_ttl_failing_types 1
 		`, "quartermaster_ttl_failing_types")
-		w.unfollowable = ""
 		w.put(configMaps, "shop/c", T+"ttl", "1h")
-		w.followers[definitions[0].GroupResource()][0].problem = "forbidden"
+		w.change(func() {
+			w.unfollowable = ""
+			w.followers[definitions[0].GroupResource()][0].problem = "forbidden"
+		})
 		w.followers[definitions[1].GroupResource()][0].handler.OnDelete(nil)
 		pass(settle)
 		w.asked("get configmaps/shop/c", "delete configmaps/shop/c")

@@ -95,6 +95,8 @@ func newWorld(t *testing.T, configure func(*Config)) *world {
 
 // serve makes the API server serve these types.
 func (w *world) serve(resources ...schema.GroupVersionResource) {
+	w.client.Lock() // discovery reads them after a request to the fake
+	defer w.client.Unlock()
 	lists := map[string]*metav1.APIResourceList{}
 	for _, r := range resources {
 		gv := r.GroupVersion().String()
@@ -141,11 +143,12 @@ func (w *world) start() {
 }
 
 func (w *world) follow(_ context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error) {
-	if t.Resource == w.unfollowable {
-		return nil, errors.New("cannot be followed")
-	}
 	f := &follow{world: w, of: t, when: when, handler: handler}
 	w.mu.Lock()
+	if t.Resource == w.unfollowable {
+		w.mu.Unlock()
+		return nil, errors.New("cannot be followed")
+	}
 	gr := t.GroupResource()
 	w.followers[gr] = append(w.followers[gr], f)
 	var list []*metav1.PartialObjectMetadata
@@ -168,7 +171,11 @@ func (f *follow) Stop() {
 	f.world.followers[gr] = slices.DeleteFunc(f.world.followers[gr], func(other *follow) bool { return other == f })
 }
 
-func (f *follow) Status() (bool, string) { return f.problem == "", f.problem }
+func (f *follow) Status() (bool, string) {
+	f.world.mu.Lock()
+	defer f.world.mu.Unlock()
+	return f.problem == "", f.problem
+}
 
 // put stores an object, and shows it to those who follow. It is created two hours ago unless it exists.
 func (w *world) put(r schema.GroupVersionResource, name string, annotations ...string) {
