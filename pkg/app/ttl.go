@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 
@@ -22,7 +23,7 @@ import (
 // ttlEntry returns the entry of ttl. It is off by default, since it deletes what anybody has annotated.
 func ttlEntry(o *Options) Entry {
 	// config is called only after the flags have been parsed, some of which belong to the host.
-	config := func() ttl.Config {
+	config := func() *ttl.Config {
 		cfg := o.TTL
 		if o.compat("ttl-controller") {
 			cfg.Compat = append(cfg.Compat, policy.Twin)
@@ -35,15 +36,20 @@ func ttlEntry(o *Options) Entry {
 		lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
 		cfg.OwnNamespaces = []string{lease.Namespace, election.LeaderNamespaceName(lease)}
 		cfg.Pod = toolscache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")}
-		return cfg
+		return &cfg
 	}
-	// need returns what is kept of a type, of the objects with one of the annotations.
-	need := func(w ttl.Wish) informers.Need {
-		return informers.Need{
-			For: ttl.Name, Resource: w.Resource, ClusterScoped: w.ClusterScoped, Annotations: w.Annotations, When: w.When,
-			Fields:      informers.OwnerReferences | informers.CreationTimestamp,
-			SecretTypes: secretTypes(w),
+	// need returns what is kept of a type.
+	need := func(t policy.Type, when func(metav1.Object) bool) informers.Need {
+		rules := config().Policy()
+		n := informers.Need{
+			For: ttl.Name, Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: when,
+			Annotations: append(rules.Keys(), corev1.MirrorPodAnnotationKey), Fields: informers.OwnerReferences | informers.CreationTimestamp,
 		}
+		if n.Resource == informers.Secrets || n.Resource.Resource == "" {
+			// Those of Helm's releases stay out, whose content would pass through the cache.
+			n.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+		}
+		return n
 	}
 	return Entry{
 		Name:         ttl.Name,
@@ -51,42 +57,28 @@ func ttlEntry(o *Options) Entry {
 		OffByDefault: true,
 		Config:       &o.TTL,
 		Needs: func() ([]informers.Need, error) {
-			cfg := config()
-			shared := need(cfg.Wish())
+			rules := config().Policy()
+			shared := need(policy.Type{Namespaced: true}, rules.Annotated)
 			shared.Shared = true
 			return []informers.Need{shared}, nil
 		},
-		Rules: func() []rbacv1.PolicyRule {
-			cfg := config()
-			return cfg.Rules()
-		},
+		Rules: func() []rbacv1.PolicyRule { return config().Rules() },
 		New: func(h Host) (controllers.Controller, error) {
-			follow := func(ctx context.Context, w ttl.Wish, handler toolscache.ResourceEventHandler) (ttl.Following, error) {
-				following, err := h.Follow(ctx, need(w), w.Lists, handler)
-				if err != nil {
-					return nil, err
-				}
-				return followed{following}, nil
+			lists := make(chan struct{}, 2) // at once
+			follow := func(ctx context.Context, t policy.Type, when func(metav1.Object) bool, handler toolscache.ResourceEventHandler) (ttl.Following, error) {
+				following, err := h.Follow(ctx, need(t, when), lists, handler)
+				return followed{following}, err
 			}
-			return ttl.New(config(), follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
+			return ttl.New(*config(), follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
 		},
 	}
-}
-
-// secretTypes returns the types of Secrets that are left out unless a need names them. Those of Helm's
-// releases stay out, whose content would pass through the cache.
-func secretTypes(w ttl.Wish) []corev1.SecretType {
-	if w.Resource.Resource != "" && w.Resource != informers.Secrets {
-		return nil
-	}
-	return []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
 }
 
 // followed implements ttl.Following.
 type followed struct{ *informers.Following }
 
 // Status implements ttl.Following.
-func (f followed) Status() (synced bool, failures int64, problem string) {
+func (f followed) Status() (synced bool, problem string) {
 	s := f.Following.Status()
-	return s.Synced, s.Failures, s.Problem
+	return s.Synced, s.Problem
 }

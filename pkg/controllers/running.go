@@ -4,11 +4,15 @@
 package controllers
 
 import (
+	"context"
 	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 )
 
 // Runs reports whether a Deployment that is not scaled to 0 has a container whose image contains one
@@ -17,4 +21,31 @@ func Runs(d *appsv1.Deployment, images ...string) bool {
 	return (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(ctr corev1.Container) bool {
 		return slices.ContainsFunc(images, func(image string) bool { return strings.Contains(ctr.Image, image) })
 	})
+}
+
+// WarnOfOriginals logs the Deployments that a label selector selects and that run one of the images, in
+// the namespaces of scope, or in all if it is empty. So a controller that replaces another operator
+// tells that somebody meant to switch that off.
+func WarnOfOriginals(ctx context.Context, client kubernetes.Interface, scope []string, selector string, images ...string) {
+	logger := klog.FromContext(ctx)
+	if len(scope) == 0 {
+		scope = []string{metav1.NamespaceAll}
+	}
+	for _, namespace := range scope {
+		for options := (metav1.ListOptions{LabelSelector: selector, Limit: 250}); ; {
+			list, err := client.AppsV1().Deployments(namespace).List(ctx, options)
+			if err != nil {
+				logger.Info("Could not look for the operators that this controller replaces", "reason", err.Error())
+				return
+			}
+			for i := range list.Items {
+				if d := &list.Items[i]; Runs(d, images...) {
+					logger.Info("Warning: The operator that this controller replaces is still running", "deployment", klog.KObj(d))
+				}
+			}
+			if options.Continue = list.Continue; options.Continue == "" {
+				break
+			}
+		}
+	}
 }

@@ -5,6 +5,7 @@ package ttl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -172,7 +173,11 @@ func TestSomeTypesOnly(t *testing.T) {
 	})
 	m := shared.RunLeader(w.ctx, t, args("--v=2")...)
 	fleet.Eventually(w.ctx, t, func() error {
-		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_ttl_type_errors_total{group="",operation="watch",resource="limitranges"}`)
+		_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
+		if err == nil && !regexp.MustCompile(`(?m)^quartermaster_ttl_failing_types [1-9]`).MatchString(body) {
+			err = errors.New("no type is failing")
+		}
+		return err
 	})
 	if _, err := shared.Kubectl(w.ctx, "-n", w.namespace, "create", "secret", "generic", "s"); err != nil {
 		t.Fatal(err)

@@ -52,6 +52,9 @@ const Name = "replication"
 // read.
 const attempts = 4
 
+// originalsSelector has the label that the originals' charts and manifests set.
+const originalsSelector = "app.kubernetes.io/name in (reflector,kubernetes-reflector,replicator,kubernetes-replicator)"
+
 // writesPerSecond limits a fan-out: on an API server with two cores, other users' requests would take
 // several times as long. A few targets at once do not wait.
 const (
@@ -117,7 +120,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if c.cfg.Reflector || c.cfg.Mittwald {
-		wg.Go(func() { c.warnOfOriginals(ctx) })
+		wg.Go(func() {
+			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, originalsSelector, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator")
+		})
 	}
 	return c.loop.Run(ctx)
 }

@@ -32,6 +32,7 @@ type api struct{ client metadata.Interface }
 
 func newAPI(config *rest.Config) (api, error) {
 	config = rest.CopyConfig(config)
+	config.Timeout = requestTimeout
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return dateReader{next} })
 	client, err := metadata.NewForConfig(config)
 	return api{client}, err
@@ -39,15 +40,12 @@ func newAPI(config *rest.Config) (api, error) {
 
 func (a api) get(ctx context.Context, t policy.Type, name cache.ObjectName) (*metav1.PartialObjectMetadata, time.Time, error) {
 	var date time.Time
-	ctx, cancel := context.WithTimeout(context.WithValue(ctx, dateKey{}, &date), requestTimeout)
-	defer cancel()
+	ctx = context.WithValue(ctx, dateKey{}, &date)
 	live, err := a.client.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	return live, date, err
 }
 
 func (a api) delete(ctx context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
 	return a.client.Resource(t.GroupVersionResource).Namespace(live.Namespace).Delete(ctx, live.Name, deleteOptions(live))
 }
 

@@ -6,14 +6,11 @@ package ttl
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
@@ -37,12 +34,8 @@ type Config struct {
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
 	// MaxClockSkew is how far the clock may be from the API server's; 0 means that nobody looks.
-	MaxClockSkew      time.Duration
-	Workers           int
-	ListConcurrency   int
-	DiscoveryInterval time.Duration
-	// RecheckInterval is the longest time until an object is looked at again.
-	RecheckInterval time.Duration
+	MaxClockSkew time.Duration
+	Workers      int
 }
 
 // DefaultConfig returns the defaults of the flags.
@@ -51,8 +44,7 @@ func DefaultConfig() Config {
 		Options: policy.Options{
 			Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"}, ClusterScoped: true,
 		},
-		MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute,
-		Workers: 2, ListConcurrency: 2, DiscoveryInterval: 5 * time.Minute, RecheckInterval: time.Hour,
+		MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute, Workers: 2,
 	}
 }
 
@@ -80,11 +72,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"Nothing is deleted while this clock and the API server's are further apart; 0 means that nobody looks.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
 	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects deleted at once.")
-	fs.IntVar(&c.ListConcurrency, flagPrefix+"list-concurrency", c.ListConcurrency, "Types listed at once.")
-	fs.DurationVar(&c.DiscoveryInterval, flagPrefix+"discovery-interval", c.DiscoveryInterval,
-		"How often to look for new types where CustomResourceDefinitions and APIServices cannot be watched.")
-	fs.DurationVar(&c.RecheckInterval, flagPrefix+"recheck-interval", c.RecheckInterval,
-		"The longest time until the clock is compared with a deadline again. A step of the clock costs this at most.")
 }
 
 // Validate reports all problems at once, each with its flag.
@@ -93,34 +80,25 @@ func (c *Config) Validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
-	rules := c.rules()
-	mistakes := rules.Validate()
-	for _, flag := range slices.Sorted(maps.Keys(mistakes)) {
-		bad(flag, "%w", mistakes[flag])
-	}
+	rules := c.Policy()
+	rules.Validate(bad)
 	if c.MaxDeletionsPerMinute < 0 {
 		bad("max-deletions-per-minute", "must not be negative, got %d", c.MaxDeletionsPerMinute)
 	}
 	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
 		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)
 	}
-	for flag, n := range map[string]int{"workers": c.Workers, "list-concurrency": c.ListConcurrency} {
-		if n < 1 {
-			bad(flag, "must be at least 1, got %d", n)
-		}
+	if c.BreakerCooldown < time.Second {
+		bad("breaker-cooldown", "must be at least 1s, got %v", c.BreakerCooldown)
 	}
-	for flag, d := range map[string]time.Duration{
-		"breaker-cooldown": c.BreakerCooldown, "discovery-interval": c.DiscoveryInterval, "recheck-interval": c.RecheckInterval,
-	} {
-		if d < time.Second {
-			bad(flag, "must be at least 1s, got %v", d)
-		}
+	if c.Workers < 1 {
+		bad("workers", "must be at least 1, got %d", c.Workers)
 	}
 	return errors.Join(errs...)
 }
 
-// rules returns the options with the families that count.
-func (c *Config) rules() policy.Options {
+// Policy returns the options with the families that count.
+func (c *Config) Policy() policy.Options {
 	o := c.Options
 	o.Families = append([]policy.Family{policy.Native}, c.Compat...)
 	if len(c.Annotations) > 0 {
@@ -131,11 +109,6 @@ func (c *Config) rules() policy.Options {
 	}
 	return o
 }
-
-var (
-	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
-)
 
 // Rules returns exactly the permissions that the controller needs under c.
 func (c *Config) Rules() (rules []rbacv1.PolicyRule) {
@@ -150,8 +123,9 @@ func (c *Config) Rules() (rules []rbacv1.PolicyRule) {
 		rule(group, plural, "get", "list", "watch", "delete")
 	}
 	if len(c.Scope) == 0 {
-		rule(definitions.Group, definitions.Resource, "list", "watch")
-		rule(apiServices.Group, apiServices.Resource, "list", "watch")
+		for _, r := range definitions {
+			rule(r.Group, r.Resource, "list", "watch")
+		}
 	}
 	if len(c.Compat) > 0 {
 		rule("apps", "deployments", "list")

@@ -4,31 +4,35 @@
 // Package ttl deletes annotated objects whose time has passed.
 //
 // types.go follows every type of objects that the flags and the API server permit. A handler per type
-// records the objects that have an annotation, in book.go, and enqueues them; nothing is known of other
+// records the objects that have an annotation, in kinds.go, and enqueues them; nothing is known of other
 // objects. Reconciling one decides in package policy, which is pure, when it is due, and comes back
 // then. What is due is read live, decided on again, and deleted with the UID and the version that were
 // read.
 //
 //	controller.go  a reconcile
 //	delete.go      requests, what becomes of their answers, Events
-//	book.go        what a run remembers
+//	kinds.go       what a run remembers
 //	types.go       discovery
 //
-// The state of a run, none of which outlives it:
+// The state, of which only the breaker outlives a run:
 //
-//	field      what it is                                 set by               cleared by
+//	state      what it is                                 set by               cleared by
+//	kinds      the types that are followed                types.go             the same
 //	records    the annotated objects                      the type's handler   the same, the end of the type
-//	told       the warnings that its owner has had        each decision        another UID or annotation
-//	failures   refusals in a row                          each refusal         a success
-//	breaker    the deletions of the last minute           each deletion        time
+//	told       what their owners have been told           a worker             a change that matters
+//	failures   refusals in a row                          a worker             the same
+//	breaker    the deletions of the last minute           a worker             time
+//	           until when there are none                  a worker             time
 package ttl
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
@@ -43,27 +47,26 @@ import (
 // Name is the name of the controller.
 const Name = "ttl"
 
-// breakerSpread is the time over which objects come back after the breaker has closed.
-const breakerSpread = 10 * time.Second
+// recheckInterval is the longest time until the clock is compared with a deadline again. A step of the
+// clock costs this at most.
+const recheckInterval = time.Hour
 
 // Controller deletes objects. Build it with [New].
 type Controller struct {
-	cfg      Config
-	rules    policy.Options
-	keys     []string
-	follow   Follow
-	client   kubernetes.Interface
-	objects  objects
-	events   record.EventRecorder
-	clock    clock.WithTicker
-	metrics  *domainMetrics
-	book     *book
-	unlisted sync.Once // items of include-resources that match no type are logged
-	loop     *controllers.Loop[key]
+	cfg     Config
+	rules   policy.Options
+	keys    []string // the annotations that count
+	follow  Follow
+	client  kubernetes.Interface
+	objects objects
+	events  record.EventRecorder
+	clock   clock.WithTicker
+	metrics *domainMetrics
+	breaker *policy.Breaker
+	loop    *controllers.Loop[key]
 
-	mu      sync.Mutex
-	breaker policy.Breaker
-	paused  time.Time // nothing is deleted before, since the clocks are apart
+	mu    sync.Mutex
+	kinds map[schema.GroupResource]*kind
 }
 
 var _ controllers.Controller = &Controller{}
@@ -72,27 +75,19 @@ var _ controllers.Controller = &Controller{}
 func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
 	objects, err := newAPI(config)
 	if err != nil {
 		return nil, err
 	}
-	return build(cfg, follow, client, objects, events, loop, reg)
-}
-
-func build(cfg Config, follow Follow, client kubernetes.Interface, objects objects, events record.EventRecorder,
-	loop controllers.Options, reg metrics.KubeRegistry,
-) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
 	c := &Controller{
-		cfg: cfg, rules: cfg.rules(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
-		book:    newBook(),
-		breaker: policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
+		cfg: cfg, rules: cfg.Policy(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
+		breaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute}, kinds: map[schema.GroupResource]*kind{},
 	}
-	c.keys = policy.Keys(c.rules.Families)
+	c.keys = c.rules.Keys()
 	c.metrics = newDomainMetrics(reg, c)
-	var err error
 	loop.Workers, loop.Beside = cfg.Workers, c.followTypes
 	c.loop, err = controllers.NewLoop(loop, c.reconcile)
 	return c, err
@@ -100,11 +95,13 @@ func build(cfg Config, follow Follow, client kubernetes.Interface, objects objec
 
 // Run reconciles until ctx ends and every worker and every watch has ended.
 func (c *Controller) Run(ctx context.Context) error {
-	defer c.book.clear()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if len(c.cfg.Compat) > 0 {
-		wg.Go(func() { c.warnOfOriginals(ctx) })
+		// Their manifests agree on no label.
+		wg.Go(func() {
+			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, "", "k8s-ttl-controller", "kube-janitor")
+		})
 	}
 	return c.loop.Run(ctx)
 }
@@ -112,41 +109,47 @@ func (c *Controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop, and of each type.
 func (c *Controller) Status() controllers.Status {
 	s := c.loop.Status()
-	s.Details = c.book.status(c.clock.Now())
+	s.Details = c.status()
 	return s
 }
 
 func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	r := c.book.get(k)
+	r, obj := k.get(k.ObjectName)
 	if r == nil {
 		return 0, nil
 	}
 	now := c.clock.Now()
-	d := c.rules.Decide(r.describe(), now)
-	c.book.decided(r, &d)
-	c.warn(r, &d)
+	d := c.decide(k, r, obj, now)
+	k.decided(r, d.Deadline)
 	if !d.Due(now) {
-		return c.wait(&d, now), nil
+		return wait(&d, now), nil
 	}
-	if open := c.breakerOpen(now); open > 0 {
-		return open + spread(), nil
+	if open := c.breaker.Open(now); open > 0 {
+		return open, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Due", "annotation", d.Key, "deadline", d.Deadline)
-	return c.expire(ctx, r)
+	return c.expire(ctx, k, r, obj.GetUID())
 }
 
-// wait returns when to look at an object again; 0 is never.
-func (c *Controller) wait(d *policy.Decision, now time.Time) time.Duration {
-	if d.Deadline.IsZero() {
+// decide decides on a state of an object, and tells its owner the warnings.
+func (c *Controller) decide(k key, r *entry, obj metav1.Object, now time.Time) policy.Decision {
+	d := c.rules.Decide(k.Type, obj, now)
+	for _, w := range d.Warnings {
+		if !r.news(w.Reason+w.Key, now, 0) {
+			continue
+		}
+		if w.Reason == policy.InvalidTTL {
+			c.metrics.invalid.WithLabelValues(w.Key).Inc()
+		}
+		c.event(k, obj.GetUID(), corev1.EventTypeWarning, w.Reason, w.Text)
+	}
+	return d
+}
+
+// wait returns when to look at an object again; 0 is at its next change.
+func wait(d *policy.Decision, now time.Time) time.Duration {
+	if d.Deadline.Equal(policy.Never) {
 		return 0
 	}
-	return min(d.Deadline.Sub(now), c.cfg.RecheckInterval)
+	return min(d.Deadline.Sub(now), recheckInterval)
 }
-
-func (c *Controller) breakerOpen(now time.Time) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.breaker.Open(now)
-}
-
-func spread() time.Duration { return rand.N(breakerSpread) }

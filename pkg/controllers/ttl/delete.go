@@ -5,13 +5,13 @@ package ttl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -21,9 +21,6 @@ import (
 const (
 	// attempts limits the deletions in one reconcile. After a conflict, the next is decided on another read.
 	attempts = 3
-	// An object whose status never rests is tried again after 1 s, 2 s, and so on.
-	minConflict = time.Second
-	maxConflict = time.Minute
 	// What is forbidden is seldom allowed soon.
 	minForbidden = 5 * time.Minute
 	maxForbidden = time.Hour
@@ -43,58 +40,57 @@ const (
 	reasonBreaker = "TTLBreakerOpen"
 )
 
-// expire deletes the object of a record if the live object is due too.
-func (c *Controller) expire(ctx context.Context, r *entry) (time.Duration, error) {
+// expire deletes the object of a record if it is still the one with that UID, and due.
+func (c *Controller) expire(ctx context.Context, k key, r *entry, uid types.UID) (time.Duration, error) {
 	for attempt := 1; ; attempt++ {
-		if pause := c.pause(); pause > 0 {
-			return pause + spread(), nil
-		}
-		live, date, err := c.objects.get(ctx, r.kind.Type, r.ObjectName)
+		live, date, err := c.objects.get(ctx, k.Type, k.ObjectName)
+		now := c.clock.Now()
 		switch {
 		case apierrors.IsNotFound(err):
 			return 0, nil
 		case err != nil:
-			return c.refused(ctx, r, "get", err)
-		case live.UID != r.obj.GetUID():
+			return c.refused(ctx, k, r, uid, "get", err)
+		case live.UID != uid:
 			return 0, nil // its own event is on its way
+		case c.skewed(ctx, date, now):
+			return skewPause, nil
 		}
-		now := c.clock.Now()
-		if c.skewed(ctx, date, now) {
-			return skewPause + spread(), nil
-		}
-		d := c.rules.Decide(describe(r.kind.Type, live), now)
-		c.warn(r, &d)
+		d := c.decide(k, r, live, now)
 		if !d.Due(now) {
-			return c.wait(&d, now), nil
+			return wait(&d, now), nil
 		}
+		because := fmt.Sprintf("deleted because of %s=%.80s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
+		logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
 		if c.cfg.DryRun {
-			c.would(ctx, r, &d)
+			if r.news(reasonWould+because, now, 0) {
+				logger.Info("Dry run: would delete")
+				c.metrics.deletion(k, resultDryRun)
+				c.event(k, uid, corev1.EventTypeNormal, reasonWould, "would be "+because)
+			}
 			return 0, nil
 		}
-		if wait := c.take(ctx, now); wait > 0 {
-			return wait + spread(), nil
+		if !c.breaker.Take(now) {
+			return c.tooMany(ctx, now), nil
 		}
-		err = c.objects.delete(ctx, r.kind.Type, live)
+		err = c.objects.delete(ctx, k.Type, live)
 		if err == nil {
-			c.deleted(ctx, r, &d)
+			logger.V(2).Info("Deleted")
+			c.metrics.deletion(k, resultDeleted)
+			c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
+			k.decided(r, policy.Never) // it is not overdue while its finalizers work
+			c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, because)
 			return 0, nil
 		}
-		c.giveBack(err)
+		if apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+			c.breaker.Return() // the API server says that nothing was deleted
+		}
 		switch {
 		case apierrors.IsNotFound(err):
 			return 0, nil
-		case apierrors.IsConflict(err) && attempt < attempts:
-			continue
+		case !apierrors.IsConflict(err) || attempt == attempts:
+			return c.refused(ctx, k, r, uid, "delete", err)
 		}
-		return c.refused(ctx, r, "delete", err)
 	}
-}
-
-// pause returns how long nothing is deleted because the clocks are apart.
-func (c *Controller) pause() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.paused.Sub(c.clock.Now())
 }
 
 // skewed reports whether this clock and that of the API server are too far apart. date is the API
@@ -108,127 +104,56 @@ func (c *Controller) skewed(ctx context.Context, date, now time.Time) bool {
 	if skew.Abs() <= c.cfg.MaxClockSkew+time.Second/2 {
 		return false
 	}
-	c.mu.Lock()
-	first := !now.Before(c.paused)
-	c.paused = now.Add(skewPause)
-	c.mu.Unlock()
-	if first {
+	if c.breaker.Trip(now, skewPause) {
 		klog.FromContext(ctx).Error(nil, "The clock and the API server's are too far apart, so nothing is deleted",
 			"ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	}
 	return true
 }
 
-// take asks the breaker for a deletion.
-func (c *Controller) take(ctx context.Context, now time.Time) time.Duration {
-	c.mu.Lock()
-	wait, opened := c.breaker.Take(now)
-	c.mu.Unlock()
-	if !opened {
-		return wait
+// tooMany opens the breaker unless it is open, and returns how long.
+func (c *Controller) tooMany(ctx context.Context, now time.Time) time.Duration {
+	if !c.breaker.Trip(now, c.cfg.BreakerCooldown) {
+		return c.breaker.Open(now)
 	}
 	c.metrics.trips.Inc()
 	overdue := map[string]int{}
-	for _, s := range c.book.status(now) {
+	for _, s := range c.status() {
 		if s.Overdue > 0 {
 			overdue[s.Resource] = s.Overdue
 		}
 	}
-	text := fmt.Sprintf("%d objects were deleted within a minute and more are due; nothing is deleted for %v", c.cfg.MaxDeletionsPerMinute, wait)
+	text := fmt.Sprintf("%d objects were deleted within a minute and more are due; nothing is deleted for %v", c.cfg.MaxDeletionsPerMinute, c.cfg.BreakerCooldown)
 	klog.FromContext(ctx).Error(nil, "The breaker has opened: "+text, "overdue", overdue, "flag", "--"+flagPrefix+"max-deletions-per-minute")
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, text)
 	}
-	return wait
-}
-
-// giveBack tells the breaker that an object was not deleted, if that is certain.
-func (c *Controller) giveBack(err error) {
-	if status := apierrors.APIStatus(nil); errors.As(err, &status) || controllers.IsNotLeading(err) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.breaker.Return()
-	}
-}
-
-func (c *Controller) deleted(ctx context.Context, r *entry, d *policy.Decision) {
-	klog.FromContext(ctx).V(2).Info("Deleted", "annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
-	c.metrics.deletion(r, resultDeleted)
-	c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
-	c.book.change(r, func(r *entry) { r.failures, r.deadline = 0, time.Time{} })
-	c.event(r, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+because(d))
-}
-
-// would tells once what a dry run does not delete.
-func (c *Controller) would(ctx context.Context, r *entry, d *policy.Decision) {
-	told := false
-	c.book.change(r, func(r *entry) { told, r.would = r.would.Equal(d.Deadline), d.Deadline })
-	if told {
-		return
-	}
-	klog.FromContext(ctx).Info("Dry run: would delete", "annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
-	c.metrics.deletion(r, resultDryRun)
-	c.event(r, corev1.EventTypeNormal, reasonWould, "would be deleted because of "+because(d))
-}
-
-func because(d *policy.Decision) string {
-	return fmt.Sprintf("%s=%s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
+	return c.cfg.BreakerCooldown
 }
 
 // refused returns when to try again after an error.
-func (c *Controller) refused(ctx context.Context, r *entry, operation string, err error) (time.Duration, error) {
+func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID, operation string, err error) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
 		return 0, err
 	}
-	n := c.book.failed(r, operation, err)
-	if operation == "delete" {
-		c.metrics.deletion(r, resultFailed)
+	r.failures++
+	c.metrics.deletion(k, resultFailed)
+	err = fmt.Errorf("%s %s: %w", operation, k, err)
+	forbidden := apierrors.IsForbidden(err)
+	if (forbidden || r.failures >= tellAfter) && r.news(reasonFailed, c.clock.Now(), tellAgain) {
+		klog.FromContext(ctx).Info("Warning: Cannot delete what has expired", "reason", err.Error())
+		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
-	backoff := func(first, last time.Duration) time.Duration { return min(first<<min(n-1, 10), last) }
-	err = fmt.Errorf("%s %s: %w", operation, r.key, err)
-	switch {
-	case apierrors.IsForbidden(err):
-		c.tellFailure(ctx, r, err)
-		return backoff(minForbidden, maxForbidden), nil
-	case apierrors.IsConflict(err):
-		return backoff(minConflict, maxConflict), nil
-	case n >= tellAfter:
-		c.tellFailure(ctx, r, err)
+	if forbidden {
+		return min(minForbidden<<min(r.failures-1, 10), maxForbidden), nil
 	}
 	return 0, err // the loop waits longer each time, and as long as the API server asks for
 }
 
-// tellFailure tells an owner that the object cannot be deleted, once an hour.
-func (c *Controller) tellFailure(ctx context.Context, r *entry, err error) {
-	now, due := c.clock.Now(), false
-	c.book.change(r, func(r *entry) {
-		if due = r.failedAt.IsZero() || now.Sub(r.failedAt) >= tellAgain; due {
-			r.failedAt = now
-		}
-	})
-	if due {
-		klog.FromContext(ctx).Info("Warning: Cannot delete what has expired", "reason", err.Error())
-		c.event(r, corev1.EventTypeWarning, reasonFailed, err.Error())
-	}
-}
-
-// warn tells an owner the warnings of a decision, each once for the same object and annotations.
-func (c *Controller) warn(r *entry, d *policy.Decision) {
-	for _, w := range d.Warnings {
-		if !c.book.tell(r, w.Reason+w.Key) {
-			continue
-		}
-		if w.Reason == policy.InvalidTTL {
-			c.metrics.invalid.WithLabelValues(w.Key).Inc()
-		}
-		c.event(r, corev1.EventTypeWarning, w.Reason, w.Text)
-	}
-}
-
-func (c *Controller) event(r *entry, eventType, reason, text string) {
+func (c *Controller) event(k key, uid types.UID, eventType, reason, text string) {
 	c.events.Event(&corev1.ObjectReference{
-		APIVersion: r.kind.GroupVersion().String(), Kind: r.kind.Kind, Namespace: r.Namespace, Name: r.Name, UID: r.obj.GetUID(),
+		APIVersion: k.GroupVersion().String(), Kind: k.Kind, Namespace: k.Namespace, Name: k.Name, UID: uid,
 	}, eventType, reason, text)
 }
 

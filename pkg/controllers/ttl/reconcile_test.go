@@ -17,9 +17,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
@@ -73,6 +76,8 @@ func TestReconcile(t *testing.T) {
 			w.put(pods, "shop/p")
 			w.start()
 			w.asked()
+			w.metric("# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects.\n"+
+				"# TYPE quartermaster_ttl_tracked_objects gauge\nquartermaster_ttl_tracked_objects 0\n", "quartermaster_ttl_tracked_objects")
 			w.put(pods, "shop/p", T+"ttl", "1h")
 			w.asked(getP, deleteP)
 		}},
@@ -164,15 +169,15 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 			left(90)
-			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted because too many objects were due.
+			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted, because too many objects were due or the clocks are apart.
 				# TYPE quartermaster_ttl_breaker_open gauge
 				quartermaster_ttl_breaker_open 1
 				# HELP quartermaster_ttl_overdue_objects [ALPHA] Objects whose deadline has passed.
 				# TYPE quartermaster_ttl_overdue_objects gauge
 				quartermaster_ttl_overdue_objects 90
-				# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects, by type.
+				# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects.
 				# TYPE quartermaster_ttl_tracked_objects gauge
-				quartermaster_ttl_tracked_objects{group="",resource="pods"} 90
+				quartermaster_ttl_tracked_objects 90
 				# HELP quartermaster_ttl_watched_types [ALPHA] Types whose objects are known.
 				# TYPE quartermaster_ttl_watched_types gauge
 				quartermaster_ttl_watched_types 2
@@ -207,6 +212,15 @@ func TestReconcile(t *testing.T) {
 			if len(w.names()) != 1 {
 				w.Error("deleted")
 			}
+		}},
+		"32: a dry run, and a timer of the TTL before": {configure: func(c *Config) { c.DryRun = true }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "5h")
+			w.start()
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.told("WouldDeleteExpiredTTL")
+			pass(24 * time.Hour)
+			w.asked(getP, getP)
+			w.told()
 		}},
 		"33: overdue for days": {run: func(w *world) {
 			w.put(pods, "shop/p", T+"ttl", "1h")
@@ -272,6 +286,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP+" refused")
 			w.told()
 			pass(24 * time.Hour)
+			w.toldTimes("FailedToDeleteExpiredTTL", 23, 24)
 			if n := len(w.requests); n < 2*23 || n > 2*28 {
 				w.Errorf("%d requests in a day", n)
 			}
@@ -323,11 +338,91 @@ func TestReconcile(t *testing.T) {
 			pass(2 * time.Second)
 			w.told("DeletedExpiredTTL")
 		}},
+		"a TTL that is prolonged, and then shortened": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.put(pods, "shop/p", T+"ttl", "9h")
+			pass(2 * time.Hour)
+			w.asked()
+			w.put(pods, "shop/p", T+"ttl", "5h")
+			pass(time.Hour - time.Second)
+			w.asked()
+			pass(time.Second)
+			w.asked(getP, deleteP)
+		}},
+		"an annotation that is taken away": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			w.put(pods, "shop/p")
+			pass(2 * time.Hour)
+			w.asked()
+		}},
+		"another object of that name with the same TTL": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			k := named(pods, "shop/p")
+			old := w.stored[k]
+			successor := old.DeepCopy()
+			successor.UID, successor.CreationTimestamp = "other", metav1.NewTime(old.CreationTimestamp.Add(-time.Hour/2))
+			w.change(func() { w.stored[k] = successor })
+			w.followers[pods.GroupResource()][0].handler.OnUpdate(old, successor)
+			pass(time.Hour/2 - time.Second)
+			w.asked()
+			pass(time.Second) // the timer is from its own creation
+			w.asked(getP, deleteP)
+		}},
+		"a status that changes costs no request": {configure: func(c *Config) { c.DryRun = true }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.asked(getP)
+			w.put(pods, "shop/p", T+"ttl", "1h", "status", "other")
+			w.asked()
+		}},
+		"a ReplicaSet that its Deployment has left behind": {run: func(w *world) {
+			w.serve(replicaSets)
+			owned := w.store(replicaSets, "shop/r", T+"ttl", "1h")
+			w.stored[owned].OwnerReferences = []metav1.OwnerReference{{Kind: "Deployment", Controller: ptr.To(true)}}
+			w.start()
+			w.asked()
+			w.put(replicaSets, "shop/r", T+"ttl", "1h")
+			w.asked("get replicasets.apps/shop/r", "delete replicasets.apps/shop/r")
+		}},
+		"a deletion whose answer is lost counts for the breaker": {configure: func(c *Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
+				if verb == "delete" {
+					return errors.New("connection reset")
+				}
+				return nil
+			}
+			w.start()
+			w.change(func() { w.before = nil })
+			pass(4 * time.Minute)
+			w.told("TTLBreakerOpen")
+			pass(2 * time.Minute)
+			w.told("DeletedExpiredTTL")
+		}},
+		"the clock is behind the API server's": {run: func(w *world) {
+			w.skew = 2 * time.Hour
+			w.put(pods, "shop/p", T+"ttl", "1h")
+			w.start()
+			w.asked(getP)
+		}},
 		"the deletion is under way": {run: func(w *world) {
 			w.start()
 			k := w.store(pods, "shop/p", T+"ttl", "1h")
 			w.stored[k].DeletionTimestamp = &metav1.Time{Time: time.Now()}
 			w.followers[pods.GroupResource()][0].handler.OnAdd(w.stored[k], false)
+			pass(24 * time.Hour)
+			w.asked()
+		}},
+		"somebody else deletes it": {run: func(w *world) {
+			w.put(pods, "shop/p", T+"ttl", "3h")
+			w.start()
+			old := w.stored[named(pods, "shop/p")]
+			terminating := old.DeepCopy()
+			terminating.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+			w.followers[pods.GroupResource()][0].handler.OnUpdate(old, terminating)
 			pass(24 * time.Hour)
 			w.asked()
 		}},
@@ -367,7 +462,7 @@ func TestTypesComeAndGo(t *testing.T) {
 			}
 		}
 		changed := func() {
-			w.followers[definitions.GroupResource()][0].handler.OnUpdate(nil, nil)
+			w.followers[definitions[0].GroupResource()][0].handler.OnUpdate(nil, nil)
 			pass(3 * time.Second)
 		}
 		followed("pods", "configmaps")
@@ -406,27 +501,111 @@ func TestTypesComeAndGo(t *testing.T) {
 	})
 }
 
+// TestScope has a manager that may read some namespaces only, so neither types nor definitions of the
+// cluster.
+func TestScope(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(c *Config) { c.Scope = []string{"shop"} })
+		w.client.Resources = append(w.client.Resources, &metav1.APIResourceList{GroupVersion: "rbac.authorization.k8s.io/v1", APIResources: []metav1.APIResource{
+			{Name: "clusterroles", Kind: "ClusterRole", Verbs: metav1.Verbs{"get", "list", "watch", "delete"}}}})
+		w.start()
+		for gr, list := range w.followers {
+			if len(list) > 0 && gr != pods.GroupResource() && gr != configMaps.GroupResource() {
+				t.Errorf("follows %s", gr)
+			}
+		}
+		w.serve(widgets)
+		w.store(widgets, "shop/w", T+"ttl", "0")
+		pass(discoveryInterval) // no definition tells of it
+		w.asked("get widgets.example.com/shop/w", "delete widgets.example.com/shop/w")
+		w.stop()
+	})
+}
+
+// Row 30. The unit tests of informers have what becomes of a watch that is forbidden.
+func TestATypeThatCannotBeFollowedDisturbsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		var many []schema.GroupVersionResource
+		for i := range 10 {
+			many = append(many, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: fmt.Sprintf("widgets%d", i)})
+		}
+		w.serve(many...)
+		w.unfollowable = "configmaps"
+		w.put(pods, "shop/p", T+"ttl", "1h")
+		w.start()
+		w.asked(getP, deleteP)
+		w.metric(`# HELP quartermaster_ttl_watched_types [ALPHA] Types whose objects are known.
+			# TYPE quartermaster_ttl_watched_types gauge
+			quartermaster_ttl_watched_types 11
+		`, "quartermaster_ttl_watched_types")
+		w.change(func() { w.followers[pods.GroupResource()][0].problem = "forbidden" })
+		w.metric(`# HELP quartermaster_ttl_failing_types [ALPHA] Types that cannot be listed or watched now.
+			# TYPE quartermaster_ttl_failing_types gauge
+			quartermaster_ttl_failing_types 1
+		`, "quartermaster_ttl_failing_types")
+		w.put(configMaps, "shop/c", T+"ttl", "1h")
+		w.change(func() {
+			w.unfollowable = ""
+			w.followers[definitions[0].GroupResource()][0].problem = "forbidden"
+		})
+		w.followers[definitions[1].GroupResource()][0].handler.OnDelete(nil)
+		pass(settle)
+		w.asked("get configmaps/shop/c", "delete configmaps/shop/c")
+		w.serve(replicaSets)
+		w.store(replicaSets, "shop/r", T+"ttl", "0")
+		pass(discoveryInterval) // one definition cannot be watched
+		w.asked("get replicasets.apps/shop/r", "delete replicasets.apps/shop/r")
+		w.stop()
+	})
+}
+
+// Row 28.
+func TestDiscovery(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := map[string]string{
+			"/api":  `{"kind":"APIVersions","versions":["v1"]}`,
+			"/apis": `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"example.com","versions":[{"groupVersion":"example.com/v1","version":"v1"}]}]}`,
+			"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[
+				{"name":"pods","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]},
+				{"name":"pods/status","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]},
+				{"name":"bindings","kind":"Binding","namespaced":true,"verbs":["deletecollection","get","list","watch"]}]}`,
+		}[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		if body == "" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprint(w, body)
+	}))
+	defer server.Close()
+	c := &Controller{client: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL})}
+	types, down, err := c.discover()
+	if len(types) != 1 || types[0] != (policy.Type{GroupVersionResource: pods, Kind: "Pod", Namespaced: true}) || len(down) != 1 || down[0] != "example.com" || err == nil {
+		t.Errorf("%v, %v, %v", types, down, err)
+	}
+}
+
 // Row 28.
 func TestOneGroupThatDoesNotAnswerKeepsItsWatches(t *testing.T) {
 	w := newWorld(t, nil)
-	f := &follower{Controller: &Controller{cfg: w.cfg, rules: w.cfg.rules(), follow: w.follow, book: newBook()}}
+	f := &follower{Controller: &Controller{cfg: w.cfg, rules: w.cfg.Policy(), follow: w.follow, kinds: map[schema.GroupResource]*kind{}}}
 	all := []policy.Type{{GroupVersionResource: pods, Namespaced: true}, {GroupVersionResource: widgets, Namespaced: true}}
-	f.apply(t.Context(), discovered{types: all})
-	f.apply(t.Context(), discovered{types: all[:1], failed: []string{"example.com"}})
-	if n := len(f.book.types()); n != 2 {
+	f.apply(t.Context(), all, nil)
+	f.apply(t.Context(), all[:1], []string{"example.com"})
+	if n := len(f.kinds); n != 2 {
 		t.Errorf("%d types while the group does not answer", n)
 	}
 	other := all[1]
 	other.Version = "v2"
-	f.apply(t.Context(), discovered{types: []policy.Type{all[0], other}})
-	if types := w.followers[widgets.GroupResource()]; len(types) != 1 || types[0].Resource.Version != "v2" {
+	f.apply(t.Context(), []policy.Type{all[0], other}, nil)
+	if types := w.followers[widgets.GroupResource()]; len(types) != 1 || types[0].of.Version != "v2" {
 		t.Errorf("after a change of the version: %v", types)
 	}
-	f.apply(t.Context(), discovered{types: all[:1]})
-	if n := len(f.book.types()); n != 1 {
+	f.apply(t.Context(), all[:1], nil)
+	if n := len(f.kinds); n != 1 {
 		t.Errorf("%d types when the group has answered without it", n)
 	}
-	f.stop()
+	f.stop(t.Context())
 }
 
 // TestAPI has what the fake of other tests takes for granted.

@@ -5,6 +5,7 @@ package ttl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
@@ -35,10 +37,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const T = "k8s-ttl-controller.twin.sh/"
 
 var (
-	pods       = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
-	widgets    = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	configMaps  = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	replicaSets = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "replicasets"}
+	widgets     = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 )
+
+// object names an object.
+type object struct {
+	schema.GroupResource
+	cache.ObjectName
+}
+
+func (o object) String() string { return o.GroupResource.String() + "/" + o.ObjectName.String() }
 
 // world is a cluster with one running controller, in a bubble of fake time. It implements objects.
 type world struct {
@@ -51,26 +62,28 @@ type world struct {
 
 	mu        sync.Mutex
 	version   int
-	stored    map[key]*metav1.PartialObjectMetadata
+	stored    map[object]*metav1.PartialObjectMetadata
 	followers map[schema.GroupResource][]*follow
 	requests  []string
 	// before is called before a request is executed: get or delete, and the object. It may fail it.
 	before func(verb string, live *metav1.PartialObjectMetadata) error
 	skew   time.Duration // of the API server's clock
+	// unfollowable is a type that cannot be followed.
+	unfollowable string
 }
 
 type follow struct {
-	world *world
-	Wish
-	handler  cache.ResourceEventHandler
-	problem  string
-	failures int64
+	world   *world
+	of      policy.Type
+	when    func(metav1.Object) bool
+	handler cache.ResourceEventHandler
+	problem string
 }
 
 func newWorld(t *testing.T, configure func(*Config)) *world {
 	t.Helper()
 	w := &world{T: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(10000),
-		stored: map[key]*metav1.PartialObjectMetadata{}, followers: map[schema.GroupResource][]*follow{}}
+		stored: map[object]*metav1.PartialObjectMetadata{}, followers: map[schema.GroupResource][]*follow{}}
 	w.cfg.Compat = []policy.Family{policy.Twin, policy.Janitor}
 	w.cfg.OwnNamespaces, w.cfg.Pod = []string{"manager"}, cache.ObjectName{Namespace: "manager", Name: "manager-0"}
 	if configure != nil {
@@ -82,6 +95,8 @@ func newWorld(t *testing.T, configure func(*Config)) *world {
 
 // serve makes the API server serve these types.
 func (w *world) serve(resources ...schema.GroupVersionResource) {
+	w.client.Lock() // discovery reads them after a request to the fake
+	defer w.client.Unlock()
 	lists := map[string]*metav1.APIResourceList{}
 	for _, r := range resources {
 		gv := r.GroupVersion().String()
@@ -101,11 +116,12 @@ func (w *world) serve(resources ...schema.GroupVersionResource) {
 func (w *world) start() {
 	w.Helper()
 	w.registry = metrics.NewKubeRegistry()
-	c, err := build(w.cfg, w.follow, w.client, w, w.recorder,
+	c, err := New(w.cfg, w.follow, w.client, &rest.Config{}, w.recorder,
 		controllers.Options{Name: Name, Clock: clock.RealClock{}, Metrics: controllers.NewMetrics(w.registry)}, w.registry)
 	if err != nil {
 		w.Fatal(err)
 	}
+	c.objects = w
 	ctx, cancel := context.WithCancel(w.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -126,14 +142,18 @@ func (w *world) start() {
 	synctest.Wait()
 }
 
-func (w *world) follow(_ context.Context, wish Wish, handler cache.ResourceEventHandler) (Following, error) {
-	f := &follow{world: w, Wish: wish, handler: handler}
+func (w *world) follow(_ context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error) {
+	f := &follow{world: w, of: t, when: when, handler: handler}
 	w.mu.Lock()
-	gr := wish.Resource.GroupResource()
+	if t.Resource == w.unfollowable {
+		w.mu.Unlock()
+		return nil, errors.New("cannot be followed")
+	}
+	gr := t.GroupResource()
 	w.followers[gr] = append(w.followers[gr], f)
 	var list []*metav1.PartialObjectMetadata
 	for k, o := range w.stored {
-		if k.GroupResource == gr && wish.When(o) {
+		if k.GroupResource == gr && when(o) {
 			list = append(list, o)
 		}
 	}
@@ -147,36 +167,51 @@ func (w *world) follow(_ context.Context, wish Wish, handler cache.ResourceEvent
 func (f *follow) Stop() {
 	f.world.mu.Lock()
 	defer f.world.mu.Unlock()
-	gr := f.Resource.GroupResource()
+	gr := f.of.GroupResource()
 	f.world.followers[gr] = slices.DeleteFunc(f.world.followers[gr], func(other *follow) bool { return other == f })
 }
 
-func (f *follow) Status() (bool, int64, string) { return f.problem == "", f.failures, f.problem }
+func (f *follow) Status() (bool, string) {
+	f.world.mu.Lock()
+	defer f.world.mu.Unlock()
+	return f.problem == "", f.problem
+}
 
 // put stores an object, and shows it to those who follow. It is created two hours ago unless it exists.
 func (w *world) put(r schema.GroupVersionResource, name string, annotations ...string) {
+	w.mu.Lock()
+	old, list := w.stored[named(r, name)], slices.Clone(w.followers[r.GroupResource()])
+	w.mu.Unlock()
 	k := w.store(r, name, annotations...)
 	w.mu.Lock()
-	o, list := w.stored[k], slices.Clone(w.followers[r.GroupResource()])
+	o := w.stored[k]
 	w.mu.Unlock()
 	for _, f := range list {
-		if f.When(o) {
-			f.handler.OnUpdate(o, o)
-		} else {
+		had, has := old != nil && f.when(old), f.when(o)
+		switch {
+		case had && has:
+			f.handler.OnUpdate(old, o)
+		case has:
+			f.handler.OnAdd(o, false)
+		case had:
 			f.handler.OnDelete(o)
 		}
 	}
 }
 
-// store is put, except that nobody is shown the object.
-func (w *world) store(r schema.GroupVersionResource, name string, annotations ...string) key {
+func named(r schema.GroupVersionResource, name string) object {
 	namespace, name, _ := strings.Cut(name, "/")
-	k := key{r.GroupResource(), cache.ObjectName{Namespace: namespace, Name: name}}
+	return object{r.GroupResource(), cache.ObjectName{Namespace: namespace, Name: name}}
+}
+
+// store is put, except that nobody is shown the object.
+func (w *world) store(r schema.GroupVersionResource, name string, annotations ...string) object {
+	k := named(r, name)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.version++
 	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: name, ResourceVersion: fmt.Sprint(w.version), UID: types.UID(fmt.Sprint("uid", w.version)),
+		Namespace: k.Namespace, Name: k.Name, ResourceVersion: fmt.Sprint(w.version), UID: types.UID(fmt.Sprint("uid", w.version)),
 		CreationTimestamp: metav1.NewTime(time.Now().Add(-2 * time.Hour)), Annotations: map[string]string{},
 	}}
 	if old := w.stored[k]; old != nil {
@@ -189,7 +224,7 @@ func (w *world) store(r schema.GroupVersionResource, name string, annotations ..
 	return k
 }
 
-func (w *world) remove(k key) {
+func (w *world) remove(k object) {
 	w.mu.Lock()
 	o, list := w.stored[k], slices.Clone(w.followers[k.GroupResource])
 	delete(w.stored, k)
@@ -206,7 +241,7 @@ func (w *world) change(how func()) {
 	how()
 }
 
-func (w *world) request(verb string, k key) error {
+func (w *world) request(verb string, k object) error {
 	w.mu.Lock()
 	o, before := w.stored[k], w.before
 	w.mu.Unlock()
@@ -227,7 +262,7 @@ func (w *world) note(format string, args ...any) {
 }
 
 func (w *world) get(_ context.Context, t policy.Type, name cache.ObjectName) (*metav1.PartialObjectMetadata, time.Time, error) {
-	k := key{t.GroupResource(), name}
+	k := object{t.GroupResource(), name}
 	if err := w.request("get", k); err != nil {
 		return nil, time.Time{}, err
 	}
@@ -241,7 +276,7 @@ func (w *world) get(_ context.Context, t policy.Type, name cache.ObjectName) (*m
 }
 
 func (w *world) delete(_ context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error {
-	k := key{t.GroupResource(), cache.MetaObjectToName(live)}
+	k := object{t.GroupResource(), cache.MetaObjectToName(live)}
 	if err := w.request("delete", k); err != nil {
 		return err
 	}
@@ -284,6 +319,20 @@ func (w *world) told(want ...string) {
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		w.Errorf("Events %q, want %q", got, want)
+	}
+}
+
+// toldTimes checks how many Events there have been since the last time, all of the same reason.
+func (w *world) toldTimes(reason string, least, most int) {
+	w.Helper()
+	n := len(w.recorder.Events)
+	for len(w.recorder.Events) > 0 {
+		if e := <-w.recorder.Events; !strings.Contains(e, reason) {
+			w.Errorf("Event %q", e)
+		}
+	}
+	if n < least || n > most {
+		w.Errorf("%d Events %s, want %d to %d", n, reason, least, most)
 	}
 }
 

@@ -6,13 +6,13 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -65,12 +65,8 @@ const (
 	allowNamespace = "namespace:"
 )
 
-// Validate returns every mistake, each with the name of its flag without the prefix.
-func (o *Options) Validate() map[string]error {
-	mistakes := map[string]error{}
-	bad := func(flag, format string, args ...any) {
-		mistakes[flag] = errors.Join(mistakes[flag], fmt.Errorf(format, args...))
-	}
+// Validate calls bad with every mistake, and with the name of its flag without the prefix.
+func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	for _, family := range o.Families {
 		if !slices.Contains(Families, family) {
 			bad("annotations", "must be of native, twin, janitor, got %q", family)
@@ -99,7 +95,6 @@ func (o *Options) Validate() map[string]error {
 			bad("allow-protected", "%q is none of nodes, persistentvolumes, customresourcedefinitions, in:NAMESPACE, namespace:NAME", item)
 		}
 	}
-	return mistakes
 }
 
 // Watches reports whether objects of a type may be deleted at all.
@@ -115,9 +110,9 @@ func (o *Options) Watches(t Type) bool {
 }
 
 // Unmatched returns the items of Include that name none of the types.
-func (o *Options) Unmatched(types []schema.GroupResource) (items []string) {
+func (o *Options) Unmatched(types []Type) (items []string) {
 	for _, item := range o.Include {
-		if !slices.ContainsFunc(types, func(t schema.GroupResource) bool { return names(item, t) }) {
+		if !slices.ContainsFunc(types, func(t Type) bool { return names(item, t.GroupResource()) }) {
 			items = append(items, item)
 		}
 	}
@@ -131,21 +126,23 @@ func names(item string, t schema.GroupResource) bool {
 
 // unacted reports whether the object only has the annotations of another, or is not the API server's
 // to delete. It is left alone without a word.
-func (o *Object) unacted() bool {
-	switch o.Type.GroupResource() {
+func unacted(t Type, obj metav1.Object) bool {
+	switch t.GroupResource() {
 	case replicaSets:
-		return o.ControllerKind == "Deployment" || o.ControllerKind == "Rollout"
+		owner := metav1.GetControllerOfNoCopy(obj)
+		return owner != nil && (owner.Kind == "Deployment" || owner.Kind == "Rollout")
 	case pods:
-		return o.Mirror
+		_, mirror := obj.GetAnnotations()[corev1.MirrorPodAnnotationKey]
+		return mirror
 	}
 	return false
 }
 
 // protected returns why the object must not be deleted, or "".
-func (o *Options) protected(obj *Object) string {
-	namespace := obj.Namespace
-	if obj.Type.GroupResource() == namespaces {
-		namespace = obj.Name
+func (o *Options) protected(t Type, obj metav1.Object) string {
+	namespace := obj.GetNamespace()
+	if t.GroupResource() == namespaces {
+		namespace = obj.GetName()
 		if (strings.HasPrefix(namespace, "kube-") || namespace == metav1.NamespaceDefault || slices.Contains(o.OwnNamespaces, namespace)) &&
 			!slices.Contains(o.AllowProtected, allowNamespace+namespace) {
 			return "the namespace is protected"
@@ -171,20 +168,6 @@ func matches(globs []string, name string) bool {
 	})
 }
 
-// Object is what is decided on.
-type Object struct {
-	Type            Type
-	Namespace, Name string
-	// Created is the zero time if the object has no creationTimestamp.
-	Created     time.Time
-	Terminating bool
-	Annotations map[string]string
-	// ControllerKind is the kind of the owner that controls the object, or "".
-	ControllerKind string
-	// Mirror says that the object is a Pod that a kubelet mirrors.
-	Mirror bool
-}
-
 // The reasons of warnings.
 const (
 	InvalidTTL     = "InvalidTTL"
@@ -197,72 +180,58 @@ type Warning struct{ Reason, Key, Text string }
 
 // Decision says what becomes of an object.
 type Decision struct {
-	// Tracked says that the object has an annotation that gives a deadline.
-	Tracked bool
-	// Deadline is when it is due. The zero time is never. Key and Value are the annotation that wins.
+	// Deadline is when it is due. Key and Value are the annotation that wins.
 	Deadline   time.Time
 	Key, Value string
 	Warnings   []Warning
 }
 
-// Due reports whether the deadline has come.
-func (d *Decision) Due(now time.Time) bool { return !d.Deadline.IsZero() && !now.Before(d.Deadline) }
+// Due reports whether the deadline has come. A decision that no annotation has won is never due.
+func (d *Decision) Due(now time.Time) bool { return d.Key != "" && !now.Before(d.Deadline) }
 
 // conflictTolerance is how far apart deadlines may be that mean the same.
 const conflictTolerance = time.Second
 
-// Decide returns what becomes of an object. The latest deadline wins, never being later than all. A value
-// that nobody understands must not delete.
-func (o *Options) Decide(obj *Object, now time.Time) (d Decision) {
-	if obj.Terminating || obj.unacted() {
+// Decide returns what becomes of an object. The latest deadline wins. A value that nobody understands
+// must not delete.
+func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
+	d := Decision{Deadline: Never}
+	if obj.GetDeletionTimestamp() != nil || unacted(t, obj) {
 		return d
+	}
+	warn := func(reason, key, format string, args ...any) {
+		d.Warnings = append(d.Warnings, Warning{reason, key, fmt.Sprintf(format, args...)})
 	}
 	type claim struct {
 		key, value string
 		deadline   time.Time
 	}
 	var claims []claim
+	var all []string
 	for _, a := range annotations {
-		value, has := obj.Annotations[a.key]
-		if !has || !o.counts(a.family, obj.Type) {
+		value, has := obj.GetAnnotations()[a.key]
+		if !has || !o.counts(a.family, t) {
 			continue
 		}
-		d.Tracked = true
 		deadline, err := a.deadline(value, obj)
 		if err != nil {
-			d.Warnings = append(d.Warnings, Warning{InvalidTTL, a.key, fmt.Sprintf("%s: %q %s; the object is not deleted", a.key, short(value), err)})
+			warn(InvalidTTL, a.key, "%s: %.80q %v; the object is not deleted", a.key, value, err)
 		}
 		claims = append(claims, claim{a.key, value, deadline})
+		all = append(all, fmt.Sprintf("%s=%.80s", a.key, value))
 	}
-	if !d.Tracked || len(d.Warnings) > 0 {
+	if len(claims) == 0 || len(d.Warnings) > 0 {
 		return d
 	}
-	last, first := claims[0], claims[0]
-	later := func(a, b claim) bool {
-		return !b.deadline.IsZero() && (a.deadline.IsZero() || a.deadline.After(b.deadline))
-	}
-	for _, c := range claims[1:] {
-		if later(c, last) {
-			last = c
-		}
-		if later(first, c) {
-			first = c
-		}
-	}
+	byDeadline := func(a, b claim) int { return a.deadline.Compare(b.deadline) }
+	first, last := slices.MinFunc(claims, byDeadline), slices.MaxFunc(claims, byDeadline)
 	d.Deadline, d.Key, d.Value = last.deadline, last.key, last.value
-	if first.deadline.IsZero() != last.deadline.IsZero() || last.deadline.Sub(first.deadline) > conflictTolerance {
-		var all []string
-		for _, c := range claims {
-			all = append(all, fmt.Sprintf("%s=%s", c.key, short(c.value)))
-		}
-		d.Warnings = append(d.Warnings, Warning{ConflictingTTL, last.key,
-			fmt.Sprintf("%s give different deadlines; the latest counts, %s", strings.Join(all, ", "), last.key)})
+	if last.deadline.Sub(first.deadline) > conflictTolerance {
+		warn(ConflictingTTL, d.Key, "%s give different deadlines; the latest counts, %s", strings.Join(all, ", "), d.Key)
 	}
-	if why := o.protected(obj); why != "" && !d.Deadline.IsZero() {
-		if d.Due(now) {
-			d.Warnings = append(d.Warnings, Warning{TTLProtected, d.Key, fmt.Sprintf("%s=%s has passed, but %s", d.Key, short(d.Value), why)})
-			d.Deadline = time.Time{}
-		}
+	if why := o.protected(t, obj); why != "" && d.Due(now) {
+		warn(TTLProtected, d.Key, "%s=%.80s has passed, but %s", d.Key, d.Value, why)
+		d.Deadline = Never
 	}
 	return d
 }
@@ -271,13 +240,4 @@ func (o *Options) Decide(obj *Object, now time.Time) (d Decision) {
 func (o *Options) counts(f Family, t Type) bool {
 	return slices.Contains(o.Families, f) &&
 		(f != Janitor || t.Namespaced || t.GroupResource() == namespaces || o.JanitorClusterScoped)
-}
-
-// short cuts a value that anybody may have made long.
-func short(value string) string {
-	const most = 80
-	if len(value) > most {
-		return strings.ToValidUTF8(value[:most], "") + "..."
-	}
-	return value
 }

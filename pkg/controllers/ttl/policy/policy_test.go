@@ -4,11 +4,16 @@
 package policy
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 )
 
 const never = time.Duration(-1)
@@ -38,11 +43,10 @@ func TestDecide(t *testing.T) {
 	tests := map[string]struct {
 		kind, namespace, name string // Pod shop/p
 		annotations           map[string]string
-		change                func(*Object)
+		change                func(*metav1.PartialObjectMetadata)
 		options               func(*Options)
 		wait                  time.Duration // 0 is due, never is not at all
 		warnings              string        // reasons, by blanks
-		untracked             bool
 	}{
 		"1: due":                                 {annotations: map[string]string{T + "ttl": "1h"}},
 		"2: due in days":                         {annotations: map[string]string{T + "ttl": "3d"}, wait: 70 * time.Hour},
@@ -51,7 +55,7 @@ func TestDecide(t *testing.T) {
 		"4: refreshed, with an offset":           {annotations: map[string]string{T + "ttl": "1h", T + "refreshed-at": "2030-01-10T13:30:00+02:00"}, wait: 30 * time.Minute},
 		"4: refreshed in the future":             {annotations: map[string]string{T + "ttl": "1h", T + "refreshed-at": "2030-01-10T13:00:00.5Z"}, wait: 2*time.Hour + time.Second/2},
 		"5: refreshed at no time":                {annotations: map[string]string{T + "ttl": "1h", T + "refreshed-at": "yesterday"}, wait: never, warnings: InvalidTTL},
-		"6: refreshed, but without a TTL":        {annotations: map[string]string{T + "refreshed-at": "2020-01-01T00:00:00Z"}, wait: never, untracked: true},
+		"6: refreshed, but without a TTL":        {annotations: map[string]string{T + "refreshed-at": "2020-01-01T00:00:00Z"}, wait: never},
 		"7: 1h30m":                               {annotations: map[string]string{T + "ttl": "1h30m"}},
 		"7: 1.5h":                                {annotations: map[string]string{T + "ttl": "1.5h"}},
 		"7: 0":                                   {annotations: map[string]string{T + "ttl": "0"}},
@@ -76,8 +80,8 @@ func TestDecide(t *testing.T) {
 		"13: forever is the latest":              {annotations: map[string]string{"janitor/ttl": "forever", "janitor/expires": "2030-01-01"}, wait: never, warnings: ConflictingTTL},
 		"14: two that agree":                     {annotations: map[string]string{"quartermaster.dev/ttl": "1h", T + "ttl": "60m"}},
 		"15: one of two is invalid":              {annotations: map[string]string{"janitor/ttl": "1x", "janitor/expires": "2030-01-01"}, wait: never, warnings: InvalidTTL},
-		"16: a family that is off":               {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.Families = []Family{Native} }, wait: never, untracked: true},
-		"21: it is being deleted":                {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *Object) { o.Terminating = true }, wait: never, untracked: true},
+		"16: a family that is off":               {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.Families = []Family{Native} }, wait: never},
+		"21: it is being deleted":                {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }, wait: never},
 		"22: in kube-system":                     {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"22: in kube-system, not due yet":        {namespace: "kube-system", annotations: map[string]string{T + "ttl": "3h"}, wait: time.Hour},
 		"22: in kube-system, allowed":            {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }},
@@ -89,20 +93,20 @@ func TestDecide(t *testing.T) {
 		"23: the manager's own Namespace":                        {kind: "Namespace", name: "manager", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"23: a Namespace that the manager needs":                 {kind: "Namespace", name: "manager-leader", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"23: the Namespace default, allowed":                     {kind: "Namespace", name: "default", annotations: map[string]string{"janitor/ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"namespace:default"} }},
-		"25: a ClusterRole, by the janitor":                      {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, untracked: true},
+		"25: a ClusterRole, by the janitor":                      {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never},
 		"25: the same, allowed":                                  {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, options: func(o *Options) { o.JanitorClusterScoped = true }},
 		"25: a ClusterRole, by k8s-ttl-controller":               {kind: "ClusterRole", annotations: map[string]string{T + "ttl": "1h"}},
 		"26: a Deployment":                                       {kind: "Deployment", annotations: map[string]string{T + "ttl": "1h"}},
-		"26: its ReplicaSet, with the copy":                      {kind: "ReplicaSet", annotations: map[string]string{T + "ttl": "1h"}, change: func(o *Object) { o.ControllerKind = "Deployment" }, wait: never, untracked: true},
+		"26: its ReplicaSet, with the copy":                      {kind: "ReplicaSet", annotations: map[string]string{T + "ttl": "1h"}, change: controlledBy("Deployment"), wait: never},
 		"26: a ReplicaSet of nobody":                             {kind: "ReplicaSet", annotations: map[string]string{T + "ttl": "1h"}},
-		"38: a mirror Pod":                                       {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *Object) { o.Mirror = true }, wait: never, untracked: true},
-		"38: a Pod of a ReplicaSet":                              {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *Object) { o.ControllerKind = "ReplicaSet" }},
+		"38: a mirror Pod":                                       {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.Annotations[corev1.MirrorPodAnnotationKey] = "x" }, wait: never},
+		"38: a Pod of a ReplicaSet":                              {annotations: map[string]string{T + "ttl": "1h"}, change: controlledBy("ReplicaSet")},
 		"a namespace that is excluded":                           {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.ExcludeNamespaces = []string{"sh*"} }, wait: never, warnings: TTLProtected},
 		"a namespace that is not included":                       {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }, wait: never, warnings: TTLProtected},
 		"a Namespace that is not included":                       {kind: "Namespace", name: "x", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }, wait: never, warnings: TTLProtected},
 		"a ClusterRole is in no namespace":                       {kind: "ClusterRole", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }},
 		"a protected namespace is not allowed by being included": {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"*"} }, wait: never, warnings: TTLProtected},
-		"an object without a creationTimestamp":                  {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *Object) { o.Created = time.Time{} }, wait: never, warnings: InvalidTTL},
+		"an object without a creationTimestamp":                  {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.CreationTimestamp = metav1.Time{} }, wait: never, warnings: InvalidTTL},
 		"blanks around a native TTL":                             {annotations: map[string]string{"quartermaster.dev/ttl": " 1h\n"}},
 		"native forever":                                         {annotations: map[string]string{"quartermaster.dev/ttl": "forever"}, wait: never},
 		"two that are invalid":                                   {annotations: map[string]string{"quartermaster.dev/ttl": "x", T + "ttl": "y"}, wait: never, warnings: InvalidTTL + " " + InvalidTTL},
@@ -111,11 +115,10 @@ func TestDecide(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			obj := &Object{Type: typeOf("Pod"), Namespace: "shop", Name: "p", Created: created, Annotations: test.annotations}
-			if test.kind != "" {
-				obj.Type = typeOf(test.kind)
-			}
-			if !obj.Type.Namespaced {
+			of := typeOf(cmp.Or(test.kind, "Pod"))
+			obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+				Namespace: "shop", Name: "p", CreationTimestamp: metav1.Time{Time: created}, Annotations: test.annotations}}
+			if !of.Namespaced {
 				obj.Namespace = ""
 			}
 			if test.namespace != "" {
@@ -131,19 +134,19 @@ func TestDecide(t *testing.T) {
 			if test.options != nil {
 				test.options(&o)
 			}
-			d := o.Decide(obj, now)
+			d := o.Decide(of, obj, now)
 			got := never
 			if d.Due(now) {
 				got = 0
-			} else if !d.Deadline.IsZero() {
+			} else if d.Deadline != Never {
 				got = d.Deadline.Sub(now)
 			}
 			var reasons []string
 			for _, w := range d.Warnings {
 				reasons = append(reasons, w.Reason)
 			}
-			if got != test.wait || strings.Join(reasons, " ") != test.warnings || d.Tracked == test.untracked {
-				t.Errorf("wait %v, warnings %v, tracked %t; want %v, %q, %t", got, d.Warnings, d.Tracked, test.wait, test.warnings, !test.untracked)
+			if got != test.wait || strings.Join(reasons, " ") != test.warnings {
+				t.Errorf("wait %v, warnings %v; want %v, %q", got, d.Warnings, test.wait, test.warnings)
 			}
 		})
 	}
@@ -181,77 +184,83 @@ func TestWatches(t *testing.T) {
 		})
 	}
 	o := Options{Include: []string{"pods", "gone", "*.apps", "x.y"}}
-	if got := o.Unmatched([]schema.GroupResource{{Resource: "pods"}, {Group: "apps", Resource: "deployments"}}); strings.Join(got, " ") != "gone x.y" {
+	if got := o.Unmatched([]Type{typeOf("Pod"), typeOf("Deployment")}); strings.Join(got, " ") != "gone x.y" {
 		t.Errorf("unmatched %v", got)
 	}
 }
 
 func TestValidate(t *testing.T) {
 	o := defaults()
-	if mistakes := o.Validate(); len(mistakes) > 0 {
+	mistakes := map[string]string{}
+	bad := func(flag, format string, args ...any) { mistakes[flag] = fmt.Sprintf(format, args...) }
+	if o.Validate(bad); len(mistakes) > 0 {
 		t.Fatal(mistakes)
 	}
 	o = Options{Families: []Family{"x"}, Include: []string{""}, Exclude: []string{"po*"}, IncludeNamespaces: []string{"A"},
 		ExcludeNamespaces: []string{""}, AllowProtected: []string{"pods", "in:"}}
-	mistakes := o.Validate()
+	o.Validate(bad)
 	for _, flag := range []string{"annotations", "include-resources", "exclude-resources", "include-namespaces", "exclude-namespaces", "allow-protected"} {
-		if mistakes[flag] == nil {
+		if mistakes[flag] == "" {
 			t.Errorf("no mistake in %s: %v", flag, mistakes)
 		}
 	}
 }
 
-// TestBreaker has row 31: 150 objects are due, 60 may be deleted in a minute.
-func TestBreaker(t *testing.T) {
-	b := Breaker{Limit: 60, Cooldown: 5 * time.Minute}
-	at, left, trips := now, 150, 0
-	var deleted []int // in each batch
-	for left > 0 {
-		wait, opened := b.Take(at)
-		if opened {
-			trips++
-		}
-		if wait == 0 {
-			if len(deleted) == trips {
-				deleted = append(deleted, 0)
-			}
-			deleted[trips]++
-			left--
-			continue
-		}
-		if wait != 5*time.Minute || !opened {
-			t.Fatalf("wait %v, opened %t", wait, opened)
-		}
-		if again, opened := b.Take(at.Add(time.Minute)); again != 4*time.Minute || opened {
-			t.Fatalf("after a minute: wait %v, opened %t", again, opened)
-		}
-		at = at.Add(wait)
-	}
-	if trips != 2 || deleted[0] != 60 || deleted[1] != 60 || deleted[2] != 30 {
-		t.Errorf("%d trips, deleted %v", trips, deleted)
+func controlledBy(kind string) func(*metav1.PartialObjectMetadata) {
+	return func(o *metav1.PartialObjectMetadata) {
+		o.OwnerReferences = []metav1.OwnerReference{{Kind: "Team"}, {Kind: kind, Controller: ptr.To(true)}}
 	}
 }
 
-func TestBreakerCountsAMinute(t *testing.T) {
-	b := Breaker{Limit: 2, Cooldown: time.Second}
+func TestAnnotated(t *testing.T) {
+	native := defaults()
+	native.Families = []Family{Native}
+	for name, test := range map[string]struct {
+		annotations map[string]string
+		options     Options
+		want        bool
+	}{
+		"a TTL":                                 {annotations: map[string]string{TwinTTL: "1h"}, options: defaults(), want: true},
+		"an empty one":                          {annotations: map[string]string{JanitorTTL: ""}, options: defaults(), want: true},
+		"none":                                  {annotations: map[string]string{"a": "b"}, options: defaults()},
+		"6: refreshed, but without a TTL":       {annotations: map[string]string{TwinRefreshed: "2020-01-01T00:00:00Z"}, options: defaults()},
+		"16: a TTL of a family that is not one": {annotations: map[string]string{TwinTTL: "1h"}, options: native},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := test.options.Annotated(&metav1.ObjectMeta{Annotations: test.annotations}); got != test.want {
+				t.Errorf("%t, want %t", got, test.want)
+			}
+		})
+	}
+}
+
+func TestBreaker(t *testing.T) {
+	b := Breaker{Limit: 2}
 	take := func(after time.Duration, want bool) {
 		t.Helper()
-		if wait, _ := b.Take(now.Add(after)); (wait == 0) != want {
-			t.Errorf("after %v: wait %v", after, wait)
+		if got := b.Take(now.Add(after)); got != want {
+			t.Errorf("after %v: %t", after, got)
 		}
 	}
 	take(0, true)
 	take(59*time.Second, true)
 	b.Return()
 	take(59*time.Second, true)
+	take(59*time.Second, false)
 	take(60*time.Second, true) // the first has left the window
 	take(61*time.Second, false)
-	take(63*time.Second, false) // closed, but the window is still full
-	take(119*time.Second, true)
-	unlimited := Breaker{Cooldown: time.Minute}
+	if !b.Trip(now.Add(61*time.Second), 2*time.Minute) || b.Trip(now.Add(62*time.Second), time.Hour) {
+		t.Error("it opens once")
+	}
+	if open := b.Open(now.Add(100 * time.Second)); open != 81*time.Second {
+		t.Errorf("open for %v", open)
+	}
+	take(180*time.Second, false) // the window is empty
+	take(181*time.Second, true)
+	unlimited := Breaker{}
 	for range 1000 {
-		if wait, _ := unlimited.Take(now); wait != 0 {
-			t.Fatal("without a limit it opened")
+		if !unlimited.Take(now) {
+			t.Fatal("without a limit it refuses")
 		}
 	}
 }

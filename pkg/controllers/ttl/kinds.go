@@ -1,0 +1,149 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+// key names an object.
+type key struct {
+	*kind
+	cache.ObjectName
+}
+
+// String returns pods/shop/p.
+func (k key) String() string { return k.GroupResource().String() + "/" + k.ObjectName.String() }
+
+// entry is what a run remembers of an annotated object.
+type entry struct {
+	obj      metav1.Object
+	deadline time.Time // by the last decision
+	// Only the worker that has the key uses these.
+	told     map[string]time.Time
+	failures int
+}
+
+// news reports whether an owner has not been told this yet; or not since again, unless that is 0.
+func (r *entry) news(what string, now time.Time, again time.Duration) bool {
+	last, told := r.told[what]
+	if told && (again == 0 || now.Sub(last) < again) {
+		return false
+	}
+	if r.told == nil {
+		r.told = map[string]time.Time{}
+	}
+	r.told[what] = now
+	return true
+}
+
+// kind is a type that is followed, and its annotated objects.
+type kind struct {
+	policy.Type
+	following Following
+
+	mu      sync.Mutex
+	records map[cache.ObjectName]*entry
+}
+
+// get returns a record, nil if there is none, and the object in it.
+func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r := k.records[name]; r != nil {
+		return r, r.obj
+	}
+	return nil, nil
+}
+
+// put records an object. Unless it is the same to every decision, its record begins anew.
+func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r := k.records[name]; r != nil && same {
+		r.obj = obj
+		return
+	}
+	k.records[name] = &entry{obj: obj, deadline: policy.Never}
+}
+
+func (k *kind) remove(name cache.ObjectName) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.records, name)
+}
+
+func (k *kind) decided(r *entry, deadline time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.deadline = deadline
+}
+
+// stop ends the watch and forgets the objects.
+func (k *kind) stop() {
+	k.following.Stop() // not under the lock, for which a handler may be waiting
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.records)
+}
+
+// same reports whether an object is due at the same time in two states, unless it is being deleted by
+// then. keys are the annotations that count; the cache may have others, for other controllers.
+func same(a, b metav1.Object, keys []string) bool {
+	return a.GetUID() == b.GetUID() && reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
+		!slices.ContainsFunc(keys, func(key string) bool {
+			was, had := a.GetAnnotations()[key]
+			is, has := b.GetAnnotations()[key]
+			return was != is || had != has
+		})
+}
+
+// KindStatus is what /debug/controllers/ttl shows of a type.
+type KindStatus struct {
+	Resource     string     `json:"resource"`
+	Version      string     `json:"version"`
+	Synced       bool       `json:"synced"`
+	Tracked      int        `json:"tracked"`
+	Overdue      int        `json:"overdue"`
+	NextDeadline *time.Time `json:"nextDeadline,omitempty"`
+	Problem      string     `json:"problem,omitempty"`
+}
+
+func (k *kind) status(now time.Time) KindStatus {
+	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version}
+	s.Synced, s.Problem = k.following.Status()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s.Tracked = len(k.records)
+	next := policy.Never
+	for _, r := range k.records {
+		if !r.deadline.After(now) {
+			s.Overdue++
+		} else if r.deadline.Before(next) {
+			next = r.deadline
+			s.NextDeadline = &next
+		}
+	}
+	return s
+}
+
+// status returns the state of all types, by name.
+func (c *Controller) status() (list []KindStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.kinds {
+		list = append(list, k.status(c.clock.Now()))
+	}
+	slices.SortFunc(list, func(a, b KindStatus) int { return strings.Compare(a.Resource, b.Resource) })
+	return list
+}
