@@ -59,6 +59,7 @@ func TestFaults(t *testing.T) {
 		managers = buildUnfenced(t, "ours")
 	}
 	c := newCampaign(t, seed, managers)
+	c.witness.Fenced = *flagFence == "both"
 	kinds := deck{rand: c.rand, all: slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !only.MatchString(f.name) })}
 	if len(kinds.all) == 0 {
 		t.Fatalf("no kind of fault matches -kinds=%s", *flagKinds)

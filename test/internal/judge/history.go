@@ -25,6 +25,9 @@ import (
 // History collects what has happened to the Lease and what was written. Its methods may be called
 // from several goroutines.
 type History struct {
+	// Fenced is set if the fence in the API server is in force all the time.
+	Fenced bool
+
 	lease types.NamespacedName
 	// isReplica reports whether a process elects, by the name of its program.
 	isReplica func(process string) bool
@@ -195,7 +198,7 @@ func (h *History) Judge() *Judgement {
 		writes[revision] = h.attribute(w)
 	}
 	maps.Copy(writes, h.logged.writes)
-	result := judge(sorted(versions), sorted(writes), h.processOf)
+	result := judge(sorted(versions), sorted(writes), h.processOf, h.Fenced)
 	result.Unlogged = len(writes) - len(h.logged.writes)
 	return result
 }

@@ -59,10 +59,11 @@ const (
 	Overlap Verdict = "overlaps with the successor's writes"
 	// Late means that another process had acquired the Lease, but not yet written.
 	Late Verdict = "late, before the successor's first write"
-	// InOrder means the same of a successor that took the Lease on evidence, before the claim had run
-	// out. The store then takes writes of one Pod at a time, in the order of the terms (ADR 0003, rule
-	// 12), and what a process has sent before it died may be the last of its term.
-	InOrder Verdict = "late and in order, before the first write of a successor that had evidence"
+	// InOrder means the same behind the fence in the API server, or of a successor that took the Lease on
+	// evidence, before the claim had run out. The store then takes writes of one Pod at a time, in the
+	// order of the terms (ADR 0003, rule 12): what a process has sent before it died, or what waited in an
+	// API server that stood still, may be the last of its term.
+	InOrder Verdict = "late and in order, before the first write of a successor behind the fence"
 	// AfterRelease means that the process had released the Lease, and nobody had acquired it yet.
 	AfterRelease Verdict = "after the release"
 	// Revoked means that the Lease had been changed or deleted by hand, and nobody had acquired it
@@ -130,11 +131,12 @@ type judging struct {
 	acquisitions []Acquisition       // in order
 	versions     []LeaseVersion      // in order
 	wrote        map[string][]uint64 // revisions by process, in order
+	fenced       bool
 }
 
 // judge judges all writes. processOf maps identities to the replicas' processes.
-func judge(versions []LeaseVersion, writes []Write, processOf map[string]string) *Judgement {
-	j := &judging{processOf: processOf, versions: versions, wrote: map[string][]uint64{}}
+func judge(versions []LeaseVersion, writes []Write, processOf map[string]string, fenced bool) *Judgement {
+	j := &judging{processOf: processOf, versions: versions, wrote: map[string][]uint64{}, fenced: fenced}
 	j.findAcquisitions()
 	for _, w := range writes {
 		j.wrote[w.By] = append(j.wrote[w.By], w.Revision)
@@ -185,7 +187,7 @@ func (j *judging) find(w Write) (Finding, bool) {
 		f := Finding{Write: w, Verdict: Late, Since: successor.LeaseVersion}
 		if first, ok := j.firstWriteSince(successor); ok && first < w.Revision {
 			f.Verdict = Overlap
-		} else if successor.early() && last+2 == len(before) {
+		} else if (j.fenced || successor.early()) && last+2 == len(before) {
 			f.Verdict = InOrder
 		}
 		return f, true

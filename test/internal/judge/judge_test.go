@@ -97,6 +97,7 @@ func event(by, verb, resource string, object any) auditv1.Event {
 func TestJudge(t *testing.T) {
 	for name, tc := range map[string]struct {
 		steps        []string
+		fenced       bool
 		findings     []string // REVISION VERDICT
 		acquisitions int
 		unlogged     int
@@ -113,10 +114,19 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "b acquires", "b writes", "a writes"}, findings: []string{"4 overlaps with the successor's writes"}, acquisitions: 2},
 		"but the last of the former's may come after another has acquired on evidence": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "a writes", "b writes"},
-			findings: []string{"4 late and in order, before the first write of a successor that had evidence"}, acquisitions: 2},
+			findings: []string{"4 late and in order, before the first write of a successor behind the fence"}, acquisitions: 2},
 		"though not after the other has written": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "b writes", "a writes"},
 			findings: []string{"5 overlaps with the successor's writes"}, acquisitions: 2},
+		"or after another has acquired, if that writes only behind the fence in the API server": {
+			steps: []string{"a acquires", "b acquires", "a writes", "b writes"}, fenced: true,
+			findings: []string{"3 late and in order, before the first write of a successor behind the fence"}, acquisitions: 2},
+		"which does not excuse a write after the other's": {
+			steps: []string{"a acquires", "b acquires", "b writes", "a writes"}, fenced: true,
+			findings: []string{"4 overlaps with the successor's writes"}, acquisitions: 2},
+		"nor one after a release": {
+			steps: []string{"a acquires", "a releases", "a writes"}, fenced: true,
+			findings: []string{"3 after the release"}, acquisitions: 1},
 		"nor after a third has acquired": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "c acquires", "a writes"},
 			findings: []string{"5 late, before the successor's first write"}, acquisitions: 3},
@@ -150,7 +160,9 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "unlogged: b acquires", "a writes", "b renews"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := historyOf(t, tc.steps).Judge()
+			history := historyOf(t, tc.steps)
+			history.Fenced = tc.fenced
+			got := history.Judge()
 			var findings []string
 			for _, f := range got.Findings {
 				findings = append(findings, fmt.Sprintf("%d %s", f.Revision, f.Verdict))
