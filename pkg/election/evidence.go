@@ -71,7 +71,7 @@ func noteOf(lease *coordinationv1.Lease) holderNote {
 	return note
 }
 
-// setNote replaces the note that the Lease has, and leaves none if the process cannot be reached.
+// setNote replaces the note of the holder before, and leaves none if the process cannot be reached.
 func setNote(lease *coordinationv1.Lease, note holderNote) {
 	delete(lease.Annotations, ProcessAnnotation)
 	if note.Process == (Process{}) {

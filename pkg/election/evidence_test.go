@@ -114,32 +114,6 @@ func TestRefutedEvidenceIsLookedAtAnew(t *testing.T) {
 	}
 }
 
-func TestARenewalRestoresTheNote(t *testing.T) {
-	process := Process{Address: "10.0.0.2:10357"}
-	note := holderNote{Holder: "me", Process: process, Evidence: LeaderGone}
-	mistaken := note
-	mistaken.Mistaken = true
-	foreign := Process{Address: "10.6.6.6:22"}
-	for name, test := range map[string]struct {
-		found func(*coordinationv1.Lease)
-		want  holderNote
-	}{
-		"that is gone":           {func(*coordinationv1.Lease) {}, note},
-		"that was edited":        {func(l *coordinationv1.Lease) { setNote(l, holderNote{Holder: "me", Process: foreign}) }, note},
-		"of another":             {func(l *coordinationv1.Lease) { setNote(l, holderNote{Holder: "a", Process: foreign}) }, note},
-		"with what another says": {func(l *coordinationv1.Lease) { setNote(l, mistaken) }, mistaken},
-	} {
-		t.Run(name, func(t *testing.T) {
-			p := newProtocol("me", testTiming)
-			p.process, p.early = process, takeover{evidence: LeaderGone}
-			p.lease = testLease("1", 1, "me", test.found)
-			if got := noteOf(p.proposal(action{kind: actRenew}, time.Unix(1000, 0))); got != test.want {
-				t.Errorf("the note is %+v, want %+v", got, test.want)
-			}
-		})
-	}
-}
-
 func TestNoteOf(t *testing.T) {
 	tests := map[string]struct {
 		lease *coordinationv1.Lease

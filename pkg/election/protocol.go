@@ -215,11 +215,7 @@ func (p *protocol) proposal(act action, now time.Time) *coordinationv1.Lease {
 		}
 		return lease
 	case actResume, actRenew:
-		lease := renewedLease(p.lease, p.own.lease, now)
-		// As the duration, the note is restored in case somebody has edited it, but for what the holder before says.
-		mistaken := noteOf(p.lease).Mistaken
-		setNote(lease, holderNote{Holder: p.identity, Process: p.process, Evidence: p.early.evidence, Mistaken: mistaken})
-		return lease
+		return renewedLease(p.lease, p.own.lease, now)
 	case actRelease:
 		return releasedLease(p.lease, now)
 	}
