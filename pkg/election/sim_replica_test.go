@@ -52,7 +52,7 @@ type simProc struct {
 	reads    func() // called before its clock is read; nil: nothing
 
 	passes func() bool // whether a write would pass at this instant, without a pause
-	aware  func() bool // whether it knows the Lease
+	aware  func() bool // whether it knows the term of the Lease
 }
 
 // ours is our elector.
@@ -71,9 +71,11 @@ func runOurs(ctx context.Context, p *simProc) error {
 		return lock.fence.admitsAt(p.now())
 	}
 	p.aware = func() bool {
+		lease, _ := p.sim.store.get()
 		lock.shown.mu.Lock()
 		defer lock.shown.mu.Unlock()
-		return lock.shown.status.Term != nil
+		term := lock.shown.status.Term
+		return term != nil && (lease == nil || *term == termOf(lease))
 	}
 	p.mu.Unlock()
 	var writes http.RoundTripper = p

@@ -131,7 +131,7 @@ func (s *simulation) revive(r *simReplica) {
 	}
 }
 
-// allAware reports whether every process knows the Lease. New ones then wait for two lease
+// allAware reports whether every process knows the term of the Lease. New ones then wait for two lease
 // durations. A process that knows nothing of the past is not safe from an edit that hides it; see
 // the limits in docs/adr/0003-leader-election.md.
 func (s *simulation) allAware() bool {
