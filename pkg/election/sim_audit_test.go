@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -393,7 +394,11 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.logLocked(writer, "LEASE %s -> %s", describe(before), describe(after))
-	if a.sim.store.rv <= a.sim.store.highest+1 {
+	var required int64
+	if before != nil {
+		required, _ = strconv.ParseInt(before.ResourceVersion, 10, 64)
+	}
+	if a.sim.store.rv <= a.sim.store.highest+1 || required > 0 && required <= a.sim.store.highest {
 		// A restored store gives out versions a second time, and a write that requires the first may
 		// succeed on the second.
 		a.unsure.set(now.Add(2 * a.sim.cfg.LeaseDuration.Duration))
