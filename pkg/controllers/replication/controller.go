@@ -169,6 +169,8 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 	wanted := []policy.Key{source}
 	if !first || c.Get(key) != nil {
 		wanted = append(wanted, key)
+	} else {
+		l.bodies[key] = nil // also if it appears meanwhile, since nothing is known of it
 	}
 	for {
 		if err := l.read(ctx, wanted); err != nil {

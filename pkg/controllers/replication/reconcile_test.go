@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -169,6 +170,28 @@ func TestReconcile(t *testing.T) {
 				w.expect("create b/s")
 				if got := w.count("errors_total", map[string]string{"reason": "Forbidden"}); got != 5 {
 					w.t.Errorf("%v errors, want 5", got)
+				}
+			},
+		},
+		"a target that appears while the source is read is not written as if it were a new copy": {
+			run: func(w *world) {
+				var once sync.Once
+				w.client.PrependReactor("get", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+					once.Do(func() {
+						target := secret("b/s", "", "Q:pull-from=a/s")
+						target.Labels = map[string]string{"theirs": "yes"}
+						if err := w.client.Tracker().Add(target); err != nil {
+							w.t.Error(err)
+						}
+						time.Sleep(time.Second) // until the cache has it
+					})
+					return false, nil, nil
+				})
+				w.put(secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"))
+				w.pass(10 * time.Second)
+				got := w.secret("b/s")
+				if got.Labels["theirs"] != "yes" || got.Annotations["quartermaster.dev/pull-from"] != "a/s" || string(got.Data["k"]) != "v" {
+					w.t.Errorf("labels %v, annotations %v, keys %d", got.Labels, got.Annotations, len(got.Data))
 				}
 			},
 		},

@@ -65,7 +65,7 @@ func (o *Options) roleOf(obj *Object) role {
 	switch {
 	case o.hasPushKey(obj):
 		return role{kind: pushSource}
-	case o.Mittwald && version && keys:
+	case m == nil && o.Mittwald && version && keys: // a pull target that was detached has a marker
 		return role{kind: unmarkedCopy, dialect: Mittwald}
 	}
 	return role{}

@@ -603,6 +603,15 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("update b/t")
 		}},
+		"N17: nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(w *world) {
+			w.put(secret("a/s", "k=v", permits))
+			w.put(secret("b/s", "", with("M:replicate-from=a/s")))
+			w.settle()
+			w.edit("b/s", with("M:replicate-from"))
+			w.put(secret("c/s", "k=other", with("M:replicate-to=b")))
+			w.settle()
+			w.expect("update b/s")
+		}},
 		"N19: what is in sync is not written": {nil, func(w *world) {
 			w.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits))
 			w.put(secret("b/t", "", pull))
