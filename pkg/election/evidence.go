@@ -96,7 +96,7 @@ func (t timing) unheardFor() time.Duration {
 // earlyAt returns from when on the evidence lets this replica take the Lease before the holder's claim
 // ends (rule 12), or never.
 func (p *protocol) earlyAt() time.Duration {
-	if !p.fenced || p.watched != p.watchable() {
+	if !p.fenced || p.watched == (watched{}) || p.watched != p.watchable() {
 		return never
 	}
 	at := never

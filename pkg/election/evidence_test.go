@@ -57,6 +57,11 @@ func TestEarlyAt(t *testing.T) {
 			p.onLeader(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+settleTime+1, true)
 		}, never},
+		"not by the old look when the renewal has taken the note away": {func(p *protocol) {
+			p.onLeader(LeaderSilent, 2*s)
+			p.learn(testLease("2", 1, "a", renewed), 3*s, true)
+			p.onLeader(LeaderGone, 4*s)
+		}, never},
 		"not without the fence in the API server": {func(p *protocol) {
 			p.onLeader(LeaderGone, 2*s)
 			p.onServerFence(false)
