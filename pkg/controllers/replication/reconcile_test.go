@@ -176,14 +176,14 @@ func TestReconcile(t *testing.T) {
 		"a target that appears while the source is read is not written as if it were a new copy": {
 			run: func(w *world) {
 				var once sync.Once
-				w.client.PrependReactor("get", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				w.client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
 					once.Do(func() {
 						target := secret("b/s", "", "Q:pull-from=a/s")
 						target.Labels = map[string]string{"theirs": "yes"}
 						if err := w.client.Tracker().Add(target); err != nil {
 							w.t.Error(err)
 						}
-						time.Sleep(time.Second) // until the cache has it
+						<-time.After(time.Second) // until the cache has it
 					})
 					return false, nil, nil
 				})
