@@ -236,7 +236,8 @@ func (n *LeaderNamespace) raise(ctx context.Context, after int64) error {
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
 				"lease", n.lock.lease, "namespace", n.name)
 		}
-		if !pauseFor(ctx, backoff/2+randomUpTo(n.jitter, backoff)) {
+		asked := min(failureOf(err).after, serverFenceBackoffMax) // by the API server
+		if !pauseFor(ctx, max(backoff/2+randomUpTo(n.jitter, backoff), asked)) {
 			return context.Cause(ctx)
 		}
 	}

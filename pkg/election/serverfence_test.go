@@ -465,6 +465,40 @@ func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
 	}
 }
 
+// TestABusyAPIServerIsAskedWhenItSays counts the attempts of a new leader to name itself while the API
+// server asks it to wait.
+func TestABusyAPIServerIsAskedWhenItSays(t *testing.T) {
+	for name, test := range map[string]struct{ after, most int }{
+		"it asks for 3 s":         {3, 4}, // at 0, 3, 6 and 9 s
+		"it asks for a long time": {100, 1},
+		"it asks for nothing":     {0, 14},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				patches := 0
+				f.webhook = func(_ context.Context, dryRun bool) error {
+					if !dryRun {
+						patches++
+					}
+					return apierrors.NewTooManyRequests("busy", test.after)
+				}
+				ctx, stop := quiet(t)
+				ended := f.run(ctx, untilStopped)
+				pass(9900 * time.Millisecond)
+				synctest.Wait()
+				if patches == 0 || patches > test.most {
+					t.Errorf("it has tried %d times in 10 s, want %d at most", patches, test.most)
+				}
+				stop()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // TestATermEndsWhenAnotherIsNamed gives the Lease to another while nothing tells the leader.
 func TestATermEndsWhenAnotherIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -354,12 +354,13 @@ func (a *auditor) executed(w *simWrite) {
 	if now.Before(a.unsure.get()) {
 		return
 	}
-	if lag := w.server.worstLag(named) + now.Sub(w.admitted); led && lag < serverFenceLag && a.replaced[w.proc] && !w.proc.isGone() {
+	lag := w.server.worstLag(named) + now.Sub(w.admitted)
+	if led && lag < serverFenceLag && a.replaced[w.proc] && !w.proc.isGone() && !w.proc.isMaligned() { // ruleStale judges that one
 		a.violateLocked(ruleInOrder, "%s writes between writes of its successor; the API server's lag was %s", w.proc.identity, lag)
 	}
 	a.count.latest = max(a.count.latest, late)
-	if bound := w.server.worstLag(named) + now.Sub(w.admitted); late > bound {
-		a.violateLocked(ruleStale, "%s writes %s after the fence has named another; bound %s", w.proc.identity, late, bound)
+	if late > lag {
+		a.violateLocked(ruleStale, "%s writes %s after the fence has named another; bound %s", w.proc.identity, late, lag)
 	}
 }
 

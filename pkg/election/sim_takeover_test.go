@@ -159,6 +159,40 @@ func TestSimulatedMistake(t *testing.T) {
 	}
 }
 
+// TestSimulatedFalseEnd lets the standbys believe that a leader has ended which is well. The one that takes
+// the Lease does not wait as after silence, so the store takes writes of the former leader for as long as
+// API servers do not know that another is named, and no longer. The former leader says that it lives.
+func TestSimulatedFalseEnd(t *testing.T) {
+	between, said := 0, 0
+	const seeds = 60
+	for seed := range uint64(seeds) {
+		s := runPlan(t, ours, simFences{client: true, server: true}, 4, seed, func(s *simulation) {
+			s.install()
+			s.launchReplicas(3)
+			pass(time.Minute)
+			former := s.leader()
+			if !passUntil(500*time.Microsecond, former.isDialing) {
+				s.audit.violate(ruleSomeoneLeads, "%s does not write", former.identity)
+				return
+			}
+			for _, server := range s.servers[1:] {
+				server.stall(300 * time.Millisecond)
+			}
+			former.malign()
+			pass(5 * time.Second)
+			if leader := s.leader(); leader == nil || leader == former {
+				s.audit.violate(ruleSomeoneLeads, "%s is not replaced", former.identity)
+			}
+		})
+		between += s.audit.count.led
+		said += s.audit.count.mistakes
+	}
+	if between == 0 || said < seeds*9/10 {
+		t.Errorf("in %d seeds, %d writes of the former leader were executed between those of the next, and %d have said that they live",
+			seeds, between, said)
+	}
+}
+
 // TestSimulatedSilence stops a leader when a write is about to leave it, and lets it go on right after the fence has named
 // another, when some API servers do not know that yet.
 func TestSimulatedSilence(t *testing.T) {

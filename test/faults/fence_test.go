@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -19,7 +20,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -155,6 +158,7 @@ func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.V
 func TestFenceInTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
 	w := newWorld(ctx, t, 1)
+	permitDeletions(ctx, t, w.namespace)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	clients := map[string]*kubernetes.Clientset{
 		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t),
@@ -186,7 +190,9 @@ func TestFenceInTheAPIServer(t *testing.T) {
 			}
 			for who, client := range clients {
 				admitted := tc.admitted[who] || who == "somebody else"
-				for what, err := range leaderWrites(ctx, w, client) {
+				writes := leaderWrites(ctx, w, client)
+				maps.Copy(writes, deletions(ctx, w.namespace, client))
+				for what, err := range writes {
 					switch refused := isFenceRefusal(err); {
 					case admitted && err != nil:
 						t.Errorf("%s may not %s: %v", who, what, err)
@@ -228,10 +234,51 @@ func leaderWrites(ctx context.Context, w *world, client kubernetes.Interface) ma
 	return map[string]error{"patch a Deployment": patched, "try to patch a Deployment": dry, "create a Job": created, "delete a Job": deleted}
 }
 
+// permitDeletions lets the managers delete Leases and Events in the namespace, as a controller of somebody
+// else's may have to.
+func permitDeletions(ctx context.Context, t testing.TB, namespace string) {
+	t.Helper()
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "deletions"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"", "coordination.k8s.io"}, Resources: []string{"events", "leases"}, Verbs: []string{"delete"}}}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: "quartermaster"}}}
+	_, created := shared.Admin.RbacV1().Roles(namespace).Create(ctx, role, metav1.CreateOptions{})
+	_, bound := shared.Admin.RbacV1().RoleBindings(namespace).Create(ctx, binding, metav1.CreateOptions{})
+	if err := errors.Join(created, bound); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		review, err := shared.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{User: "system:serviceaccount:kube-system:quartermaster",
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: "delete", Resource: "events"}},
+		}, metav1.CreateOptions{})
+		if err == nil && !review.Status.Allowed {
+			err = errors.New("the managers may not delete Events yet")
+		}
+		return err
+	})
+}
+
+// deletions deletes what every replica may write, and returns the errors.
+func deletions(ctx context.Context, namespace string, client kubernetes.Interface) map[string]error {
+	name := metav1.ObjectMeta{Name: "deleted", Namespace: namespace}
+	_, _ = shared.Admin.CoreV1().Events(namespace).Create(ctx, // it may be there
+		&corev1.Event{ObjectMeta: name, InvolvedObject: corev1.ObjectReference{Namespace: namespace}}, metav1.CreateOptions{})
+	_, _ = shared.Admin.CoordinationV1().Leases(namespace).Create(ctx, &coordinationv1.Lease{ObjectMeta: name}, metav1.CreateOptions{})
+	return map[string]error{
+		"delete an Event": client.CoreV1().Events(namespace).Delete(ctx, name.Name, metav1.DeleteOptions{}),
+		"delete a Lease":  client.CoordinationV1().Leases(namespace).Delete(ctx, name.Name, metav1.DeleteOptions{}),
+	}
+}
+
 // standbyWrites does writes that every replica may do, and returns their errors.
 func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]error {
 	event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "event-"}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}}
-	_, recorded := client.CoreV1().Events("default").Create(ctx, event, metav1.CreateOptions{})
+	event, recorded := client.CoreV1().Events("default").Create(ctx, event, metav1.CreateOptions{})
+	counted := recorded
+	if recorded == nil {
+		_, counted = client.CoreV1().Events("default").Patch(ctx, event.Name, types.MergePatchType, []byte(`{"count":2}`), metav1.PatchOptions{})
+	}
 	leases := client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	lease, renewed := leases.Get(ctx, fleet.LeaseName, metav1.GetOptions{})
 	if renewed == nil {
@@ -249,7 +296,7 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 			ns.ResourceVersion, election.LeaderAnnotation, ns.Annotations[election.LeaderAnnotation])
 		_, named = client.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
-	return map[string]error{"name the leader": named, "record an Event": recorded, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
+	return map[string]error{"name the leader": named, "record an Event": recorded, "count it again": counted, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
 }
 
 // TestHowSoonTheFenceFollowsTheName measures for how long after a change of the name writes of the
