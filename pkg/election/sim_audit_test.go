@@ -194,11 +194,18 @@ func (a *auditor) report() string {
 // suspend says that something happens now that no client can tell from a regular event: no client's
 // fence is judged for two lease durations. After a restore, watches are refused for a while.
 func (a *auditor) suspend() {
+	a.mayPoll()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.unsure.set(time.Now().Add(2 * a.sim.cfg.LeaseDuration.Duration))
-	a.polled = time.Now().Add(2 * maxBackoff)
 	a.logLocked("auditor", "does not judge the fences of the clients until %s", a.unsure.get().Sub(a.sim.start))
+}
+
+// mayPoll says that a standby may be without its watch for a while.
+func (a *auditor) mayPoll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.polled = time.Now().Add(2 * maxBackoff)
 }
 
 // patience returns for how long an edited record may still be waited for.

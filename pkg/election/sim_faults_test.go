@@ -49,9 +49,9 @@ var simFaults = []simFault{
 	}},
 	{"replicas do not reach each other", 3, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) { p.separate(long) }},
 	{"a Pod without a network", 3, func(_ *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
-		p.link.set(func(l *simLink) { l.lost = loseAll })
+		p.lose(loseAll)
 		p.separate(long)
-		p.link.set(func(l *simLink) { l.lost = loseNothing })
+		p.lose(loseNothing)
 	}},
 	{"a stop in good order", 2, func(s *simulation, _ *rand.Rand, p *simProc, _ time.Duration) {
 		p.stop()
@@ -127,9 +127,15 @@ func drawFault(rng *rand.Rand) simFault {
 }
 
 func (s *simulation) lossy(p *simProc, loss linkLoss, long time.Duration) {
-	p.link.set(func(l *simLink) { l.lost = loss })
+	p.lose(loss)
 	pass(long)
-	p.link.set(func(l *simLink) { l.lost = loseNothing })
+	p.lose(loseNothing)
+}
+
+// lose begins or ends a loss between the process and the API servers. Its watch may be away for longer.
+func (p *simProc) lose(loss linkLoss) {
+	p.sim.audit.mayPoll()
+	p.link.set(func(l *simLink) { l.lost = loss })
 }
 
 func (s *simulation) suffer(trouble simTrouble, long time.Duration) {
@@ -139,7 +145,7 @@ func (s *simulation) suffer(trouble simTrouble, long time.Duration) {
 }
 
 func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Duration) {
-	p.link.set(func(l *simLink) { l.lost = loseAll })
+	p.lose(loseAll)
 	s.tamper(rng)
 	if other := s.replicas[rng.IntN(len(s.replicas))]; other != p.replica {
 		old := s.current(other)
@@ -148,7 +154,7 @@ func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Durat
 		s.revive(other)
 	}
 	pass(long)
-	p.link.set(func(l *simLink) { l.lost = loseNothing })
+	p.lose(loseNothing)
 }
 
 // restore takes a snapshot of etcd and restores it after a while. What has been acknowledged in

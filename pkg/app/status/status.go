@@ -11,11 +11,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -253,28 +255,31 @@ func newReplica(pod *corev1.Pod) replica {
 }
 
 // readFence returns the result of the leader's own test. If the leader was not reached, it looks
-// for the binding of the policy.
+// for a binding of the policy whose Namespace is that of the Lease. A build of another name has a
+// policy of its own.
 func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r *report) fence {
 	for _, replica := range r.Replicas {
 		if replica.Reached && replica.Name != "" && replica.Name == r.Leader.Pod {
 			return fence{replica.serverFence, "tested by the leader"}
 		}
 	}
-	const source = "ValidatingAdmissionPolicyBinding " + election.ServerFenceName
-	binding, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().
-		Get(ctx, election.ServerFenceName, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return fence{"Absent", source}
-	case err != nil:
-		r.problem("read the fence: %v", err)
-		return fence{"Unknown", source}
-	}
 	leader := election.LeaderNamespaceName(types.NamespacedName{Namespace: o.namespace, Name: o.leaseName})
-	for _, action := range binding.Spec.ValidationActions {
-		if p := binding.Spec.ParamRef; action == "Deny" && p != nil && p.Name == leader {
+	found := fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace " + leader}
+	bindings, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		r.problem("read the fence: %v", err)
+		return fence{"Unknown", "ValidatingAdmissionPolicyBindings cannot be listed"}
+	}
+	for _, binding := range bindings.Items {
+		spec := &binding.Spec
+		if spec.ParamRef == nil || spec.ParamRef.Name != leader || !strings.HasPrefix(spec.PolicyName, election.ServerFenceName) {
+			continue
+		}
+		source := "ValidatingAdmissionPolicyBinding " + binding.Name
+		if slices.Contains(spec.ValidationActions, admissionregistrationv1.Deny) {
 			return fence{"Installed", source + ", not tested"}
 		}
+		found = fence{"Off", source + " does not deny"}
 	}
-	return fence{"Off", source + " does not deny, or goes by another Namespace"}
+	return found
 }

@@ -18,8 +18,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -207,6 +210,33 @@ clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], us
 				if !strings.Contains(out.String(), want) {
 					t.Errorf("no %q in\n%s", want, out.String())
 				}
+			}
+		})
+	}
+}
+
+func TestTheFenceIsFoundByItsNamespace(t *testing.T) {
+	binding := func(name, policy, namespace string, action admissionregistrationv1.ValidationAction) runtime.Object {
+		return &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy,
+				ParamRef: &admissionregistrationv1.ParamRef{Name: namespace}, ValidationActions: []admissionregistrationv1.ValidationAction{action}}}
+	}
+	own := binding("fence", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Deny)
+	for name, tc := range map[string]struct {
+		bindings []runtime.Object
+		want     fence
+	}{
+		"it is there, under any name":     {[]runtime.Object{own}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
+		"it denies nothing":               {[]runtime.Object{binding("fence", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Audit)}, fence{"Off", "ValidatingAdmissionPolicyBinding fence does not deny"}},
+		"there is none":                   {nil, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"only that of another Lease":      {[]runtime.Object{binding("quartermaster-fence", "quartermaster-fence", "quartermaster-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"only another policy's":           {[]runtime.Object{binding("fence", "theirs", "w-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"one that denies, one that warns": {[]runtime.Object{own, binding("warns", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Warn)}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options{namespace: metav1.NamespaceSystem, leaseName: "w"}
+			if got := o.readFence(t.Context(), fake.NewClientset(tc.bindings...), &report{}); got != tc.want {
+				t.Errorf("%+v, want %+v", got, tc.want)
 			}
 		})
 	}

@@ -37,8 +37,8 @@ type replacement struct {
 	wait     time.Duration // before the next attempt to create it while the old one terminates
 }
 
-// replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed
-// between the two, see recreateJob.
+// replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed or
+// its term ends between the two, see recreateJob.
 func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
 	w := f.Workload
 	jobs := c.client.BatchV1().Jobs(w.Namespace)
