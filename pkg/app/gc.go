@@ -13,14 +13,15 @@ import (
 
 // The heap may grow by gcPercent before garbage is collected: with Go's default of 100, garbage takes
 // as much memory as the cache. A small heap may grow by gcHeadroom, though, up to gcPercentMax: it
-// would be collected again and again for the garbage of a few hundred events. While the caches fill, it
-// may grow by gcFillHeadroom: it will be larger than that in the end.
+// would be collected again and again for the garbage of a few hundred events. While the caches fill, a
+// heap of gcFillFrom may grow by gcFillHeadroom: it will be larger than that in the end. A smaller one
+// may be that of a small cluster, where the pages that it once took are not all given back.
 const (
 	gcPercent      = 25
 	gcPercentMax   = 60
 	gcHeadroom     = 4 << 20
 	gcFillHeadroom = 24 << 20
-	gcMinHeap      = 4 << 20 // at GOGC=100, Go collects no smaller one
+	gcFillFrom     = 8 << 20
 )
 
 // gcPacer sets how much the heap may grow, after each collection, by what that has left.
@@ -55,8 +56,8 @@ func (p *gcPacer) collected() {
 // change stops the process for a moment.
 func gcPercentFor(live uint64, filling bool) int {
 	percent := min(gcHeadroom*100/max(live, 1), gcPercentMax)
-	if filling {
-		percent = gcFillHeadroom * 100 / max(live, gcMinHeap)
+	if filling && live >= gcFillFrom {
+		percent = gcFillHeadroom * 100 / live
 	}
 	return max(int(percent)/5*5, gcPercent)
 }

@@ -21,7 +21,8 @@ func TestGCPercentFor(t *testing.T) {
 		"between them it may grow by the headroom":           {10 << 20, false, 40},
 		"a large heap grows by no more than a quarter":       {60 << 20, false, gcPercent},
 		"the heap of a million Secrets grows as a large one": {400 << 20, false, gcPercent},
-		"a heap that is filled may start large":              {0, true, 600},
+		"a small heap that is filled grows as any":           {7 << 20, true, 55},
+		"a heap that is filled is soon not a small one":      {8 << 20, true, 300},
 		"a heap that is filled may grow by more":             {24 << 20, true, 100},
 		"a large heap that is filled grows as any":           {100 << 20, true, gcPercent},
 	} {
