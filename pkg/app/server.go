@@ -127,7 +127,7 @@ func (s *servers) serve(ctx context.Context, address net.IP, port int, handler h
 		return err
 	}
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           bounded(handler, bodyTimeout),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		TLSConfig:         config,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -148,6 +148,20 @@ func (s *servers) serve(ctx context.Context, address net.IP, port int, handler h
 		}
 	})
 	return nil
+}
+
+// bodyTimeout is how long the body of a request may take to arrive. None has more than a line.
+const bodyTimeout = 10 * time.Second
+
+// bounded sets the deadline for the body of a request. Before it responds, net/http reads what the
+// handler has not read, and would wait for it for ever: anybody could fill the process with connections.
+func bounded(next http.Handler, timeout time.Duration) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(timeout)) // net/http can
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // stop closes the listeners and waits at most 5 seconds for the requests in flight.

@@ -186,6 +186,8 @@ func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResour
 	if r == nil {
 		return "", fmt.Errorf("version of %s %s: no controller needs the resource", resourceName(gvr), name)
 	}
+	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
 	selector := "metadata.name=" + name.Name
 	if r.plan.fieldSelector != "" {
 		selector += "," + r.plan.fieldSelector
@@ -303,15 +305,18 @@ func (f *Factory) Problem(controller string) error {
 }
 
 // CheckSync is the health check informers-sync. It fails until every informer has synced once,
-// except those whose list the server refuses: waiting does not help these, and a new version must
-// be able to roll out although one controller lacks its CRD or a permission. Problem reports them.
+// except those whose list the server refuses, and those that have failed for a minute while others
+// have synced, as with a broken conversion webhook or an object that its Go type does not fit.
+// Waiting does not help these, and a new version must be able to roll out although one controller
+// has such a trouble. Problem reports them.
 func (f *Factory) CheckSync(*http.Request) error {
 	if !f.started() {
 		return errNotStarted
 	}
 	var errs []error
+	answers := slices.ContainsFunc(f.resources, func(r *resource) bool { return r.informer.HasSynced() })
 	for _, r := range f.resources {
-		if !r.informer.HasSynced() && !r.state.refused() {
+		if !r.informer.HasSynced() && !r.state.refused() && (!answers || !r.state.failsLong()) {
 			errs = append(errs, r.problem())
 		}
 	}

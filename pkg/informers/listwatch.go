@@ -36,6 +36,10 @@ const (
 	// watchPatience is how long a watch may show nothing before it is opened anew. The API server sends
 	// a bookmark each minute, so the connection is dead.
 	watchPatience = 3 * time.Minute
+	// answerPatience is how long a list may take, which kube-apiserver ends after 60 s, and how long the
+	// response to a watch may take to begin. Over HTTP/1.1, nothing else ends a request on a connection
+	// that is dead before the kernel gives up, after a quarter of an hour.
+	answerPatience = 70 * time.Second
 	// streamTries is how many requests for a streamed list may get no answer.
 	streamTries = 4
 )
@@ -134,7 +138,7 @@ func (l *reducingListWatch) listScope(ctx context.Context, s *scope, opts metav1
 }
 
 func (l *reducingListWatch) page(ctx context.Context, s *scope, opts metav1.ListOptions) (runtime.Object, error) {
-	full, err := s.list(ctx, opts)
+	full, err := s.listInTime(ctx, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func TestRequestsAreRepeatedWhileTheServerRefuses(t *testing.T) {
@@ -322,6 +325,93 @@ func TestReadinessWaitsForWhatTheServerDoesNotRefuse(t *testing.T) {
 				pass(3 * time.Minute)
 				if err := f.CheckSync(nil); err != nil || !f.HasSynced() {
 					t.Errorf("after it works again: synced %t, informers-sync %v", f.HasSynced(), err)
+				}
+			})
+		})
+	}
+}
+
+func TestReadinessDoesNotWaitForAResourceThatAloneFails(t *testing.T) {
+	for name, failure := range map[string]error{
+		"its conversion webhook is broken":      apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed")),
+		"its aggregated API server is down":     apierrors.NewServiceUnavailable("currently unable to handle the request"),
+		"an object does not fit the type in Go": errors.New("json: cannot unmarshal number into Go struct field Spec.color of type string"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, healthy := newCluster(named("a", "1")), newCluster()
+				fail := func(string) error { return failure }
+				c.failWith(fail)
+				healthy.failWith(fail)
+				f := newTestFactory(t, c, reloadNeed)
+				if err := f.add(mustPlan(t, Need{For: "other", Resource: ConfigMaps}), []*scope{{source: healthy.source()}}); err != nil {
+					t.Fatal(err)
+				}
+				f.Start(t.Context())
+				defer f.Shutdown()
+				pass(10 * time.Minute)
+				if f.CheckSync(nil) == nil {
+					t.Error("informers-sync passes although nothing can be listed")
+				}
+				healthy.failWith(nil)
+				pass(2 * time.Minute)
+				if err := f.CheckSync(nil); err != nil {
+					t.Errorf("informers-sync waits for what only one controller needs: %v", err)
+				}
+				if f.Problem("reload") == nil || f.Problem("other") != nil {
+					t.Errorf("problems: of the controller %v, of the other %v", f.Problem("reload"), f.Problem("other"))
+				}
+			})
+		})
+	}
+}
+
+func TestARequestThatGetsNoAnswerIsSentAgain(t *testing.T) {
+	for name, lists := range map[string]bool{"a list": true, "a watch": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				var dead atomic.Bool // the connection
+				noAnswer := func(ctx context.Context) error {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				answering := c.source()
+				hanging := source{
+					list: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+						if lists && dead.Load() {
+							return nil, noAnswer(ctx)
+						}
+						return answering.list(ctx, opts)
+					},
+					watch: func(ctx context.Context, opts metav1.ListOptions) (stream, error) {
+						if !lists && dead.Load() {
+							return nil, noAnswer(ctx)
+						}
+						return answering.watch(ctx, opts)
+					},
+				}
+				c.noStreams = lists
+				f := newTestFactory(t, newCluster())
+				if err := f.add(mustPlan(t, reloadNeed), []*scope{{source: hanging}}); err != nil {
+					t.Fatal(err)
+				}
+				startSynced(t, f)
+				defer f.Shutdown()
+				dead.Store(true)
+				c.breakWatches(lists)
+				pass(5 * time.Minute)
+				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "no answer") {
+					t.Errorf("its problem is %v", err)
+				}
+				dead.Store(false)
+				c.put(named("b", "1"))
+				pass(2 * time.Minute)
+				if got := names(t, f); !slices.Equal(got, []string{"shop/a", "shop/b"}) {
+					t.Errorf("the cache has %v", got)
+				}
+				if err := f.Problem("reload"); err != nil {
+					t.Error(err)
 				}
 			})
 		})

@@ -9,7 +9,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/clock"
 )
 
 // scope is what one list or watch request covers: all namespaces, or one of --namespaces.
@@ -35,6 +37,47 @@ func (s *scope) resume() string {
 	return s.version
 }
 
+// listInTime returns errNoAnswer if the list takes longer than answerPatience.
+func (s *scope) listInTime(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, errNoAnswer)
+	defer cancel()
+	list, err := s.list(ctx, opts)
+	if err != nil && context.Cause(ctx) == errNoAnswer {
+		err = errNoAnswer
+	}
+	return list, err
+}
+
+// watchInTime returns errNoAnswer if the response takes longer to begin than answerPatience.
+func (s *scope) watchInTime(ctx context.Context, opts metav1.ListOptions, clock clock.WithDelayedExecution) (stream, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	late := clock.AfterFunc(answerPatience, cancel)
+	w, err := s.watch(ctx, opts)
+	inTime := late.Stop()
+	switch {
+	case err == nil && inTime:
+		return &begunStream{w, cancel}, nil
+	case err == nil:
+		w.stop()
+		err = errNoAnswer
+	case !inTime:
+		err = errNoAnswer
+	}
+	cancel()
+	return nil, err
+}
+
+// begunStream is a stream whose context ends with it.
+type begunStream struct {
+	stream
+	cancel context.CancelFunc
+}
+
+func (s *begunStream) stop() {
+	s.stream.stop()
+	s.cancel()
+}
+
 // delivered records that the reflector has received the event.
 func (l *reducingListWatch) delivered(event watch.Event) {
 	m, ok := event.Object.(metav1.Object)
@@ -51,13 +94,13 @@ func (l *reducingListWatch) delivered(event watch.Event) {
 // watchScopes opens a watch of each scope and returns one that merges them.
 func (l *reducingListWatch) watchScopes(ctx context.Context, opts metav1.ListOptions) (stream, error) {
 	if len(l.scopes) == 1 {
-		return l.scopes[0].watch(ctx, opts)
+		return l.scopes[0].watchInTime(ctx, opts, l.clock)
 	}
 	merged := &mergedStream{result: make(chan watch.Event), done: make(chan struct{})}
 	var streams []stream
 	for _, s := range l.scopes {
 		opts.ResourceVersion = s.resume()
-		w, err := s.watch(ctx, opts)
+		w, err := s.watchInTime(ctx, opts, l.clock)
 		if err != nil {
 			for _, opened := range streams {
 				opened.stop()

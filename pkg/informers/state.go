@@ -194,6 +194,14 @@ func (s *state) refused() bool {
 	return f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
+// failsLong reports whether lists have failed for failingAfter.
+func (s *state) failsLong() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failing["list"]
+	return f != nil && s.clock.Since(f.since) >= failingAfter
+}
+
 func isDenied(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }

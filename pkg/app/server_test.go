@@ -1,0 +1,40 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"testing"
+	"time"
+)
+
+func TestARequestWhoseBodyDoesNotComeHoldsNoConnection(t *testing.T) {
+	server := httptest.NewServer(bounded(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond))
+	defer server.Close()
+	for name, header := range map[string]string{
+		"of a length": "Content-Length: 1000",
+		"in chunks":   "Transfer-Encoding: chunked",
+	} {
+		t.Run(name, func(t *testing.T) {
+			connection, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer connection.Close()
+			_ = connection.SetReadDeadline(time.Now().Add(30 * time.Second))
+			if _, err := fmt.Fprintf(connection, "POST /healthz HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(connection); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the server keeps the connection open")
+			}
+		})
+	}
+}
