@@ -6,12 +6,26 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 
+	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 )
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand()))
+	os.Exit(cli.Run(command(os.Args[0])))
+}
+
+// command returns the manager's command. A program that is called kubectl-NAME is a plugin of kubectl,
+// and its help says what a user of that types.
+func command(program string) *cobra.Command {
+	cmd := app.NewCommand()
+	name := strings.TrimSuffix(filepath.Base(program), filepath.Ext(program))
+	if plugin, ok := strings.CutPrefix(name, "kubectl-"); ok {
+		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl " + plugin}
+	}
+	return cmd
 }
