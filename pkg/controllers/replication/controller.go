@@ -102,7 +102,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
-	c.rules = policy.NewRules(cfg.Options, c.metrics.timeouts.Inc)
+	c.rules = policy.NewRules(cfg.Options)
 	for kind, informer := range in.Objects {
 		if err := informer.AddIndexers(cache.Indexers{index: c.indexOf(kind)}); err != nil {
 			return nil, fmt.Errorf("add index of %s: %w", ResourceOf(kind).Resource, err)

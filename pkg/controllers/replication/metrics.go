@@ -14,11 +14,10 @@ const metricPrefix = "quartermaster_replication_"
 // domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 // No label is a namespace or a name.
 type domainMetrics struct {
-	targets  *metrics.GaugeVec   // kind, dialect, mode, state
-	writes   *metrics.CounterVec // kind, action, dry_run
-	errors   *metrics.CounterVec // kind, reason
-	held     *metrics.CounterVec // reason
-	timeouts *metrics.Counter
+	targets *metrics.GaugeVec   // kind, dialect, mode, state
+	writes  *metrics.CounterVec // kind, action, dry_run
+	errors  *metrics.CounterVec // kind, reason
+	held    *metrics.CounterVec // reason
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetrics {
@@ -31,11 +30,10 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 			[]string{"kind", "dialect", "mode", "state"}),
 		writes: metrics.NewCounterVec(counter("writes_total",
 			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and whether it was a dry run."), []string{"kind", "action", "dry_run"}),
-		errors:   metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
-		held:     metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
-		timeouts: metrics.NewCounter(counter("pattern_timeouts_total", "Regular expressions that took too long to match.")),
+		errors: metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
+		held:   metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
 	}
-	reg.MustRegister(d.targets, d.writes, d.errors, d.held, d.timeouts)
+	reg.MustRegister(d.targets, d.writes, d.errors, d.held)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for _, kind := range kinds {
 		for _, dialect := range policy.Dialects {

@@ -30,7 +30,6 @@ type world struct {
 	version  int
 	writes   []string
 	problems []string
-	timeouts int
 }
 
 func newWorld(t testing.TB, configure func(*Options)) *world {
@@ -46,7 +45,7 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 		t: t, digester: NewDigester(o.AllowAll), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, gone: map[Key]time.Time{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	w.rules = NewRules(o, func() { w.timeouts++ })
+	w.rules = NewRules(o)
 	w.namespaces("a", "b", "c", "kube-system")
 	return w
 }
