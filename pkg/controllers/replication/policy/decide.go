@@ -46,7 +46,7 @@ const (
 	InSync    State = "in_sync"
 	Due       State = "due"       // an action is planned
 	OnHold    State = "held"      // nothing is done until something else changes
-	Frozen    State = "frozen"    // a pull target whose source does not exist or does not permit it
+	Frozen    State = "frozen"    // left as it is: its source is gone or does not permit it
 	Refused   State = "refused"   // wanted, but something that is not ours is in the way
 	Unclaimed State = "unclaimed" // made by the replicator, and no push covers it
 )
@@ -191,13 +191,17 @@ func (r *Rules) adopt(role role, claims []claim, ns *Namespace, now time.Time) r
 	return role
 }
 
-// mayReturn reports whether the source is gone and may be back before the grace ends.
+// mayReturn reports whether nothing may be concluded yet from the source's absence: it has not been
+// gone for the grace, or its namespace is disabled or not known.
 func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
-	if v.Get(source) != nil {
+	home := v.Namespace(source.Namespace)
+	switch {
+	case home.is(labelDisabled):
+		return true // the event of its label or its end decides again
+	case v.Get(source) != nil:
 		return false
-	}
-	if r.NoNamespaces && v.Namespace(source.Namespace) == nil {
-		return true // it is not known: --namespaces leaves it out
+	case r.NoNamespaces && home == nil:
+		return true // --namespaces leaves it out
 	}
 	left := v.GoneSince(source).Add(r.DeletionGrace).Sub(now)
 	if left > 0 {
@@ -210,14 +214,27 @@ func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
 func (r *Rules) release(p *Plan, v View, target *Object, role role, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
-	if !r.enabled(role.dialect) || v.Namespace(p.Source.Namespace).is(labelDisabled) || source != nil && source.Deleting ||
-		r.mayReturn(p, v, p.Source, now) {
-		return
-	}
-	p.Action = Delete
-	if role.dialect == Mittwald && len(without(target.Content, replicated(target, role))) > 0 {
+	switch {
+	case !r.enabled(role.dialect) || source != nil && source.Deleting || r.mayReturn(p, v, p.Source, now):
+	case role.dialect != Mittwald || len(without(target.Content, replicated(target, role))) == 0:
+		p.Action = Delete
+	case !p.keepsKeys(target):
 		p.Action = Strip
 	}
+}
+
+// keepsKeys freezes a target of which the API server lets nobody remove keys.
+func (p *Plan) keepsKeys(target *Object) bool {
+	switch corev1.SecretType(target.Type) {
+	case corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
+	default:
+		if !target.Immutable {
+			return false
+		}
+	}
+	p.State = Frozen
+	p.problem(target.Key, SourceDeleted, "has no source any more; it keeps its keys, since it is immutable or its type demands them")
+	return true
 }
 
 // pull decides on a pull target.
@@ -264,21 +281,14 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 }
 
 // empties decides on a pull target whose source does not exist. It reports whether that is all
-// there is to say.
+// there is to say. Only a target with a marker had data of the source for certain; to the author of
+// any other, a missing source must look like a forbidden one.
 func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
-	mine := role.marker == nil || role.marker.source() == role.from
+	mine := role.marker != nil && role.marker.source() == role.from
 	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
-	switch corev1.SecretType(target.Type) {
-	case corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
-		p.problem(target.Key, SourceDeleted, "source %s is gone; the type of the Secret demands its keys, so it keeps them", role.from)
-		return true
-	}
-	if r.mayReturn(p, v, p.Source, now) {
-		return true
-	}
-	if !target.Immutable {
+	if !r.mayReturn(p, v, p.Source, now) && !p.keepsKeys(target) {
 		p.Action = Empty
 	}
 	return true
