@@ -38,8 +38,8 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 	for _, kind := range kinds {
 		for _, dialect := range policy.Dialects {
 			for _, state := range policy.States {
-				for _, pull := range []bool{false, true} {
-					d.targets.WithLabelValues(string(kind), string(dialect), mode(pull), string(state)).Set(0)
+				for _, mode := range []policy.Mode{policy.Push, policy.Pull} {
+					d.targets.WithLabelValues(string(kind), string(dialect), string(mode), string(state)).Set(0)
 				}
 			}
 		}
@@ -55,11 +55,4 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 		d.held.WithLabelValues(reason).Add(0)
 	}
 	return d
-}
-
-func mode(pull bool) string {
-	if pull {
-		return "pull"
-	}
-	return "push"
 }

@@ -75,7 +75,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 
 // about returns whom an Event is for: the target of a pull, the source of a push.
 func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
-	if p.Pull {
+	if p.Mode == policy.Pull {
 		return key
 	}
 	return p.Source

@@ -54,7 +54,7 @@ func (a asked) match(key, grammar string, parse func(string) matcher) Verdict {
 
 // native returns whether push-to or allow-pull names the namespace.
 func (a asked) native(key string) Verdict {
-	if _, has := a.source.Annotations[key]; !has {
+	if !a.source.has(key) {
 		return no
 	}
 	return a.match(key, "clauses", a.matchers.clauses)
@@ -99,7 +99,7 @@ func (a asked) reflectorList(key, selector string) Verdict {
 // replicates is the replicator's push.
 func (a asked) replicates() Verdict {
 	v := a.match(replicateTo, "go", goList)
-	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
+	if a.source.has(replicateToMatching) && v.Claim != Yes {
 		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector))
 	}
 	return v

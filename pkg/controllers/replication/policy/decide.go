@@ -61,7 +61,7 @@ type Plan struct {
 	// Source is whose data is written, or whose copy is removed.
 	Source   Key
 	Dialect  Dialect
-	Pull     bool
+	Mode     Mode
 	Problems []Problem
 	// After is when to decide again; 0 is at the next event.
 	After time.Duration
@@ -85,7 +85,10 @@ func (p *Plan) held(about Key, v Verdict) {
 func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 	target := v.Get(key)
 	role := r.roleOf(target)
-	p := Plan{Dialect: role.dialect, Pull: role.kind == pullTarget}
+	p := Plan{Dialect: role.dialect, Mode: Push}
+	if role.kind == pullTarget {
+		p.Mode = Pull
+	}
 	if role.kind == pullTarget || role.kind == pushCopy {
 		p.State, p.Source = OnHold, Key{key.Kind, role.from}
 	}
@@ -93,7 +96,7 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 	if ns == nil || ns.Terminating || ns.is(labelDisabled) || target != nil && target.Deleting {
 		return p
 	}
-	if role.kind == pullTarget {
+	if p.Mode == Pull {
 		r.pull(&p, v, target, role, ns, now)
 	} else {
 		r.push(&p, v, key, target, role, ns, now)
@@ -268,9 +271,8 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 			return
 		}
 	}
-	_, has := target.Annotations[replicatedKeys]
 	switch differs := !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content); {
-	case !differs && (has || role.dialect != Mittwald) && (role.marker == nil || role.marker.source() == role.from):
+	case !differs && (target.has(replicatedKeys) || role.dialect != Mittwald) && (role.marker == nil || role.marker.from == role.from):
 		p.State = InSync
 	case target.Immutable:
 		p.State = Refused
@@ -284,7 +286,7 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 // there is to say. Only a target with a marker had data of the source for certain; to the author of
 // any other, a missing source must look like a forbidden one.
 func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
-	mine := role.marker != nil && role.marker.source() == role.from
+	mine := role.marker != nil && role.marker.from == role.from
 	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
@@ -316,7 +318,6 @@ func (r *Rules) cyclic(v View, key, source Key) bool {
 func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	keys := replicated(target, role)
 	same := maps.Equal(desired(p.Dialect, source.Content, target.Content, keys), target.Content)
-	_, has := target.Annotations[replicatedKeys]
 	marked := role.marker != nil
 	retyped := marked && source.Type != target.Type
 	if retyped || !same && target.Immutable {
@@ -329,7 +330,8 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	}
 	differs := !same || role.from != source.NamespacedName
 	if p.Dialect == Mittwald {
-		differs = differs || !has || !r.labelsRight(source, target, role)
+		labels := overlaid(target.Labels, role.marker, r.copiedLabels(source.Annotations, source.Labels))
+		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
 	}
 	switch {
 	case differs:
@@ -337,24 +339,4 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	case p.Dialect == Mittwald && !marked && r.MarkAdopted:
 		p.Action = Mark
 	}
-}
-
-// labelsRight reports whether a mittwald copy has the labels of its source.
-func (r *Rules) labelsRight(source, target *Object, role role) bool {
-	labels := r.copiedLabels(source.Annotations, source.Labels)
-	for key, value := range labels {
-		if got, has := target.Labels[key]; !has || got != value {
-			return false
-		}
-	}
-	if role.marker != nil {
-		for _, key := range role.marker.Labels {
-			if _, wanted := labels[key]; !wanted {
-				if _, has := target.Labels[key]; has {
-					return false
-				}
-			}
-		}
-	}
-	return true
 }

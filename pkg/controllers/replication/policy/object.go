@@ -18,25 +18,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 )
 
-// Slot is a place for one value: a key of data or of binaryData.
-type Slot struct {
-	Key    string
-	Binary bool
-}
+// Slot is a place for one value: inData or inBinaryData, and the key in it.
+type Slot string
 
-// MarshalText implements encoding.TextMarshaler, for the key of a map.
-func (s Slot) MarshalText() ([]byte, error) {
-	return []byte(map[bool]string{false: "d", true: "b"}[s.Binary] + s.Key), nil
-}
+const (
+	inData       = "d"
+	inBinaryData = "b"
+)
 
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (s *Slot) UnmarshalText(text []byte) error {
-	s.Key, s.Binary = string(text[1:]), text[0] == 'b'
-	return nil
-}
+func (s Slot) key() string { return string(s[1:]) }
 
 // Sum stands for a value. Its key is random per process, since a plain hash of a weak secret can be
 // guessed.
@@ -62,6 +54,11 @@ type Object struct {
 	// Labels are kept for the mittwald dialect only, which copies them.
 	Labels  map[string]string `json:"l,omitempty"`
 	Content map[Slot]Sum      `json:"d,omitempty"`
+}
+
+func (o *Object) has(annotation string) bool {
+	_, has := o.Annotations[annotation]
+	return has
 }
 
 // participates reports whether an object has an annotation that decisions depend on.
@@ -138,11 +135,7 @@ func (d *Digester) Digest(obj runtime.Object) []byte {
 
 // Cached is an object in the cache.
 type Cached interface {
-	GetNamespace() string
-	GetName() string
-	GetUID() types.UID
-	GetResourceVersion() string
-	GetDeletionTimestamp() *metav1.Time
+	metav1.Object
 	Digest(of string) []byte
 }
 

@@ -41,10 +41,10 @@ func (o *Options) roleOf(obj *Object) role {
 	}
 	a := obj.Annotations
 	m := parseMarker(obj)
-	automatic := strings.EqualFold(strings.TrimSpace(a[autoReflects]), "true")
+	automatic := isTrue(a[autoReflects])
 	pull, pulls := o.pullOf(obj, automatic)
-	if m != nil && m.Mode == modePush && !pulls {
-		return role{kind: pushCopy, dialect: m.Dialect, from: m.source(), marker: m}
+	if m != nil && m.Mode == Push && !pulls {
+		return role{kind: pushCopy, dialect: m.Dialect, from: m.from, marker: m}
 	}
 	if pulls {
 		pull.marker = m
@@ -60,12 +60,10 @@ func (o *Options) roleOf(obj *Object) role {
 			return role{kind: kind, dialect: Reflector, from: source}
 		}
 	}
-	_, version := a[replicatedFrom]
-	_, keys := a[replicatedKeys]
 	switch {
 	case o.hasPushKey(obj):
 		return role{kind: pushSource}
-	case m == nil && o.Mittwald && version && keys: // a pull target that was detached has a marker
+	case m == nil && o.Mittwald && obj.has(replicatedFrom) && obj.has(replicatedKeys): // a pull target that was detached has a marker
 		return role{kind: unmarkedCopy, dialect: Mittwald}
 	}
 	return role{}
@@ -97,11 +95,8 @@ func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
 }
 
 func (o *Options) hasPushKey(obj *Object) bool {
-	a := obj.Annotations
-	_, to := a[PushTo]
-	_, replicate := a[replicateTo]
-	_, matching := a[replicateToMatching]
-	return to || o.Reflector && isTrue(a[autoEnabled]) || o.Mittwald && (replicate || matching)
+	return obj.has(PushTo) || o.Reflector && isTrue(obj.Annotations[autoEnabled]) ||
+		o.Mittwald && (obj.has(replicateTo) || obj.has(replicateToMatching))
 }
 
 // isTrue is how the reflector reads a boolean.

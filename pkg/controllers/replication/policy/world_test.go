@@ -231,8 +231,8 @@ func (w *world) holds(name, content string, annotations ...string) {
 	}
 	var list []string
 	for slot, value := range b.Content {
-		text := slot.Key + "=" + string(value)
-		if slot.Binary {
+		text := slot.key() + "=" + string(value)
+		if strings.HasPrefix(string(slot), inBinaryData) {
 			text += "(binary)"
 		}
 		list = append(list, text)
@@ -272,7 +272,7 @@ func contentOf(text string) map[Slot][]byte {
 	for pair := range strings.FieldsSeq(text) {
 		key, value, _ := strings.Cut(pair, "=")
 		value, binary := strings.CutSuffix(value, "(binary)")
-		content[Slot{key, binary}] = []byte(value)
+		content[Slot(map[bool]string{false: inData, true: inBinaryData}[binary]+key)] = []byte(value)
 	}
 	return content
 }
