@@ -94,7 +94,10 @@ func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[pol
 	if event.New != nil {
 		c.memory.exists(key)
 	}
-	return c.appendDependants(found, key)
+	for _, o := range c.indexed(kind, refersTo+key.NamespacedName.String()) {
+		found = append(found, o.Key)
+	}
+	return found
 }
 
 func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []policy.Key {
@@ -102,13 +105,6 @@ func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []p
 		if c.rules.MayPush(source, ns) {
 			found = append(found, policy.NewKey(source.Kind, ns.Name, source.Name))
 		}
-	}
-	return found
-}
-
-func (c *Controller) appendDependants(found []policy.Key, source policy.Key) []policy.Key {
-	for _, o := range c.indexed(source.Kind, refersTo+source.NamespacedName.String()) {
-		found = append(found, o.Key)
 	}
 	return found
 }

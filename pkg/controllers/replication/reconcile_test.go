@@ -376,6 +376,25 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
+		"N20: also a dry run": {
+			configure: func(c *Config) { c.DryRun = true },
+			objects:   []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
+			run: func(w *world) {
+				for range 600 {
+					w.edit("b/t", holding("placeholder"))
+					w.pass(time.Second)
+				}
+				n := 0
+				for _, action := range w.client.Actions() {
+					if action.GetVerb() == "update" {
+						n++
+					}
+				}
+				if n < 5 || n > 12 {
+					w.t.Errorf("%d dry runs, want at most 12", n)
+				}
+			},
+		},
 		"N21: the next leader ends a deletion": {
 			run: func(w *world) {
 				for i := range 5 {

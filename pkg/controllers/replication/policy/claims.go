@@ -159,9 +159,7 @@ func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []cl
 		if c.Claim == No {
 			continue
 		}
-		if held := r.holds(v, source, now); held.Claim == Held {
-			c.Verdict = held
-		}
+		c.Verdict = r.holds(v, source, now).and(c.Verdict)
 		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b claim) int {

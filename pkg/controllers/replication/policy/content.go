@@ -159,8 +159,7 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	if b.Annotations == nil {
 		b.Annotations = map[string]string{}
 	}
-	switch p.Action {
-	case Strip, Empty:
+	if p.Action == Strip || p.Action == Empty {
 		b.Content = without(b.Content, keys)
 		if p.Action == Empty {
 			b.Annotations[replicatedKeys] = ""

@@ -6,6 +6,7 @@ package policy
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -111,25 +112,29 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
-		if role = r.adopt(role, claims, ns, now); role.kind == foreign {
+		// The strongest claimant of its dialect is its source.
+		i := slices.IndexFunc(claims, func(c claim) bool { return asked{r, c.source, ns, now, true}.replicates().Claim != No })
+		if i < 0 {
 			p.State = Unclaimed
+		} else {
+			role.kind, role.from = pushCopy, claims[i].source.NamespacedName
 		}
 	}
-	winner, holder := strongest(claims, key.Kind, role)
+	winner := strongest(claims, Key{key.Kind, role.from})
 	switch {
-	case winner == nil && holder == nil && role.kind != pushCopy:
+	case winner == nil && role.kind != pushCopy:
 		return
 	case ns.is(labelPullOnly) || r.protectedNamespace(ns.Name) || r.protectedName(key.Name):
-		if winner != nil {
+		if winner != nil && winner.Claim == Yes {
 			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
 		return
-	case winner == nil && holder != nil:
-		p.State, p.Dialect, p.Source = OnHold, holder.dialect, holder.source.Key
-		p.held(holder.source.Key, holder.Verdict)
-		return
 	case winner == nil:
 		r.release(p, v, target, role, now)
+		return
+	case winner.Claim == Held:
+		p.State, p.Dialect, p.Source = OnHold, winner.dialect, winner.source.Key
+		p.held(winner.source.Key, winner.Verdict)
 		return
 	}
 	for i := range claims {
@@ -157,41 +162,19 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 	p.problem(c.source.Key, reason, format, args...)
 }
 
-// strongest returns the claim that decides: winner if it is yes, holder if it is held. The owner of
-// a copy goes first, unless it has no claim.
-func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
-	for i := range claims {
-		c := &claims[i]
-		owner := role.kind == pushCopy && c.source.Key == Key{kind, role.from}
-		switch {
-		case owner && c.Claim == Yes:
-			return c, nil
-		case owner:
-			return nil, c
-		case c.Claim == Yes && winner == nil:
-			winner = c
-		case c.Claim == Held && holder == nil:
-			holder = c
+// strongest returns the claim that decides, or nil: that of the owner of the copy, or the first that
+// is yes, or the first that is held.
+func strongest(claims []claim, owner Key) *claim {
+	for _, decides := range []func(claim) bool{
+		func(c claim) bool { return c.source.Key == owner },
+		func(c claim) bool { return c.Claim == Yes },
+		func(claim) bool { return true },
+	} {
+		if i := slices.IndexFunc(claims, decides); i >= 0 {
+			return &claims[i]
 		}
 	}
-	if winner != nil {
-		holder = nil
-	}
-	return winner, holder
-}
-
-// adopt returns the role of a copy that the replicator made: that of a copy of the strongest
-// claimant of its dialect, or foreign.
-func (r *Rules) adopt(role role, claims []claim, ns *Namespace, now time.Time) role {
-	for i := range claims {
-		source := claims[i].source
-		if (asked{r, source, ns, now, true}).replicates().Claim != No {
-			role.kind, role.from = pushCopy, source.NamespacedName
-			return role
-		}
-	}
-	role.kind = foreign
-	return role
+	return nil
 }
 
 // mayReturn reports whether nothing may be concluded yet from the source's absence: it has not been
@@ -206,11 +189,8 @@ func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
 	case r.NoNamespaces && home == nil:
 		return true // --namespaces leaves it out
 	}
-	left := v.GoneSince(source).Add(r.DeletionGrace).Sub(now)
-	if left > 0 {
-		p.After = left
-	}
-	return left > 0
+	p.After = max(v.GoneSince(source).Add(r.DeletionGrace).Sub(now), 0)
+	return p.After > 0
 }
 
 // release removes a copy that no source wants.
@@ -226,17 +206,19 @@ func (r *Rules) release(p *Plan, v View, target *Object, role role, now time.Tim
 	}
 }
 
+// typesWithKeys are the types of Secrets that demand keys.
+var typesWithKeys = []corev1.SecretType{
+	corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth,
+}
+
 // keepsKeys freezes a target of which the API server lets nobody remove keys.
 func (p *Plan) keepsKeys(target *Object) bool {
-	switch corev1.SecretType(target.Type) {
-	case corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
-	default:
-		if !target.Immutable {
-			return false
-		}
+	if !slices.Contains(typesWithKeys, corev1.SecretType(target.Type)) && !target.Immutable {
+		return false
 	}
 	p.State = Frozen
-	p.problem(target.Key, SourceDeleted, "has no source any more; it keeps its keys, since it is immutable or its type demands them")
+	p.problem(target.Key, SourceDeleted,
+		"has no source any more; it keeps its keys, since it is immutable or its type demands them")
 	return true
 }
 

@@ -61,10 +61,8 @@ func (o *Object) has(annotation string) bool {
 	return has
 }
 
-// participates reports whether an object has an annotation that decisions depend on.
-func participates(m metav1.Object) bool {
-	all := m.GetAnnotations()
-	return slices.ContainsFunc(annotations, func(key string) bool { _, has := all[key]; return has })
+func hasAny(m map[string]string, keys ...string) bool {
+	return slices.ContainsFunc(keys, func(key string) bool { _, has := m[key]; return has })
 }
 
 // Digester computes what the cache keeps of an object. All objects that are compared must come from
@@ -111,18 +109,15 @@ func (d *Digester) Describe(b *Body) *Object {
 
 // userMade looks for what users and their tools leave on objects, and the reflector does not.
 func userMade(b *Body) bool {
-	has := func(m map[string]string, keys ...string) bool {
-		return slices.ContainsFunc(keys, func(key string) bool { _, has := m[key]; return has })
-	}
-	return has(b.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
-		has(b.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
+	return hasAny(b.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
+		hasAny(b.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
 		len(b.OwnerReferences) > 0 || len(b.Finalizers) > 0
 }
 
 // Digest returns what [Decode] needs of a Secret or ConfigMap; nil for one that decisions do not
 // depend on.
 func (d *Digester) Digest(obj runtime.Object) []byte {
-	if m, ok := obj.(metav1.Object); !ok || !d.all && !participates(m) {
+	if m, ok := obj.(metav1.Object); !ok || !d.all && !hasAny(m.GetAnnotations(), annotations...) {
 		return nil
 	}
 	b := NewBody(obj)

@@ -135,12 +135,6 @@ const (
 	ReplicationCycle       = "ReplicationCycle"
 )
 
-// Reasons are the reasons of all problems of decisions.
-var Reasons = []string{
-	InvalidAnnotation, InvalidPattern, PatternTimeout, AmbiguousPattern, UnsupportedType, ConflictingAnnotations, PermissionDenied,
-	PushForbidden, NamespaceProtected, TargetExists, TargetClaimed, TargetImmutable, TypeConflict, SourceDeleted, ReplicationCycle,
-}
-
 // Claim is whether a source wants a target, or lets it have its data.
 type Claim int
 
