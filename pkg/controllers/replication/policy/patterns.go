@@ -152,18 +152,19 @@ func invalid(item string) string {
 	return fmt.Sprintf("pattern %q is no regular expression, in which .* stands for any text", item)
 }
 
-// goList parses the replicator's lists.
+// goList parses the replicator's lists. An item of which maxProgram leaves no room is held.
 func goList(text string) matcher {
-	size := 0
-	for item := range strings.SplitSeq(text[:min(len(text), maxPatternLength)], ",") {
-		if tree, err := syntax.Parse(item, syntax.Perl); err == nil {
-			size += programSize(tree)
+	left := maxProgram
+	return list(func(item string) matcher {
+		tree, err := syntax.Parse(item, syntax.Perl) // alone, since a parenthesis could end a group
+		if err != nil {
+			return always(held(InvalidPattern, invalid(item)))
 		}
-	}
-	if size > maxProgram {
-		return always(held(InvalidPattern, "has regular expressions that are too large, such as by {1000}"))
-	}
-	return list(goRegex)(text)
+		if left -= programSize(tree); left < 0 {
+			return always(held(InvalidPattern, fmt.Sprintf("pattern %q is too large, or those before it are", item)))
+		}
+		return goRegex(item)
+	})(text)
 }
 
 // programSize is about what a regular expression takes when it is compiled, which writes repeats out.
@@ -178,10 +179,9 @@ func programSize(tree *syntax.Regexp) int {
 // goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the
 // expression into a group before it anchors it. What only that reading matches is ambiguous.
 func goRegex(item string) matcher {
-	_, alone := syntax.Parse(item, syntax.Perl) // or a parenthesis in it would end the group
 	grouped, err := regexp.Compile("^(?:" + item + ")$")
 	ungrouped, alsoErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
-	if errors.Join(alone, err, alsoErr) != nil {
+	if err != nil || alsoErr != nil {
 		return always(held(InvalidPattern, invalid(item)))
 	}
 	return func(ns *Namespace, _ time.Time, _ bool) Verdict {
