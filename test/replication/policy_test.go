@@ -56,6 +56,38 @@ func TestThePolicyLimitsWhoAnnotates(t *testing.T) {
 		t.Errorf("what does not push: %v", err)
 	}
 
+	// Of what pushes, only someone with the verb changes where to: a list that goes selects everything.
+	update := func(name string, annotations ...string) error {
+		s := w.get("a/" + name)
+		w.with(annotations...)(s)
+		_, err := secrets.Update(w.ctx, s, metav1.UpdateOptions{})
+		return err
+	}
+	w.secret("a/auto", "k=v", w.with("R:reflection-allowed=true", "R:reflection-allowed-namespaces={b}",
+		"R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
+	w.secret("a/to", "k=v", w.with("M:replicate-to={b}", "M:replicate-to-matching=x=y", "M:replicate-from={b}/none"))
+	for name, change := range map[string][]string{
+		"a permission that is widened":   {"auto", "R:reflection-allowed-namespaces=.*"},
+		"a permission that is removed":   {"auto", "R:reflection-allowed-namespaces"},
+		"a selector that is added":       {"auto", "R:reflection-auto-namespaces-selector=x"},
+		"a list that is removed":         {"auto", "R:reflection-auto-namespaces"},
+		"a push key of two that goes":    {"to", "M:replicate-to"},
+		"a push key that is changed":     {"to", "M:replicate-to=.*"},
+		"a pull key that hinders a push": {"to", "M:replicate-from"},
+	} {
+		refused(name, update(change[0], change[1:]...))
+	}
+	for _, change := range [][]string{
+		{"auto", "Q:allow-pull={b}", "x=y"},
+		{"auto", "R:reflection-auto-enabled"},
+		{"auto", "R:reflection-allowed-namespaces=.*"}, // which pushes no more
+		{"to", "M:replicate-to", "M:replicate-to-matching", "M:replicate-from"},
+	} {
+		if err := update(change[0], change[1:]...); err != nil {
+			t.Errorf("%q: %v", change, err)
+		}
+	}
+
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "push-" + w.id}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"quartermaster.dev"}, Resources: []string{"replications"}, Verbs: []string{"push"}}}}
 	if _, err := shared.Admin.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{}); err != nil {
@@ -79,4 +111,8 @@ func TestThePolicyLimitsWhoAnnotates(t *testing.T) {
 	s.Annotations["quartermaster.dev/source"] += " "
 	_, err = copies.Update(w.ctx, s, metav1.UpdateOptions{})
 	refused("a changed marker", err)
+	delete(s.Annotations, "quartermaster.dev/source")
+	if _, err = copies.Update(w.ctx, s, metav1.UpdateOptions{}); err != nil {
+		t.Errorf("a marker that is removed: %v", err)
+	}
 }

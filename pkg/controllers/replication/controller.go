@@ -26,6 +26,7 @@ package replication
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -102,7 +103,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
-	c.rules = policy.NewRules(cfg.Options, c.metrics.timeouts.Inc)
+	c.rules = policy.NewRules(cfg.Options)
 	for kind, informer := range in.Objects {
 		if err := informer.AddIndexers(cache.Indexers{index: c.indexOf(kind)}); err != nil {
 			return nil, fmt.Errorf("add index of %s: %w", ResourceOf(kind).Resource, err)
@@ -202,9 +203,8 @@ func (l live) read(ctx context.Context, keys []policy.Key) error {
 	for i, key := range keys {
 		wg.Go(func() {
 			// The loop contains a panic in its own goroutine only.
-			if _, err := controllers.Contain(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil }); err != nil {
-				errs[i] = err
-			}
+			_, panicked := controllers.Contain(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
+			errs[i] = errors.Join(errs[i], panicked)
 		})
 	}
 	wg.Wait()
@@ -231,11 +231,10 @@ func (l live) Get(key policy.Key) *policy.Object {
 
 // Sources implements policy.View.
 func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
-	for _, cached := range l.Controller.Sources(kind, name) {
-		if _, read := l.bodies[cached.Key]; !read {
-			list = append(list, cached)
-		}
-	}
+	list = slices.DeleteFunc(l.Controller.Sources(kind, name), func(o *policy.Object) bool {
+		_, read := l.bodies[o.Key]
+		return read
+	})
 	// The cache may not know yet that one of these pushes.
 	for key, b := range l.bodies {
 		if b != nil && key.Kind == kind && key.Name == name {

@@ -20,6 +20,8 @@ const (
 	pushers = "push/"
 	// refersTo finds pull targets and copies by their source, namespace/name.
 	refersTo = "from/"
+	// sourceIn finds them by the namespace of their source.
+	sourceIn = "from-in/"
 	// within finds what participates by namespace.
 	within = "in/"
 )
@@ -32,7 +34,7 @@ func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 		o := policy.Decode(kind, obj.(policy.Cached), Name)
 		values = append(values, within+o.Namespace)
 		if source, refers := c.rules.Refers(o); refers {
-			values = append(values, refersTo+source.String())
+			values = append(values, refersTo+source.String(), sourceIn+source.Namespace)
 		}
 		if c.rules.Pushes(o) {
 			values = append(values, pushers, pushers+o.Name)
@@ -92,7 +94,10 @@ func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[pol
 	if event.New != nil {
 		c.memory.exists(key)
 	}
-	return c.appendDependants(found, key)
+	for _, o := range c.indexed(kind, refersTo+key.NamespacedName.String()) {
+		found = append(found, o.Key)
+	}
+	return found
 }
 
 func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []policy.Key {
@@ -104,37 +109,32 @@ func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []p
 	return found
 }
 
-func (c *Controller) appendDependants(found []policy.Key, source policy.Key) []policy.Key {
-	for _, o := range c.indexed(source.Kind, refersTo+source.NamespacedName.String()) {
-		found = append(found, o.Key)
-	}
-	return found
-}
-
-// namespaceChanged returns what is in the namespace or may be pushed to it and, since labels of a
-// namespace also count for what its objects push, the targets of those.
+// namespaceChanged returns what is in the namespace or may be pushed to it and, since its labels and
+// its end also count for what comes from it, the targets of that.
 func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) (found []policy.Key) {
-	if event.New == nil {
-		return nil // its objects are deleted one by one
+	var versions []*policy.Namespace
+	for _, obj := range []metav1.Object{event.Old, event.New} {
+		if obj != nil {
+			versions = append(versions, namespaceOf(obj))
+		}
 	}
-	versions := []*policy.Namespace{namespaceOf(event.New)}
-	if event.Old != nil {
-		versions = append(versions, namespaceOf(event.Old))
-	}
+	name := versions[0].Name
 	for kind := range c.in.Objects {
 		for _, source := range c.indexed(kind, pushers) {
 			if slices.ContainsFunc(versions, func(ns *policy.Namespace) bool { return c.rules.MayPush(source, ns) }) {
-				found = append(found, policy.NewKey(kind, event.New.GetName(), source.Name))
+				found = append(found, policy.NewKey(kind, name, source.Name))
 			}
 		}
-		for _, o := range c.indexed(kind, within+event.New.GetName()) {
+		for _, o := range c.indexed(kind, within+name) {
 			if c.rules.IsTarget(o) {
 				found = append(found, o.Key)
 			}
 			if c.rules.Pushes(o) {
 				found = c.appendPushed(found, o)
 			}
-			found = c.appendDependants(found, o.Key)
+		}
+		for _, o := range c.indexed(kind, sourceIn+name) { // also of sources that are gone
+			found = append(found, o.Key)
 		}
 	}
 	return found

@@ -91,7 +91,7 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 		// The name of a cached object is part of a longer text.
 		m.targets[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = e
 	}
-	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(p.Dialect), mode(p.Pull), string(p.State))
+	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(p.Dialect), string(p.Mode), string(p.State))
 	e.state.Inc()
 }
 

@@ -14,34 +14,34 @@ const metricPrefix = "quartermaster_replication_"
 // domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 // No label is a namespace or a name.
 type domainMetrics struct {
-	targets  *metrics.GaugeVec   // kind, dialect, mode, state
-	writes   *metrics.CounterVec // kind, action, dry_run
-	errors   *metrics.CounterVec // kind, reason
-	held     *metrics.CounterVec // reason
-	timeouts *metrics.Counter
+	targets *metrics.GaugeVec   // kind, dialect, mode, state
+	writes  *metrics.CounterVec // kind, action, dry_run
+	errors  *metrics.CounterVec // kind, reason
+	held    *metrics.CounterVec // reason
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetrics {
-	counter := func(name, help string) *metrics.CounterOpts {
-		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
+	counter := func(name, help string, labels ...string) *metrics.CounterVec {
+		opts := &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
+		return metrics.NewCounterVec(opts, labels)
 	}
 	d := &domainMetrics{
 		targets: metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + "targets", StabilityLevel: metrics.ALPHA,
 			Help: "Copies and pull targets by kind, dialect, mode (push, pull) and state (in_sync, due, held, frozen, refused, unclaimed)."},
 			[]string{"kind", "dialect", "mode", "state"}),
-		writes: metrics.NewCounterVec(counter("writes_total",
-			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and whether it was a dry run."), []string{"kind", "action", "dry_run"}),
-		errors:   metrics.NewCounterVec(counter("errors_total", "Writes that failed, by kind and the API server's reason."), []string{"kind", "reason"}),
-		held:     metrics.NewCounterVec(counter("held_total", "Decisions with a problem, by the reason of its Event."), []string{"reason"}),
-		timeouts: metrics.NewCounter(counter("pattern_timeouts_total", "Regular expressions that took too long to match.")),
+		writes: counter("writes_total",
+			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and whether it was a dry run.",
+			"kind", "action", "dry_run"),
+		errors: counter("errors_total", "Writes that failed, by kind and the API server's reason.", "kind", "reason"),
+		held:   counter("held_total", "Decisions with a problem, by the reason of its Event.", "reason"),
 	}
-	reg.MustRegister(d.targets, d.writes, d.errors, d.held, d.timeouts)
+	reg.MustRegister(d.targets, d.writes, d.errors, d.held)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for _, kind := range kinds {
 		for _, dialect := range policy.Dialects {
 			for _, state := range policy.States {
-				for _, pull := range []bool{false, true} {
-					d.targets.WithLabelValues(string(kind), string(dialect), mode(pull), string(state)).Set(0)
+				for _, mode := range []policy.Mode{policy.Push, policy.Pull} {
+					d.targets.WithLabelValues(string(kind), string(dialect), string(mode), string(state)).Set(0)
 				}
 			}
 		}
@@ -53,15 +53,6 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 			d.errors.WithLabelValues(string(kind), reason).Add(0)
 		}
 	}
-	for _, reason := range policy.Reasons {
-		d.held.WithLabelValues(reason).Add(0)
-	}
+	d.held.WithLabelValues(policy.PatternTimeout).Add(0) // an alert is about this one
 	return d
-}
-
-func mode(pull bool) string {
-	if pull {
-		return "pull"
-	}
-	return "push"
 }

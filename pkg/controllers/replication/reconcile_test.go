@@ -279,10 +279,37 @@ func TestReconcile(t *testing.T) {
 				w.expect("get a/s, get b/s", "get", "create", "update", "delete")
 			},
 		},
+		"a source that went while its namespace was disabled is missed when the label goes": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.put(disabled("a"))
+				w.pass(time.Second)
+				w.remove("a/s")
+				w.pass(time.Hour)
+				w.expect("create b/s")
+				w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+				w.pass(6 * time.Second)
+				w.expect("delete b/s")
+			},
+		},
+		"a source that went while its namespace was disabled is missed when the namespace goes": {
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
+			run: func(w *world) {
+				w.put(disabled("a"))
+				w.pass(time.Second)
+				w.remove("a/s")
+				w.pass(time.Hour)
+				w.expect("create b/s")
+				w.versions.Remove(w.t, disabled("a"))
+				w.pass(6 * time.Second)
+				w.expect("delete b/s")
+			},
+		},
 		"with namespaces a source that cannot be read is not gone": {
 			configure: func(c *Config) { c.Scope = []string{"b"} },
 			objects: []runtime.Object{
-				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k"),
+				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
+					`Q:source={"copy":"b/t","dialect":"mittwald","mode":"pull","source":"a/s","uid":"1"}`),
 				secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True"),
 			},
 			run: func(w *world) {
@@ -349,6 +376,25 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
+		"N20: also a dry run": {
+			configure: func(c *Config) { c.DryRun = true },
+			objects:   []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
+			run: func(w *world) {
+				for range 600 {
+					w.edit("b/t", holding("placeholder"))
+					w.pass(time.Second)
+				}
+				n := 0
+				for _, action := range w.client.Actions() {
+					if action.GetVerb() == "update" {
+						n++
+					}
+				}
+				if n < 5 || n > 12 {
+					w.t.Errorf("%d dry runs, want at most 12", n)
+				}
+			},
+		},
 		"N21: the next leader ends a deletion": {
 			run: func(w *world) {
 				for i := range 5 {
@@ -386,6 +432,10 @@ func TestReconcile(t *testing.T) {
 			})
 		})
 	}
+}
+
+func disabled(name string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{policy.NamespaceLabel: "disabled"}}}
 }
 
 type notLeading struct{}

@@ -47,15 +47,15 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	}
 	logger := klog.FromContext(ctx)
 	c.metrics.writes.WithLabelValues(string(key.Kind), string(p.Action), strconv.FormatBool(c.cfg.DryRun)).Inc()
+	repairs := 0
+	if source != nil {
+		repairs = c.memory.wrote(key, source.ResourceVersion, now)
+	}
 	if c.cfg.DryRun {
 		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 		return nil
 	}
 	logger.V(2).Info("Written", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
-	repairs := 0
-	if source != nil {
-		repairs = c.memory.wrote(key, source.ResourceVersion, now)
-	}
 	reason, text := reasonReplicated, "replicated to "
 	switch {
 	case p.Action == policy.Mark:
@@ -75,7 +75,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 
 // about returns whom an Event is for: the target of a pull, the source of a push.
 func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
-	if p.Pull {
+	if p.Mode == policy.Pull {
 		return key
 	}
 	return p.Source

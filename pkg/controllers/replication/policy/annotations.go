@@ -61,19 +61,16 @@ var written = map[Dialect][]string{
 	Mittwald:  {replicatedAt, replicatedFrom, replicatedKeys},
 }
 
-const (
-	modePush = "push"
-	modePull = "pull"
-)
-
 // marker is the value of the annotation Marker. It says of which source the object has its data.
 type marker struct {
 	Copy    string   `json:"copy"`
 	Dialect Dialect  `json:"dialect"`
 	Labels  []string `json:"labels,omitempty"`
-	Mode    string   `json:"mode"`
+	Mode    Mode     `json:"mode"`
 	Source  string   `json:"source"`
 	UID     string   `json:"uid"`
+
+	from types.NamespacedName // Source, parsed
 }
 
 func (m *marker) text() string {
@@ -89,20 +86,15 @@ func parseMarker(o *Object) *marker {
 	if !has || json.Unmarshal([]byte(text), &m) != nil || m.Copy != o.NamespacedName.String() || !slices.Contains(Dialects, m.Dialect) {
 		return nil
 	}
-	source, ok := parseReference(m.Source)
+	var ok bool
+	m.from, ok = parseReference(m.Source)
 	switch {
-	case !ok || m.Mode != modePush && m.Mode != modePull:
+	case !ok || m.Mode != Push && m.Mode != Pull:
 		return nil
-	case m.Mode == modePush && (source.Name != o.Name || source.Namespace == o.Namespace):
+	case m.Mode == Push && (m.from.Name != o.Name || m.from.Namespace == o.Namespace):
 		return nil
 	}
 	return &m
-}
-
-// source returns the marker's source.
-func (m *marker) source() types.NamespacedName {
-	source, _ := parseReference(m.Source) // checked by parseMarker
-	return source
 }
 
 // parseReference parses namespace/name.

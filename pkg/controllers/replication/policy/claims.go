@@ -21,17 +21,17 @@ type Rules struct {
 	protectedNamespace, protectedName, deniedLabel func(name string) bool
 }
 
-// NewRules returns rules. timeout is called when a pattern takes too long to match.
-func NewRules(o Options, timeout func()) *Rules {
+// NewRules returns rules.
+func NewRules(o Options) *Rules {
 	return &Rules{
-		Options: o, matchers: newMatchers(o.NoNamespaces, timeout),
+		Options: o, matchers: newMatchers(o.NoNamespaces),
 		protectedNamespace: globs(o.ProtectedNamespaces), protectedName: globs(o.ProtectedNames), deniedLabel: globs(o.DeniedLabels),
 	}
 }
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
-	return newMatchers(false, nil).clauses(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
+	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
 }
 
 // asked is one evaluation of the annotations of a source for a namespace.
@@ -54,7 +54,7 @@ func (a asked) match(key, grammar string, parse func(string) matcher) Verdict {
 
 // native returns whether push-to or allow-pull names the namespace.
 func (a asked) native(key string) Verdict {
-	if _, has := a.source.Annotations[key]; !has {
+	if !a.source.has(key) {
 		return no
 	}
 	return a.match(key, "clauses", a.matchers.clauses)
@@ -88,7 +88,7 @@ func (a asked) reflectorList(key, selector string) Verdict {
 	}
 	v := no
 	if hasList {
-		v = a.match(key, "net", list(a.matchers.netRegex))
+		v = a.match(key, "net", a.matchers.netList)
 	}
 	if hasSelector && v.Claim != Yes {
 		v = v.or(a.match(selector, "strict", a.matchers.strictSelector))
@@ -98,8 +98,8 @@ func (a asked) reflectorList(key, selector string) Verdict {
 
 // replicates is the replicator's push.
 func (a asked) replicates() Verdict {
-	v := a.match(replicateTo, "go", list(goRegex))
-	if _, has := a.source.Annotations[replicateToMatching]; has && v.Claim != Yes {
+	v := a.match(replicateTo, "go", goList)
+	if a.source.has(replicateToMatching) && v.Claim != Yes {
 		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector))
 	}
 	return v
@@ -114,7 +114,7 @@ func (a asked) permits() Verdict {
 	case !permitted:
 		return no
 	}
-	return a.match(replicationAllowedN, "go", list(goRegex))
+	return a.match(replicationAllowedN, "go", goList)
 }
 
 // claim is what one source wants of a target.
@@ -159,9 +159,7 @@ func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []cl
 		if c.Claim == No {
 			continue
 		}
-		if held := r.holds(v, source, now); held.Claim == Held {
-			c.Verdict = held
-		}
+		c.Verdict = r.holds(v, source, now).and(c.Verdict)
 		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b claim) int {

@@ -33,15 +33,15 @@ func NewBody(obj runtime.Object) *Body {
 	case *corev1.Secret:
 		b.ObjectMeta, b.Kind, b.Type, b.Immutable = o.ObjectMeta, Secret, string(o.Type), o.Immutable
 		for key, value := range o.Data {
-			b.Content[Slot{Key: key}] = value
+			b.Content[Slot(inData+key)] = value
 		}
 	case *corev1.ConfigMap:
 		b.ObjectMeta, b.Kind, b.Immutable = o.ObjectMeta, ConfigMap, o.Immutable
 		for key, value := range o.Data {
-			b.Content[Slot{Key: key}] = []byte(value)
+			b.Content[Slot(inData+key)] = []byte(value)
 		}
 		for key, value := range o.BinaryData {
-			b.Content[Slot{key, true}] = value
+			b.Content[Slot(inBinaryData+key)] = value
 		}
 	default:
 		return nil
@@ -53,7 +53,7 @@ func NewBody(obj runtime.Object) *Body {
 func (b *Body) Secret() *corev1.Secret {
 	s := &corev1.Secret{ObjectMeta: b.ObjectMeta, Type: corev1.SecretType(b.Type), Immutable: b.Immutable, Data: map[string][]byte{}}
 	for slot, value := range b.Content {
-		s.Data[slot.Key] = value
+		s.Data[slot.key()] = value
 	}
 	return s
 }
@@ -62,10 +62,10 @@ func (b *Body) Secret() *corev1.Secret {
 func (b *Body) ConfigMap() *corev1.ConfigMap {
 	cm := &corev1.ConfigMap{ObjectMeta: b.ObjectMeta, Immutable: b.Immutable, Data: map[string]string{}, BinaryData: map[string][]byte{}}
 	for slot, value := range b.Content {
-		if slot.Binary {
-			cm.BinaryData[slot.Key] = value
+		if strings.HasPrefix(string(slot), inBinaryData) {
+			cm.BinaryData[slot.key()] = value
 		} else {
-			cm.Data[slot.Key] = string(value)
+			cm.Data[slot.key()] = string(value)
 		}
 	}
 	return cm
@@ -89,8 +89,8 @@ func without[V any](content map[Slot]V, keys []string) map[Slot]V {
 		rest = map[Slot]V{}
 	}
 	for _, key := range keys {
-		delete(rest, Slot{key, false})
-		delete(rest, Slot{key, true})
+		delete(rest, Slot(inData+key))
+		delete(rest, Slot(inBinaryData+key))
 	}
 	return rest
 }
@@ -98,7 +98,7 @@ func without[V any](content map[Slot]V, keys []string) map[Slot]V {
 func keysOf[V any](content map[Slot]V) []string {
 	keys := make([]string, 0, len(content))
 	for slot := range content {
-		keys = append(keys, slot.Key)
+		keys = append(keys, slot.key())
 	}
 	slices.Sort(keys)
 	return keys
@@ -123,6 +123,22 @@ func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]s
 	return labels
 }
 
+// overlaid returns labels of a target without those that were copied before, and with those that are
+// copied now.
+func overlaid(labels map[string]string, before *marker, now map[string]string) map[string]string {
+	all := maps.Clone(labels)
+	if all == nil {
+		all = map[string]string{}
+	}
+	if before != nil {
+		for _, key := range before.Labels {
+			delete(all, key)
+		}
+	}
+	maps.Copy(all, now)
+	return all
+}
+
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
 // target is nil for Create. Both keep what they hold.
 func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
@@ -143,28 +159,28 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	if b.Annotations == nil {
 		b.Annotations = map[string]string{}
 	}
-	switch p.Action {
-	case Strip, Empty:
+	if p.Action == Strip || p.Action == Empty {
 		b.Content = without(b.Content, keys)
 		if p.Action == Empty {
 			b.Annotations[replicatedKeys] = ""
 			return b
 		}
-		if was.marker != nil {
-			for _, label := range was.marker.Labels {
-				delete(b.Labels, label)
-			}
-		}
+		b.Labels = overlaid(b.Labels, was.marker, nil)
 		for _, key := range append(slices.Clone(written[Mittwald]), Marker) {
 			delete(b.Annotations, key)
 		}
 		return b
 	}
-	m := &marker{Copy: key.NamespacedName.String(), Dialect: p.Dialect, Mode: modePush, Source: p.Source.NamespacedName.String(), UID: string(source.UID)}
-	if p.Pull {
-		m.Mode = modePull
-	} else if p.Dialect == Mittwald {
-		r.copyLabels(p, m, b, source, was)
+	m := &marker{Copy: key.NamespacedName.String(), Dialect: p.Dialect, Mode: p.Mode, Source: p.Source.NamespacedName.String(), UID: string(source.UID)}
+	if p.Mode == Push && p.Dialect == Mittwald {
+		labels := r.copiedLabels(source.Annotations, source.Labels)
+		m.Labels = slices.Sorted(maps.Keys(labels))
+		if p.Action != Mark {
+			if was.marker == nil && len(labels) > 0 {
+				b.Labels = nil // the replicator replaces them too
+			}
+			b.Labels = overlaid(b.Labels, was.marker, labels)
+		}
 	}
 	if p.Action != Mark {
 		b.Content = desired(p.Dialect, source.Content, b.Content, keys)
@@ -174,43 +190,22 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	return b
 }
 
-// copyLabels copies labels, and notes in m which are the source's. A copy
-// without a marker gets the source's labels in place of its own, as the replicator does.
-func (r *Rules) copyLabels(p *Plan, m *marker, b, source *Body, was role) {
-	labels := r.copiedLabels(source.Annotations, source.Labels)
-	m.Labels = slices.Sorted(maps.Keys(labels))
-	if p.Action == Mark {
-		return
-	}
-	if was.marker != nil {
-		for _, key := range was.marker.Labels {
-			delete(b.Labels, key)
-		}
-	} else if len(labels) > 0 {
-		b.Labels = nil
-	}
-	if b.Labels == nil && len(labels) > 0 {
-		b.Labels = map[string]string{}
-	}
-	maps.Copy(b.Labels, labels)
-}
-
 // legacy sets the annotations that the original of the dialect writes, so that it can be put back,
 // and removes those of other dialects.
 func legacy(p *Plan, b, source *Body, now time.Time) {
 	for d, keys := range written {
 		for _, key := range keys {
-			if d != p.Dialect && (!p.Pull || key != reflects) {
+			if d != p.Dialect && (p.Mode == Push || key != reflects) {
 				delete(b.Annotations, key)
 			}
 		}
 	}
 	switch p.Dialect {
 	case Reflector:
-		b.Annotations[autoReflects] = map[bool]string{true: "False", false: "True"}[p.Pull]
+		b.Annotations[autoReflects] = map[Mode]string{Push: "True", Pull: "False"}[p.Mode]
 		b.Annotations[reflectedVersion] = source.ResourceVersion
 		b.Annotations[reflectedAt] = now.UTC().Format("2006-01-02T15:04:05-07:00")
-		if !p.Pull {
+		if p.Mode == Push {
 			b.Annotations[reflects] = p.Source.NamespacedName.String()
 		}
 	case Mittwald:

@@ -6,6 +6,7 @@ package policy
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,7 +47,7 @@ const (
 	InSync    State = "in_sync"
 	Due       State = "due"       // an action is planned
 	OnHold    State = "held"      // nothing is done until something else changes
-	Frozen    State = "frozen"    // a pull target whose source does not exist or does not permit it
+	Frozen    State = "frozen"    // left as it is: its source is gone or does not permit it
 	Refused   State = "refused"   // wanted, but something that is not ours is in the way
 	Unclaimed State = "unclaimed" // made by the replicator, and no push covers it
 )
@@ -61,7 +62,7 @@ type Plan struct {
 	// Source is whose data is written, or whose copy is removed.
 	Source   Key
 	Dialect  Dialect
-	Pull     bool
+	Mode     Mode
 	Problems []Problem
 	// After is when to decide again; 0 is at the next event.
 	After time.Duration
@@ -85,7 +86,10 @@ func (p *Plan) held(about Key, v Verdict) {
 func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 	target := v.Get(key)
 	role := r.roleOf(target)
-	p := Plan{Dialect: role.dialect, Pull: role.kind == pullTarget}
+	p := Plan{Dialect: role.dialect, Mode: Push}
+	if role.kind == pullTarget {
+		p.Mode = Pull
+	}
 	if role.kind == pullTarget || role.kind == pushCopy {
 		p.State, p.Source = OnHold, Key{key.Kind, role.from}
 	}
@@ -93,7 +97,7 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 	if ns == nil || ns.Terminating || ns.is(labelDisabled) || target != nil && target.Deleting {
 		return p
 	}
-	if role.kind == pullTarget {
+	if p.Mode == Pull {
 		r.pull(&p, v, target, role, ns, now)
 	} else {
 		r.push(&p, v, key, target, role, ns, now)
@@ -108,25 +112,29 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
-		if role = r.adopt(role, claims, ns, now); role.kind == foreign {
+		// The strongest claimant of its dialect is its source.
+		i := slices.IndexFunc(claims, func(c claim) bool { return asked{r, c.source, ns, now, true}.replicates().Claim != No })
+		if i < 0 {
 			p.State = Unclaimed
+		} else {
+			role.kind, role.from = pushCopy, claims[i].source.NamespacedName
 		}
 	}
-	winner, holder := strongest(claims, key.Kind, role)
+	winner := strongest(claims, Key{key.Kind, role.from})
 	switch {
-	case winner == nil && holder == nil && role.kind != pushCopy:
+	case winner == nil && role.kind != pushCopy:
 		return
 	case ns.is(labelPullOnly) || r.protectedNamespace(ns.Name) || r.protectedName(key.Name):
-		if winner != nil {
+		if winner != nil && winner.Claim == Yes {
 			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
 		return
-	case winner == nil && holder != nil:
-		p.State, p.Dialect, p.Source = OnHold, holder.dialect, holder.source.Key
-		p.held(holder.source.Key, holder.Verdict)
-		return
 	case winner == nil:
 		r.release(p, v, target, role, now)
+		return
+	case winner.Claim == Held:
+		p.State, p.Dialect, p.Source = OnHold, winner.dialect, winner.source.Key
+		p.held(winner.source.Key, winner.Verdict)
 		return
 	}
 	for i := range claims {
@@ -154,70 +162,64 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 	p.problem(c.source.Key, reason, format, args...)
 }
 
-// strongest returns the claim that decides: winner if it is yes, holder if it is held. The owner of
-// a copy goes first, unless it has no claim.
-func strongest(claims []claim, kind Kind, role role) (winner, holder *claim) {
-	for i := range claims {
-		c := &claims[i]
-		owner := role.kind == pushCopy && c.source.Key == Key{kind, role.from}
-		switch {
-		case owner && c.Claim == Yes:
-			return c, nil
-		case owner:
-			return nil, c
-		case c.Claim == Yes && winner == nil:
-			winner = c
-		case c.Claim == Held && holder == nil:
-			holder = c
+// strongest returns the claim that decides, or nil: that of the owner of the copy, or the first that
+// is yes, or the first that is held.
+func strongest(claims []claim, owner Key) *claim {
+	for _, decides := range []func(claim) bool{
+		func(c claim) bool { return c.source.Key == owner },
+		func(c claim) bool { return c.Claim == Yes },
+		func(claim) bool { return true },
+	} {
+		if i := slices.IndexFunc(claims, decides); i >= 0 {
+			return &claims[i]
 		}
 	}
-	if winner != nil {
-		holder = nil
-	}
-	return winner, holder
+	return nil
 }
 
-// adopt returns the role of a copy that the replicator made: that of a copy of the strongest
-// claimant of its dialect, or foreign.
-func (r *Rules) adopt(role role, claims []claim, ns *Namespace, now time.Time) role {
-	for i := range claims {
-		source := claims[i].source
-		if (asked{r, source, ns, now, true}).replicates().Claim != No {
-			role.kind, role.from = pushCopy, source.NamespacedName
-			return role
-		}
-	}
-	role.kind = foreign
-	return role
-}
-
-// mayReturn reports whether the source is gone and may be back before the grace ends.
+// mayReturn reports whether nothing may be concluded yet from the source's absence: it has not been
+// gone for the grace, or its namespace is disabled or not known.
 func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
-	if v.Get(source) != nil {
+	home := v.Namespace(source.Namespace)
+	switch {
+	case home.is(labelDisabled):
+		return true // the event of its label or its end decides again
+	case v.Get(source) != nil:
 		return false
+	case r.NoNamespaces && home == nil:
+		return true // --namespaces leaves it out
 	}
-	if r.NoNamespaces && v.Namespace(source.Namespace) == nil {
-		return true // it is not known: --namespaces leaves it out
-	}
-	left := v.GoneSince(source).Add(r.DeletionGrace).Sub(now)
-	if left > 0 {
-		p.After = left
-	}
-	return left > 0
+	p.After = max(v.GoneSince(source).Add(r.DeletionGrace).Sub(now), 0)
+	return p.After > 0
 }
 
 // release removes a copy that no source wants.
 func (r *Rules) release(p *Plan, v View, target *Object, role role, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
-	if !r.enabled(role.dialect) || v.Namespace(p.Source.Namespace).is(labelDisabled) || source != nil && source.Deleting ||
-		r.mayReturn(p, v, p.Source, now) {
-		return
-	}
-	p.Action = Delete
-	if role.dialect == Mittwald && len(without(target.Content, replicated(target, role))) > 0 {
+	switch {
+	case !r.enabled(role.dialect) || source != nil && source.Deleting || r.mayReturn(p, v, p.Source, now):
+	case role.dialect != Mittwald || len(without(target.Content, replicated(target, role))) == 0:
+		p.Action = Delete
+	case !p.keepsKeys(target):
 		p.Action = Strip
 	}
+}
+
+// typesWithKeys are the types of Secrets that demand keys.
+var typesWithKeys = []corev1.SecretType{
+	corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth,
+}
+
+// keepsKeys freezes a target of which the API server lets nobody remove keys.
+func (p *Plan) keepsKeys(target *Object) bool {
+	if !slices.Contains(typesWithKeys, corev1.SecretType(target.Type)) && !target.Immutable {
+		return false
+	}
+	p.State = Frozen
+	p.problem(target.Key, SourceDeleted,
+		"has no source any more; it keeps its keys, since it is immutable or its type demands them")
+	return true
 }
 
 // pull decides on a pull target.
@@ -251,9 +253,8 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 			return
 		}
 	}
-	_, has := target.Annotations[replicatedKeys]
 	switch differs := !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content); {
-	case !differs && (has || role.dialect != Mittwald) && (role.marker == nil || role.marker.source() == role.from):
+	case !differs && (target.has(replicatedKeys) || role.dialect != Mittwald) && (role.marker == nil || role.marker.from == role.from):
 		p.State = InSync
 	case target.Immutable:
 		p.State = Refused
@@ -264,21 +265,14 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 }
 
 // empties decides on a pull target whose source does not exist. It reports whether that is all
-// there is to say.
+// there is to say. Only a target with a marker had data of the source for certain; to the author of
+// any other, a missing source must look like a forbidden one.
 func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
-	mine := role.marker == nil || role.marker.source() == role.from
+	mine := role.marker != nil && role.marker.from == role.from
 	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
-	switch corev1.SecretType(target.Type) {
-	case corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
-		p.problem(target.Key, SourceDeleted, "source %s is gone; the type of the Secret demands its keys, so it keeps them", role.from)
-		return true
-	}
-	if r.mayReturn(p, v, p.Source, now) {
-		return true
-	}
-	if !target.Immutable {
+	if !r.mayReturn(p, v, p.Source, now) && !p.keepsKeys(target) {
 		p.Action = Empty
 	}
 	return true
@@ -306,7 +300,6 @@ func (r *Rules) cyclic(v View, key, source Key) bool {
 func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	keys := replicated(target, role)
 	same := maps.Equal(desired(p.Dialect, source.Content, target.Content, keys), target.Content)
-	_, has := target.Annotations[replicatedKeys]
 	marked := role.marker != nil
 	retyped := marked && source.Type != target.Type
 	if retyped || !same && target.Immutable {
@@ -319,7 +312,8 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	}
 	differs := !same || role.from != source.NamespacedName
 	if p.Dialect == Mittwald {
-		differs = differs || !has || !r.labelsRight(source, target, role)
+		labels := overlaid(target.Labels, role.marker, r.copiedLabels(source.Annotations, source.Labels))
+		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
 	}
 	switch {
 	case differs:
@@ -327,24 +321,4 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	case p.Dialect == Mittwald && !marked && r.MarkAdopted:
 		p.Action = Mark
 	}
-}
-
-// labelsRight reports whether a mittwald copy has the labels of its source.
-func (r *Rules) labelsRight(source, target *Object, role role) bool {
-	labels := r.copiedLabels(source.Annotations, source.Labels)
-	for key, value := range labels {
-		if got, has := target.Labels[key]; !has || got != value {
-			return false
-		}
-	}
-	if role.marker != nil {
-		for _, key := range role.marker.Labels {
-			if _, wanted := labels[key]; !wanted {
-				if _, has := target.Labels[key]; has {
-					return false
-				}
-			}
-		}
-	}
-	return true
 }

@@ -91,22 +91,57 @@ func TestWithoutNamespacesASelectorOfLabelsHolds(t *testing.T) {
 	w.expect("create b/s, create b/t, create c/t", "InvalidAnnotation a/s")
 }
 
-func TestAPatternIsTriedAgainAfterAWhile(t *testing.T) {
+func TestThePatternsOfAnAnnotationEndAtTheFirstThatTakesTooLong(t *testing.T) {
 	w := newWorld(t, nil)
-	long := "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	long := strings.Repeat("x", 60)
 	w.namespaces(long)
-	w.put(secret("a/s", "k=v", auto("(x+x+)+y")))
-	key := NewKey(Secret, long, "s")
-	if p := w.rules.Decide(w, key, w.now); p.After != timeoutPause || p.Action != Nothing {
-		t.Errorf("plan %+v", p)
+	w.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "c.*")))
+	decide := func(namespace, want string) {
+		t.Helper()
+		p := w.rules.Decide(w, NewKey(Secret, namespace, "s"), w.now)
+		got := string(p.Action)
+		if len(p.Problems) > 0 {
+			got = p.Problems[0].Reason + " " + p.Problems[0].Text
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", namespace, got, want)
+		}
+		if paused := strings.HasPrefix(want, PatternTimeout); paused != (p.After == timeoutPause) {
+			t.Errorf("%s is decided again after %v", namespace, p.After)
+		}
 	}
-	w.rules.Decide(w, key, w.now.Add(timeoutPause-time.Second))
-	if w.timeouts != 1 {
-		t.Errorf("%d timeouts within the pause", w.timeouts)
-	}
-	w.rules.Decide(w, key, w.now.Add(timeoutPause))
-	if w.timeouts != 2 {
-		t.Errorf("%d timeouts after the pause", w.timeouts)
+	const tooLong = `PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: pattern "(x+x+)+y" takes too long to match`
+	const paused = "PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: has a pattern that took too long to match a while ago"
+	decide("c", "create")
+	decide(long, tooLong) // and not "create", although the next pattern matches
+	decide("c", paused)
+	decide("b", "create")
+	w.now = w.now.Add(timeoutPause - time.Second)
+	decide(long, paused)
+	w.now = w.now.Add(time.Second)
+	decide("c", "create")
+	decide(long, tooLong)
+}
+
+func TestThePatternsOfTheReplicatorAreBounded(t *testing.T) {
+	for name, tc := range map[string]struct{ list, want string }{
+		"a repeat":                             {"b|b[a-z0-9-]{62}", ""},
+		"many patterns":                        {strings.Repeat("team-[a-z]+-.*,", 60) + "b", ""},
+		"nested repeats":                       {"(((a{1000}){1000}))|b", InvalidPattern},
+		"nested repeats within Go's limit":     {"((a{30}){30}b?){6}|b", InvalidPattern},
+		"many repeats":                         {strings.Repeat("a{999}", 10) + "|b", InvalidPattern},
+		"repeats in many patterns":             {strings.Repeat("a{999},", 10) + "b", InvalidPattern},
+		"classes of thousands of ranges":       {strings.Repeat(`\pL`, 500) + "|b", InvalidPattern},
+		"a parenthesis that would end ours":    {"b)|(?:a{1000}", InvalidPattern},
+		"a quotation that would hide our end":  {`\Qb`, InvalidPattern},
+		"more than the value of an annotation": {strings.Repeat("b", maxPatternLength) + "|b", InvalidPattern},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := goList(tc.list)(&Namespace{Name: "b"}, time.Time{}, true)
+			if got.Reason != tc.want || (got.Claim == Yes) != (tc.want == "") {
+				t.Errorf("%+v, want reason %q", got, tc.want)
+			}
+		})
 	}
 }
 

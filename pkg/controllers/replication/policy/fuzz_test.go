@@ -17,11 +17,11 @@ func FuzzGrammars(f *testing.F) {
 		f.Add(text, "b")
 	}
 	f.Fuzz(func(t *testing.T, text, name string) {
-		m := newMatchers(false, func() {})
+		m := newMatchers(false)
 		ns := &Namespace{Name: name}
 		now := time.Unix(0, 0)
 		for grammar, parse := range map[string]func(string) matcher{
-			"net": list(m.netRegex), "go": list(goRegex), "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
+			"net": m.netList, "go": goList, "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
 		} {
 			match := m.get(grammar, text, parse)
 			full, cheap := match(ns, now, true), match(ns, now, false)

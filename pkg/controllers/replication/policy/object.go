@@ -18,25 +18,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 )
 
-// Slot is a place for one value: a key of data or of binaryData.
-type Slot struct {
-	Key    string
-	Binary bool
-}
+// Slot is a place for one value: inData or inBinaryData, and the key in it.
+type Slot string
 
-// MarshalText implements encoding.TextMarshaler, for the key of a map.
-func (s Slot) MarshalText() ([]byte, error) {
-	return []byte(map[bool]string{false: "d", true: "b"}[s.Binary] + s.Key), nil
-}
+const (
+	inData       = "d"
+	inBinaryData = "b"
+)
 
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (s *Slot) UnmarshalText(text []byte) error {
-	s.Key, s.Binary = string(text[1:]), text[0] == 'b'
-	return nil
-}
+func (s Slot) key() string { return string(s[1:]) }
 
 // Sum stands for a value. Its key is random per process, since a plain hash of a weak secret can be
 // guessed.
@@ -64,10 +56,13 @@ type Object struct {
 	Content map[Slot]Sum      `json:"d,omitempty"`
 }
 
-// participates reports whether an object has an annotation that decisions depend on.
-func participates(m metav1.Object) bool {
-	all := m.GetAnnotations()
-	return slices.ContainsFunc(annotations, func(key string) bool { _, has := all[key]; return has })
+func (o *Object) has(annotation string) bool {
+	_, has := o.Annotations[annotation]
+	return has
+}
+
+func hasAny(m map[string]string, keys ...string) bool {
+	return slices.ContainsFunc(keys, func(key string) bool { _, has := m[key]; return has })
 }
 
 // Digester computes what the cache keeps of an object. All objects that are compared must come from
@@ -114,18 +109,15 @@ func (d *Digester) Describe(b *Body) *Object {
 
 // userMade looks for what users and their tools leave on objects, and the reflector does not.
 func userMade(b *Body) bool {
-	has := func(m map[string]string, keys ...string) bool {
-		return slices.ContainsFunc(keys, func(key string) bool { _, has := m[key]; return has })
-	}
-	return has(b.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
-		has(b.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
+	return hasAny(b.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
+		hasAny(b.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
 		len(b.OwnerReferences) > 0 || len(b.Finalizers) > 0
 }
 
 // Digest returns what [Decode] needs of a Secret or ConfigMap; nil for one that decisions do not
 // depend on.
 func (d *Digester) Digest(obj runtime.Object) []byte {
-	if m, ok := obj.(metav1.Object); !ok || !d.all && !participates(m) {
+	if m, ok := obj.(metav1.Object); !ok || !d.all && !hasAny(m.GetAnnotations(), annotations...) {
 		return nil
 	}
 	b := NewBody(obj)
@@ -138,11 +130,7 @@ func (d *Digester) Digest(obj runtime.Object) []byte {
 
 // Cached is an object in the cache.
 type Cached interface {
-	GetNamespace() string
-	GetName() string
-	GetUID() types.UID
-	GetResourceVersion() string
-	GetDeletionTimestamp() *metav1.Time
+	metav1.Object
 	Digest(of string) []byte
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"regexp/syntax"
 	"strings"
 	"time"
 
@@ -21,12 +22,17 @@ const (
 	maxPatterns      = 64
 	maxPatternLength = 16 << 10
 	// matchTimeout limits a match of a .NET regular expression, which may take exponential time.
-	// The clock of regexp2 adds up to 100 ms. A pattern that reached the limit is not run again
-	// within timeoutPause.
+	// The clock of regexp2 adds up to 100 ms. listTimeout is for all patterns of an annotation; much
+	// longer than a process is ever kept from running. After either, none of the annotation's patterns
+	// is run for timeoutPause, so that one author does not keep all workers busy.
 	matchTimeout = 50 * time.Millisecond
+	listTimeout  = 250 * time.Millisecond
 	timeoutPause = 10 * time.Minute
-	// maxParsed limits the values of annotations that are kept parsed, and the patterns that are
-	// known to take too long.
+	// maxProgram limits what the RE2 patterns of an annotation are compiled to, in about the
+	// instructions and runes of character classes: a few bytes of text can take megabytes.
+	maxProgram = 5000
+	// maxParsed limits the values of annotations that are kept parsed, and those that are known to
+	// take too long.
 	maxParsed = 1000
 )
 
@@ -37,13 +43,12 @@ type matcher func(ns *Namespace, now time.Time, run bool) Verdict
 // matchers keeps parsed values.
 type matchers struct {
 	parsed     *lru.Cache // of a grammar and a text: its matcher
-	paused     *lru.Cache // of a pattern that took too long: until when it is not run
-	timeout    func()     // is called when a pattern takes too long
+	paused     *lru.Cache // of a list that took too long: until when its patterns are not run
 	unreadable bool       // the labels of Namespaces are
 }
 
-func newMatchers(unreadable bool, timeout func()) *matchers {
-	return &matchers{parsed: lru.New(maxParsed), paused: lru.New(maxParsed), timeout: timeout, unreadable: unreadable}
+func newMatchers(unreadable bool) *matchers {
+	return &matchers{parsed: lru.New(maxParsed), paused: lru.New(maxParsed), unreadable: unreadable}
 }
 
 // get returns the matcher for a text in the grammar that parse reads.
@@ -82,14 +87,36 @@ func list(item func(string) matcher) func(string) matcher {
 	}
 }
 
-// anyOf stops at the first item that says yes.
+// anyOf stops at the first item that says yes or takes too long.
 func anyOf(items []matcher) matcher {
 	return func(ns *Namespace, now time.Time, run bool) Verdict {
 		v := no
 		for _, item := range items {
-			if v = v.or(item(ns, now, run)); v.Claim == Yes {
-				break
+			next := item(ns, now, run)
+			if next.Claim == Yes || next.Reason == PatternTimeout {
+				return next
 			}
+			v = v.or(next)
+		}
+		return v
+	}
+}
+
+// netList parses the reflector's lists. What items without a pattern decide needs no pattern to run.
+func (m *matchers) netList(text string) matcher {
+	match := list(netRegex)(text)
+	return func(ns *Namespace, now time.Time, run bool) Verdict {
+		quick := match(ns, now, false)
+		if quick.Claim != Held || !run {
+			return quick
+		}
+		if until, paused := m.paused.Get(text); paused && now.Before(until.(time.Time)) {
+			return held(PatternTimeout, "has a pattern that took too long to match a while ago")
+		}
+		start := time.Now()
+		v := match(ns, now, true)
+		if v.Reason == PatternTimeout || time.Since(start) > listTimeout {
+			m.paused.Add(text, now.Add(timeoutPause))
 		}
 		return v
 	}
@@ -97,7 +124,7 @@ func anyOf(items []matcher) matcher {
 
 // netRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose
 // first match must be as long as the whole name.
-func (m *matchers) netRegex(item string) matcher {
+func netRegex(item string) matcher {
 	if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" {
 		return func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(ns.Name == item) }
 	}
@@ -106,22 +133,16 @@ func (m *matchers) netRegex(item string) matcher {
 		return always(held(InvalidPattern, invalid(item)))
 	}
 	re.MatchTimeout = matchTimeout
-	return func(ns *Namespace, now time.Time, run bool) Verdict {
+	return func(ns *Namespace, _ time.Time, run bool) Verdict {
 		if !run {
 			return Verdict{Claim: Held}
-		}
-		tooSlow := held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
-		if until, paused := m.paused.Get(item); paused && now.Before(until.(time.Time)) {
-			return tooSlow
 		}
 		match, err := re.FindStringMatch(ns.Name)
 		switch {
 		case errors.Is(err, regexp2.ErrBacktrackingStackLimit):
 			return held(InvalidPattern, fmt.Sprintf("pattern %q needs too much memory to match", item))
 		case err != nil:
-			m.timeout()
-			m.paused.Add(item, now.Add(timeoutPause))
-			return tooSlow
+			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
 		}
 		return verdict(match != nil && match.RuneLength == len([]rune(ns.Name)))
 	}
@@ -129,6 +150,30 @@ func (m *matchers) netRegex(item string) matcher {
 
 func invalid(item string) string {
 	return fmt.Sprintf("pattern %q is no regular expression, in which .* stands for any text", item)
+}
+
+// goList parses the replicator's lists. An item of which maxProgram leaves no room is held.
+func goList(text string) matcher {
+	left := maxProgram
+	return list(func(item string) matcher {
+		tree, err := syntax.Parse(item, syntax.Perl) // alone, since a parenthesis could end a group
+		if err != nil {
+			return always(held(InvalidPattern, invalid(item)))
+		}
+		if left -= programSize(tree); left < 0 {
+			return always(held(InvalidPattern, fmt.Sprintf("pattern %q is too large, or those before it are", item)))
+		}
+		return goRegex(item)
+	})(text)
+}
+
+// programSize is about what a regular expression takes when it is compiled, which writes repeats out.
+func programSize(tree *syntax.Regexp) int {
+	size := 1 + len(tree.Rune)
+	for _, sub := range tree.Sub {
+		size += programSize(sub)
+	}
+	return size * max(1, tree.Min, tree.Max)
 }
 
 // goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the

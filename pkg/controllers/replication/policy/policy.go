@@ -62,6 +62,15 @@ const (
 // Dialects are all dialects, by precedence.
 var Dialects = []Dialect{Native, Reflector, Mittwald}
 
+// Mode is who asks for data to be copied: the source, or the target.
+type Mode string
+
+// The modes.
+const (
+	Push Mode = "push"
+	Pull Mode = "pull"
+)
+
 // Options are the flags that decisions depend on.
 type Options struct {
 	// Reflector and Mittwald switch on the dialects of the originals.
@@ -125,12 +134,6 @@ const (
 	SourceDeleted          = "SourceDeleted"
 	ReplicationCycle       = "ReplicationCycle"
 )
-
-// Reasons are the reasons of all problems of decisions.
-var Reasons = []string{
-	InvalidAnnotation, InvalidPattern, PatternTimeout, AmbiguousPattern, UnsupportedType, ConflictingAnnotations, PermissionDenied,
-	PushForbidden, NamespaceProtected, TargetExists, TargetClaimed, TargetImmutable, TypeConflict, SourceDeleted, ReplicationCycle,
-}
 
 // Claim is whether a source wants a target, or lets it have its data.
 type Claim int

@@ -17,7 +17,7 @@ const (
 	foreign roleKind = iota
 	// pushSource says where its copies go.
 	pushSource
-	// pullTarget names its source.
+	// pullTarget names its source. To this and what follows a write may be due.
 	pullTarget
 	// pushCopy was made by a push.
 	pushCopy
@@ -41,34 +41,27 @@ func (o *Options) roleOf(obj *Object) role {
 	}
 	a := obj.Annotations
 	m := parseMarker(obj)
-	automatic := strings.EqualFold(strings.TrimSpace(a[autoReflects]), "true")
+	automatic := isTrue(a[autoReflects])
 	pull, pulls := o.pullOf(obj, automatic)
-	if m != nil && m.Mode == modePush && !pulls {
-		return role{kind: pushCopy, dialect: m.Dialect, from: m.source(), marker: m}
-	}
-	if pulls {
+	source, ok := parseReference(a[reflects])
+	reflected := ok && automatic && o.Reflector && source.Name == obj.Name && source.Namespace != obj.Namespace
+	switch {
+	case pulls:
 		pull.marker = m
 		return pull
-	}
-	if automatic && o.Reflector {
-		source, ok := parseReference(a[reflects])
-		if ok && source.Name == obj.Name && source.Namespace != obj.Namespace {
-			kind := pushCopy
-			if obj.UserMade { // a mirror that the reflector took for its own
-				kind = pullTarget
-			}
-			return role{kind: kind, dialect: Reflector, from: source}
-		}
-	}
-	_, version := a[replicatedFrom]
-	_, keys := a[replicatedKeys]
-	switch {
+	case m != nil && m.Mode == Push:
+		return role{kind: pushCopy, dialect: m.Dialect, from: m.from, marker: m}
+	case reflected && obj.UserMade: // a mirror that the reflector took for its own
+		return role{kind: pullTarget, dialect: Reflector, from: source}
+	case reflected:
+		return role{kind: pushCopy, dialect: Reflector, from: source}
 	case o.hasPushKey(obj):
 		return role{kind: pushSource}
-	case m == nil && o.Mittwald && version && keys: // a pull target that was detached has a marker
+	case m == nil && o.Mittwald && obj.has(replicatedFrom) && obj.has(replicatedKeys):
+		// What has a marker is a pull target that was detached.
 		return role{kind: unmarkedCopy, dialect: Mittwald}
 	}
-	return role{}
+	return role{kind: foreign}
 }
 
 // pullOf returns the role that the pull keys of obj ask for. It returns false if there are none.
@@ -97,11 +90,8 @@ func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
 }
 
 func (o *Options) hasPushKey(obj *Object) bool {
-	a := obj.Annotations
-	_, to := a[PushTo]
-	_, replicate := a[replicateTo]
-	_, matching := a[replicateToMatching]
-	return to || o.Reflector && isTrue(a[autoEnabled]) || o.Mittwald && (replicate || matching)
+	return obj.has(PushTo) || o.Reflector && isTrue(obj.Annotations[autoEnabled]) ||
+		o.Mittwald && (obj.has(replicateTo) || obj.has(replicateToMatching))
 }
 
 // isTrue is how the reflector reads a boolean.
@@ -118,6 +108,5 @@ func (o *Options) Pushes(obj *Object) bool { return o.roleOf(obj).kind == pushSo
 
 // IsTarget reports whether a write to the object may be due: it is a copy or a pull target.
 func (o *Options) IsTarget(obj *Object) bool {
-	kind := o.roleOf(obj).kind
-	return kind == pullTarget || kind == pushCopy || kind == unmarkedCopy
+	return o.roleOf(obj).kind >= pullTarget
 }

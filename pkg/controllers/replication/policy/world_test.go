@@ -30,7 +30,6 @@ type world struct {
 	version  int
 	writes   []string
 	problems []string
-	timeouts int
 }
 
 func newWorld(t testing.TB, configure func(*Options)) *world {
@@ -46,7 +45,7 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 		t: t, digester: NewDigester(o.AllowAll), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, gone: map[Key]time.Time{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	w.rules = NewRules(o, func() { w.timeouts++ })
+	w.rules = NewRules(o)
 	w.namespaces("a", "b", "c", "kube-system")
 	return w
 }
@@ -232,8 +231,8 @@ func (w *world) holds(name, content string, annotations ...string) {
 	}
 	var list []string
 	for slot, value := range b.Content {
-		text := slot.Key + "=" + string(value)
-		if slot.Binary {
+		text := slot.key() + "=" + string(value)
+		if strings.HasPrefix(string(slot), inBinaryData) {
 			text += "(binary)"
 		}
 		list = append(list, text)
@@ -273,7 +272,7 @@ func contentOf(text string) map[Slot][]byte {
 	for pair := range strings.FieldsSeq(text) {
 		key, value, _ := strings.Cut(pair, "=")
 		value, binary := strings.CutSuffix(value, "(binary)")
-		content[Slot{key, binary}] = []byte(value)
+		content[Slot(map[bool]string{false: inData, true: inBinaryData}[binary]+key)] = []byte(value)
 	}
 	return content
 }
