@@ -125,7 +125,7 @@ vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach,
 generate: ## Write deploy/rbac, the goldens and what examples/widget generates again.
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
-	go test -run Golden ./pkg/app/... ./pkg/election/... -update
+	go test -run Golden ./pkg/app ./pkg/election -update
 
 $(LINT): hack/tools/go.mod hack/tools/go.sum
 	@echo "Building golangci-lint (a minute or two, once)"

@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -42,7 +43,7 @@ func (s *scope) listInTime(ctx context.Context, opts metav1.ListOptions) (runtim
 	ctx, cancel := context.WithTimeoutCause(ctx, answerPatience, errNoAnswer)
 	defer cancel()
 	list, err := s.list(ctx, opts)
-	if err != nil && context.Cause(ctx) == errNoAnswer {
+	if err != nil && errors.Is(context.Cause(ctx), errNoAnswer) {
 		err = errNoAnswer
 	}
 	return list, err
