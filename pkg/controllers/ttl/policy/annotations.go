@@ -126,9 +126,9 @@ func ParseDuration(s string) (time.Duration, error) {
 	if !duration.MatchString(s) {
 		return 0, errDuration
 	}
-	var sum time.Duration
+	var sum int64 // nanoseconds
 	for _, m := range summand.FindAllStringSubmatch(s, -1) {
-		number, unit, times := m[1], m[2], time.Duration(1)
+		number, unit, times := m[1], m[2], int64(1)
 		switch unit {
 		case "d":
 			unit, times = "h", 24
@@ -136,15 +136,15 @@ func ParseDuration(s string) (time.Duration, error) {
 			unit, times = "h", 7*24
 		}
 		d, err := time.ParseDuration(number + unit)
-		if err != nil || d > (math.MaxInt64-sum)/times {
+		if err != nil || int64(d) > (math.MaxInt64-sum)/times {
 			return 0, errDuration
 		}
-		sum += times * d
+		sum += times * int64(d)
 	}
 	if strings.HasPrefix(s, "-") {
 		sum = -sum
 	}
-	return sum, nil
+	return time.Duration(sum), nil
 }
 
 var janitorTTL = regexp.MustCompile(`^[0-9]+[smhdw]$`)
