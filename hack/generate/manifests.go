@@ -38,6 +38,8 @@ var requires = map[string]string{"replication-compat": "replication", "ttl-every
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
+	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication and ttl find no account and write nothing: where they\n" +
+		"# run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read all of their objects,\n" +
 		"# Secrets not among them, and delete every one. Which of them it deletes is up to annotations and flags.\n",
 	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +

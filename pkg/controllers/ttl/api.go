@@ -46,7 +46,11 @@ func (a api) get(ctx context.Context, t policy.Type, name cache.ObjectName) (*me
 }
 
 func (a api) delete(ctx context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error {
-	return a.client.Resource(t.GroupVersionResource).Namespace(live.Namespace).Delete(ctx, live.Name, deleteOptions(live))
+	background := metav1.DeletePropagationBackground
+	return a.client.Resource(t.GroupVersionResource).Namespace(live.Namespace).Delete(ctx, live.Name, metav1.DeleteOptions{
+		Preconditions:     &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
+		PropagationPolicy: &background,
+	})
 }
 
 type dateKey struct{}

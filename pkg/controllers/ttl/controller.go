@@ -23,10 +23,12 @@
 //	failures   refusals in a row                          a worker             the same
 //	breaker    the deletions of the last minute           a worker             time
 //	           until when there are none                  a worker             time
+//	of a kind  until when there are none of its type      a worker             time, the end of the type
 package ttl
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -51,11 +53,13 @@ const Name = "ttl"
 // clock costs this at most.
 const recheckInterval = time.Hour
 
+// spread is the time over which objects come back that had to wait for the same moment.
+const spread = 10 * time.Second
+
 // Controller deletes objects. Build it with [New].
 type Controller struct {
 	cfg     Config
 	rules   policy.Options
-	keys    []string // the annotations that count
 	follow  Follow
 	client  kubernetes.Interface
 	objects objects
@@ -86,7 +90,6 @@ func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Co
 		cfg: cfg, rules: cfg.Policy(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
 		breaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute}, kinds: map[schema.GroupResource]*kind{},
 	}
-	c.keys = c.rules.Keys()
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.Beside = cfg.Workers, c.followTypes
 	c.loop, err = controllers.NewLoop(loop, c.reconcile)
@@ -124,11 +127,22 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if !d.Due(now) {
 		return wait(&d, now), nil
 	}
-	if open := c.breaker.Open(now); open > 0 {
-		return open, nil
+	if pause := c.pause(k, now); pause > 0 {
+		return pause, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Due", "annotation", d.Key, "deadline", d.Deadline)
 	return c.expire(ctx, k, r, obj.GetUID())
+}
+
+// pause returns when to look at an object again if nothing of its type may be deleted now; 0 is that it
+// may. What has to wait comes back spread, so in another order each time: with more objects than the breaker
+// permits, the same ones would always be first otherwise.
+func (c *Controller) pause(k key, now time.Time) time.Duration {
+	pause := max(c.breaker.Open(now), k.breaker.Open(now))
+	if pause > 0 {
+		pause += rand.N(spread)
+	}
+	return pause
 }
 
 // decide decides on a state of an object, and tells its owner the warnings.

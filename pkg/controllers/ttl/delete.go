@@ -19,17 +19,22 @@ import (
 )
 
 const (
-	// attempts limits the deletions in one reconcile. After a conflict, the next is decided on another read.
-	attempts = 3
 	// What is forbidden is seldom allowed soon.
 	minForbidden = 5 * time.Minute
 	maxForbidden = time.Hour
+	// After a conflict, the object is read and decided on again nearly at once. Only one that changes
+	// all the time, or that somebody refuses as a conflict, waits as long as the maximum.
+	minConflict = 100 * time.Millisecond
+	maxConflict = time.Minute
 	// tellAfter is the failure from which on an owner is told of other errors; tellAgain is the time after
 	// which he is told again.
 	tellAfter = 3
 	tellAgain = time.Hour
-	// skewPause is how long nothing is deleted after the clocks have been found apart.
-	skewPause = time.Minute
+	// kindPause is how long a type is left alone after its clock was found wrong, or after a request failed
+	// that took slow or longer: one of its API, or of a webhook's, that does not answer. Without it, many
+	// objects of such a type would keep the workers from all others.
+	kindPause = time.Minute
+	slow      = 5 * time.Second
 )
 
 // The reasons of Events, besides those of package policy.
@@ -42,60 +47,61 @@ const (
 
 // expire deletes the object of a record if it is still the one with that UID, and due.
 func (c *Controller) expire(ctx context.Context, k key, r *entry, uid types.UID) (time.Duration, error) {
-	for attempt := 1; ; attempt++ {
-		live, date, err := c.objects.get(ctx, k.Type, k.ObjectName)
-		now := c.clock.Now()
-		switch {
-		case apierrors.IsNotFound(err):
-			return 0, nil
-		case err != nil:
-			return c.refused(ctx, k, r, uid, "get", err)
-		case live.UID != uid:
-			return 0, nil // its own event is on its way
-		case c.skewed(ctx, date, now):
-			return skewPause, nil
-		}
-		d := c.decide(k, r, live, now)
-		if !d.Due(now) {
-			return wait(&d, now), nil
-		}
-		because := fmt.Sprintf("deleted because of %s=%.80s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
-		logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
-		if c.cfg.DryRun {
-			if r.news(reasonWould+because, now, 0) {
-				logger.Info("Dry run: would delete")
-				c.metrics.deletion(k, resultDryRun)
-				c.event(k, uid, corev1.EventTypeNormal, reasonWould, "would be "+because)
-			}
-			return 0, nil
-		}
-		if !c.breaker.Take(now) {
-			return c.tooMany(ctx, now), nil
-		}
-		err = c.objects.delete(ctx, k.Type, live)
-		if err == nil {
-			logger.V(2).Info("Deleted")
-			c.metrics.deletion(k, resultDeleted)
-			c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
-			k.decided(r, policy.Never) // it is not overdue while its finalizers work
-			c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, because)
-			return 0, nil
-		}
-		if apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
-			c.breaker.Return() // the API server says that nothing was deleted
-		}
-		switch {
-		case apierrors.IsNotFound(err):
-			return 0, nil
-		case !apierrors.IsConflict(err) || attempt == attempts:
-			return c.refused(ctx, k, r, uid, "delete", err)
-		}
+	begun := c.clock.Now()
+	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName)
+	now := c.clock.Now()
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case err != nil:
+		return c.refused(ctx, k, r, uid, begun, "get", err)
+	case live.UID != uid:
+		return 0, nil // its own event is on its way
+	case c.skewed(ctx, k, date, now):
+		return c.pause(k, now), nil
 	}
+	d := c.decide(k, r, live, now)
+	if !d.Due(now) {
+		return wait(&d, now), nil
+	}
+	because := fmt.Sprintf("deleted because of %s=%.80s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
+	logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
+	if c.cfg.DryRun {
+		if r.news(reasonWould+because, now, 0) {
+			logger.Info("Dry run: would delete")
+			c.metrics.deletion(k, resultDryRun)
+			c.event(k, uid, corev1.EventTypeNormal, reasonWould, "would be "+because)
+		}
+		return 0, nil
+	}
+	if !c.breaker.Take(now) {
+		c.tooMany(ctx, now)
+		return c.pause(k, now), nil
+	}
+	err = c.objects.delete(ctx, k.Type, live)
+	if err == nil {
+		logger.V(2).Info("Deleted")
+		c.metrics.deletion(k, resultDeleted)
+		c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
+		k.decided(r, policy.Never) // it is not overdue while its finalizers work
+		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, because)
+		return 0, nil
+	}
+	switch apierrors.ReasonForError(err) {
+	case metav1.StatusReasonForbidden, metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
+		metav1.StatusReasonInvalid, metav1.StatusReasonTooManyRequests:
+		c.breaker.Return() // nothing can have been deleted; after others, such as 500 and 504, it may have been
+	}
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	return c.refused(ctx, k, r, uid, begun, "delete", err)
 }
 
 // skewed reports whether this clock and that of the API server are too far apart. date is the API
-// server's at now, in whole seconds, and zero if it is unknown.
-func (c *Controller) skewed(ctx context.Context, date, now time.Time) bool {
+// server's at now, in whole seconds, and zero if it is unknown. It is an aggregated API's own for its
+// types, so only the type is left alone.
+func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) bool {
 	if c.cfg.MaxClockSkew == 0 || date.IsZero() {
 		return false
 	}
@@ -104,17 +110,17 @@ func (c *Controller) skewed(ctx context.Context, date, now time.Time) bool {
 	if skew.Abs() <= c.cfg.MaxClockSkew+time.Second/2 {
 		return false
 	}
-	if c.breaker.Trip(now, skewPause) {
-		klog.FromContext(ctx).Error(nil, "The clock and the API server's are too far apart, so nothing is deleted",
-			"ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
+	if k.breaker.Trip(now, kindPause) {
+		klog.FromContext(ctx).Error(nil, "The clock and the API server's are too far apart, so nothing of this type is deleted",
+			"resource", k.GroupResource(), "ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	}
 	return true
 }
 
-// tooMany opens the breaker unless it is open, and returns how long.
-func (c *Controller) tooMany(ctx context.Context, now time.Time) time.Duration {
+// tooMany opens the breaker unless it is open.
+func (c *Controller) tooMany(ctx context.Context, now time.Time) {
 	if !c.breaker.Trip(now, c.cfg.BreakerCooldown) {
-		return c.breaker.Open(now)
+		return
 	}
 	c.metrics.trips.Inc()
 	overdue := map[string]int{}
@@ -129,24 +135,32 @@ func (c *Controller) tooMany(ctx context.Context, now time.Time) time.Duration {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, text)
 	}
-	return c.cfg.BreakerCooldown
 }
 
-// refused returns when to try again after an error.
-func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID, operation string, err error) (time.Duration, error) {
+// refused returns when to try again after an error of what has begun then.
+func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID, begun time.Time, operation string, err error) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
 		return 0, err
+	}
+	now := c.clock.Now()
+	if now.Sub(begun) >= slow && k.breaker.Trip(now, kindPause) {
+		klog.FromContext(ctx).Info("Warning: A request failed slowly, so this type is left alone for a while",
+			"resource", k.GroupResource(), "for", kindPause, "reason", err.Error())
 	}
 	r.failures++
 	c.metrics.deletion(k, resultFailed)
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
-	if (forbidden || r.failures >= tellAfter) && r.news(reasonFailed, c.clock.Now(), tellAgain) {
+	if (forbidden || r.failures >= tellAfter) && r.news(reasonFailed, now, tellAgain) {
 		klog.FromContext(ctx).Info("Warning: Cannot delete what has expired", "reason", err.Error())
 		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
-	if forbidden {
-		return min(minForbidden<<min(r.failures-1, 10), maxForbidden), nil
+	doublings := min(r.failures-1, 10)
+	switch {
+	case forbidden:
+		return min(minForbidden<<doublings, maxForbidden), nil
+	case apierrors.IsConflict(err):
+		return min(minConflict<<doublings, maxConflict), nil
 	}
 	return 0, err // the loop waits longer each time, and as long as the API server asks for
 }
@@ -155,13 +169,4 @@ func (c *Controller) event(k key, uid types.UID, eventType, reason, text string)
 	c.events.Event(&corev1.ObjectReference{
 		APIVersion: k.GroupVersion().String(), Kind: k.Kind, Namespace: k.Namespace, Name: k.Name, UID: uid,
 	}, eventType, reason, text)
-}
-
-// deleteOptions name the object that was read, and no other.
-func deleteOptions(live *metav1.PartialObjectMetadata) metav1.DeleteOptions {
-	background := metav1.DeletePropagationBackground
-	return metav1.DeleteOptions{
-		Preconditions:     &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
-		PropagationPolicy: &background,
-	}
 }

@@ -51,6 +51,8 @@ func (r *entry) news(what string, now time.Time, again time.Duration) bool {
 type kind struct {
 	policy.Type
 	following Following
+	// breaker is open while the type is left alone. It has no limit.
+	breaker policy.Breaker
 
 	mu      sync.Mutex
 	records map[cache.ObjectName]*entry
@@ -122,6 +124,9 @@ type KindStatus struct {
 func (k *kind) status(now time.Time) KindStatus {
 	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version}
 	s.Synced, s.Problem = k.following.Status()
+	if s.Problem == "" && k.breaker.Open(now) > 0 {
+		s.Problem = "left alone for a while, since its clock is wrong or a request has failed slowly; see the log"
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s.Tracked = len(k.records)

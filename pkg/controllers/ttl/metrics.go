@@ -44,7 +44,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 		skew:  metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
 	}
 	reg.MustRegister(d.deletions, d.invalid, d.lag, d.trips, d.skew)
-	for _, key := range c.keys {
+	for _, key := range c.rules.Keys() {
 		d.invalid.WithLabelValues(key).Add(0)
 	}
 	// computed registers a gauge that is a sum over the types at each scrape.
@@ -60,9 +60,9 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 	computed("tracked_objects", "Annotated objects.", func(s *KindStatus) int { return s.Tracked })
 	computed("overdue_objects", "Objects whose deadline has passed.", func(s *KindStatus) int { return s.Overdue })
 	computed("watched_types", "Types whose objects are known.", func(s *KindStatus) int { return count(s.Synced) })
-	computed("failing_types", "Types that cannot be listed or watched now.", func(s *KindStatus) int { return count(s.Problem != "") })
+	computed("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *KindStatus) int { return count(s.Problem != "") })
 	reg.RawMustRegister(metrics.NewGaugeFunc(
-		gauge("breaker_open", "1 while nothing is deleted, because too many objects were due or the clocks are apart."),
+		gauge("breaker_open", "1 while nothing is deleted, because too many objects were due."),
 		func() float64 { return float64(count(c.breaker.Open(c.clock.Now()) > 0)) }))
 	return d
 }

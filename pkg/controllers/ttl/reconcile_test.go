@@ -4,10 +4,12 @@
 package ttl
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -124,6 +126,7 @@ func TestReconcile(t *testing.T) {
 				return nil
 			}
 			w.start()
+			pass(minConflict)
 			w.asked(getP, deleteP, getP, deleteP)
 			w.told("DeletedExpiredTTL")
 		}},
@@ -136,13 +139,18 @@ func TestReconcile(t *testing.T) {
 				return nil
 			}
 			w.start()
-			w.asked(getP, deleteP, getP, deleteP, getP, deleteP)
-			pass(999 * time.Millisecond)
-			w.asked()
+			pass(700 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
+			w.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
+			w.told("FailedToDeleteExpiredTTL")
+			pass(24 * time.Hour)
+			if n := len(w.requests); n < 2*24*60 || n > 2*(24*60+15) {
+				w.Errorf("%d requests in a day", n)
+			}
 			w.change(func() { w.before = nil })
-			pass(time.Second)
-			w.asked(getP, deleteP)
-			w.told("DeletedExpiredTTL")
+			pass(time.Minute)
+			if len(w.names()) != 0 {
+				w.Error("it is left a minute after the last conflict")
+			}
 		}},
 		"20: the TTL is prolonged in between": {run: func(w *world) {
 			w.put(pods, "shop/p", T+"ttl", "1h")
@@ -153,6 +161,7 @@ func TestReconcile(t *testing.T) {
 				return nil
 			}
 			w.start()
+			pass(minConflict)
 			w.asked(getP, deleteP, getP)
 			w.told()
 		}},
@@ -169,7 +178,7 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 			left(90)
-			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted, because too many objects were due or the clocks are apart.
+			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted, because too many objects were due.
 				# TYPE quartermaster_ttl_breaker_open gauge
 				quartermaster_ttl_breaker_open 1
 				# HELP quartermaster_ttl_overdue_objects [ALPHA] Objects whose deadline has passed.
@@ -184,7 +193,11 @@ func TestReconcile(t *testing.T) {
 			`, "quartermaster_ttl_breaker_open", "quartermaster_ttl_overdue_objects", "quartermaster_ttl_tracked_objects", "quartermaster_ttl_watched_types")
 			pass(5*time.Minute - time.Second)
 			left(90)
-			pass(11 * time.Second)
+			pass(2 * time.Second) // they come spread over 10 s
+			if n := len(w.names()); n < 40 {
+				w.Errorf("%d are left within a second of the breaker's closing", n)
+			}
+			pass(9 * time.Second)
 			left(30)
 			pass(4 * time.Minute)
 			left(30)
@@ -325,19 +338,6 @@ func TestReconcile(t *testing.T) {
 			pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"a refusal does not count for the breaker": {configure: func(c *Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *world) {
-			w.put(pods, "shop/p", T+"ttl", "1h")
-			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
-				if verb == "delete" {
-					return apierrors.NewInternalError(errors.New("webhook"))
-				}
-				return nil
-			}
-			w.start()
-			w.change(func() { w.before = nil })
-			pass(2 * time.Second)
-			w.told("DeletedExpiredTTL")
-		}},
 		"a TTL that is prolonged, and then shortened": {run: func(w *world) {
 			w.put(pods, "shop/p", T+"ttl", "3h")
 			w.start()
@@ -387,20 +387,52 @@ func TestReconcile(t *testing.T) {
 			w.put(replicaSets, "shop/r", T+"ttl", "1h")
 			w.asked("get replicasets.apps/shop/r", "delete replicasets.apps/shop/r")
 		}},
-		"a deletion whose answer is lost counts for the breaker": {configure: func(c *Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *world) {
-			w.put(pods, "shop/p", T+"ttl", "1h")
-			w.before = func(verb string, _ *metav1.PartialObjectMetadata) error {
-				if verb == "delete" {
-					return errors.New("connection reset")
+		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
+			configure: func(c *Config) { c.Workers = 1 }, run: func(w *world) {
+				w.before = func(_ string, live *metav1.PartialObjectMetadata) error {
+					if live.Namespace != "hangs" {
+						return nil
+					}
+					<-time.After(requestTimeout)
+					return &url.Error{Op: "Get", Err: context.DeadlineExceeded}
 				}
-				return nil
-			}
+				for i := range 60 {
+					w.put(configMaps, fmt.Sprintf("hangs/c%d", i), T+"ttl", "1h")
+				}
+				w.start()
+				pass(time.Second)
+				w.put(pods, "shop/p", T+"ttl", "1h")
+				pass(requestTimeout)
+				w.told("DeletedExpiredTTL")
+				w.metric("# HELP quartermaster_ttl_failing_types [ALPHA] Types that cannot be listed or watched now, or are left alone for a while.\n"+
+					"# TYPE quartermaster_ttl_failing_types gauge\nquartermaster_ttl_failing_types 1\n", "quartermaster_ttl_failing_types")
+				pass(time.Hour)
+				// Each of them is asked for in 70 s, of which the worker is free for a minute.
+				if n := len(w.requests); n < 45 || n > 60 {
+					w.Errorf("%d requests in an hour", n)
+				}
+				w.change(func() { w.before = nil })
+				pass(2 * time.Minute)
+				if n := len(w.names()); n > 0 {
+					w.Errorf("%d are left although their API answers", n)
+				}
+			}},
+		"34: the clock of one type's API is wrong": {run: func(w *world) {
+			w.skewed = configMaps.Resource
+			w.skew = -2 * time.Hour
+			w.put(configMaps, "shop/c", T+"ttl", "1h")
+			w.put(configMaps, "shop/d", T+"ttl", "1h")
 			w.start()
-			w.change(func() { w.before = nil })
-			pass(4 * time.Minute)
-			w.told("TTLBreakerOpen")
-			pass(2 * time.Minute)
+			w.put(pods, "shop/p", T+"ttl", "1h")
 			w.told("DeletedExpiredTTL")
+			pass(time.Hour)
+			if left := w.names(); len(left) != 2 {
+				w.Errorf("left: %v", left)
+			}
+			w.told()
+			w.change(func() { w.skew = 0 })
+			pass(2 * time.Minute)
+			w.told("DeletedExpiredTTL", "DeletedExpiredTTL")
 		}},
 		"the clock is behind the API server's": {run: func(w *world) {
 			w.skew = 2 * time.Hour
@@ -431,6 +463,49 @@ func TestReconcile(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, test.configure)
 				test.run(w)
+				w.stop()
+			})
+		})
+	}
+}
+
+// TestWhatCountsForTheBreaker has answers to a deletion, after which another object may be deleted or not.
+func TestWhatCountsForTheBreaker(t *testing.T) {
+	configMap := configMaps.GroupResource()
+	for name, test := range map[string]struct {
+		err    error
+		counts bool
+	}{
+		"forbidden":         {err: apierrors.NewForbidden(configMap, "c", errors.New("by nobody"))},
+		"not found":         {err: apierrors.NewNotFound(configMap, "c")},
+		"conflict":          {err: apierrors.NewConflict(configMap, "c", errors.New("changed"))},
+		"invalid":           {err: apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, "c", nil)},
+		"too many requests": {err: apierrors.NewTooManyRequests("disruption budget", 30)},
+		"internal error":    {err: apierrors.NewInternalError(errors.New("webhook")), counts: true},
+		"timed out":         {err: apierrors.NewTimeoutError("no answer in 60s", 0), counts: true},
+		"server timed out":  {err: apierrors.NewServerTimeout(configMap, "delete", 0), counts: true},
+		"unavailable":       {err: apierrors.NewServiceUnavailable("proxy"), counts: true},
+		"an answer is lost": {err: errors.New("connection reset"), counts: true},
+		"an unknown answer": {err: apierrors.NewGenericServerResponse(599, "delete", configMap, "c", "", 0, true), counts: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, func(c *Config) { c.MaxDeletionsPerMinute = 1 })
+				w.put(configMaps, "shop/c", T+"ttl", "1h")
+				w.before = func(verb string, live *metav1.PartialObjectMetadata) error {
+					if verb == "delete" && live.Name == "c" {
+						return test.err
+					}
+					return nil
+				}
+				w.start()
+				w.put(pods, "shop/p", T+"ttl", "1h")
+				synctest.Wait()
+				if deleted := len(w.names()) == 1; deleted == test.counts {
+					t.Errorf("the other object is deleted: %t", deleted)
+				}
+				w.change(func() { w.before = nil })
+				pass(10 * time.Minute)
 				w.stop()
 			})
 		})
@@ -540,7 +615,7 @@ func TestATypeThatCannotBeFollowedDisturbsNoOther(t *testing.T) {
 			quartermaster_ttl_watched_types 11
 		`, "quartermaster_ttl_watched_types")
 		w.change(func() { w.followers[pods.GroupResource()][0].problem = "forbidden" })
-		w.metric(`# HELP quartermaster_ttl_failing_types [ALPHA] Types that cannot be listed or watched now.
+		w.metric(`# HELP quartermaster_ttl_failing_types [ALPHA] Types that cannot be listed or watched now, or are left alone for a while.
 			# TYPE quartermaster_ttl_failing_types gauge
 			quartermaster_ttl_failing_types 1
 		`, "quartermaster_ttl_failing_types")

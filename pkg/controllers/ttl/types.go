@@ -5,7 +5,6 @@ package ttl
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -52,10 +51,9 @@ type Following interface {
 // down are the groups that did not answer, all of them if there are no types either.
 func (c *Controller) discover() (types []policy.Type, down []string, err error) {
 	lists, err := discovery.ServerPreferredResources(c.client.Discovery())
-	if failed := (*discovery.ErrGroupDiscoveryFailed)(nil); errors.As(err, &failed) {
-		for gv := range failed.Groups {
-			down = append(down, gv.Group)
-		}
+	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
+	for gv := range failed {
+		down = append(down, gv.Group)
 	}
 	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"get", "list", "watch", "delete"}}, lists) {
 		gv, err := schema.ParseGroupVersion(list.GroupVersion)
@@ -137,13 +135,10 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	if err != nil {
 		return retryDiscovery
 	}
-	notified := 0
-	for _, d := range f.definitions {
-		if synced, problem := d.Status(); synced && problem == "" {
-			notified++
-		}
-	}
-	if notified < len(definitions) {
+	if len(f.definitions) < len(definitions) || slices.ContainsFunc(f.definitions, func(d Following) bool {
+		synced, problem := d.Status()
+		return !synced || problem != ""
+	}) {
 		return discoveryInterval
 	}
 	return 0
@@ -183,7 +178,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 
 // begin follows a type.
 func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error) {
-	k := &kind{Type: t, records: map[cache.ObjectName]*entry{}}
+	k, keys := &kind{Type: t, records: map[cache.ObjectName]*entry{}}, f.rules.Keys()
 	put := func(obj any, same bool) {
 		o := obj.(metav1.Object)
 		name := cache.MetaObjectToName(o)
@@ -194,7 +189,7 @@ func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error
 	}
 	k.following, err = f.follow(ctx, t, f.rules.Annotated, cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { put(obj, false) },
-		UpdateFunc: func(old, obj any) { put(obj, same(old.(metav1.Object), obj.(metav1.Object), f.keys)) },
+		UpdateFunc: func(old, obj any) { put(obj, same(old.(metav1.Object), obj.(metav1.Object), keys)) },
 		DeleteFunc: func(obj any) {
 			if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
 				k.remove(name)

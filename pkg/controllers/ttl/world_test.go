@@ -68,6 +68,7 @@ type world struct {
 	// before is called before a request is executed: get or delete, and the object. It may fail it.
 	before func(verb string, live *metav1.PartialObjectMetadata) error
 	skew   time.Duration // of the API server's clock
+	skewed string        // the type for which alone its clock is wrong; empty is all
 	// unfollowable is a type that cannot be followed.
 	unfollowable string
 }
@@ -268,7 +269,10 @@ func (w *world) get(_ context.Context, t policy.Type, name cache.ObjectName) (*m
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	date := time.Now().Add(w.skew).Truncate(time.Second)
+	date := time.Now().Truncate(time.Second)
+	if w.skewed == "" || w.skewed == t.Resource {
+		date = time.Now().Add(w.skew).Truncate(time.Second)
+	}
 	if o := w.stored[k]; o != nil {
 		return o.DeepCopy(), date, nil
 	}
@@ -283,14 +287,11 @@ func (w *world) delete(_ context.Context, t policy.Type, live *metav1.PartialObj
 	w.mu.Lock()
 	o := w.stored[k]
 	w.mu.Unlock()
-	sent := deleteOptions(live)
 	switch {
 	case o == nil:
 		return apierrors.NewNotFound(k.GroupResource, live.Name)
-	case *sent.Preconditions.UID != o.UID || *sent.Preconditions.ResourceVersion != o.ResourceVersion:
+	case live.UID != o.UID || live.ResourceVersion != o.ResourceVersion: // see TestAPI
 		return apierrors.NewConflict(k.GroupResource, live.Name, fmt.Errorf("precondition"))
-	case *sent.PropagationPolicy != metav1.DeletePropagationBackground:
-		w.Errorf("propagation %s", *sent.PropagationPolicy)
 	}
 	w.remove(k)
 	return nil

@@ -115,45 +115,36 @@ func after(start time.Time, value string, parse func(string) (time.Duration, err
 
 var errDuration = errors.New("is not a duration such as 90m, 36h or 1w2d, of less than 292 years")
 
+var (
+	duration = regexp.MustCompile(`^[+-]?(0|([0-9.]+[a-z\x{b5}\x{3bc}]+)+)$`) // b5 and 3bc are both micro
+	summand  = regexp.MustCompile(`([0-9.]+)([a-z\x{b5}\x{3bc}]+)`)
+)
+
 // ParseDuration parses a duration of k8s-ttl-controller: an optional sign, then 0 or one or more of number
 // and unit, which add up. The units are Go's, and d and w.
 func ParseDuration(s string) (time.Duration, error) {
-	rest, sign := s, int64(1)
-	switch {
-	case strings.HasPrefix(s, "-"):
-		rest, sign = s[1:], -1
-	case strings.HasPrefix(s, "+"):
-		rest = s[1:]
+	if !duration.MatchString(s) {
+		return 0, errDuration
 	}
-	if rest == "0" {
-		return 0, nil
-	}
-	var sum int64
-	for first := true; first || rest != ""; first = false {
-		const digits = "0123456789."
-		number := rest[:len(rest)-len(strings.TrimLeft(rest, digits))]
-		rest = rest[len(number):]
-		unit := rest
-		if end := strings.IndexAny(rest, digits); end >= 0 {
-			unit = rest[:end]
-		}
-		rest = rest[len(unit):]
-		times := int64(1)
+	var sum int64 // nanoseconds
+	for _, m := range summand.FindAllStringSubmatch(s, -1) {
+		number, unit, times := m[1], m[2], int64(1)
 		switch unit {
-		case "":
-			return 0, errDuration // Go accepts a 0
 		case "d":
 			unit, times = "h", 24
 		case "w":
 			unit, times = "h", 7*24
 		}
-		part, err := time.ParseDuration(number + unit)
-		if err != nil || int64(part) > (math.MaxInt64-sum)/times {
+		d, err := time.ParseDuration(number + unit)
+		if err != nil || int64(d) > (math.MaxInt64-sum)/times {
 			return 0, errDuration
 		}
-		sum += times * int64(part)
+		sum += times * int64(d)
 	}
-	return time.Duration(sign * sum), nil
+	if strings.HasPrefix(s, "-") {
+		sum = -sum
+	}
+	return time.Duration(sum), nil
 }
 
 var janitorTTL = regexp.MustCompile(`^[0-9]+[smhdw]$`)

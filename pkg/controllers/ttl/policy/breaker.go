@@ -12,10 +12,9 @@ import (
 // window is the time over which deletions are counted.
 const window = time.Minute
 
-// Breaker stops all deletions for a while, such as when there have been too many.
+// Breaker stops deletions for a while, such as when there have been too many.
 type Breaker struct {
-	Limit    int // deletions per window; 0 is no limit
-	Cooldown time.Duration
+	Limit int // deletions per window; 0 is no limit
 
 	mu    sync.Mutex
 	taken []time.Time // in order
