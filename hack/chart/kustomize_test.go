@@ -113,3 +113,11 @@ func TestAnInstallationElsewhereHasNamesOfItsOwn(t *testing.T) {
 		}
 	}
 }
+
+func TestManagersThatElectNobodyHaveNoFence(t *testing.T) {
+	for key := range mustRender(t, "flags: {leader-elect: false}", "kube-system") {
+		if strings.Contains(key, "quartermaster-fence") || strings.Contains(key, "quartermaster-leader") && !strings.HasPrefix(key, "FlowSchema") {
+			t.Errorf("%s is there", key)
+		}
+	}
+}

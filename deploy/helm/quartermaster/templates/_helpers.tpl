@@ -85,6 +85,11 @@ app.kubernetes.io/name: quartermaster
 {{- if or .Values.namespaced.enabled (ne .Release.Namespace "kube-system") }}true{{ end }}
 {{- end }}
 
+{{- /* Not empty if the API server's fence is installed. Managers that do not elect a leader name none, so it would refuse them all. */}}
+{{- define "quartermaster.fenced" -}}
+{{- if and .Values.fence.enabled (not .Values.namespaced.enabled) (get (include "quartermaster.flags" . | fromYaml) "leader-elect") }}true{{ end }}
+{{- end }}
+
 {{- /* The port that serves health and metrics: https, or http without a secure port. */}}
 {{- define "quartermaster.port" -}}
 {{- $flags := include "quartermaster.flags" . | fromYaml }}
