@@ -50,6 +50,11 @@ image: $(PLATFORMS:%=bin/%/manager) ## Build the image IMAGE (quartermaster) for
 $(PLATFORMS:%=bin/%/manager): bin/%/manager:
 	GOFLAGS= CGO_ENABLED=0 GOOS=$(*D) GOARCH=$(*F) go build $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
 
+.PHONY: chart
+chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with its checksum beside it.
+	cd hack/chart && go run . -version=$(SEMVER) -epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
+	    -out=$(CURDIR)/bin $(CURDIR)/deploy/helm/quartermaster
+
 .PHONY: sbom
 sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX.
 	go run ./hack/sbom --version=$(SEMVER) --out=bin/manager.cdx.json bin/manager
@@ -64,6 +69,8 @@ test-unit: ## The part of test that needs no control plane.
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
 	@# A module of its own, as a user has one.
 	cd examples/widget && go vet ./... && go test -race -timeout 10m ./...
+	@# A module of its own, because of Helm.
+	cd hack/chart && go vet ./... && go test -timeout 10m ./...
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
@@ -83,6 +90,7 @@ test-long: controlplane ## Long tests that rarely find something: simulated elec
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
 	$(LINT) run ./...
 	cd examples/widget && $(CURDIR)/$(LINT) run ./...
+	cd hack/chart && $(CURDIR)/$(LINT) run ./...
 
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
@@ -104,6 +112,7 @@ bench: ## Measure against the peers and write docs/bench (an hour and a half; AR
 .PHONY: verify
 verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; vulncheck if the database is reachable.
 	go mod tidy -diff
+	cd hack/chart && go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff
@@ -122,7 +131,7 @@ vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach,
 	go run ./hack/vulncheck --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
 
 .PHONY: generate
-generate: ## Write deploy/rbac, the goldens and what examples/widget generates again.
+generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens and what examples/widget generates again.
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
 	go test -run Golden ./pkg/app ./pkg/election -update

@@ -2,14 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
-// as `manager rbac` prints them, and the components that change them. With -check it writes nothing
-// and fails if a file is not up to date.
+// as `manager rbac` prints them, the components that change them, and the chart's roles, schema and
+// README. With -check it writes nothing and fails if a file is not up to date.
 package main
 
 import (
 	"bytes"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 )
@@ -28,6 +29,11 @@ func run(dir string, check bool) error {
 	if err != nil {
 		return err
 	}
+	ofChart, err := chart(dir)
+	if err != nil {
+		return fmt.Errorf("chart: %w", err)
+	}
+	maps.Copy(manifests, ofChart)
 	for name, manifest := range manifests {
 		path := filepath.Join(dir, name)
 		have, err := os.ReadFile(path)

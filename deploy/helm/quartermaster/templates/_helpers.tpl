@@ -1,0 +1,180 @@
+{{- /* Objects have the names that the manager and its roles go by, whatever the release is called. */}}
+{{- define "quartermaster.labels" -}}
+app.kubernetes.io/name: quartermaster
+{{- end }}
+
+{{- /* What tells names in the cluster apart from those of an installation in another namespace, as manager rbac does. */}}
+{{- define "quartermaster.suffix" -}}
+{{- if ne .Release.Namespace "kube-system" }}-{{ .Release.Namespace }}{{ end }}
+{{- end }}
+
+{{- /* The name of the Lease. */}}
+{{- define "quartermaster.lease" -}}
+{{- get .Values.flags "leader-elect-resource-name" | default "quartermaster" }}
+{{- end }}
+
+{{- /* The name of the Namespace that names the leader to the fence. */}}
+{{- define "quartermaster.leaderNamespace" -}}
+{{ include "quartermaster.lease" . }}-leader{{ include "quartermaster.suffix" . }}
+{{- end }}
+
+{{- /* All flags but those of quartermaster.args: the chart's defaults, values.flags, and those of each enabled controller. */}}
+{{- define "quartermaster.flags" -}}
+{{- $flags := dict "leader-elect" true "shutdown-timeout" "20s" "secure-port" 10357 "insecure-port" 0 }}
+{{- if .Values.namespaced.enabled }}
+{{- $flags = dict "leader-elect" true "shutdown-timeout" "20s" "secure-port" 0 "insecure-port" 10358 "insecure-bind-address" "0.0.0.0" "insecure-metrics" true }}
+{{- end }}
+{{- /* Not mergeOverwrite, which does not overwrite with false and 0. */}}
+{{- range $name, $value := .Values.flags }}
+{{- $_ := set $flags $name $value }}
+{{- end }}
+{{- range .Values.controllers }}
+{{- if .enabled }}
+{{- range $name, $value := .flags }}
+{{- $_ := set $flags $name $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toYaml $flags }}
+{{- end }}
+
+{{- /* A value of a flag. Helm reads every number as a float, and would write a great one with an exponent. */}}
+{{- define "quartermaster.scalar" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{- /* The arguments of the manager, as a list. */}}
+{{- define "quartermaster.args" -}}
+{{- $args := list "--controllers=*" }}
+{{- range $name, $controller := .Values.controllers }}
+{{- if and .enabled (ne $name "config-reload") }}
+{{- $args = append $args (printf "--controllers=*,%s" $name) }}
+{{- else if and (not .enabled) (eq $name "config-reload") }}
+{{- $args = append $args (printf "--controllers=-%s" $name) }}
+{{- end }}
+{{- end }}
+{{- with .Values.compat }}
+{{- $args = append $args (printf "--compat=%s" (join "," .)) }}
+{{- end }}
+{{- if .Values.namespaced.enabled }}
+{{- range prepend .Values.namespaced.additionalNamespaces "$(POD_NAMESPACE)" }}
+{{- $args = append $args (printf "--namespaces=%s" .) }}
+{{- end }}
+{{- end }}
+{{- if include "quartermaster.elsewhere" . }}
+{{- $args = concat $args (list "--leader-elect-resource-namespace=$(POD_NAMESPACE)" "--service-accounts-namespace=$(POD_NAMESPACE)") }}
+{{- end }}
+{{- range $name, $value := include "quartermaster.flags" . | fromYaml }}
+{{- if kindIs "slice" $value }}
+{{- range $value | default (list "") }}
+{{- $args = append $args (printf "--%s=%s" $name (include "quartermaster.scalar" .)) }}
+{{- end }}
+{{- else if kindIs "map" $value }}
+{{- range $key, $of := $value }}
+{{- $args = append $args (printf "--%s=%s=%s" $name $key (include "quartermaster.scalar" $of)) }}
+{{- end }}
+{{- else }}
+{{- $args = append $args (printf "--%s=%s" $name (include "quartermaster.scalar" $value)) }}
+{{- end }}
+{{- end }}
+{{- toYaml (concat $args .Values.extraArgs) }}
+{{- end }}
+
+{{- /* Not empty if the manager has to be told where it is installed. */}}
+{{- define "quartermaster.elsewhere" -}}
+{{- if or .Values.namespaced.enabled (ne .Release.Namespace "kube-system") }}true{{ end }}
+{{- end }}
+
+{{- /* Not empty if the API server's fence is installed. Managers that do not elect a leader name none, so it would refuse them all. */}}
+{{- define "quartermaster.fenced" -}}
+{{- if and .Values.fence.enabled (not .Values.namespaced.enabled) (get (include "quartermaster.flags" . | fromYaml) "leader-elect") }}true{{ end }}
+{{- end }}
+
+{{- /* The port that serves health and metrics: https, or http without a secure port. */}}
+{{- define "quartermaster.port" -}}
+{{- $flags := include "quartermaster.flags" . | fromYaml }}
+{{- if get $flags "secure-port" }}
+{{- dict "name" "https" "number" (get $flags "secure-port" | int) | toYaml }}
+{{- else }}
+{{- dict "name" "http" "number" (get $flags "insecure-port" | int) | toYaml }}
+{{- end }}
+{{- end }}
+
+{{- /* The settings by which files/roles.yaml knows which rules are needed, as the key `list`. */}}
+{{- define "quartermaster.settings" -}}
+{{- $settings := list }}
+{{- range $name, $value := include "quartermaster.flags" . | fromYaml }}
+{{- if $value }}
+{{- $settings = append $settings $name }}
+{{- else if not (or (kindIs "slice" $value) (kindIs "map" $value)) }}
+{{- $settings = append $settings (printf "%s=%v" $name $value) }}
+{{- end }}
+{{- end }}
+{{- range .Values.compat }}
+{{- $settings = append $settings (printf "compat=%s" .) }}
+{{- end }}
+{{- if .Values.namespaced.enabled }}
+{{- $settings = append $settings "namespaces" }}
+{{- end }}
+{{- dict "list" $settings | toYaml }}
+{{- end }}
+
+{{- /* The resources that the flags of a controller leave out, as the key `list`. */}}
+{{- define "quartermaster.leftOut" -}}
+{{- $flags := include "quartermaster.flags" .root | fromYaml }}
+{{- $out := list }}
+{{- if eq .controller "config-reload" }}
+{{- $out = concat (get $flags "config-reload-ignored-kinds" | default list) (get $flags "config-reload-ignored-sources" | default list) }}
+{{- if not (has "cronjobs" $out) }}
+{{- /* Whether a CronJob runs is known by its Jobs. */}}
+{{- $out = without $out "jobs" }}
+{{- end }}
+{{- else if eq .controller "replication" }}
+{{- with get $flags "replication-kinds" }}
+{{- range $resource, $kind := dict "secrets" "Secret" "configmaps" "ConfigMap" }}
+{{- if not (has $kind (get $flags "replication-kinds")) }}
+{{- $out = append $out $resource }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- dict "list" $out | toYaml }}
+{{- end }}
+
+{{- /* The rules of a role that these values need, as the key `list`. */}}
+{{- define "quartermaster.rules" -}}
+{{- $root := .root }}
+{{- $settings := (include "quartermaster.settings" .root | fromYaml).list }}
+{{- $leftOut := (include "quartermaster.leftOut" (dict "root" .root "controller" (get .role "controller")) | fromYaml).list }}
+{{- $rules := list }}
+{{- range .role.rules }}
+{{- $needed := not (get . "when") }}
+{{- range get . "when" | default list }}{{ if has . $settings }}{{ $needed = true }}{{ end }}{{ end }}
+{{- range get . "unless" | default list }}{{ if has . $settings }}{{ $needed = false }}{{ end }}{{ end }}
+{{- $rule := .rule }}
+{{- if not $needed }}
+{{- else if eq ($rule.resources | first) "plural" }}
+{{- /* For each type that ttl may delete. */}}
+{{- $types := get (include "quartermaster.flags" $root | fromYaml) "ttl-include-resources" | default (list "*") | join "," }}
+{{- range splitList "," $types }}
+{{- $plural := splitList "." . | first }}
+{{- $group := contains "." . | ternary (trimPrefix (printf "%s." $plural) .) "*" }}
+{{- $rules = append $rules (merge (dict "apiGroups" (list $group) "resources" (list $plural)) $rule) }}
+{{- end }}
+{{- else }}
+{{- $resources := list }}
+{{- range $rule.resources }}{{ if not (has . $leftOut) }}{{ $resources = append $resources . }}{{ end }}{{ end }}
+{{- $rule = set $rule "resources" $resources }}
+{{- $names := get $rule "resourceNames" | default list | join "," }}
+{{- if eq $names "quartermaster" }}
+{{- $rule = set $rule "resourceNames" (list (include "quartermaster.lease" $root)) }}
+{{- else if eq $names "quartermaster-leader" }}
+{{- $rule = set $rule "resourceNames" (list (include "quartermaster.leaderNamespace" $root)) }}
+{{- end }}
+{{- if $resources }}
+{{- $rules = append $rules $rule }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- dict "list" $rules | toYaml }}
+{{- end }}

@@ -1,0 +1,123 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// counterparts are the values for each component, alone or with the components that it needs.
+var counterparts = map[string]struct {
+	components []string // besides
+	values     string
+}{
+	"argo-rollouts":                  {values: "controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}"},
+	"compat-reloader":                {values: "compat: [reloader]"},
+	"csi-secrets":                    {values: "controllers: {config-reload: {flags: {config-reload-csi: true}}}"},
+	"monitoring":                     {values: "{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}"},
+	"namespaced":                     {values: "namespaced: {enabled: true}"},
+	"replication":                    {values: "controllers: {replication: {enabled: true}}"},
+	"replication-compat":             {[]string{"replication"}, "{compat: [reflector, replicator], controllers: {replication: {enabled: true}}}"},
+	"replication-policy":             {values: "replicationPolicy: {enabled: true}"},
+	"restrict-egress":                {values: "networkPolicy: {restrictEgress: true}"},
+	"service-account-per-controller": {values: "flags: {use-service-account-credentials: true}"},
+	"ttl-chosen-types":               {values: "controllers: {ttl: {enabled: true}}"},
+	"ttl-compat":                     {[]string{"ttl-chosen-types"}, "{compat: [ttl-controller, janitor], controllers: {ttl: {enabled: true}}}"},
+	"ttl-every-type": {[]string{"ttl-chosen-types"}, `controllers: {ttl: {enabled: true, flags: {ttl-include-resources: [
+		namespaces., configmaps., persistentvolumeclaims., pods., services., deployments.apps, statefulsets.apps, jobs.batch,
+		ingresses.networking.k8s.io, '*']}}}`},
+}
+
+func TestTheChartRendersWhatKustomizeDoes(t *testing.T) {
+	compare := func(t *testing.T, values, namespace string, components ...string) {
+		t.Helper()
+		want := kustomize(t, namespace, components...).comparable(t)
+		if namespace == "" {
+			namespace = "kube-system"
+		}
+		got := mustRender(t, values, namespace).comparable(t)
+		if len(want) < 10 {
+			t.Errorf("%d objects: the test does not see them", len(want))
+		}
+		for key := range want {
+			if diff := cmp.Diff(want[key], got[key]); diff != "" {
+				t.Errorf("%s (-kustomize +chart):\n%s", key, diff)
+			}
+		}
+		for key := range got {
+			if want[key] == nil {
+				t.Errorf("%s: kustomize renders no such object", key)
+			}
+		}
+	}
+	t.Run("default", func(t *testing.T) { compare(t, "", "") })
+	dirs, err := os.ReadDir(filepath.Join(deployDir, "components"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		t.Run(dir.Name(), func(t *testing.T) {
+			if dir.Name() == "fence" {
+				t.Skip("a part of the default")
+			}
+			counterpart, ok := counterparts[dir.Name()]
+			if !ok {
+				t.Fatal("no values correspond to this component")
+			}
+			compare(t, counterpart.values, "", append(slices.Clone(counterpart.components), dir.Name())...)
+		})
+	}
+	t.Run("namespaced elsewhere, with others", func(t *testing.T) {
+		compare(t, `{namespaced: {enabled: true}, compat: [reloader], serviceMonitor: {enabled: true}, prometheusRule: {enabled: true},
+			dashboards: {enabled: true}, flags: {use-service-account-credentials: true},
+			controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}}`,
+			"team-a", "monitoring", "service-account-per-controller", "compat-reloader", "argo-rollouts", "namespaced")
+	})
+}
+
+// ofKubeSystem matches the names that only an installation in kube-system has.
+var ofKubeSystem = regexp.MustCompile(`kube-system|quartermaster-leader['"\n]|quartermaster-(fence|replication)\n`)
+
+// TestAnInstallationElsewhereHasNamesOfItsOwn renders the chart for another namespace, and compares
+// what stands in the cluster with that of kube-system.
+func TestAnInstallationElsewhereHasNamesOfItsOwn(t *testing.T) {
+	const values = "{replicationPolicy: {enabled: true}, flags: {use-service-account-credentials: true}}"
+	here, there := mustRender(t, values, "kube-system"), mustRender(t, values, "ops")
+	if len(here) != len(there) {
+		t.Errorf("%d objects here and %d there", len(here), len(there))
+	}
+	for key, object := range there {
+		switch _, name, _ := strings.Cut(key, " "); {
+		case strings.HasPrefix(name, "ops/"), strings.HasSuffix(name, "-ops"):
+		default:
+			t.Errorf("%s is called as in kube-system", key)
+		}
+		if strings.Contains(key, "authentication-reader") {
+			continue // of a ConfigMap in kube-system
+		}
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name := ofKubeSystem.Find(text); name != nil {
+			t.Errorf("%s refers to %s:\n%s", key, name, text)
+		}
+	}
+}
+
+func TestManagersThatElectNobodyHaveNoFence(t *testing.T) {
+	for key := range mustRender(t, "flags: {leader-elect: false}", "kube-system") {
+		if strings.Contains(key, "quartermaster-fence") || strings.Contains(key, "quartermaster-leader") && !strings.HasPrefix(key, "FlowSchema") {
+			t.Errorf("%s is there", key)
+		}
+	}
+}

@@ -1,0 +1,420 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+)
+
+func TestTheSchemaRefusesMistakes(t *testing.T) {
+	for name, values := range map[string]string{
+		"a value that is not there":                     "replicas: 3",
+		"a value in the wrong place":                    "image: {replicaCount: 3}",
+		"a text for a number":                           `replicaCount: "3"`,
+		"a negative number of replicas":                 "replicaCount: -1",
+		"a text for a switch":                           `fence: {enabled: "true"}`,
+		"a switch without its group":                    "fence: false",
+		"an image as a text":                            "image: quartermaster:v1",
+		"a field that Kubernetes does not know":         "tolerations: [{kye: a}]",
+		"a field deep in one of Kubernetes":             "affinity: {nodeAffinity: {requiredDuringScheduling: {}}}",
+		"resources with a typing error":                 "resources: {request: {cpu: 1}}",
+		"an operator that nobody replaces":              "compat: [stakater]",
+		"an operator that is not in a list":             "compat: reloader",
+		"a controller that is not there":                "controllers: {reload: {enabled: true}}",
+		"a controller that is only switched":            "controllers: {ttl: true}",
+		"a flag of a controller outside of its flags":   "controllers: {ttl: {ttl-dry-run: true}}",
+		"a flag of another controller":                  "controllers: {ttl: {flags: {replication-dry-run: true}}}",
+		"a flag of a controller among the others":       "flags: {ttl-dry-run: true}",
+		"a flag that is not there":                      "flags: {kube-api-qqs: 50}",
+		"a flag that another value sets":                "flags: {controllers: ['*']}",
+		"a flag that the namespace of the release sets": "flags: {leader-elect-resource-namespace: a}",
+		"a flag that ends the manager":                  "flags: {version: true}",
+		"a duration without a unit":                     `flags: {shutdown-timeout: "20"}`,
+		"a duration as a number":                        "flags: {shutdown-timeout: 20}",
+		"a text for a flag that takes several":          "controllers: {ttl: {flags: {ttl-include-resources: pods}}}",
+		"a list for a flag that takes one":              "flags: {v: [2]}",
+		"a map for a flag that takes a list":            "controllers: {replication: {flags: {replication-kinds: {Secret: true}}}}",
+		"an annotation that is not text":                "podAnnotations: {a: 1}",
+		"an argument that is not text":                  "extraArgs: [1]",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := render(values, "kube-system"); err == nil || !strings.Contains(err.Error(), "schema") {
+				t.Errorf("not refused by the schema: %v", err)
+			}
+		})
+	}
+}
+
+// bases are values with which every template is in use, in one of them.
+var bases = map[string]string{
+	"in the cluster": `{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true},
+		replicationPolicy: {enabled: true}, controllers: {replication: {enabled: true}, ttl: {enabled: true}}}`,
+	"namespaced": "namespaced: {enabled: true}",
+}
+
+// samples are values for what is empty by default.
+var samples = map[string]any{
+	"compat":                          []any{"reloader"},
+	"controllers.config-reload.flags": map[string]any{"config-reload-csi": true},
+	"controllers.replication.flags":   map[string]any{"replication-workers": 1},
+	"extraArgs":                       []any{"--v=1"},
+	"extraEnv":                        []any{map[string]any{"name": "A", "value": "b"}},
+	"extraVolumes":                    []any{map[string]any{"name": "a", "emptyDir": map[string]any{}}},
+	"extraVolumeMounts":               []any{map[string]any{"name": "a", "mountPath": "/a"}},
+	"flags":                           map[string]any{"v": 1},
+	"image.pullPolicy":                "Always",
+	"imagePullSecrets":                []any{map[string]any{"name": "a"}},
+	"namespaced.additionalNamespaces": []any{"team-b"},
+	"nodeSelector":                    map[string]any{"a": "b"},
+	"tolerations":                     []any{map[string]any{"key": "a"}},
+}
+
+// TestEveryValueIsUsed changes each value of values.yaml in turn, which must change what is rendered.
+func TestEveryValueIsUsed(t *testing.T) {
+	var defaults map[string]any
+	text, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
+	if err == nil {
+		err = yaml.Unmarshal(text, &defaults)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := map[string]objects{}
+	for name, base := range bases {
+		before[name] = mustRender(t, base, "kube-system")
+	}
+	changed := 0
+	var walk func(path []string, values map[string]any)
+	walk = func(path []string, values map[string]any) {
+		for key, value := range values {
+			path := append(slices.Clone(path), key)
+			if below, ok := value.(map[string]any); ok && len(below) > 0 {
+				walk(path, below)
+				continue
+			}
+			other := change(strings.Join(path, "."), value)
+			changed++
+			used := false
+			for name, base := range bases {
+				var values map[string]any
+				if err := yaml.Unmarshal([]byte(base), &values); err != nil {
+					t.Fatal(err)
+				}
+				set(values, other, path...)
+				text, err := yaml.Marshal(values)
+				if err != nil {
+					t.Fatal(err)
+				}
+				after, err := render(string(text), "kube-system")
+				if err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+				used = used || !cmp.Equal(before[name], after)
+			}
+			if !used {
+				t.Errorf("no template uses %s", strings.Join(path, "."))
+			}
+		}
+	}
+	walk(nil, defaults)
+	if changed < 40 {
+		t.Errorf("%d values: the test does not see them", changed)
+	}
+
+	schema, err := schemaOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range schema["properties"].(map[string]any) {
+		if _, ok := defaults[name]; !ok && name != "global" {
+			t.Errorf("%s is in values.schema.json, but not in values.yaml", name)
+		}
+	}
+}
+
+// change returns another value.
+func change(path string, value any) any {
+	if sample, ok := samples[path]; ok {
+		return sample
+	}
+	switch value := value.(type) {
+	case bool:
+		return !value
+	case string:
+		return value + "x"
+	case float64:
+		return value + 1
+	case []any:
+		return append([]any{}, value[:len(value)-1]...)
+	}
+	return map[string]any{"a": "b"}
+}
+
+// set sets a value in a tree.
+func set(values map[string]any, value any, path ...string) {
+	for _, key := range path[:len(path)-1] {
+		below, ok := values[key].(map[string]any)
+		if !ok {
+			below = map[string]any{}
+			values[key] = below
+		}
+		values = below
+	}
+	values[path[len(path)-1]] = value
+}
+
+// ofFlags are valid values of flags that do not take any text, and differ from the default.
+var ofFlags = map[string]any{
+	"allow-metric-labels":              map[string]any{"metric1,label1": "v1"},
+	"allow-metric-labels-manifest":     os.DevNull,
+	"config":                           filepath.Join(deployDir, "examples", "config-file", "config.yaml"),
+	"log-json-split-stream":            false, // true needs a feature gate
+	"log-text-split-stream":            false,
+	"bind-address":                     "127.0.0.1",
+	"config-reload-annotation-key":     map[string]any{"auto": "example.com/auto"},
+	"config-reload-first-sight":        "compare",
+	"config-reload-ignored-kinds":      []any{"statefulsets", "jobs", "cronjobs"},
+	"config-reload-ignored-sources":    []any{"secrets"},
+	"config-reload-namespace-selector": []any{"a=b"},
+	"config-reload-source-selector":    []any{"a=b"},
+	"config-reload-strategy":           "annotations",
+	"feature-gates":                    map[string]any{"LoggingAlphaOptions": true},
+	"insecure-bind-address":            "0.0.0.0",
+	"kube-api-content-type":            "application/json",
+	"leader-elect-lease-duration":      "30s",
+	"leader-elect-renew-deadline":      "9s",
+	"leader-elect-resource-lock":       "leases",
+	"log-json-info-buffer-size":        0,
+	"log-text-info-buffer-size":        0,
+	"logging-format":                   "text",
+	"replication-kinds":                []any{"ConfigMap"},
+	"replication-push-namespaces":      "team-*",
+	"show-hidden-metrics-for-version":  "",
+	"standby":                          "cold",
+	"tls-cipher-suites":                []any{"TLS_AES_128_GCM_SHA256"},
+	"tls-curve-preferences":            []any{29, 23},
+	"tls-min-version":                  "VersionTLS13",
+	"tls-sni-cert-key":                 []any{"cert,key"},
+	"ttl-allow-protected":              []any{"nodes"},
+	"ttl-annotations":                  []any{"native", "twin"},
+	"ttl-exclude-resources":            []any{"events"},
+	"ttl-include-resources":            []any{"pods.", "jobs", "*.example.com"},
+	"vmodule":                          "a=2",
+}
+
+// byOtherValues are flags that values of their own set, or the namespace of the release.
+var byOtherValues = map[string]struct {
+	values string
+	args   []string
+}{
+	"compat": {"compat: [reloader]", []string{"--compat=reloader"}},
+	"controllers": {"controllers: {config-reload: {enabled: false}, ttl: {enabled: true}}",
+		[]string{"--controllers=*,ttl", "--controllers=-config-reload"}},
+	"namespaces": {"namespaced: {enabled: true, additionalNamespaces: [team-b]}",
+		[]string{"--namespaces=NAMESPACE", "--namespaces=team-b"}},
+	"leader-elect-resource-namespace": {"namespaced: {enabled: true}", []string{"--leader-elect-resource-namespace=NAMESPACE"}},
+	"service-accounts-namespace":      {"namespaced: {enabled: true}", []string{"--service-accounts-namespace=NAMESPACE"}},
+}
+
+// TestEveryFlagIsReached sets each flag of the manager by the value for it. The manager must get it,
+// and the roles must be those that the manager prints for it.
+func TestEveryFlagIsReached(t *testing.T) {
+	reached := 0
+	app.NewCommand().Flags().VisitAll(func(flag *pflag.Flag) {
+		if slices.Contains([]string{"help", "print-effective-config", "version"}, flag.Name) {
+			return
+		}
+		reached++
+		t.Run(flag.Name, func(t *testing.T) {
+			values, wanted := byOtherValues[flag.Name].values, byOtherValues[flag.Name].args
+			if values == "" {
+				values, wanted = valuesFor(t, flag)
+			}
+			for _, namespace := range []string{"kube-system", "ops"} {
+				o, err := render(values, namespace)
+				if err != nil {
+					t.Fatal(err)
+				}
+				args := o.args(t)
+				for _, arg := range wanted {
+					arg = strings.ReplaceAll(arg, "NAMESPACE", namespace)
+					if !slices.Contains(args, arg) {
+						t.Errorf("%s\ndoes not lead to %s in %q", values, arg, args)
+					}
+				}
+				missing, further := compareRoles(t, o)
+				if missing != "" || further != "" {
+					t.Errorf("%s\nmanager rbac prints, and the chart does not grant:%s\nthe chart grants besides:%s", values, missing, further)
+				}
+			}
+		})
+	})
+	if reached < 100 {
+		t.Errorf("%d flags: the test does not see them", reached)
+	}
+}
+
+// valuesFor returns values that set the flag to what it is not by default, and the arguments that they
+// have to result in.
+func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
+	t.Helper()
+	value, ok := ofFlags[flag.Name]
+	if !ok {
+		switch flag.Value.Type() {
+		case "bool":
+			value = flag.DefValue == "false"
+		case "int", "int32", "Level", "float32":
+			value = 3
+			if strings.HasSuffix(flag.Name, "-port") {
+				value = 0
+			}
+		case "duration":
+			value = "3s"
+		case "stringSlice":
+			value = []any{"a", "b"}
+		case "stringToString":
+			value = map[string]any{"a": "b"}
+		default:
+			value = "a"
+		}
+	}
+	values := map[string]any{}
+	flags := []string{"flags"}
+	for _, controller := range []string{"config-reload", "replication", "ttl"} {
+		if strings.HasPrefix(flag.Name, controller+"-") {
+			flags = []string{"controllers", controller, "flags"}
+			set(values, true, "controllers", controller, "enabled")
+		}
+	}
+	set(values, value, append(flags, flag.Name)...)
+	for _, needed := range goesWith[flag.Name] {
+		set(values, "a", append(flags, needed)...)
+	}
+	text, err := yaml.Marshal(values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var args []string
+	switch value := value.(type) {
+	case []any:
+		for _, item := range value {
+			args = append(args, fmt.Sprintf("--%s=%v", flag.Name, item))
+		}
+	case map[string]any:
+		for key, item := range value {
+			args = append(args, fmt.Sprintf("--%s=%s=%v", flag.Name, key, item))
+		}
+	default:
+		args = []string{fmt.Sprintf("--%s=%v", flag.Name, value)}
+	}
+	return string(text), args
+}
+
+// goesWith are the flags without which a flag is refused.
+var goesWith = map[string][]string{
+	"tls-cert-file":        {"tls-private-key-file"},
+	"tls-private-key-file": {"tls-cert-file"},
+}
+
+// compareRoles compares the roles with those that the manager prints for the arguments.
+func compareRoles(t *testing.T, o objects) (missing, further string) {
+	t.Helper()
+	printed, err := manager(append([]string{"rbac"}, o.args(t)...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted, err := parse(printed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted, needed := o.permissions(t), wanted.permissions(t)
+	for _, permission := range slices.Sorted(maps.Keys(needed)) {
+		if !granted[permission] {
+			missing += "\n" + permission
+		}
+	}
+	for _, permission := range slices.Sorted(maps.Keys(granted)) {
+		if !needed[permission] {
+			further += "\n" + permission
+		}
+	}
+	return missing, further
+}
+
+// TestRolesOfSettingsTogether pairs all settings that change roles.
+func TestRolesOfSettingsTogether(t *testing.T) {
+	all := map[string]any{
+		"compat":                            []any{"reloader", "reflector", "replicator", "ttl-controller", "janitor"},
+		"controllers.replication.enabled":   true,
+		"controllers.ttl.enabled":           true,
+		"controllers.config-reload.enabled": false,
+		"namespaced.enabled":                true,
+	}
+	flags := map[string][]string{
+		"config-reload": {"config-reload-argo-rollouts", "config-reload-csi", "config-reload-dry-run", "config-reload-ignored-kinds",
+			"config-reload-ignored-sources", "config-reload-namespace-selector"},
+		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"},
+		"": {"authentication-kubeconfig", "authentication-skip-lookup", "authorization-kubeconfig", "dry-run", "leader-elect",
+			"leader-elect-resource-name", "secure-port", "use-service-account-credentials"},
+	}
+	sample := func(flag string) any {
+		switch flag {
+		case "leader-elect":
+			return false
+		case "secure-port":
+			return 0
+		case "authentication-kubeconfig", "authorization-kubeconfig", "leader-elect-resource-name":
+			return "a"
+		}
+		if value, ok := ofFlags[flag]; ok {
+			return value
+		}
+		return true
+	}
+	for controller, names := range flags {
+		for _, name := range names {
+			path := "flags." + name
+			if controller != "" {
+				path = "controllers." + controller + ".flags." + name
+			}
+			all[path] = sample(name)
+		}
+	}
+	paths := slices.Sorted(maps.Keys(all))
+	for i, one := range paths {
+		for _, other := range paths[:i] {
+			values := map[string]any{}
+			for _, path := range []string{one, other} {
+				set(values, all[path], strings.Split(path, ".")...)
+			}
+			pair := fmt.Sprint(one, " and ", other)
+			if strings.Contains(pair, "namespace-selector") && strings.Contains(pair, "namespaced") {
+				continue // the manager refuses this
+			}
+			text, err := yaml.Marshal(values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			missing, further := compareRoles(t, mustRender(t, string(text), "kube-system"))
+			if missing != "" {
+				t.Errorf("%s: manager rbac prints, and the chart does not grant:%s", pair, missing)
+			}
+			if further != "" && !strings.Contains(pair, "dry-run") {
+				t.Errorf("%s: the chart grants, and manager rbac does not print:%s", pair, further)
+			}
+		}
+	}
+}
