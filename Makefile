@@ -70,7 +70,7 @@ test-unit: ## The part of test that needs no control plane.
 	@# A module of its own, as a user has one.
 	cd examples/widget && go vet ./... && go test -race -timeout 10m ./...
 	@# A module of its own, because of Helm.
-	cd hack/chart && go vet ./... && go test -timeout 10m ./...
+	cd hack/chart && go vet . && go test -timeout 10m .
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
@@ -78,6 +78,7 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 	@# because its leases are short.
 	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v /faults | sort -r)
 	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
+	cd hack/chart && go vet ./install && $(INTEGRATION) ./install
 
 .PHONY: test-long
 test-long: controlplane ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
