@@ -78,7 +78,6 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 	@# because its leases are short.
 	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v /faults | sort -r)
 	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
-	cd hack/chart && go vet ./install && $(INTEGRATION) ./install
 
 .PHONY: test-long
 test-long: controlplane ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
@@ -86,6 +85,7 @@ test-long: controlplane ## Long tests that rarely find something: simulated elec
 	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v /faults | sort -ru | sed 's,^,./,')
 	$(INTEGRATION) -run '^Test(Long|Faults$$)' ./test/faults -faults=25
+	cd hack/chart && go vet ./install && $(INTEGRATION) ./install
 
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
