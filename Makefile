@@ -69,8 +69,6 @@ test-unit: ## The part of test that needs no control plane.
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
 	@# A module of its own, as a user has one.
 	cd examples/widget && go vet ./... && go test -race -timeout 10m ./...
-	@# A module of its own, because of Helm.
-	cd hack/chart && go vet . && go test -timeout 10m .
 
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
@@ -79,13 +77,16 @@ test-integration: controlplane ## The tests on a real kube-apiserver, etcd and k
 	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v /faults | sort -r)
 	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
 
+.PHONY: test-chart
+test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and installing it.
+	cd hack/chart && go vet ./... && $(INTEGRATION) ./...
+
 .PHONY: test-long
-test-long: controlplane ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
+test-long: controlplane test-chart ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
 	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -seeds=2000
 	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v /faults | sort -ru | sed 's,^,./,')
 	$(INTEGRATION) -run '^Test(Long|Faults$$)' ./test/faults -faults=25
-	cd hack/chart && go vet ./install && $(INTEGRATION) ./install
 
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.
