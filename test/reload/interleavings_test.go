@@ -93,6 +93,7 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 				t.Parallel()
 				s := shops[name].in(t)
 				s.waitForState(web, cm)
+				s.waitForController(web)
 				release := make(chan struct{})
 				toWeb := s.to(web)
 				held := proxy.Add(faultproxy.Rule{Times: 1, Hold: release, Match: func(r *http.Request) bool {

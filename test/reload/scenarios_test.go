@@ -98,14 +98,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 				s.waitForState(web, cm, "configmap/app.config")
 				s.configMap("app.config", "red") // both names map to one variable
 				s.waitForState(web, cm, "configmap/app.config")
-				// A write to it at the moment of the change would hide which was first.
-				s.eventually(func() error {
-					o := s.get(web)
-					if seen, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration"); seen != o.GetGeneration() {
-						return fmt.Errorf("its controller has seen generation %d of %d", seen, o.GetGeneration())
-					}
-					return nil
-				})
+				s.waitForController(web) // a write of it at the moment of the change would hide which was first
 				s.configMap("app-config", "red")
 				s.waitForState(web, cm, "configmap/app.config")
 			},

@@ -223,6 +223,19 @@ func (s shop) waitForStateOf(object string, state map[string]string) {
 	})
 }
 
+// waitForController waits until kube-controller-manager has written what it writes of a new workload
+// without replicas. A patch that is under way meanwhile would meet a conflict and be decided on again.
+func (s shop) waitForController(object string) {
+	s.t.Helper()
+	s.eventually(func() error {
+		o := s.get(object)
+		if seen, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration"); seen != o.GetGeneration() {
+			return fmt.Errorf("the controller of %s has seen generation %d of %d", object, seen, o.GetGeneration())
+		}
+		return nil
+	})
+}
+
 // waitForMark waits until the pod template of an object carries the mark of the source as it is
 // now.
 func (s shop) waitForMark(object, source string) {
