@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -51,7 +52,9 @@ type subject struct {
 	args  []string
 	// metrics makes the subject of controller-runtime serve metrics. The others always serve them.
 	metrics bool
-	start   func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
+	// binary is another one of controller-runtime's than the default.
+	binary string
+	start  func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
 	// timings renders the flags of leader election.
 	timings func(timing) []string
 }
@@ -177,7 +180,7 @@ func (b *bench) startPeer(ctx context.Context, s subject, slot string, args []st
 	}
 	health := fmt.Sprintf("127.0.0.1:%d", port)
 	all := append([]string{"--kubeconfig=" + kubeconfig, "-health=" + health}, append(slices.Clone(s.args), args...)...)
-	binary, metricsURL := b.binaries.peer, ""
+	binary, metricsURL := cmp.Or(s.binary, b.binaries.peer), ""
 	if s.metrics {
 		if port, err = cluster.FreePort(); err != nil {
 			return nil, err

@@ -21,8 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
-
-	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 const (
@@ -42,7 +40,7 @@ var widgetResource = schema.GroupVersionResource{Group: "example.com", Version: 
 func (b *bench) widgets(ctx context.Context) (err error) {
 	subjects := []subject{
 		managerSubject(b, ours, b.binaries.widget, "--leader-elect-resource-name=quartermaster", "--kube-api-qps=-1"),
-		{name: peer, start: (*bench).startWidgetPeer},
+		{name: peer, start: (*bench).startPeer, binary: b.binaries.widgetPeer},
 	}
 	objects, err := dynamic.NewForConfig(b.c.AdminConfig())
 	if err != nil {
@@ -322,20 +320,4 @@ func (w *widgetRun) empty(ctx context.Context) error {
 	})
 	w.progress("Deleted the Widgets in %s", time.Since(begin).Round(time.Second))
 	return errors.Join(err, w.bench.empty(ctx))
-}
-
-// startWidgetPeer starts the controller of Widgets on controller-runtime, which limits no requests by
-// default.
-func (b *bench) startWidgetPeer(ctx context.Context, _ subject, slot string, _ []string) (*process, error) {
-	account := "bench-peer-" + slot
-	kubeconfig, err := b.kubeconfig(ctx, account)
-	if err != nil {
-		return nil, err
-	}
-	port, err := cluster.FreePort()
-	if err != nil {
-		return nil, err
-	}
-	health := fmt.Sprintf("127.0.0.1:%d", port)
-	return b.startPeerProcess(account, b.binaries.widgetPeer, []string{"--kubeconfig=" + kubeconfig, "-health=" + health}, "http://"+health+"/readyz", "")
 }

@@ -65,10 +65,10 @@ func TestTheChartRendersWhatKustomizeDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range dirs {
+		if dir.Name() == "fence" {
+			continue // a part of the default
+		}
 		t.Run(dir.Name(), func(t *testing.T) {
-			if dir.Name() == "fence" {
-				t.Skip("a part of the default")
-			}
 			counterpart, ok := counterparts[dir.Name()]
 			if !ok {
 				t.Fatal("no values correspond to this component")

@@ -296,7 +296,7 @@ func (a *auth) run(ctx context.Context) {
 
 // protect passes a request to next if its caller is allowed to see the path.
 func (a *auth) protect(next http.Handler) http.Handler {
-	next = genericapifilters.WithAuthorization(next, authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
+	next = genericapifilters.WithAuthorization(unbounded(next), authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
 	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
 	return genericapifilters.WithRequestInfo(next, &apirequest.RequestInfoFactory{})
 }

@@ -150,7 +150,7 @@ func (s *servers) serve(ctx context.Context, address net.IP, port int, handler h
 	return nil
 }
 
-// bodyTimeout is how long the body of a request may take to arrive. None has more than a line.
+// bodyTimeout is how long the body of a request may take to arrive, unless its caller is permitted.
 const bodyTimeout = 10 * time.Second
 
 // bounded sets the deadline for the body of a request. Before it responds, net/http reads what the
@@ -160,6 +160,15 @@ func bounded(next http.Handler, timeout time.Duration) http.Handler {
 		if r.ContentLength != 0 {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(timeout)) // net/http can
 		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// unbounded takes back what bounded has set: the handler of a controller may take its time with what a
+// permitted caller sends, and net/http ends its context when the deadline passes.
+func unbounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // net/http can
 		next.ServeHTTP(w, r)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"testing"
 	"time"
 )
@@ -36,5 +37,27 @@ func TestARequestWhoseBodyDoesNotComeHoldsNoConnection(t *testing.T) {
 				t.Error("the server keeps the connection open")
 			}
 		})
+	}
+}
+
+func TestAPermittedCallerMayTakeItsTime(t *testing.T) {
+	var ended error
+	server := httptest.NewServer(bounded(unbounded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if ended = r.Context().Err(); err == nil {
+			_, err = w.Write(body)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})), -time.Second)) // the deadline has passed
+	defer server.Close()
+	resp, err := http.Post(server.URL, "text/plain", io.MultiReader(strings.NewReader("a"), strings.NewReader("b")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "ab" || ended != nil {
+		t.Errorf("%q, error %v, context %v", body, err, ended)
 	}
 }

@@ -69,7 +69,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"When this many objects were deleted within a minute and one more is due, nothing is deleted for a while; 0 means no limit.")
 	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long nothing is deleted then.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
-		"Nothing is deleted while this clock and the API server's are further apart; 0 means that nobody looks.")
+		"Nothing of a type is deleted while this clock and that of the type's API server are further apart; 0 means that nobody looks.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
 	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects deleted at once.")
 }
