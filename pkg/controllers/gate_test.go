@@ -225,10 +225,14 @@ func arrived(g *gated, change func(*gated)) func() {
 	return func() {
 		once.Do(func() {
 			change(g)
-			for range 1000 {
-				runtime.Gosched()
-			}
+			letOthersRun()
 		})
+	}
+}
+
+func letOthersRun() {
+	for range 1000 {
+		runtime.Gosched()
 	}
 }
 
@@ -323,6 +327,92 @@ func TestTheFirstReconcileDoesNotWaitForTheOthers(t *testing.T) {
 			t.Errorf("status %+v, want three reconciles", s)
 		}
 		g.resign(t)
+	})
+}
+
+// order returns the names of the ConfigMaps in the order in which they were reconciled first.
+func (g *gated) order() (names []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, line := range g.log {
+		if f := strings.Fields(line); f[0] == "reconcile" && !slices.Contains(names, f[1]) {
+			names = append(names, f[1])
+		}
+	}
+	return names
+}
+
+func TestALeaderBeginsWithWhatChangedLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, "a", "b", "c", "d")
+		g.configMaps.Modify(configMap("b", "2"))
+		synctest.Wait()
+		g.lead(t)
+		synctest.Wait()
+		expect(t, g.order(), "b", "d", "c", "a")
+		g.resign(t)
+	})
+}
+
+func TestALeaderMapsNoOlderStateThanTheCacheHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, "a", "b")
+		mapping(g, arrived(g, func(g *gated) { g.configMaps.Modify(configMap("a", "2")) })) // when b is mapped
+		g.lead(t)
+		synctest.Wait()
+		expect(t, slices.DeleteFunc(g.said(), func(line string) bool { return strings.HasPrefix(line, "reconcile") }),
+			"map a 1->2", "map a none->2", "map b none->1")
+		g.resign(t)
+	})
+}
+
+func TestAnEventDoesNotWaitForAllObjectsThatALeaderBeginsWith(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const objects = 50
+		var names []string
+		for i := range objects {
+			names = append(names, fmt.Sprint("o", i))
+		}
+		g := newGated(t, names...)
+		change := arrived(g, func(g *gated) { g.configMaps.Add(configMap("new", "1")) })
+		least := objects
+		g.during = func(cache.ObjectName) {
+			change()
+			letOthersRun()
+			s := g.loop.Status()
+			least = min(least, s.QueueDepth+int(s.Reconciles))
+		}
+		g.lead(t)
+		synctest.Wait()
+		if got := g.order(); len(got) != objects+1 || slices.Index(got, "new") > objects/2 {
+			t.Errorf("reconciled %v, want the new one early", got)
+		}
+		if least < objects-1 {
+			t.Errorf("the queue depth lacks %d objects", objects-1-least)
+		}
+		g.resign(t)
+	})
+}
+
+func TestEventsDoNotKeepALeaderFromWhatItBeginsWith(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, "a", "b", "c")
+		g.during = func(cache.ObjectName) { // there is always an event
+			for i := range 2 {
+				g.loop.Enqueue(cache.NewObjectName("shop", fmt.Sprint("event-", g.loop.Status().Reconciles, "-", i)))
+			}
+			letOthersRun()
+			if g.loop.Status().Reconciles == 100 {
+				g.stop()
+			}
+		}
+		g.lead(t)
+		if err := <-g.stopped; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+		if got := g.order(); !slices.Contains(got, "a") {
+			t.Errorf("the last of three objects was not reconciled: %v", got)
+		}
 	})
 }
 

@@ -82,6 +82,7 @@ type Loop[K comparable] struct {
 	queue    queue[K]
 	inFlight map[K]time.Time
 	counts   struct{ reconciles, errors, panics uint64 }
+	replay   *replay[K]         // of the latest run
 	retries  *mappingRetries[K] // of the latest run
 	lastErr  *LastError
 }
@@ -134,8 +135,9 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 	}
 }
 
-// Run waits until the informers of the watches have synced. Then it adds the keys of the objects in
-// them to the queue, see [WatchMapped], and reconciles until ctx ends, from the first key on.
+// Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys
+// of the objects in them, see [WatchMapped], those that changed last first, and those of events, which
+// do not wait for all of the former.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
 // end with ctx, only with that of [WithWork]. Run returns when all workers and mappings have returned,
@@ -190,11 +192,8 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	}
 	l.setPhase(Running)
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	for _, m := range l.mappers {
-		if m.watch.replayed {
-			m.replay(ctx)
-		}
-	}
+	replaying, stopReplay := context.WithCancel(ctx)
+	mapping.Go(func() { l.replay.run(replaying, l.mappers) })
 
 	beside := l.beside(ctx)
 	var failed error
@@ -202,6 +201,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	case <-ctx.Done():
 	case failed = <-beside:
 	}
+	stopReplay()
 	l.setPhase(Draining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
@@ -244,6 +244,7 @@ func (l *Loop[K]) start(logger *klog.Logger) (queue[K], *mappingRetries[K], erro
 	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
 		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
 	})
+	l.replay = newReplay(l.queue, l.opts.Workers)
 	l.retries = l.newMappingRetries(logger)
 	return l.queue, l.retries, nil
 }
@@ -255,6 +256,7 @@ func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.
 		return false
 	}
 	defer q.Done(key)
+	l.replay.took()
 	if ctx.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
@@ -387,7 +389,7 @@ func (l *Loop[K]) Status() Status {
 		LastError:  l.lastErr,
 	}
 	if l.queue != nil {
-		s.QueueDepth = l.queue.Len()
+		s.QueueDepth = l.queue.Len() + int(l.replay.left.Load())
 		s.Unmapped = int(l.retries.unmapped.Load())
 	}
 	for key, since := range l.inFlight {

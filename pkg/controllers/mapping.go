@@ -4,9 +4,7 @@
 package controllers
 
 import (
-	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -91,18 +89,19 @@ func (m *mapper[K]) close() {
 	m.queue, m.retries, m.failed = nil, nil, nil
 }
 
-// replay maps the objects in the cache until ctx ends. An event that the gate dropped is in the cache
-// already. Other events wait meanwhile, so that none is mapped before an older state from the cache.
-func (m *mapper[K]) replay(ctx context.Context) {
+// replay maps an object of the cache, as it is there by now: an event that the gate dropped is in it
+// already, and what has been mapped since then is not older.
+func (m *mapper[K]) replay(obj any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, obj := range m.watch.informer.GetIndexer().List() {
-		if ctx.Err() != nil {
-			return
-		}
-		m.join(change{new: obj, initial: true})
-		runtime.Gosched() // a worker begins with this key before the others are mapped, also on one CPU
+	if m.queue == nil {
+		return
 	}
+	now, exists, err := m.watch.informer.GetIndexer().GetByKey(change{new: obj}.object().String())
+	if err != nil || !exists {
+		return // its deletion is an event
+	}
+	m.join(change{new: now, initial: true})
 }
 
 // handle maps an event if the gate is open.

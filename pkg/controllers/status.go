@@ -15,7 +15,7 @@ type Status struct {
 	Phase   Phase `json:"phase"`
 	Workers int   `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, but not those whose delay or back-off
-	// has yet to pass.
+	// has yet to pass. While a run begins, it counts the objects too that are not mapped to keys yet.
 	QueueDepth int        `json:"queueDepth"`
 	InFlight   []InFlight `json:"inFlight"`
 

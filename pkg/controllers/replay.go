@@ -1,0 +1,83 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+// replay maps the objects that are in the caches when a run begins. It adds keys only as fast as
+// workers take them, so that an event does not wait until all those objects have been reconciled.
+type replay[K comparable] struct {
+	queue queue[K]
+	// enough is how many keys in the queue keep all workers busy.
+	enough int
+	taken  chan struct{} // has an element if a worker has taken a key
+	left   atomic.Int64  // objects that are not mapped yet
+}
+
+func newReplay[K comparable](q queue[K], workers int) *replay[K] {
+	return &replay[K]{queue: q, enough: workers, taken: make(chan struct{}, 1)}
+}
+
+// took tells that a worker has taken a key.
+func (r *replay[K]) took() {
+	select {
+	case r.taken <- struct{}{}:
+	default:
+	}
+}
+
+// run returns when it has mapped all objects or ctx has ended. If events keep the queue full, it maps
+// one object for each key that is taken.
+func (r *replay[K]) run(ctx context.Context, mappers []*mapper[K]) {
+	objects := cached(mappers)
+	r.left.Store(int64(len(objects)))
+	defer r.left.Store(0)
+	for _, o := range objects {
+		if r.queue.Len() >= r.enough {
+			select {
+			case <-r.taken:
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		o.mapper.replay(o.obj)
+		r.left.Add(-1)
+	}
+}
+
+type cachedObject[K comparable] struct {
+	mapper  *mapper[K]
+	obj     any
+	version uint64
+}
+
+// cached returns the objects to replay. Those that changed last come first, since what changed while
+// nobody led has work to do, and most others have none.
+func cached[K comparable](mappers []*mapper[K]) (objects []cachedObject[K]) {
+	for _, m := range mappers {
+		if !m.watch.replayed {
+			continue
+		}
+		for _, obj := range m.watch.informer.GetIndexer().List() {
+			o := cachedObject[K]{mapper: m, obj: obj}
+			// Versions are decimal (KEP-5504). One that is not would only come last.
+			if accessor, err := meta.Accessor(obj); err == nil {
+				o.version, _ = strconv.ParseUint(accessor.GetResourceVersion(), 10, 64)
+			}
+			objects = append(objects, o)
+		}
+	}
+	slices.SortFunc(objects, func(a, b cachedObject[K]) int { return cmp.Compare(b.version, a.version) })
+	return objects
+}
