@@ -25,13 +25,17 @@ help: ## Print this list.
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: ## Control plane, 2 managers (REPLICAS=n) and a sample; with KUBECONFIG=path as an argument, one manager on that cluster.
+run: ## Control plane, 2 simulated nodes (NODES=n), 2 managers (REPLICAS=n) and a sample; with KUBECONFIG=path as an argument, one manager on that cluster.
 	@go build -o .cache/bin/run ./hack/run
-	@exec .cache/bin/run --replicas=$(or $(REPLICAS),2) $(if $(filter command,$(origin KUBECONFIG)),--kubeconfig='$(KUBECONFIG)') $(if $(ARGS),-- $(ARGS))
+	@exec .cache/bin/run --replicas=$(or $(REPLICAS),2) --nodes=$(or $(NODES),2) $(if $(filter command,$(origin KUBECONFIG)),--kubeconfig='$(KUBECONFIG)') $(if $(ARGS),-- $(ARGS))
 
 .PHONY: controlplane
 controlplane: ## Build kube-apiserver, kube-controller-manager, etcd and kubectl from pinned modules, once (minutes).
 	@go run ./hack/cluster/controlplane/build
+
+.PHONY: nodes
+nodes: ## Build, after the control plane, what simulated nodes need: kube-scheduler, and kubelets from kwok (less than a minute).
+	@go run ./hack/cluster/controlplane/build -nodes
 
 .PHONY: build
 build: ## Build bin/manager, stripped.
@@ -82,7 +86,7 @@ test-chart: controlplane ## The Helm chart, with Helm's own module: what it rend
 	cd hack/chart && go vet ./... && $(INTEGRATION) ./...
 
 .PHONY: test-long
-test-long: controlplane test-chart ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
+test-long: nodes test-chart ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
 	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -seeds=2000
 	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
 	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v /faults | sort -ru | sed 's,^,./,')
@@ -93,6 +97,7 @@ lint: $(LINT) ## golangci-lint, pinned in hack/tools.
 	$(LINT) run ./...
 	cd examples/widget && $(CURDIR)/$(LINT) run ./...
 	cd hack/chart && $(CURDIR)/$(LINT) run ./...
+	cd hack/nodes && $(CURDIR)/$(LINT) run ./...
 
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
@@ -116,6 +121,7 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	go mod tidy -diff
 	cd hack/chart && go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
+	cd hack/nodes && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff
 	cd examples/widget && go mod tidy -diff

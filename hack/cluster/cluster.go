@@ -47,6 +47,9 @@ type Options struct {
 	// WithoutControllerManager leaves out kube-controller-manager. Then nothing creates the default
 	// ServiceAccounts, so Pods need their own.
 	WithoutControllerManager bool
+	// Nodes is how many simulated nodes there are, with kube-scheduler. They need
+	// kube-controller-manager.
+	Nodes int
 	// Progress gets lines about the build of the control plane and the start; nil means none.
 	Progress io.Writer
 }
@@ -58,10 +61,13 @@ type Cluster struct {
 	box  *sandbox.Sandbox
 	pki  *pki
 
+	schedulerBin, kubeletsBin string // empty without nodes
+
 	apiServerPort int
 
-	etcd              *sandbox.Process
-	controllerManager *sandbox.Process // nil if left out
+	etcd                *sandbox.Process
+	controllerManager   *sandbox.Process // nil if left out
+	scheduler, kubelets *sandbox.Process // nil without nodes
 
 	apiServerMu sync.Mutex // held while it is started or stopped
 	apiServer   *sandbox.Process
@@ -85,11 +91,15 @@ func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
 	if err != nil {
 		return nil, err
 	}
-	box, err := sandbox.New(ctx, opts.Dir, opts.Hold...)
-	if err != nil {
+	c := &Cluster{opts: opts, bin: bin}
+	if opts.Nodes > 0 {
+		if c.schedulerBin, c.kubeletsBin, err = BuildNodes(ctx, opts.Progress); err != nil {
+			return nil, err
+		}
+	}
+	if c.box, err = sandbox.New(ctx, opts.Dir, opts.Hold...); err != nil {
 		return nil, err
 	}
-	c := &Cluster{opts: opts, bin: bin, box: box}
 	defer func() {
 		if p := recover(); p != nil {
 			_ = c.Stop() // the panic matters, not this error
@@ -138,6 +148,11 @@ func (c *Cluster) startAll(ctx context.Context) error {
 			return err
 		}
 	}
+	if c.opts.Nodes > 0 {
+		if err := c.startNodes(ctx, c.opts.Nodes); err != nil {
+			return err
+		}
+	}
 	fmt.Fprintf(c.opts.Progress, "The control plane is ready after %s\n", time.Since(begin).Round(100*time.Millisecond))
 	return nil
 }
@@ -162,7 +177,7 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) Check() error {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
-	for _, p := range []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager} {
+	for _, p := range []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager, c.scheduler, c.kubelets} {
 		if p != nil && p.ExitCode() >= 0 {
 			return fmt.Errorf("%s ended with code %d; its last lines:\n%s", p.Name, p.ExitCode(), p.Tail(15))
 		}

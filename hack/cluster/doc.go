@@ -16,7 +16,9 @@
 //
 // The cluster has etcd, kube-apiserver and kube-controller-manager, all of the pinned version, with
 // TLS, RBAC, bound ServiceAccount tokens and an audit log. It has no nodes: Pods stay Pending, and
-// a rollout shows as a new ReplicaSet.
+// a rollout shows as a new ReplicaSet. With Options.Nodes it has kube-scheduler and nodes that
+// hack/nodes simulates: Pods are ready after a second though nothing runs in them, rollouts end,
+// and Jobs complete.
 //
 // A manager is never an administrator. It uses ServiceAccount quartermaster with a token bound to a
 // Pod object of its own, and may do what deploy/ grants.

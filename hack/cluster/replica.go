@@ -38,8 +38,9 @@ type Replica struct {
 }
 
 // NewReplica creates the Pod quartermaster-NAME in kube-system with ServiceAccount quartermaster,
-// which must exist: call ApplyDir on deploy/ first. No kubelet runs the Pod: it stays Pending and
-// gives a process its identity. The token is valid for 30 days or until the Pod is deleted.
+// which must exist: call ApplyDir on deploy/ first. No kubelet runs the Pod: it gives a process its
+// identity, and stays Pending unless there are simulated nodes. The token is valid for 30 days or
+// until the Pod is deleted.
 func (c *Cluster) NewReplica(ctx context.Context, name string) (*Replica, error) {
 	client, err := kubernetes.NewForConfig(c.AdminConfig())
 	if err != nil {

@@ -23,7 +23,7 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 	if err != nil {
 		return err
 	}
-	c, err := startCluster(ctx, dir, lock)
+	c, err := startCluster(ctx, dir, opts.nodes, lock)
 	if err != nil {
 		return err
 	}
@@ -57,17 +57,17 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 	if err != nil {
 		return err
 	}
-	printLocal(f.out, c, binary, f.managers, leader)
+	printLocal(f.out, c, binary, f.managers, leader, opts.nodes)
 	return f.follow(ctx, leader)
 }
 
 // startCluster starts the control plane. The end of ctx ends the start, but not the started
 // cluster: at Ctrl-C the managers stop before it.
-func startCluster(ctx context.Context, dir string, lock *os.File) (*cluster.Cluster, error) {
+func startCluster(ctx context.Context, dir string, nodes int, lock *os.File) (*cluster.Cluster, error) {
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	unlink := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
 	defer unlink()
-	return cluster.Start(life, cluster.Options{Dir: dir, Hold: []*os.File{lock}, Progress: os.Stdout})
+	return cluster.Start(life, cluster.Options{Dir: dir, Hold: []*os.File{lock}, Nodes: nodes, Progress: os.Stdout})
 }
 
 // prepare applies what an administrator would apply before the managers start, except for the

@@ -22,7 +22,8 @@ import (
 
 const usage = `Usage: run [flags] [-- flags of the managers]
 
-Starts a Kubernetes control plane, managers and a sample, and stops them at Ctrl-C.
+Starts a Kubernetes control plane with simulated nodes, managers and a sample, and
+stops them at Ctrl-C.
 With --kubeconfig it starts one manager on that cluster instead, as the user of
 that file. The environment variable KUBECONFIG is ignored: a command
 to try something out must not reach a cluster by accident.
@@ -32,6 +33,7 @@ to try something out must not reach a cluster by accident.
 // options are the command line.
 type options struct {
 	replicas   int
+	nodes      int
 	kubeconfig string
 	args       []string // for the managers
 }
@@ -61,6 +63,7 @@ func parse(args []string) (options, error) {
 	var o options
 	fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	fs.IntVar(&o.replicas, "replicas", 2, "managers on the local control plane")
+	fs.IntVar(&o.nodes, "nodes", 2, "simulated nodes of the local control plane, on which Pods seem to run")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "run one manager on the cluster of this file")
 	fs.Usage = func() { fmt.Fprint(os.Stderr, usage+fs.FlagUsages()) }
 	if err := fs.Parse(args); err != nil {
@@ -74,6 +77,9 @@ func parse(args []string) (options, error) {
 	}
 	if o.replicas < 1 || o.replicas > 20 {
 		return o, fmt.Errorf("--replicas=%d: must be from 1 to 20", o.replicas)
+	}
+	if o.nodes < 0 || o.nodes > 100 {
+		return o, fmt.Errorf("--nodes=%d: must be from 0 to 100", o.nodes)
 	}
 	return o, nil
 }

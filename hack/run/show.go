@@ -63,11 +63,15 @@ func interesting(line string) (text string, ok bool) {
 	}
 }
 
-func printLocal(out io.Writer, c *cluster.Cluster, binary string, managers []*cluster.Manager, leader string) {
+func printLocal(out io.Writer, c *cluster.Cluster, binary string, managers []*cluster.Manager, leader string, nodes int) {
 	kubectl := quote(filepath.Join(c.Dir(), "kubectl"))
 	status := quote(binary) + " status --kubeconfig=" + quote(c.Kubeconfig()) + " --endpoint-insecure"
 	for _, m := range managers {
 		status += " --endpoint=" + m.SecureURL
+	}
+	note, watch := "Nothing runs in the Pods, as the nodes are simulated.", "rollout status deployment/web"
+	if nodes == 0 {
+		note, watch = "The Pods stay Pending, as this cluster has no nodes.", "get replicasets,jobs"
 	}
 	fmt.Fprintf(out, "\n%s leads.\n\n", leader)
 	fmt.Fprintf(out, "kubeconfig   %s\n", c.Kubeconfig())
@@ -80,9 +84,10 @@ Metrics need a token:
   curl --insecure --header "Authorization: Bearer $(%[1]s -n quartermaster-sample create token metrics-reader)" %[3]s/metrics
 
 Try in another terminal:
-  1. Edit the ConfigMap and watch the rollout: a new ReplicaSet. (Its Pods stay Pending, as this cluster has no nodes.)
+  1. Edit the ConfigMap. After a second a Deployment rolls and a CronJob runs. (%[6]s)
      %[1]s -n quartermaster-sample patch configmap app-config -p "{\"data\":{\"GREETING\":\"hello at $(date)\"}}"
-     %[1]s -n quartermaster-sample get replicasets --watch
+     sleep 2; %[1]s -n quartermaster-sample %[7]s
+     %[1]s -n quartermaster-sample get pods --watch
   2. Stop the leader and watch the other take over, here:
      kill $(cat %[2]s)
   3. See who leads and what the controllers do:
@@ -90,7 +95,7 @@ Try in another terminal:
 
 Ctrl-C stops everything and removes %[4]s.
 
-`, kubectl, quote(filepath.Join(c.Dir(), "leader.pid")), managers[0].SecureURL, c.Dir(), status)
+`, kubectl, quote(filepath.Join(c.Dir(), "leader.pid")), managers[0].SecureURL, c.Dir(), status, note, watch)
 }
 
 func printExisting(out io.Writer, host, kubeconfig, dir string, m *cluster.Manager) {

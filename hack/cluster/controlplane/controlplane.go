@@ -1,8 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controlplane builds etcd, kube-apiserver, kube-controller-manager and kubectl from the
-// modules that hack/controlplane/go.mod pins, into a cached folder of the checkout.
+// Package controlplane builds etcd, kube-apiserver, kube-controller-manager, kubectl and, for those who
+// want nodes, kube-scheduler from the modules that hack/controlplane/go.mod pins, into cached folders
+// of the checkout.
 package controlplane
 
 import (
@@ -26,7 +27,8 @@ import (
 // progressInterval is how long a person waits for a sign of life, on a terminal or not.
 const progressInterval = 5 * time.Second
 
-// binary is one of the programs. Their packages are also the tools of hack/controlplane/go.mod.
+// binary is one of the programs. The packages of the four are also the tools of
+// hack/controlplane/go.mod. That of kube-scheduler imports nothing that these do not bring along.
 type binary struct{ name, pkg string }
 
 func binaries() []binary {
@@ -43,18 +45,29 @@ func binaries() []binary {
 // once, all but the first wait for the first one's result. A build that fails or is cancelled
 // leaves nothing behind.
 func Ensure(ctx context.Context, w io.Writer) (dir string, err error) {
+	return ensure(ctx, w, "controlplane", "the control plane", binaries())
+}
+
+// EnsureScheduler is like Ensure for a folder with kube-scheduler. Right after a build of the control
+// plane it takes seconds, since the two share most packages.
+func EnsureScheduler(ctx context.Context, w io.Writer) (dir string, err error) {
+	return ensure(ctx, w, "scheduler", "kube-scheduler", []binary{{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"}})
+}
+
+func ensure(ctx context.Context, w io.Writer, cache, what string, bins []binary) (dir string, err error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
 	b := builder{
 		module: filepath.Join(root, "hack", "controlplane"),
-		cache:  filepath.Join(root, ".cache", "controlplane"),
-		bins:   binaries(),
+		cache:  filepath.Join(root, ".cache", cache),
+		what:   what,
+		bins:   bins,
 		out:    w,
 	}
 	if dir, err = b.ensure(ctx); err != nil {
-		return "", fmt.Errorf("build the control plane: %w", err)
+		return "", fmt.Errorf("build %s: %w", what, err)
 	}
 	return dir, nil
 }
@@ -89,6 +102,7 @@ var (
 type builder struct {
 	module string // folder of the nested module
 	cache  string // holds the lock and a folder for each key
+	what   string // is built, in messages
 	bins   []binary
 	out    io.Writer
 
@@ -201,7 +215,7 @@ func (b *builder) lock(ctx context.Context) (*os.File, error) {
 		}
 		if time.Since(said) >= progressInterval {
 			said = time.Now()
-			fmt.Fprintf(b.out, "Another process builds the control plane; waiting (%s)\n", since(begin))
+			fmt.Fprintf(b.out, "Another process builds %s; waiting (%s)\n", b.what, since(begin))
 		}
 		select {
 		case <-ctx.Done():
@@ -223,7 +237,7 @@ func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 		return err
 	}
 	begin := time.Now()
-	fmt.Fprintf(b.out, "Building the control plane, Kubernetes %s; this takes some minutes, once\n", b.version)
+	fmt.Fprintf(b.out, "Building %s, Kubernetes %s; this can take some minutes, once\n", b.what, b.version)
 	done := filepath.Join(box.Dir, "bin")
 	for i, bin := range b.bins {
 		step := fmt.Sprintf("[%d/%d] %s", i+1, len(b.bins), bin.name)
@@ -235,7 +249,7 @@ func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Rename(done, dir), box.Close()); err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "Built the control plane in %s: %s\n", since(begin), dir)
+	fmt.Fprintf(b.out, "Built %s in %s: %s\n", b.what, since(begin), dir)
 	return b.prune(dir)
 }
 

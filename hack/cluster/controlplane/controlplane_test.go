@@ -24,6 +24,7 @@ func newBuilder(t *testing.T) (*builder, *bytes.Buffer) {
 	b := &builder{
 		module: filepath.Join(dir, "module"),
 		cache:  filepath.Join(dir, "cache"),
+		what:   "the control plane",
 		bins:   []binary{{"one", "./one"}, {"two", "./two"}},
 		out:    out,
 	}
