@@ -51,13 +51,13 @@ $(PLATFORMS:%=bin/%/manager): bin/%/manager:
 	GOFLAGS= CGO_ENABLED=0 GOOS=$(*D) GOARCH=$(*F) go build $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
 
 .PHONY: chart
-chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with its checksum beside it.
+chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with its checksum and bill of materials beside it.
 	cd hack/chart && go run . -version=$(SEMVER) -epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
 	    -out=$(CURDIR)/bin $(CURDIR)/deploy/helm/quartermaster
 
 .PHONY: sbom
-sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX.
-	go run ./hack/sbom --version=$(SEMVER) --out=bin/manager.cdx.json bin/manager
+sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX, and the licenses beside it.
+	go run ./hack/sbom --version=$(SEMVER) bin/manager
 
 .PHONY: test
 test: test-unit test-integration ## Format check, vet, unit tests with the race detector, then the tests on a real control plane.
