@@ -18,6 +18,8 @@ INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true go test -count=1 -timeout 20m
 # The image's name, without a tag, and its platforms.
 IMAGE     ?= quartermaster
 PLATFORMS ?= linux/amd64 linux/arm64
+# The platforms of a release: nodes, for the image too, and where people work, for `kubectl quartermaster`.
+RELEASED  := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 VULNDB    ?= https://vuln.go.dev
 
 .PHONY: help
@@ -49,19 +51,25 @@ image: $(PLATFORMS:%=bin/%/manager) ## Build the image IMAGE (quartermaster) for
 	go run ./hack/image --tool='$(TOOL)' --image='$(IMAGE)' --version=$(SEMVER) \
 	    --revision=$$(git rev-parse HEAD) --epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(PLATFORMS)
 
-# The binary depends only on the commit and the version of Go.
-.PHONY: $(PLATFORMS:%=bin/%/manager)
-$(PLATFORMS:%=bin/%/manager): bin/%/manager:
-	GOFLAGS= CGO_ENABLED=0 GOOS=$(*D) GOARCH=$(*F) go build $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
+# The binary depends only on the commit, the version and that of Go. What `go env -w` has set does not count.
+BINARIES := $(patsubst %,bin/%/manager,$(sort $(PLATFORMS) $(RELEASED)))
+.PHONY: $(BINARIES)
+$(BINARIES): bin/%/manager:
+	CGO_ENABLED=0 GOOS=$(*D) GOARCH=$(*F) GOAMD64=v1 GOARM64=v8.0 GOFLAGS=-trimpath \
+	    go build $(TAGS) -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
 
 .PHONY: chart
-chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with its checksum beside it.
+chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with its checksum and bill of materials beside it.
 	cd hack/chart && go run . -version=$(SEMVER) -epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
 	    -out=$(CURDIR)/bin $(CURDIR)/deploy/helm/quartermaster
 
 .PHONY: sbom
-sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX.
-	go run ./hack/sbom --version=$(SEMVER) --out=bin/manager.cdx.json bin/manager
+sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX, and the licenses beside it.
+	go run ./hack/sbom --version=$(SEMVER) bin/manager
+
+.PHONY: release
+release: ## Write the release VERSION=vX.Y.Z to dist/: binaries, image, chart, bills of materials, notes and checksums (minutes).
+	go run ./hack/release --version='$(VERSION)' $(RELEASED)
 
 .PHONY: test
 test: test-unit test-integration ## Format check, vet, unit tests with the race detector, then the tests on a real control plane.

@@ -19,6 +19,7 @@ import (
 
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/engine"
@@ -45,6 +46,10 @@ func render(values, namespace string) (objects, error) {
 	if err != nil {
 		return nil, err
 	}
+	return renderChart(chart, values, namespace)
+}
+
+func renderChart(chart *chart.Chart, values, namespace string) (objects, error) {
 	var own map[string]any
 	if err := yaml.Unmarshal([]byte(values), &own); err != nil {
 		return nil, err

@@ -1,0 +1,77 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"io/fs"
+	"time"
+)
+
+// file is one of an archive.
+type file struct {
+	Name    string
+	Mode    fs.FileMode
+	Content []byte
+	Link    string // if this is a symbolic link
+}
+
+// tarball returns a gzipped tar. It says nothing about who made it, on which machine and when.
+func tarball(modified time.Time, files []file) ([]byte, error) {
+	unzipped, err := tarred(modified, files)
+	if err != nil {
+		return nil, err
+	}
+	return gzipped(unzipped)
+}
+
+func tarred(modified time.Time, files []file) ([]byte, error) {
+	var buffer bytes.Buffer
+	archive := tar.NewWriter(&buffer)
+	for _, f := range files {
+		header := &tar.Header{Name: f.Name, Mode: int64(f.Mode), Size: int64(len(f.Content)), ModTime: modified}
+		if f.Link != "" {
+			header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, f.Link, 0o777
+		}
+		if err := archive.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := archive.Write(f.Content); err != nil {
+			return nil, err
+		}
+	}
+	err := archive.Close()
+	return buffer.Bytes(), err
+}
+
+func gzipped(content []byte) ([]byte, error) {
+	var buffer bytes.Buffer
+	compressed := gzip.NewWriter(&buffer)
+	if _, err := compressed.Write(content); err != nil {
+		return nil, err
+	}
+	err := compressed.Close()
+	return buffer.Bytes(), err
+}
+
+func zipped(modified time.Time, files []file) ([]byte, error) {
+	var buffer bytes.Buffer
+	archive := zip.NewWriter(&buffer)
+	for _, f := range files {
+		header := &zip.FileHeader{Name: f.Name, Method: zip.Deflate, Modified: modified}
+		header.SetMode(f.Mode)
+		w, err := archive.CreateHeader(header)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.Content); err != nil {
+			return nil, err
+		}
+	}
+	err := archive.Close()
+	return buffer.Bytes(), err
+}

@@ -1,0 +1,234 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command release writes a release to a folder: for each platform an archive with the manager and its
+// bill of materials, the image as an OCI archive, the Helm chart with its bill of materials, the notes
+// from CHANGELOG.md, and the checksums of all of them. `make release` runs it. It needs neither a
+// container tool nor the network, except for modules that Go has not downloaded yet.
+//
+// The same commit, version and version of Go give the same checksums.
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r := release{Log: os.Stderr}
+	flag.StringVar(&r.Version, "version", "", "the `version`, vX.Y.Z, which CHANGELOG.md must have a section for")
+	flag.StringVar(&r.Out, "out", "dist", "the `folder` to write; what is in it is deleted first")
+	flag.Parse()
+	r.Platforms = flag.Args()
+	if err := r.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		os.Exit(1)
+	}
+}
+
+// release says what to write. It is run in the folder of the repository.
+type release struct {
+	Version   string
+	Out       string
+	Platforms []string // OS/ARCH; those of linux are in the image
+	Log       io.Writer
+
+	revision string
+	time     time.Time // of every file in every archive
+}
+
+func (r release) run(ctx context.Context) error {
+	if len(r.Platforms) == 0 {
+		return fmt.Errorf("usage: release --version=vX.Y.Z OS/ARCH [OS/ARCH]")
+	}
+	changelog, err := os.ReadFile("CHANGELOG.md")
+	if err != nil {
+		return err
+	}
+	notes, err := notesOf(string(changelog), r.Version)
+	if err != nil {
+		return err
+	}
+	if err := r.readCommit(ctx); err != nil {
+		return err
+	}
+	if err := r.build(ctx); err != nil {
+		return err
+	}
+	files, digest, err := r.files()
+	if err != nil {
+		return err
+	}
+	files["RELEASE_NOTES.md"] = []byte(notes)
+	if err := write(r.Out, files); err != nil {
+		return err
+	}
+	fmt.Fprintf(r.Log, "Wrote %d files to %s. The image's digest is %s\n", len(files)+1, r.Out, digest)
+	return nil
+}
+
+// readCommit reads the commit that is released. There must be no changes beside it, and the
+// version must not be that of another commit.
+func (r *release) readCommit(ctx context.Context) error {
+	changes, err := git(ctx, "status", "--porcelain")
+	if err != nil {
+		return err
+	}
+	if changes != "" {
+		return fmt.Errorf("the working tree has changes that are in no commit:\n%s", changes)
+	}
+	if r.revision, err = git(ctx, "rev-parse", "HEAD"); err != nil {
+		return err
+	}
+	tag, err := git(ctx, "tag", "--list", r.Version)
+	if err != nil {
+		return err
+	}
+	here, err := git(ctx, "tag", "--points-at", "HEAD", "--list", r.Version)
+	if err != nil {
+		return err
+	}
+	if tag != here {
+		return fmt.Errorf("the tag %s is on another commit than %s", r.Version, r.revision)
+	}
+	epoch := os.Getenv("SOURCE_DATE_EPOCH")
+	if epoch == "" {
+		if epoch, err = git(ctx, "log", "-1", "--format=%ct"); err != nil {
+			return err
+		}
+	}
+	seconds, err := strconv.ParseInt(epoch, 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH=%s: must be seconds since 1970", epoch)
+	}
+	r.time = time.Unix(seconds, 0).UTC()
+	return nil
+}
+
+func git(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "git", args...)
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(problems.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// build makes the binaries, their bills of materials and the chart below bin/.
+func (r release) build(ctx context.Context) error {
+	args := []string{"--no-print-directory", "VERSION=" + r.Version, "chart"}
+	sbom := []string{"run", "./hack/sbom", "--version=" + r.Version}
+	for _, platform := range r.Platforms {
+		args = append(args, binary(platform))
+		sbom = append(sbom, binary(platform))
+	}
+	if err := r.command(ctx, "make", args...); err != nil {
+		return err
+	}
+	return r.command(ctx, "go", sbom...)
+}
+
+func (r release) command(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	// Variables and options that the user gave make do not change what is released.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKEFLAGS=") })
+	cmd.Env = append(cmd.Env, fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix()))
+	cmd.Stdout, cmd.Stderr = r.Log, r.Log
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+func binary(platform string) string { return "bin/" + platform + "/manager" }
+
+// files returns the files of the release by name, and the image's digest.
+func (r release) files() (map[string][]byte, string, error) {
+	files := map[string][]byte{}
+	base := "quartermaster-" + strings.TrimPrefix(r.Version, "v")
+	for _, name := range []string{base + ".tgz", base + ".tgz.cdx.json"} {
+		content, err := os.ReadFile(filepath.Join("bin", name))
+		if err != nil {
+			return nil, "", err
+		}
+		files[name] = content
+	}
+	license, err := os.ReadFile("LICENSE")
+	if err != nil {
+		return nil, "", err
+	}
+	image := image{Version: r.Version, Revision: r.revision, Created: r.time}
+	for _, platform := range r.Platforms {
+		manager, err := os.ReadFile(binary(platform))
+		if err != nil {
+			return nil, "", err
+		}
+		others, err := os.ReadFile(binary(platform) + ".licenses.txt")
+		if err != nil {
+			return nil, "", err
+		}
+		bill, err := os.ReadFile(binary(platform) + ".cdx.json")
+		if err != nil {
+			return nil, "", err
+		}
+		goos, goarch, _ := strings.Cut(platform, "/")
+		name := base + "-" + goos + "-" + goarch
+		files[name+".cdx.json"] = bill
+		licenses := []file{
+			{Name: "LICENSE", Mode: 0o644, Content: license},
+			{Name: "THIRD_PARTY_LICENSES.txt", Mode: 0o644, Content: others},
+		}
+		if goos == "windows" {
+			files[name+".zip"], err = zipped(r.time, append(licenses, file{Name: plugin + ".exe", Mode: 0o755, Content: manager}))
+		} else {
+			files[name+".tar.gz"], err = tarball(r.time, append(licenses,
+				file{Name: "manager", Mode: 0o755, Content: manager}, file{Name: plugin, Link: "manager"}))
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		if goos == "linux" {
+			image.Managers = append(image.Managers, managerOf{goarch, manager})
+		}
+	}
+	archive, digest, err := image.archive()
+	files[base+"-image.oci.tar"] = archive
+	return files, digest, err
+}
+
+// plugin is the name by which kubectl finds the manager.
+const plugin = "kubectl-quartermaster"
+
+// write writes the files, and at last SHA256SUMS.
+func write(dir string, files map[string][]byte) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var sums strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := os.WriteFile(filepath.Join(dir, name), files[name], 0o644); err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(files[name]), name)
+	}
+	return os.WriteFile(filepath.Join(dir, "SHA256SUMS"), []byte(sums.String()), 0o644)
+}

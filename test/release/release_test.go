@@ -1,0 +1,156 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package release tests make release.
+package release
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const version = "v0.0.1-test.1"
+
+// TestLongTheReleaseIsReproducible releases the working tree from two folders, whose users differ in
+// what must not matter.
+func TestLongTheReleaseIsReproducible(t *testing.T) {
+	first := filepath.Join(t.TempDir(), "first")
+	second := filepath.Join(t.TempDir(), "second", "with-a-longer-name")
+	makeRelease(t, first, "umask 022; make release VERSION="+version)
+	makeRelease(t, second, "umask 077; touch -d 2001-01-01 LICENSE; "+
+		"TZ=Pacific/Auckland GOFLAGS=-tags=netgo GOAMD64=v3 make release VERSION="+version+" LDFLAGS= PLATFORMS=linux/386")
+
+	if diff := cmp.Diff(strings.Split(sums(t, first), "\n"), strings.Split(sums(t, second), "\n")); diff != "" {
+		t.Errorf("-first +second:\n%s", diff)
+	}
+
+	const base = "quartermaster-0.0.1-test.1"
+	want := []string{"RELEASE_NOTES.md", "SHA256SUMS", base + "-image.oci.tar", base + ".tgz", base + ".tgz.cdx.json"}
+	for _, platform := range []string{"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64", "windows-amd64"} {
+		archive := base + "-" + platform + ".tar.gz"
+		if platform == "windows-amd64" {
+			archive = base + "-" + platform + ".zip"
+		}
+		want = append(want, archive, base+"-"+platform+".cdx.json")
+	}
+	slices.Sort(want)
+	entries, err := os.ReadDir(filepath.Join(first, "dist"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, entry := range entries {
+		got = append(got, entry.Name())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("dist/: -want +got:\n%s", diff)
+	}
+
+	manager := extract(t, filepath.Join(first, "dist", base+"-linux-amd64.tar.gz"), "manager")
+	for name, secret := range map[string]string{"the folder": first, "Go's modules": goEnv(t, "GOMODCACHE"), "Go": goEnv(t, "GOROOT")} {
+		if bytes.Contains(manager, []byte(secret)) {
+			t.Errorf("the binary contains the path of %s, %s", name, secret)
+		}
+	}
+	program := filepath.Join(t.TempDir(), "manager")
+	if err := os.WriteFile(program, manager, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), program, "--version").CombinedOutput(); err != nil || !strings.Contains(string(out), version) {
+		t.Errorf("--version: %v: %s", err, out)
+	}
+}
+
+// makeRelease runs a script in a copy of the working tree, in a repository with one commit.
+func makeRelease(t *testing.T, dir, script string) {
+	t.Helper()
+	root := filepath.Join("..", "..")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	run(t, root, `git ls-files -z --cached --others --exclude-standard --deduplicate | while IFS= read -r -d '' f; do
+		if [ -e "$f" ]; then printf '%s\0' "$f"; fi; done | tar --null -T - -cf - | tar -xf - -C '`+dir+`'`)
+	changelog := filepath.Join(dir, "CHANGELOG.md")
+	text, err := os.ReadFile(changelog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	released := strings.Replace(string(text), "\n## Unreleased\n", "\n## Unreleased\n\n## "+version+" - 2026-11-24\n\n- A test.\n", 1)
+	if err := os.WriteFile(changelog, []byte(released), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	run(t, dir, "git init -q; git add .; git commit -q -m 'The same commit'")
+	run(t, dir, script)
+}
+
+func run(t *testing.T, dir, script string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", "-e", "-o", "pipefail", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(),
+		"GIT_AUTHOR_NAME=somebody", "GIT_AUTHOR_EMAIL=somebody@example.com", "GIT_AUTHOR_DATE=2026-11-24T12:00:00Z",
+		"GIT_COMMITTER_NAME=somebody", "GIT_COMMITTER_EMAIL=somebody@example.com", "GIT_COMMITTER_DATE=2026-11-24T12:00:00Z")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v:\n%s", script, err, out)
+	}
+}
+
+func sums(t *testing.T, dir string) string {
+	t.Helper()
+	run(t, filepath.Join(dir, "dist"), "sha256sum --quiet -c SHA256SUMS")
+	text, err := os.ReadFile(filepath.Join(dir, "dist", "SHA256SUMS"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func goEnv(t *testing.T, name string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "env", name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// extract returns a file of a gzipped tar.
+func extract(t *testing.T, archive, name string) []byte {
+	t.Helper()
+	f, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	unzipped, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := tar.NewReader(unzipped); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			t.Fatalf("%s has no %s", archive, name)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Name == name {
+			content, err := io.ReadAll(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return content
+		}
+	}
+}
