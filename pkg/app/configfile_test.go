@@ -343,7 +343,7 @@ func TestTheDocumentedFileIsAccepted(t *testing.T) {
 	_, rest, found := strings.Cut(string(doc), "```yaml\n")
 	example, _, closed := strings.Cut(rest, "```\n")
 	if !found || !closed {
-		t.Fatal("docs/configuration.md has no example")
+		t.Fatal("docs/operate/configuration.md has no example")
 	}
 	if got := effective(t, "--config="+writeFile(t, example))["compat"]; !cmp.Equal(got, []any{"reloader"}) {
 		t.Errorf("compat %v", got)

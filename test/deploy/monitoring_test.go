@@ -131,7 +131,7 @@ func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
 
 func TestEveryAlertIsExplained(t *testing.T) {
 	ctx := fleet.Context(t)
-	runbook, err := os.ReadFile("../../docs/operating.md")
+	runbook, err := os.ReadFile("../../docs/operate/operating.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,11 +145,11 @@ func TestEveryAlertIsExplained(t *testing.T) {
 			if a.Labels["severity"] == "" || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
 				t.Errorf("%s lacks its severity, summary or description", a.Alert)
 			}
-			if want := "docs/operating.md#" + strings.ToLower(a.Alert); !strings.HasSuffix(a.Annotations["runbook_url"], want) {
+			if want := "docs/operate/operating.md#" + strings.ToLower(a.Alert); !strings.HasSuffix(a.Annotations["runbook_url"], want) {
 				t.Errorf("%s: runbook_url is %q, want ...%s", a.Alert, a.Annotations["runbook_url"], want)
 			}
 			if !strings.Contains(string(runbook), "\n### "+a.Alert+"\n") {
-				t.Errorf("docs/operating.md has no section %s", a.Alert)
+				t.Errorf("docs/operate/operating.md has no section %s", a.Alert)
 			}
 		}
 	}

@@ -30,7 +30,7 @@ import (
 
 const account = "system:serviceaccount:kube-system:widget"
 
-// TestTheKustomizationIsAllThatItNeeds applies it as it is, and the fence as docs/own-controllers.md has
+// TestTheKustomizationIsAllThatItNeeds applies it as it is, and the fence as docs/extend/own-controllers.md has
 // it. A manager with a token of one of the Deployment's Pods reconciles a Widget, and the other Pod
 // cannot write.
 func TestTheKustomizationIsAllThatItNeeds(t *testing.T) {
@@ -134,16 +134,16 @@ func awaitPods(ctx context.Context, t *testing.T) (pods []corev1.Pod) {
 // ownFence is the name that the commands in the documentation give the policy.
 const ownFence = election.ServerFenceName + "-widget"
 
-// applyFenceOfTheDocs runs the commands that docs/own-controllers.md has for the fence.
+// applyFenceOfTheDocs runs the commands that docs/extend/own-controllers.md has for the fence.
 func applyFenceOfTheDocs(ctx context.Context, t *testing.T) {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/own-controllers.md")
+	page, err := os.ReadFile("../../docs/extend/own-controllers.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	commands := regexp.MustCompile("(?s)```sh\n(for [^`]*/fence/[^`]*)```").FindSubmatch(page)
 	if commands == nil {
-		t.Fatal("docs/own-controllers.md has no commands for the fence")
+		t.Fatal("docs/extend/own-controllers.md has no commands for the fence")
 	}
 	sh := exec.CommandContext(ctx, "sh", "-ec", string(commands[1]))
 	sh.Dir = "../.."

@@ -1,0 +1,155 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package docstest reads the commands and links of the documentation, so that tests can run the
+// commands. Each fenced block of commands has one of two comments in the line above it, which a reader
+// of the rendered page does not see:
+//
+//	<!-- run -->
+//	<!-- not run: why -->
+package docstest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Page is a file of the documentation.
+type Page struct {
+	// Path is relative to the root of the repository.
+	Path   string
+	Blocks []Block
+	// Links are the targets of the links to other files or places, as written.
+	Links []string
+	// Anchors are the fragments by which its headings can be linked to, as GitHub makes them.
+	Anchors map[string]bool
+}
+
+// Block is a fenced block of commands.
+type Block struct {
+	Line int // of the fence
+	// Run says that the commands are run; otherwise Reason says why not.
+	Run    bool
+	Reason string
+	Script string
+}
+
+var (
+	fence   = regexp.MustCompile("^\\s*```\\s*([a-z]*)")
+	mark    = regexp.MustCompile(`^\s*<!-- (run|not run: \S.*) -->$`)
+	heading = regexp.MustCompile(`^#+ (.*)$`)
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	code    = regexp.MustCompile("`[^`]*`")
+	shells  = map[string]bool{"console": true, "sh": true, "bash": true, "shell": true}
+)
+
+// Pages reads all pages below root, the root of the repository. It returns an error for each that is
+// not as this package wants it.
+func Pages(root string) (pages []*Page, err error) {
+	var errs []error
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."), d.IsDir() && d.Name() == "testdata":
+			return filepath.SkipDir
+		case filepath.Ext(path) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		page, err := parse(name, string(text))
+		pages, errs = append(pages, page), append(errs, err)
+		return nil
+	})
+	return pages, errors.Join(append(errs, err)...)
+}
+
+// parse returns an error for a block of commands without a mark.
+func parse(path, text string) (*Page, error) {
+	p := &Page{Path: path, Anchors: map[string]bool{}}
+	lines := strings.Split(text, "\n")
+	for i := 0; i < len(lines); i++ {
+		if m := heading.FindStringSubmatch(lines[i]); m != nil {
+			p.Anchors[anchor(m[1])] = true
+		}
+		m := fence.FindStringSubmatch(lines[i])
+		if m == nil {
+			// A link may be continued in the next line.
+			for _, l := range link.FindAllStringSubmatch(code.ReplaceAllString(lines[i], "`"), -1) {
+				p.Links = append(p.Links, l[1])
+			}
+			continue
+		}
+		start := i
+		for i++; i < len(lines) && fence.FindString(lines[i]) == ""; i++ {
+		}
+		if i == len(lines) {
+			return nil, fmt.Errorf("%s:%d: the block does not end", path, start+1)
+		}
+		script, prompts := script(lines[start+1 : i])
+		if !shells[m[1]] && (m[1] != "" || !prompts) {
+			continue
+		}
+		b := Block{Line: start + 1, Script: script}
+		above := ""
+		if start > 0 {
+			above = lines[start-1]
+		}
+		found := mark.FindStringSubmatch(above)
+		if found == nil {
+			return nil, fmt.Errorf("%s:%d: the line above these commands must be <!-- run --> or <!-- not run: why -->, and is %q",
+				path, start+1, above)
+		}
+		b.Reason, _ = strings.CutPrefix(found[1], "not run: ")
+		if b.Run = found[1] == "run"; b.Run {
+			b.Reason = ""
+		}
+		p.Blocks = append(p.Blocks, b)
+	}
+	return p, nil
+}
+
+// script returns the commands of a block. If lines begin with a prompt, what is not a command or its
+// continuation is output.
+func script(lines []string) (commands string, prompts bool) {
+	var kept []string
+	goesOn := false
+	for _, line := range lines {
+		command, prompt := strings.CutPrefix(strings.TrimSpace(line), "$ ")
+		if prompt || goesOn {
+			kept = append(kept, command)
+			goesOn = strings.HasSuffix(command, `\`)
+		}
+		prompts = prompts || prompt
+	}
+	if !prompts {
+		kept = lines
+	}
+	return strings.Join(kept, "\n") + "\n", prompts
+}
+
+// anchor returns the fragment that GitHub gives a heading.
+func anchor(title string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(strings.TrimSpace(title)) {
+		switch {
+		case r == ' ':
+			b.WriteByte('-')
+		case r == '-' || r == '_' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,131 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docstest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const root = "../.."
+
+func pages(t *testing.T) map[string]*Page {
+	t.Helper()
+	list, err := Pages(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byPath := map[string]*Page{}
+	for _, p := range list {
+		byPath[p.Path] = p
+	}
+	return byPath
+}
+
+// Pages returns an error if a block of commands is not marked.
+func TestEveryCommandOfTheDocumentationIsRunOrSaysWhyNot(t *testing.T) {
+	run, explained := 0, 0
+	for _, p := range pages(t) {
+		for _, b := range p.Blocks {
+			if b.Run {
+				run++
+			} else {
+				explained++
+			}
+		}
+	}
+	if run < 5 || explained < 5 {
+		t.Errorf("%d blocks that are run and %d that are not: these are not all", run, explained)
+	}
+}
+
+func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
+	all := pages(t)
+	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "deploy/helm/quartermaster/README.md"} {
+		if all[name] == nil {
+			t.Errorf("no page %s", name)
+		}
+	}
+	for _, p := range all {
+		for _, l := range p.Links {
+			if strings.Contains(l, "://") || strings.HasPrefix(l, "mailto:") {
+				continue
+			}
+			path, fragment, _ := strings.Cut(l, "#")
+			target := p.Path
+			if path != "" {
+				target = filepath.Join(filepath.Dir(p.Path), path)
+			}
+			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+				t.Errorf("%s links to %s, which does not exist", p.Path, l)
+			} else if other := all[target]; fragment != "" && other != nil && !other.Anchors[fragment] {
+				t.Errorf("%s links to %s, and there is no such heading", p.Path, l)
+			}
+		}
+	}
+}
+
+func TestEveryPageCanBeFoundFromTheIndex(t *testing.T) {
+	all := pages(t)
+	found := map[string]bool{}
+	for _, index := range []string{"docs/README.md", "docs/adr/README.md"} {
+		for _, l := range all[index].Links {
+			path, _, _ := strings.Cut(l, "#")
+			found[filepath.Join(filepath.Dir(index), path)] = true
+		}
+	}
+	for path := range all {
+		if strings.HasPrefix(path, "docs/") && path != "docs/README.md" && !strings.HasPrefix(path, "docs/adr/0") && !found[path] {
+			t.Errorf("docs/README.md has no link to %s", path)
+		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	const block = "```"
+	for name, tc := range map[string]struct {
+		page string
+		want *Page
+		err  string
+	}{
+		"commands and their output": {"<!-- run -->\n" + block + "console\n$ kubectl get \\\n    pods\nNAME\n$ true\n" + block,
+			&Page{Blocks: []Block{{Line: 2, Run: true, Script: "kubectl get \\\npods\ntrue\n"}}}, ""},
+		"a script without prompts": {"<!-- not run: too long -->\n" + block + "sh\nfor f in a; do\n  true\ndone\n" + block,
+			&Page{Blocks: []Block{{Line: 2, Reason: "too long", Script: "for f in a; do\n  true\ndone\n"}}}, ""},
+		"a block in a list": {"1. a\n\n   <!-- run -->\n   " + block + "console\n   $ true\n   " + block,
+			&Page{Blocks: []Block{{Line: 4, Run: true, Script: "true\n"}}}, ""},
+		"no language, but a prompt":     {block + "\n$ true\n" + block, nil, "page.md:1: the line above"},
+		"no mark":                       {"text\n" + block + "console\n$ true\n" + block, nil, `page.md:2: the line above these commands must be`},
+		"a mark without a reason":       {"<!-- not run: -->\n" + block + "console\n$ true\n" + block, nil, `is "<!-- not run: -->"`},
+		"another mark":                  {"<!-- runs -->\n" + block + "console\n$ true\n" + block, nil, "page.md:2"},
+		"a block that does not end":     {block + "yaml\na: b\n", nil, "page.md:1: the block does not end"},
+		"other blocks are no commands":  {block + "yaml\na: b\n" + block + "\n" + block + "\na drawing\n" + block, &Page{}, ""},
+		"links and headings":            {"# A `b`, (c)!\n[a](b.md#c) and `[x](y)`", &Page{Links: []string{"b.md#c"}, Anchors: map[string]bool{"a-b-c": true}}, ""},
+		"no links and headings in code": {block + "go\n# a\n[a](b)\n" + block, &Page{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parse("page.md", tc.page)
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Fatalf("error %v, want %s", err, tc.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			tc.want.Path = "page.md"
+			if tc.want.Anchors == nil {
+				tc.want.Anchors = map[string]bool{}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("page (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

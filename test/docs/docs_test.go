@@ -1,0 +1,104 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package docs runs the commands of the documentation.
+package docs
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	docstest "github.com/quartermaster-dev/quartermaster/hack/docs-test"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestLongTheCommandsOfTheDocumentation runs the commands of each page from top to bottom, in one
+// shell, as its reader would. They find what make run starts, with all controllers, and the namespaces
+// team-a and team-b. hack/docs-test holds that every command is run or says why not.
+func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
+	root, err := controlplane.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := docstest.Pages(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := fleet.Start(context.Background(), fleet.Options{
+		Cluster:    cluster.Options{Nodes: 2},
+		Components: []string{"replication", "ttl-chosen-types", "compat-reloader"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx := fleet.Context(t)
+	if err := f.ApplyDir(ctx, filepath.Join(root, "hack", "sample")); err != nil {
+		t.Fatal(err)
+	}
+	for _, ns := range []string{"team-a", "team-b"} {
+		if _, err := f.Kubectl(ctx, "create", "namespace", ns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.RunLeader(ctx, t)
+	f.RunStandby(ctx, t)
+	reader := newReader(t, f, root)
+	for _, page := range pages {
+		script := ""
+		for _, b := range page.Blocks {
+			if b.Run {
+				script += b.Script
+			}
+		}
+		if script != "" {
+			t.Run(page.Path, func(t *testing.T) { reader.run(fleet.Context(t), t, script) })
+		}
+	}
+}
+
+// reader is a folder in which commands find deploy/, and on their path kubectl and the manager.
+type reader struct {
+	dir string
+	env []string
+}
+
+func newReader(t *testing.T, f *fleet.Fleet, root string) *reader {
+	t.Helper()
+	r := &reader{dir: t.TempDir()}
+	bin := filepath.Join(r.dir, "bin")
+	kubeconfig := filepath.Join(r.dir, "kubeconfig-of-the-reader")
+	for _, err := range []error{
+		os.Mkdir(bin, 0o700),
+		os.Symlink(f.Cluster.Binary("kubectl"), filepath.Join(bin, "kubectl")),
+		os.Symlink(f.Binary, filepath.Join(bin, "manager")),
+		os.Symlink(filepath.Join(root, "deploy"), filepath.Join(r.dir, "deploy")),
+		f.WriteKubeconfig(kubeconfig), // a page may change it
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig, "HOME="+r.dir)
+	return r
+}
+
+func (r *reader) run(ctx context.Context, t *testing.T, script string) {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, "bash", "-euxo", "pipefail", "-c", script)
+	cmd.Dir, cmd.Env = r.dir, r.env
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
