@@ -125,7 +125,7 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	cd .cache/widget && go generate ./...
 	diff -r examples/widget .cache/widget || { echo 'run make generate'; exit 1; }
 	@rm -rf .cache/widget
-	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
+	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/controllers/...
 	go run ./hack/vulncheck --skip-offline --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
 
 .PHONY: vulncheck
@@ -136,7 +136,7 @@ vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach,
 generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens and what examples/widget generates again.
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
-	go test -run Golden ./pkg/app ./pkg/election -update
+	go test -run Golden ./pkg/app -update
 
 $(LINT): hack/tools/go.mod hack/tools/go.sum
 	@echo "Building golangci-lint (a minute or two, once)"
