@@ -118,6 +118,7 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	go mod tidy -diff
 	cd hack/chart && go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
+	cd hack/crds && go mod tidy -diff
 	cd hack/promql && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// root is the checkout, and the files of the chart are copies of those in components (make generate).
+// The files of the chart are copies of those in monitoring, see make generate.
 var (
 	root       = filepath.Join("..", "..")
 	monitoring = filepath.Join(root, "deploy", "components", "monitoring")
@@ -29,7 +29,7 @@ var (
 // metric is a metric in the list of pkg/app.
 type metric struct {
 	kind   string
-	labels map[string][]string // with the values they have from the start, none if these are not listed
+	labels map[string][]string // with the values that are listed, if any
 }
 
 func listedMetrics(t *testing.T) map[string]metric {
