@@ -79,6 +79,7 @@ test-unit: ## The part of test that needs no control plane.
 	@files="$$(gofmt -l cmd pkg hack test examples)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	go vet ./...
 	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
+	cd hack/promql && go vet ./... && go test ./...
 	@# A module of its own, as a user has one.
 	cd examples/widget && go vet ./... && go test -race -timeout 10m ./...
 
@@ -106,6 +107,7 @@ lint: $(LINT) ## golangci-lint, pinned in hack/tools.
 	cd examples/widget && $(CURDIR)/$(LINT) run ./...
 	cd hack/chart && $(CURDIR)/$(LINT) run ./...
 	cd hack/nodes && $(CURDIR)/$(LINT) run ./...
+	cd hack/promql && $(CURDIR)/$(LINT) run ./...
 
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
@@ -129,7 +131,9 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	go mod tidy -diff
 	cd hack/chart && go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
+	cd hack/crds && go mod tidy -diff
 	cd hack/nodes && go mod tidy -diff
+	cd hack/promql && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff
 	cd examples/widget && go mod tidy -diff
@@ -139,7 +143,7 @@ verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; 
 	cd .cache/widget && go generate ./...
 	diff -r examples/widget .cache/widget || { echo 'run make generate'; exit 1; }
 	@rm -rf .cache/widget
-	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/election/... ./pkg/controllers/...
+	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/controllers/...
 	go run ./hack/vulncheck --skip-offline --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
 
 .PHONY: vulncheck
@@ -150,7 +154,7 @@ vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach,
 generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens and what examples/widget generates again.
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
-	go test -run Golden ./pkg/app ./pkg/election -update
+	go test -run Golden ./pkg/app -update
 
 $(LINT): hack/tools/go.mod hack/tools/go.sum
 	@echo "Building golangci-lint (a minute or two, once)"

@@ -39,7 +39,7 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	m := &Metrics{
 		reconciles: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_reconciles_total",
-			Help:           "Reconciles by controller and result (success, requeue, error, not_leading, panic).",
+			Help:           "Reconciles by controller and result (success, requeue, error, terminal_error, not_leading, panic).",
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller", "result"}),
 		duration: metrics.NewHistogramVec(&metrics.HistogramOpts{

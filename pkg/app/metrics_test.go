@@ -1,0 +1,184 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// TestMetricsGolden lists the metrics that a manager with all controllers and dialects can export:
+// its own, with the values that labels have from the start, and those of libraries that say something
+// about it. Its own that have no series before their first observation are marked. test/deploy
+// compares the list with a real manager's /metrics, and hack/promql the alerts and the dashboard with
+// the list.
+func TestMetricsGolden(t *testing.T) {
+	own, libraries := allControllers(t), legacyregistry.DefaultGatherer.(metrics.KubeRegistry)
+	list := map[string]string{} // by name
+	describe(t, list, own, true)
+	describe(t, list, libraries, false)
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		text.WriteString(list[name])
+	}
+	golden := filepath.Join("testdata", "metrics.golden")
+	if *update {
+		if err := os.WriteFile(golden, []byte(text.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text.String()); diff != "" {
+		t.Errorf("the metrics differ from %s (make generate writes it):\n%s", golden, diff)
+	}
+}
+
+var (
+	// descText matches how the library prints a description, whose fields it does not export.
+	descText = regexp.MustCompile(`^Desc\{fqName: "(.*)", help: (".*"), unit: ".*", constLabels: \{.*\}, variableLabels: \{(.*)\}\}$`)
+
+	ofLibraries = regexp.MustCompile(`^(informer|process|rest_client|workqueue)_`)
+
+	// typesOfUnobserved are those of metrics that have no series in this test, as far as their names
+	// do not say that they are counters.
+	typesOfUnobserved = map[string]string{
+		"informer_processing_latency_seconds":              "histogram",
+		"informer_queued_items":                            "gauge",
+		"quartermaster_informer_last_activity_age_seconds": "gauge",
+		"rest_client_rate_limiter_duration_seconds":        "histogram",
+	}
+)
+
+// describe adds what is registered to the list.
+func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistry, own bool) {
+	t.Helper()
+	gathered, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := map[string]string{}              // by name
+	values := map[[2]string]map[string]bool{} // by name and label
+	for _, family := range gathered {
+		types[family.GetName()] = strings.ToLower(family.GetType().String())
+		for _, metric := range family.GetMetric() {
+			for _, label := range metric.GetLabel() {
+				key := [2]string{family.GetName(), label.GetName()}
+				if values[key] == nil {
+					values[key] = map[string]bool{}
+				}
+				values[key][label.GetValue()] = true
+			}
+		}
+	}
+	described := make(chan *prometheus.Desc)
+	go func() {
+		defer close(described)
+		registry.Gatherer().(prometheus.Collector).Describe(described)
+	}()
+	for desc := range described {
+		match := descText.FindStringSubmatch(desc.String())
+		if match == nil {
+			t.Fatalf("%s is printed in another way than the test knows", desc)
+		}
+		name, labels := match[1], slices.Sorted(strings.SplitSeq(match[3], ","))
+		help, err := strconv.Unquote(match[2])
+		if err != nil {
+			t.Fatal(desc, err)
+		}
+		if !own && !ofLibraries.MatchString(name) {
+			continue
+		}
+		kind, mark := types[name], ""
+		if kind == "" {
+			if kind = typesOfUnobserved[name]; strings.HasSuffix(name, "_total") {
+				kind = "counter"
+			}
+			if own {
+				mark = ", from its first observation"
+			}
+		}
+		if kind == "" {
+			t.Errorf("the test does not know the type of %s", name)
+		}
+		entry := fmt.Sprintf("%s %s%s\n    %s\n", name, kind, mark, help)
+		for _, label := range labels {
+			if label == "" {
+				continue // there are no labels
+			}
+			entry += "    " + label + ":"
+			// What the libraries have observed depends on which other tests have run.
+			for _, value := range slices.Sorted(maps.Keys(values[[2]string{name, label}])) {
+				if own && value != "" {
+					entry += " " + value
+				}
+			}
+			entry += "\n"
+		}
+		list[name] = entry
+	}
+}
+
+// allControllers builds all controllers as Run does, and returns their registry.
+func allControllers(t *testing.T) metrics.KubeRegistry {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	o, err := NewOptions()
+	must(err)
+	must(o.parseArgs([]string{"--controllers=" + strings.Join(o.known(), ","), "--compat=" + strings.Join(originals, ",")}))
+	o.Client.Master = newAPIServer(t).URL
+	must(o.Validate())
+	connection, err := newConnection(o.Client)
+	must(err)
+	enabled, err := o.enabled()
+	must(err)
+	must(declareNeeds(enabled))
+	registry := metrics.NewKubeRegistry()
+	scheme, err := newScheme(enabled)
+	must(err)
+	recorded := &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context())), scheme: scheme}
+	_, _, err = newLock(o, connection, recorded, registry, nil)
+	must(err)
+	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
+	must(err)
+	loops := controllers.NewMetrics(registry)
+	cache, err := newCache(o, connection, scheme, registry, loops, enabled)
+	must(err)
+	t.Cleanup(cache.Shutdown)
+	_, err = newControllers(o, clients, scheme, recorded, cache, registry, loops, enabled)
+	must(err)
+
+	// The libraries register their metrics with the first request and the first queue.
+	client, err := connection.typed(connection.named("test"))
+	must(err)
+	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
+	must(err)
+	workqueue.NewNamed("test").ShutDown()
+	return registry
+}
