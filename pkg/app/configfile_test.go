@@ -336,7 +336,7 @@ func TestEffectiveConfigShowsListsMapsAndNumbersAsSuch(t *testing.T) {
 }
 
 func TestTheDocumentedFileIsAccepted(t *testing.T) {
-	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "configuration.md"))
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "operate", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,9 @@ func cached[K comparable](mappers []*mapper[K]) (objects []cachedObject[K]) {
 		if !m.watch.replayed {
 			continue
 		}
-		for _, obj := range m.watch.informer.GetIndexer().List() {
+		list := m.watch.informer.GetIndexer().List()
+		objects = slices.Grow(objects, len(list))
+		for _, obj := range list {
 			o := cachedObject[K]{mapper: m, obj: obj}
 			// Versions are decimal (KEP-5504). One that is not would only come last.
 			if accessor, err := meta.Accessor(obj); err == nil {
