@@ -110,7 +110,7 @@ func (w *widgetRun) install(ctx context.Context) error {
 	if err := w.c.ApplyDir(ctx, crd); err != nil {
 		return err
 	}
-	if _, err := w.c.Kubectl(ctx, "wait", "--for=condition=established", "--timeout=60s", "-f", crd); err != nil {
+	if err := w.c.WaitForCRDs(ctx, crd); err != nil {
 		return err
 	}
 	roles, err := exec.CommandContext(ctx, w.binaries.widget, "rbac", "--leader-elect-resource-name=quartermaster").Output()

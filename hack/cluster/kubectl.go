@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
@@ -25,6 +26,17 @@ import (
 // stderr.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return c.kubectl(ctx, nil, args...)
+}
+
+// WaitForCRDs waits until the API server serves the CustomResourceDefinitions in a file that was
+// applied. A single `kubectl wait` ends with an error if one of them has no conditions yet.
+func (c *Cluster) WaitForCRDs(ctx context.Context, file string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return poll(ctx, c.apiServer, func(ctx context.Context) error {
+		_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=4s", "-f", file)
+		return err
+	})
 }
 
 func (c *Cluster) kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {

@@ -31,7 +31,7 @@ func installCRDs(ctx context.Context, t *testing.T) {
 	if err := shared.ApplyDir(ctx, "testdata/crds.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shared.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", "testdata/crds.yaml"); err != nil {
+	if err := shared.WaitForCRDs(ctx, "testdata/crds.yaml"); err != nil {
 		t.Fatal(err)
 	}
 }

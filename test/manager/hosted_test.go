@@ -179,12 +179,10 @@ func addGadgets(s *runtime.Scheme) error {
 // serveGadgets makes the API server serve gadgets from now on.
 func serveGadgets(ctx context.Context, t *testing.T) {
 	t.Helper()
-	for _, args := range [][]string{
-		{"apply", "-f", "testdata/gadgets.yaml"},
-		{"wait", "--for=condition=established", "--timeout=60s", "-f", "testdata/gadgets.yaml"},
-	} {
-		if _, err := shared.Kubectl(ctx, args...); err != nil {
-			t.Fatal(err)
-		}
+	if _, err := shared.Kubectl(ctx, "apply", "-f", "testdata/gadgets.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	if err := shared.WaitForCRDs(ctx, "testdata/gadgets.yaml"); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -41,7 +41,7 @@ func install(ctx context.Context) error {
 	if err := shared.ApplyDir(ctx, widgetCRD); err != nil {
 		return err
 	}
-	if _, err := shared.Kubectl(ctx, "wait", "--for=condition=established", "--timeout=60s", "-f", widgetCRD); err != nil {
+	if err := shared.WaitForCRDs(ctx, widgetCRD); err != nil {
 		return err
 	}
 	roles, err := exec.CommandContext(ctx, shared.Binary, "rbac", asQuartermaster).Output()

@@ -67,7 +67,9 @@ func TestObjectsOfOtherToolsFitTheirCRDs(t *testing.T) {
 	for _, file := range crds(t) {
 		kubectl("create", "-f", file)
 		t.Cleanup(func() { _, _ = shared.Kubectl(ctx, "delete", "-f", file) })
-		kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", file)
+		if err := shared.WaitForCRDs(ctx, file); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, namespace := range []string{"argocd", "flux-system"} {
 		kubectl("create", "namespace", namespace)
