@@ -169,7 +169,7 @@ func mentions(lines []string) (found []Mention) {
 
 // dedent returns what is between the fences, without their indentation.
 func dedent(block []string) string {
-	indent := block[0][:strings.Index(block[0], "`")]
+	indent, _, _ := strings.Cut(block[0], "`")
 	var b strings.Builder
 	for _, line := range block[1 : len(block)-1] {
 		b.WriteString(strings.TrimPrefix(line, indent) + "\n")

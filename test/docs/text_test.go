@@ -4,6 +4,7 @@
 package docs
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,8 +42,7 @@ func readerWithoutCluster(t *testing.T) (*reader, []*docstest.Page) {
 // the text and not in a block. They refuse flags, and kubectl commands, that do not exist.
 func TestTheTextNamesCommandsThatExist(t *testing.T) {
 	reader, pages := readerWithoutCluster(t)
-	var script strings.Builder
-	named := 0
+	script, named := "set +x\nbad=0\n", 0
 	for _, p := range pages {
 		for _, m := range p.Text {
 			if m.Words[0] != "kubectl" && m.Words[0] != "manager" {
@@ -54,13 +54,13 @@ func TestTheTextNamesCommandsThatExist(t *testing.T) {
 				t.Errorf("%s:%d: give it a block, and write NAME for what the reader fills in: %s", p.Path, m.Line, command)
 				continue
 			}
-			script.WriteString(command + " --help >/dev/null\n")
+			script += fmt.Sprintf("%s --help >/dev/null || { bad=1; echo '%s:%d'; }\n", command, p.Path, m.Line)
 		}
 	}
 	if named < 20 {
 		t.Errorf("%d commands: these are not all", named)
 	}
-	reader.run(fleet.Context(t), t, script.String())
+	reader.run(fleet.Context(t), t, script+"exit $bad\n")
 }
 
 // TestTheOverlaysOfTheDocumentationCanBeBuilt builds each kustomization of a page with the deploy/ of this
