@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docstest reads the commands and links of the documentation, so that tests can run the
-// commands. Each fenced block of commands has one of two comments in the line above it, which a reader
+// Package docstest reads the commands, the YAML and the links of the documentation, so that tests can run
+// the commands. Each fenced block of commands has one of two comments in the line above it, which a reader
 // of the rendered page does not see:
 //
 //	<!-- run -->
@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -24,10 +25,20 @@ type Page struct {
 	// Path is relative to the root of the repository.
 	Path   string
 	Blocks []Block
+	// YAML has the blocks of that language, as Script.
+	YAML []Block
+	// Text has the commands with arguments that the text names, in code.
+	Text []Mention
 	// Links are the targets of the links to other files or places, as written.
 	Links []string
 	// Anchors are the fragments by which its headings can be linked to, as GitHub makes them.
 	Anchors map[string]bool
+}
+
+// Mention is code in the text of a page, of several words.
+type Mention struct {
+	Line  int
+	Words []string
 }
 
 // Block is a fenced block of commands.
@@ -56,7 +67,7 @@ func Pages(root string) (pages []*Page, err error) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."), d.IsDir() && d.Name() == "testdata":
+		case skipped(root, path, d), d.IsDir() && d.Name() == "testdata":
 			return filepath.SkipDir
 		case filepath.Ext(path) != ".md":
 			return nil
@@ -76,10 +87,22 @@ func Pages(root string) (pages []*Page, err error) {
 	return pages, errors.Join(append(errs, err)...)
 }
 
+// skipped reports whether a folder has what is built, or what is not ours.
+func skipped(root, path string, d fs.DirEntry) bool {
+	switch {
+	case !d.IsDir() || path == root:
+		return false
+	case filepath.Dir(path) == filepath.Clean(root) && (d.Name() == "bin" || d.Name() == "dist"):
+		return true
+	}
+	return strings.HasPrefix(d.Name(), ".")
+}
+
 // parse returns an error for a block of commands without a mark.
 func parse(path, text string) (*Page, error) {
 	p := &Page{Path: path, Anchors: map[string]bool{}}
 	lines := strings.Split(text, "\n")
+	prose := slices.Clone(lines) // those of blocks are empty
 	for i := 0; i < len(lines); i++ {
 		if m := heading.FindStringSubmatch(lines[i]); m != nil {
 			p.Anchors[anchor(m[1])] = true
@@ -97,6 +120,10 @@ func parse(path, text string) (*Page, error) {
 		}
 		if i == len(lines) {
 			return nil, fmt.Errorf("%s:%d: the block does not end", path, start+1)
+		}
+		clear(prose[start : i+1])
+		if m[1] == "yaml" {
+			p.YAML = append(p.YAML, Block{Line: start + 1, Script: dedent(lines[start : i+1])})
 		}
 		script, prompts := script(lines[start+1 : i])
 		if !shells[m[1]] && (m[1] != "" || !prompts) {
@@ -118,7 +145,36 @@ func parse(path, text string) (*Page, error) {
 		}
 		p.Blocks = append(p.Blocks, b)
 	}
+	p.Text = mentions(prose)
 	return p, nil
+}
+
+// mentions returns the code of several words in the lines. It may go on in the next line of a paragraph.
+func mentions(lines []string) (found []Mention) {
+	for start := 0; start < len(lines); {
+		end := start + 1
+		for end < len(lines) && strings.TrimSpace(lines[end]) != "" {
+			end++
+		}
+		paragraph := strings.Join(lines[start:end], "\n")
+		for _, at := range code.FindAllStringIndex(paragraph, -1) {
+			if words := strings.Fields(strings.Trim(paragraph[at[0]:at[1]], "`")); len(words) > 1 {
+				found = append(found, Mention{Line: start + 1 + strings.Count(paragraph[:at[0]], "\n"), Words: words})
+			}
+		}
+		start = end
+	}
+	return found
+}
+
+// dedent returns what is between the fences, without their indentation.
+func dedent(block []string) string {
+	indent, _, _ := strings.Cut(block[0], "`")
+	var b strings.Builder
+	for _, line := range block[1 : len(block)-1] {
+		b.WriteString(strings.TrimPrefix(line, indent) + "\n")
+	}
+	return b.String()
 }
 
 // script returns the commands of a block. If lines begin with a prompt, what is not a command or its

@@ -20,7 +20,7 @@ import (
 
 // TestLongTheCommandsOfTheDocumentation runs the commands of each page from top to bottom, in one
 // shell, as its reader would. They find what make run starts, with all controllers, and the namespaces
-// team-a and team-b. hack/docs-test holds that every command is run or says why not.
+// team-a and team-b, the first with what other operators have left there. hack/docs-test holds that every command is run or says why not.
 func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 	root, err := controlplane.Root()
 	if err != nil {
@@ -51,9 +51,15 @@ func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := f.ApplyDir(ctx, "testdata/originals.yaml"); err != nil {
+		t.Fatal(err)
+	}
 	f.RunLeader(ctx, t)
 	f.RunStandby(ctx, t)
-	reader := newReader(t, f, root)
+	reader := newReader(t, root, f.Cluster.Binary("kubectl"), f.Binary)
+	if err := f.WriteKubeconfig(reader.kubeconfig); err != nil { // a page may change it
+		t.Fatal(err)
+	}
 	for _, page := range pages {
 		script := ""
 		for _, b := range page.Blocks {
@@ -69,27 +75,27 @@ func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 
 // reader is a folder in which commands find deploy/, and on their path kubectl and the manager.
 type reader struct {
-	dir string
-	env []string
+	dir        string
+	kubeconfig string
+	env        []string
 }
 
-func newReader(t *testing.T, f *fleet.Fleet, root string) *reader {
+func newReader(t *testing.T, root, kubectl, manager string) *reader {
 	t.Helper()
 	r := &reader{dir: t.TempDir()}
-	bin := filepath.Join(r.dir, "bin")
-	kubeconfig := filepath.Join(r.dir, "kubeconfig-of-the-reader")
+	r.kubeconfig = filepath.Join(r.dir, "kubeconfig-of-the-reader")
+	bin := filepath.Join(r.dir, ".local", "bin") // below its home
 	for _, err := range []error{
-		os.Mkdir(bin, 0o700),
-		os.Symlink(f.Cluster.Binary("kubectl"), filepath.Join(bin, "kubectl")),
-		os.Symlink(f.Binary, filepath.Join(bin, "manager")),
+		os.MkdirAll(bin, 0o700),
+		os.Symlink(kubectl, filepath.Join(bin, "kubectl")),
+		os.Symlink(manager, filepath.Join(bin, "manager")),
 		os.Symlink(filepath.Join(root, "deploy"), filepath.Join(r.dir, "deploy")),
-		f.WriteKubeconfig(kubeconfig), // a page may change it
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	r.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig, "HOME="+r.dir)
+	r.env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+r.kubeconfig, "HOME="+r.dir)
 	return r
 }
 

@@ -1,0 +1,114 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docstest
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// It finds a key that is there twice, too.
+func TestTheYAMLOfTheDocumentationIsYAML(t *testing.T) {
+	found := 0
+	for _, p := range pages(t) {
+		for _, b := range p.YAML {
+			found++
+			var value any
+			if err := yaml.UnmarshalStrict([]byte(b.Script), &value); err != nil {
+				t.Errorf("%s:%d: %v", p.Path, b.Line, err)
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("%d blocks: these are not all", found)
+	}
+}
+
+var (
+	target    = regexp.MustCompile(`(?m)^([a-z-]+):`)
+	word      = regexp.MustCompile(`^[a-z-]+$`)
+	makeLines = regexp.MustCompile(`(?m)^make( .*)?$`)
+)
+
+func TestTheTargetsOfMakeThatTheDocumentationNamesExist(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := map[string]bool{}
+	for _, m := range target.FindAllStringSubmatch(string(makefile), -1) {
+		targets[m[1]] = true
+	}
+	found := 0
+	check := func(page string, line int, words []string) {
+		found++
+		for _, w := range words {
+			if w == "#" {
+				return
+			}
+			if word.MatchString(w) && !targets[w] {
+				t.Errorf("%s:%d: make has no target %s", page, line, w)
+			}
+		}
+	}
+	for _, p := range pages(t) {
+		for _, m := range p.Text {
+			if m.Words[0] == "make" {
+				check(p.Path, m.Line, m.Words[1:])
+			}
+		}
+		for _, b := range p.Blocks {
+			for _, m := range makeLines.FindAllStringSubmatch(b.Script, -1) {
+				check(p.Path, b.Line, strings.Fields(m[1]))
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("%d commands of make: these are not all", found)
+	}
+}
+
+// named is a page that a file names, by its address or by its path.
+var named = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quartermaster/blob/main/|\b)(docs/[\w./-]+\.md)(?:#([\w-]+))?`)
+
+// Alerts, comments and messages name pages, and links do not break with them.
+func TestThePagesThatOtherFilesNameExist(t *testing.T) {
+	all := pages(t)
+	found := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case skipped(root, path, d):
+			return filepath.SkipDir
+		case !d.Type().IsRegular():
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || bytes.IndexByte(text, 0) >= 0 {
+			return err
+		}
+		for _, m := range named.FindAllSubmatch(text, -1) {
+			found++
+			page, fragment := all[string(m[1])], string(m[2])
+			if page == nil || fragment != "" && !page.Anchors[fragment] {
+				t.Errorf("%s names %s, which does not exist", path, m[0])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found < 50 {
+		t.Errorf("%d names: these are not all", found)
+	}
+}

@@ -1,0 +1,93 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	docstest "github.com/quartermaster-dev/quartermaster/hack/docs-test"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// readerWithoutCluster also returns the pages.
+func readerWithoutCluster(t *testing.T) (*reader, []*docstest.Page) {
+	t.Helper()
+	root, err := controlplane.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := docstest.Pages(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := controlplane.Ensure(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := cluster.BuildManager(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newReader(t, root, filepath.Join(programs, "kubectl"), manager), pages
+}
+
+// TestTheTextNamesCommandsThatExist asks kubectl and the manager for the help of each command that is in
+// the text and not in a block. They refuse flags, and kubectl commands, that do not exist.
+func TestTheTextNamesCommandsThatExist(t *testing.T) {
+	reader, pages := readerWithoutCluster(t)
+	script, named := "set +x\nbad=0\n", 0
+	for _, p := range pages {
+		for _, m := range p.Text {
+			if m.Words[0] != "kubectl" && m.Words[0] != "manager" {
+				continue
+			}
+			named++
+			command := strings.Join(m.Words, " ")
+			if strings.ContainsAny(command, "|<>") {
+				t.Errorf("%s:%d: give it a block, and write NAME for what the reader fills in: %s", p.Path, m.Line, command)
+				continue
+			}
+			script += fmt.Sprintf("%s --help >/dev/null || { bad=1; echo '%s:%d'; }\n", command, p.Path, m.Line)
+		}
+	}
+	if named < 20 {
+		t.Errorf("%d commands: these are not all", named)
+	}
+	reader.run(fleet.Context(t), t, script+"exit $bad\n")
+}
+
+// TestTheOverlaysOfTheDocumentationCanBeBuilt builds each kustomization of a page with the deploy/ of this
+// commit.
+func TestTheOverlaysOfTheDocumentationCanBeBuilt(t *testing.T) {
+	reader, pages := readerWithoutCluster(t)
+	here := strings.NewReplacer(
+		"https://github.com/quartermaster-dev/quartermaster//", "../", "?ref=v0.1.0", "", // as from elsewhere
+		"<path>/", "../")
+	overlay := filepath.Join(reader.dir, "overlay")
+	if err := os.Mkdir(overlay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	built := 0
+	for _, p := range pages {
+		for _, b := range p.YAML {
+			if !strings.Contains(b.Script, "\nkind: Kustomization\n") {
+				continue
+			}
+			built++
+			if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(here.Replace(b.Script)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			t.Run(p.Path, func(t *testing.T) { reader.run(fleet.Context(t), t, "kubectl kustomize overlay >/dev/null") })
+		}
+	}
+	if built < 3 {
+		t.Errorf("%d overlays: these are not all", built)
+	}
+}
