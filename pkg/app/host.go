@@ -126,44 +126,76 @@ func newHost(
 	}, nil
 }
 
-// Apply applies an object server-side, with the entry's name as the field manager. It takes fields
-// over that somebody else has set. Configurations of built-in types are in
-// k8s.io/client-go/applyconfigurations, and controller-gen makes those of custom resources; an
-// unstructured object is applied with Dynamic.
-func (h Host) Apply(ctx context.Context, config runtime.ApplyConfiguration) error {
-	return h.apply(ctx, config)
+// Apply applies objects server-side, all at once, with the entry's name as the field manager. It takes
+// fields over that somebody else has set. It returns when all have been answered, with the errors of
+// all; a mistake in one of the configurations keeps it from sending any. An object that needs another
+// one first is applied by a later call.
+//
+// Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
+// those of custom resources; an unstructured object is applied with Dynamic.
+func (h Host) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
+	return h.apply(ctx, configs)
 }
 
-// ApplyStatus is Apply for the status of the object.
+// ApplyStatus is Apply for the status of an object.
 func (h Host) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration) error {
-	return h.apply(ctx, config, "status")
+	return h.apply(ctx, []runtime.ApplyConfiguration{config}, "status")
 }
 
-func (h Host) apply(ctx context.Context, config runtime.ApplyConfiguration, subresources ...string) error {
+func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
+	patches := make([]patch, len(configs))
+	for i, config := range configs {
+		var err error
+		if patches[i], err = h.patch(config); err != nil {
+			return err
+		}
+	}
+	errs := make([]error, len(patches))
+	var sent sync.WaitGroup
+	for i, p := range patches {
+		sent.Go(func() { errs[i] = h.send(ctx, p, subresources...) })
+	}
+	sent.Wait()
+	return errors.Join(errs...)
+}
+
+// patch is what Apply sends of one object.
+type patch struct {
+	kind     string
+	resource schema.GroupVersionResource
+	object   cache.ObjectName
+	body     []byte
+}
+
+func (h Host) patch(config runtime.ApplyConfiguration) (patch, error) {
 	body, err := json.Marshal(config)
 	if err != nil {
-		return fmt.Errorf("apply a %T: %w", config, err)
+		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
 	}
 	var object metav1.PartialObjectMetadata
 	if err := json.Unmarshal(body, &object); err != nil {
-		return fmt.Errorf("apply a %T: %w", config, err)
+		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
 	}
 	gvk := object.GroupVersionKind()
 	if gvk.Version == "" || gvk.Kind == "" || object.Name == "" {
-		return fmt.Errorf("apply a %T: its apiVersion, kind or name is missing", config)
+		return patch{}, fmt.Errorf("apply a %T: its apiVersion, kind or name is missing", config)
 	}
 	name := cache.MetaObjectToName(&object)
 	mapping, err := h.RESTMapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
-		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
+		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
+	return patch{gvk.Kind, mapping.Resource, name, body}, nil
+}
+
+func (h Host) send(ctx context.Context, p patch, subresources ...string) error {
 	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
 	// errors in any case.
 	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
-	_, err = h.applies.Resource(mapping.Resource).Namespace(name.Namespace).
-		Patch(ctx, name.Name, types.ApplyPatchType, body, opts, subresources...)
+	_, err := h.applies.Resource(p.resource).Namespace(p.object.Namespace).
+		Patch(ctx, p.object.Name, types.ApplyPatchType, p.body, opts, subresources...)
 	if err != nil {
-		return fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
+		return fmt.Errorf("apply %s %s: %w", p.kind, p.object, err)
 	}
 	return nil
 }

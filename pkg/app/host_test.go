@@ -9,19 +9,24 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
@@ -224,6 +229,43 @@ func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
 				t.Errorf("the error is %v, want %s", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestObjectsOfOneApplyAreSentAtOnce(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var arrived atomic.Int32
+	both := make(chan struct{}) // nobody is answered before both have arrived
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if arrived.Add(1) == 2 {
+			close(both)
+		}
+		select {
+		case <-both:
+		case <-ctx.Done():
+		}
+		http.Error(w, path.Base(r.URL.Path)+" is refused", http.StatusForbidden)
+	}))
+	defer server.Close()
+	applies, err := metadata.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := Host{RESTMapper: knownKinds(), applies: applies}
+
+	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("", "shop"))
+	if err == nil || !strings.Contains(err.Error(), "name is missing") || arrived.Load() != 0 {
+		t.Errorf("%d requests were sent in spite of a mistake, with the error %v", arrived.Load(), err)
+	}
+	err = h.Apply(ctx, corev1ac.ConfigMap("b", "shop"), corev1ac.ConfigMap("c", "shop"))
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("the error is %v, want what the API server said", err)
+	}
+	for _, name := range []string{"b", "c"} {
+		if err == nil || !strings.Contains(err.Error(), "apply ConfigMap shop/"+name+": ") {
+			t.Errorf("the error is %v, want it to name %s", err, name)
+		}
 	}
 }
 

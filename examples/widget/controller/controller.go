@@ -172,15 +172,15 @@ func (c *controller) bring(ctx context.Context, w *v1.Widget) (after time.Durati
 	}
 	data := map[string]string{"MESSAGE": w.Spec.Message}
 	own := digest(&corev1.ConfigMap{Data: data})
+	var changes []runtime.ApplyConfiguration
 	if !bytes.Equal(c.cachedDigest(cache.MetaObjectToName(w)), own) {
-		if err := c.host.Apply(ctx, applycorev1.ConfigMap(w.Name, w.Namespace).WithOwnerReferences(owner(w)).WithData(data)); err != nil {
-			return 0, err
-		}
+		changes = append(changes, applycorev1.ConfigMap(w.Name, w.Namespace).WithOwnerReferences(owner(w)).WithData(data))
 	}
 	if env := fmt.Sprintf("%x,%s:%x", own, w.Spec.Settings, settings); !exists || !isAsDesired(deployment, w, env) {
-		if err := c.host.Apply(ctx, desired(w, env)); err != nil {
-			return 0, err
-		}
+		changes = append(changes, desired(w, env))
+	}
+	if err := c.host.Apply(ctx, changes...); err != nil {
+		return 0, err
 	}
 	return after, c.report(ctx, w, deployment, reason, message)
 }

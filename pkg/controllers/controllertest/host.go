@@ -4,6 +4,7 @@
 package controllertest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http/httptest"
@@ -43,7 +44,7 @@ type Host struct {
 	lag     time.Duration
 
 	mu      sync.Mutex
-	writes  []string
+	writes  []written
 	missing map[string]bool // rules that were reported
 	hook    func(Write) error
 }
@@ -256,7 +257,7 @@ func (h *Host) Events() []string {
 }
 
 // Writes returns all writes of the controller since the last call, those that were refused too, in
-// their order:
+// the order of time, and sorted where there is none, as among those of one Apply:
 //
 //	create configmaps shop/a
 //	apply deployments.apps shop/a
@@ -267,9 +268,21 @@ func (h *Host) Events() []string {
 func (h *Host) Writes() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	writes := h.writes
+	slices.SortStableFunc(h.writes, func(a, b written) int {
+		return cmp.Or(a.at.Compare(b.at), strings.Compare(a.text, b.text))
+	})
+	var texts []string
+	for _, w := range h.writes {
+		texts = append(texts, w.text)
+	}
 	h.writes = nil
-	return writes
+	return texts
+}
+
+// written is a write with its result, and the instant of the bubble's clock at which it took effect.
+type written struct {
+	at   time.Time
+	text string
 }
 
 // Write is a request of the controller that writes.
@@ -327,7 +340,7 @@ func (h *Host) wrote(r apiserver.Request, result apiserver.Result) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.writes = append(h.writes, text)
+	h.writes = append(h.writes, written{time.Now(), text})
 }
 
 func (h *Host) unsupported(r apiserver.Request, err error) {
