@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -201,57 +203,121 @@ func (b *bench) changeSecret(ctx context.Context, namespace, name, value string)
 }
 
 // pulls changes a source again and again and waits each time for the pull target of the replicator's
-// dialect. For comparison, it changes a Secret there itself each time, and waits for that.
-func (b *bench) pulls(ctx context.Context) error {
-	const target = "fan-0000"
-	source := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "pulled", Annotations: map[string]string{
-		"replicator.v1.mittwald.de/replication-allowed": "true", "replicator.v1.mittwald.de/replication-allowed-namespaces": target}}}
-	if _, err := b.admin.CoreV1().Secrets(namespace).Create(ctx, source, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	pull := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "pulled", Annotations: map[string]string{
-		"replicator.v1.mittwald.de/replicate-from": namespace + "/pulled"}}}
-	if _, err := b.admin.CoreV1().Secrets(target).Create(ctx, pull, metav1.CreateOptions{}); err != nil {
-		return err
-	}
-	plain := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}
-	if _, err := b.admin.CoreV1().Secrets(target).Create(ctx, plain, metav1.CreateOptions{}); err != nil {
-		return err
+// dialect. For comparison, two copiers of the benchmark's own do the least that a tool can do, and it
+// changes a Secret itself, each in turn.
+func (b *bench) pulls(ctx context.Context) (err error) {
+	const target, changed = "fan-0000", "replication/pull, source updated to target updated as a watch sees it"
+	pulls := []struct {
+		name, row, subject string
+		live, keeps        bool // a copier of the benchmark's own that reads, or that keeps values
+		took               []float64
+	}{
+		{name: "pulled", row: changed, subject: ours},
+		{name: "read", row: "replication/for comparison: a copier that reads both and writes", subject: apiserver, live: true},
+		{name: "kept", row: "replication/for comparison: a copier that keeps both and writes", subject: apiserver, keeps: true},
+		{name: "plain", row: "replication/for comparison: one write of a Secret as a watch sees it", subject: apiserver},
 	}
 	targets, err := b.admin.CoreV1().Secrets(target).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	defer targets.Stop()
-	var took, floor []float64
-	for i := range b.opts.changes {
-		value := fmt.Sprint(i)
-		if err := b.changeSecret(ctx, namespace, "pulled", value); err != nil {
-			return err
+	for _, p := range pulls {
+		source := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: p.name}}
+		copied := source.DeepCopy()
+		if p.subject == ours {
+			source.Annotations = map[string]string{"replicator.v1.mittwald.de/replication-allowed": "true",
+				"replicator.v1.mittwald.de/replication-allowed-namespaces": target}
+			copied.Annotations = map[string]string{"replicator.v1.mittwald.de/replicate-from": namespace + "/" + p.name}
 		}
-		begin := time.Now() // the source is updated
-		if err := awaitCopies(ctx, targets, 1, value); err != nil {
-			return err
+		for ns, secret := range map[string]*corev1.Secret{namespace: source, target: copied} {
+			if _, err := b.admin.CoreV1().Secrets(ns).Create(ctx, secret, metav1.CreateOptions{}); err != nil {
+				return err
+			}
 		}
-		took = append(took, milliseconds(time.Since(begin)))
-		if err := sleep(ctx, changePause); err != nil {
-			return err
-		}
-		begin = time.Now()
-		if err := b.changeSecret(ctx, target, plain.Name, "plain "+value); err != nil {
-			return err
-		}
-		if err := awaitCopies(ctx, targets, 1, "plain "+value); err != nil {
-			return err
-		}
-		floor = append(floor, milliseconds(time.Since(begin)))
-		if err := sleep(ctx, changePause); err != nil {
-			return err
+		if p.live || p.keeps {
+			stop, startErr := b.startCopier(ctx, p.name, target, p.live)
+			if startErr != nil {
+				return startErr
+			}
+			defer func() { err = errors.Join(err, stop()) }()
 		}
 	}
-	b.add("replication/pull, source updated to target updated as a watch sees it", ours, "ms", took...)
-	b.add("replication/for comparison: one write of a Secret as a watch sees it", apiserver, "ms", floor...)
+	for i := range b.opts.changes {
+		for j := range pulls {
+			p := &pulls[j]
+			in, value := namespace, fmt.Sprint(p.name, " ", i)
+			if p.name == "plain" {
+				in = target
+			}
+			begin := time.Now()
+			if err := b.changeSecret(ctx, in, p.name, value); err != nil {
+				return err
+			}
+			if in == namespace {
+				begin = time.Now() // the source is updated
+			}
+			if err := awaitCopies(ctx, targets, 1, value); err != nil {
+				return err
+			}
+			p.took = append(p.took, milliseconds(time.Since(begin)))
+			if err := sleep(ctx, changePause); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range pulls {
+		b.add(p.row, p.subject, "ms", p.took...)
+	}
 	return nil
+}
+
+// startCopier starts a copier from the benchmark's namespace to another, which decides nothing. With
+// live it reads source and target at once before it writes, as who keeps no values has to. Otherwise it
+// writes what its watch has brought.
+func (b *bench) startCopier(ctx context.Context, name, to string, live bool) (stop func() error, err error) {
+	client := b.admin.CoreV1()
+	copied, err := client.Secrets(to).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	changes, err := client.Secrets(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	var running sync.WaitGroup
+	running.Go(func() {
+		for e := range changes.ResultChan() {
+			source, ok := e.Object.(*corev1.Secret)
+			if !ok || e.Type != watch.Modified {
+				continue
+			}
+			if live {
+				both, fetch := errgroup.WithContext(ctx)
+				both.Go(func() (err error) {
+					source, err = client.Secrets(namespace).Get(fetch, name, metav1.GetOptions{})
+					return err
+				})
+				both.Go(func() (err error) {
+					copied, err = client.Secrets(to).Get(fetch, name, metav1.GetOptions{})
+					return err
+				})
+				if failed = both.Wait(); failed != nil {
+					return
+				}
+			}
+			copied.Data = source.Data
+			if copied, failed = client.Secrets(to).Update(ctx, copied, metav1.UpdateOptions{}); failed != nil {
+				return
+			}
+		}
+	})
+	return func() error {
+		changes.Stop()
+		running.Wait()
+		return failed
+	}, nil
 }
 
 // restart starts the leader again among more than inOrder copies that are right, and counts what it
