@@ -75,6 +75,7 @@ var samples = map[string]any{
 	"extraVolumes":                    []any{map[string]any{"name": "a", "emptyDir": map[string]any{}}},
 	"extraVolumeMounts":               []any{map[string]any{"name": "a", "mountPath": "/a"}},
 	"flags":                           map[string]any{"v": 1},
+	"image.digest":                    "sha256:0123",
 	"image.pullPolicy":                "Always",
 	"imagePullSecrets":                []any{map[string]any{"name": "a"}},
 	"namespaced.additionalNamespaces": []any{"team-b"},

@@ -29,6 +29,7 @@ type values struct {
 	Image struct {
 		Repository string            `json:"repository"`
 		Tag        string            `json:"tag"`
+		Digest     string            `json:"digest"`
 		PullPolicy corev1.PullPolicy `json:"pullPolicy"`
 	} `json:"image"`
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets"`
@@ -58,8 +59,8 @@ type values struct {
 		RestrictEgress bool `json:"restrictEgress"`
 	} `json:"networkPolicy"`
 	PodDisruptionBudget struct {
-		Enabled      bool               `json:"enabled"`
-		MinAvailable intstr.IntOrString `json:"minAvailable"`
+		Enabled        bool               `json:"enabled"`
+		MaxUnavailable intstr.IntOrString `json:"maxUnavailable"`
 	} `json:"podDisruptionBudget"`
 
 	ServiceMonitor struct {
