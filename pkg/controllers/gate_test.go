@@ -362,7 +362,12 @@ func TestALeaderBeginsWithWhatChangedLast(t *testing.T) {
 func TestALeaderMapsNoOlderStateThanTheCacheHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b")
-		mapping(g, arrived(g, func(g *gated) { g.configMaps.Modify(configMap("a", "2")) })) // when b is mapped
+		mapping(g, sync.OnceFunc(func() { // when b is mapped
+			g.configMaps.Modify(configMap("a", "2"))
+			for g.cached(cache.NewObjectName("shop", "a")) != "2/1" {
+				runtime.Gosched()
+			}
+		}))
 		g.lead(t)
 		synctest.Wait()
 		expect(t, slices.DeleteFunc(g.said(), func(line string) bool { return strings.HasPrefix(line, "reconcile") }),
