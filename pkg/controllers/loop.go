@@ -191,9 +191,11 @@ func (l *Loop[K]) run(ctx context.Context) error {
 			}
 		})
 	}
-	l.setPhase(Running)
+	objects := cached(l.mappers)
+	l.replay.left.Store(int64(len(objects)))
+	l.setPhase(Running) // after that: no status says Running and an empty queue while objects wait
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	mapping.Go(func() { l.replay.run(taking, l.mappers) })
+	mapping.Go(func() { l.replay.run(taking, objects) })
 
 	beside := l.beside(ctx)
 	var failed error

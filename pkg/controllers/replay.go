@@ -41,12 +41,10 @@ func (r *replay[K]) took() {
 	}
 }
 
-// run returns when it has mapped all objects or ctx has ended. After an object whose mapping has
+// run returns when it has mapped the objects or ctx has ended. After an object whose mapping has
 // returned keys, it waits until the queue is short or, if events keep it full, eventsFirst times as
 // many keys have been taken.
-func (r *replay[K]) run(ctx context.Context, mappers []*mapper[K]) {
-	objects := cached(mappers)
-	r.left.Store(int64(len(objects)))
+func (r *replay[K]) run(ctx context.Context, objects []cachedObject[K]) {
 	defer r.left.Store(0)
 	next := int64(0) // the number of takes after which a full queue is no reason to wait
 	for _, o := range objects {

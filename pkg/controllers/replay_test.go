@@ -102,3 +102,17 @@ func TestObjectsWithoutKeysDoNotWaitForEvents(t *testing.T) {
 		}
 	})
 }
+
+func TestALeaderIsNotShownAsIdleBeforeItKnowsItsObjects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, "a", "b", "c")
+		var s Status
+		g.listed = func() { letOthersRun(); s = g.loop.Status() }
+		g.lead(t)
+		synctest.Wait()
+		if s.Name == "" || s.Phase == Running && s.QueueDepth == 0 {
+			t.Errorf("status while the cache is listed: %+v", s)
+		}
+		g.resign(t)
+	})
+}
