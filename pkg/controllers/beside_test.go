@@ -6,6 +6,7 @@ package controllers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -63,4 +64,35 @@ func TestBeside(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestWhenWhatRunsBesideEndsTheQueueIsNotWorkedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l *Loop[string]
+		var reconciles int
+		l, err := NewLoop(Options{
+			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
+			Beside: func(context.Context) error {
+				for i := range 100 {
+					l.Enqueue(fmt.Sprint(i))
+				}
+				<-time.After(90 * time.Second)
+				return errors.New("no more")
+			},
+		}, func(context.Context, string) (time.Duration, error) {
+			reconciles++
+			<-time.After(time.Minute)
+			return 0, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := l.Run(t.Context()); err == nil || err.Error() != "no more" {
+			t.Errorf("Run returned %v", err)
+		}
+		if took := time.Since(began); took != 2*time.Minute || reconciles != 2 {
+			t.Errorf("Run returned after %v and %d reconciles, want the one in flight to be the last", took, reconciles)
+		}
+	})
 }

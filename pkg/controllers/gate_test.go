@@ -38,6 +38,8 @@ type gated struct {
 	during func(cache.ObjectName)
 	// mapped is called with each ConfigMap that is mapped; may be nil.
 	mapped func(*corev1.ConfigMap)
+	// keys returns the keys of a ConfigMap; nil: its name.
+	keys func(*corev1.ConfigMap) []cache.ObjectName
 	// listed is called after the ConfigMaps have been listed from the cache; may be nil.
 	listed func()
 }
@@ -87,6 +89,9 @@ func newGated(t *testing.T, names ...string) *gated {
 			g.say("map %s %s->%s", obj.Name, version(e.Old), version(e.New))
 			if g.mapped != nil {
 				g.mapped(obj)
+			}
+			if g.keys != nil {
+				return g.keys(obj)
 			}
 			return []cache.ObjectName{cache.MetaObjectToName(obj)}
 		}),
@@ -357,7 +362,12 @@ func TestALeaderBeginsWithWhatChangedLast(t *testing.T) {
 func TestALeaderMapsNoOlderStateThanTheCacheHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b")
-		mapping(g, arrived(g, func(g *gated) { g.configMaps.Modify(configMap("a", "2")) })) // when b is mapped
+		mapping(g, sync.OnceFunc(func() { // when b is mapped
+			g.configMaps.Modify(configMap("a", "2"))
+			for g.cached(cache.NewObjectName("shop", "a")) != "2/1" {
+				runtime.Gosched()
+			}
+		}))
 		g.lead(t)
 		synctest.Wait()
 		expect(t, slices.DeleteFunc(g.said(), func(line string) bool { return strings.HasPrefix(line, "reconcile") }),

@@ -182,18 +182,20 @@ func (l *Loop[K]) run(ctx context.Context) error {
 
 	work, cancel := workContext(ctx)
 	defer cancel()
+	taking, stopTaking := context.WithCancel(ctx) // ends when workers are to take no more keys
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
 		workers.Go(func() {
-			for l.next(ctx, work, q, limiter) {
+			for l.next(taking, work, q, limiter) {
 			}
 		})
 	}
-	l.setPhase(Running)
+	objects := cached(l.mappers)
+	l.replay.left.Store(int64(len(objects)))
+	l.setPhase(Running) // after that: no status says Running and an empty queue while objects wait
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	replaying, stopReplay := context.WithCancel(ctx)
-	mapping.Go(func() { l.replay.run(replaying, l.mappers) })
+	mapping.Go(func() { l.replay.run(taking, objects) })
 
 	beside := l.beside(ctx)
 	var failed error
@@ -201,7 +203,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	case <-ctx.Done():
 	case failed = <-beside:
 	}
-	stopReplay()
+	stopTaking()
 	l.setPhase(Draining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
@@ -250,14 +252,14 @@ func (l *Loop[K]) start(logger *klog.Logger) (queue[K], *mappingRetries[K], erro
 }
 
 // next takes one key and reconciles it. It returns false when the queue has shut down.
-func (l *Loop[K]) next(ctx, work context.Context, q queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
+func (l *Loop[K]) next(taking, work context.Context, q queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
 	key, shutdown := q.Get()
 	if shutdown {
 		return false
 	}
 	defer q.Done(key)
 	l.replay.took()
-	if ctx.Err() != nil {
+	if taking.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
 

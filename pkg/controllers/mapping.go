@@ -90,18 +90,18 @@ func (m *mapper[K]) close() {
 }
 
 // replay maps an object of the cache, as it is there by now: an event that the gate dropped is in it
-// already, and what has been mapped since then is not older.
-func (m *mapper[K]) replay(obj any) {
+// already, and what has been mapped since then is not older. It returns the number of keys.
+func (m *mapper[K]) replay(obj any) (keys int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue == nil {
-		return
+		return 0
 	}
 	now, exists, err := m.watch.informer.GetIndexer().GetByKey(change{new: obj}.object().String())
 	if err != nil || !exists {
-		return // its deletion is an event
+		return 0 // its deletion is an event
 	}
-	m.join(change{new: now, initial: true})
+	return m.join(change{new: now, initial: true})
 }
 
 // handle maps an event if the gate is open.
@@ -114,9 +114,9 @@ func (m *mapper[K]) handle(c change) {
 	m.join(c)
 }
 
-// join maps a change, merged with earlier ones of that object that could not be mapped. The caller
-// holds mu.
-func (m *mapper[K]) join(c change) {
+// join maps a change, merged with earlier ones of that object that could not be mapped, and returns
+// the number of keys. The caller holds mu.
+func (m *mapper[K]) join(c change) (keys int) {
 	if len(m.failed) > 0 {
 		object := c.object()
 		if earlier, ok := m.failed[object]; ok {
@@ -124,10 +124,10 @@ func (m *mapper[K]) join(c change) {
 		}
 		if c.old == nil && c.new == nil {
 			m.forget(object)
-			return
+			return 0
 		}
 	}
-	m.try(c)
+	return m.try(c)
 }
 
 func (m *mapper[K]) again(object cache.ObjectName) {
@@ -138,8 +138,8 @@ func (m *mapper[K]) again(object cache.ObjectName) {
 	}
 }
 
-// try calls the mapping. The caller holds mu.
-func (m *mapper[K]) try(c change) {
+// try calls the mapping and returns the number of keys. The caller holds mu.
+func (m *mapper[K]) try(c change) int {
 	var keys []K
 	stack, err := Contain(func() (err error) {
 		keys, err = m.watch.keys(c)
@@ -147,7 +147,7 @@ func (m *mapper[K]) try(c change) {
 	})
 	if err != nil {
 		m.keep(c, stack, err)
-		return
+		return 0
 	}
 	if len(m.failed) > 0 {
 		m.forget(c.object())
@@ -155,6 +155,7 @@ func (m *mapper[K]) try(c change) {
 	for _, key := range keys {
 		m.queue.Add(key)
 	}
+	return len(keys)
 }
 
 // keep stores an event that could not be mapped, and tries again later. It logs the first failure

@@ -13,12 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 )
 
+// eventsFirst is how many keys workers take for each key that the replay adds while the queue is full.
+// At 1, a queue that events have filled once would stay as long until the end of the replay.
+const eventsFirst = 4
+
 // replay maps the objects that are in the caches when a run begins. It adds keys only as fast as
 // workers take them, so that an event does not wait until all those objects have been reconciled.
 type replay[K comparable] struct {
 	queue queue[K]
 	// enough is how many keys in the queue keep all workers busy.
 	enough int
+	takes  atomic.Int64  // keys that workers have taken
 	taken  chan struct{} // has an element if a worker has taken a key
 	left   atomic.Int64  // objects that are not mapped yet
 }
@@ -29,20 +34,21 @@ func newReplay[K comparable](q queue[K], workers int) *replay[K] {
 
 // took tells that a worker has taken a key.
 func (r *replay[K]) took() {
+	r.takes.Add(1)
 	select {
 	case r.taken <- struct{}{}:
 	default:
 	}
 }
 
-// run returns when it has mapped all objects or ctx has ended. If events keep the queue full, it maps
-// one object for each key that is taken.
-func (r *replay[K]) run(ctx context.Context, mappers []*mapper[K]) {
-	objects := cached(mappers)
-	r.left.Store(int64(len(objects)))
+// run returns when it has mapped the objects or ctx has ended. After an object whose mapping has
+// returned keys, it waits until the queue is short or, if events keep it full, eventsFirst times as
+// many keys have been taken.
+func (r *replay[K]) run(ctx context.Context, objects []cachedObject[K]) {
 	defer r.left.Store(0)
+	next := int64(0) // the number of takes after which a full queue is no reason to wait
 	for _, o := range objects {
-		if r.queue.Len() >= r.enough {
+		for r.queue.Len() >= r.enough && r.takes.Load() < next && ctx.Err() == nil {
 			select {
 			case <-r.taken:
 			case <-ctx.Done():
@@ -51,7 +57,8 @@ func (r *replay[K]) run(ctx context.Context, mappers []*mapper[K]) {
 		if ctx.Err() != nil {
 			return
 		}
-		o.mapper.replay(o.obj)
+		keys := o.mapper.replay(o.obj)
+		next = r.takes.Load() + int64(eventsFirst*keys)
 		r.left.Add(-1)
 	}
 }
