@@ -46,7 +46,7 @@ type Entry struct {
 	// EveryReplica makes every replica run the controller, from the time when its cache is started
 	// until the process ends, and not only the one that leads. The fences refuse the writes of a
 	// replica that does not lead, see controllers.IsNotLeading. A reconcile that returns this error is
-	// tried again with back-off, and not before, when the replica leads.
+	// tried again with back-off, so not at once when the replica leads.
 	EveryReplica bool
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.
