@@ -47,6 +47,7 @@ type Host struct {
 	writes  []written
 	missing map[string]bool // rules that were reported
 	hook    func(Write) error
+	hooking chan struct{} // holds the one call of hook
 }
 
 // NewHost starts a manager that runs the entry, as the leader, against an API server with the given
@@ -63,7 +64,8 @@ type Host struct {
 func NewHost(t testing.TB, entry app.Entry, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
-	h := &Host{t: t, entry: entry, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{}}
+	h := &Host{t: t, entry: entry, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
+		hooking: make(chan struct{}, 1)}
 	if err := clientscheme.AddToScheme(h.scheme); err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +301,8 @@ func (w Write) String() string {
 }
 
 // OnWrite calls hook before each write of the controller, and refuses the write with the error that
-// it returns, if any. In between, the hook may change objects with Put, to provoke a conflict.
+// it returns, if any. In between, the hook may change objects with Put, to provoke a conflict. It is
+// called for one write at a time.
 func (h *Host) OnWrite(hook func(Write) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -4,6 +4,7 @@
 package controllertest_test
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"strings"
@@ -17,6 +18,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
@@ -81,6 +84,39 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 		h.OnWrite(nil)
 		h.Sleep(2 * time.Second)
 		expect(t, "writes with back-off", h.Writes(), []string{"patch configmaps shop/b: no luck", "patch configmaps shop/b"})
+	})
+}
+
+func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := greeter.Entry()
+		e.Rules = func() []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}}}
+		}
+		e.New = func(h app.Host) (controllers.Controller, error) {
+			return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+				if key.Name != "a" {
+					return 0, nil
+				}
+				return 0, h.Apply(ctx, corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))
+			}, controllers.WatchSelf(h.Informer(informers.ConfigMaps)))
+		}
+		h := controllertest.NewHost(t, e, asking("a"))
+		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/y", "apply configmaps shop/z"})
+
+		inside, most := 0, 0
+		h.OnWrite(func(controllertest.Write) error {
+			inside++
+			most = max(most, inside)
+			<-time.After(time.Second)
+			inside--
+			return nil
+		})
+		h.Put(asking("a"))
+		h.Sleep(5 * time.Second)
+		if n := len(h.Writes()); n != 2 || most != 1 {
+			t.Errorf("%d writes, with %d hooks at once, want 2 and 1", n, most)
+		}
 	})
 }
 

@@ -47,6 +47,8 @@ func (h *Host) admit(r apiserver.Request) error {
 	hook := h.hook
 	h.mu.Unlock()
 	if hook != nil && who != cacheAgent && r.Verb != "get" && r.Verb != "list" && r.Verb != "watch" {
+		h.hooking <- struct{}{}
+		defer func() { <-h.hooking }()
 		return hook(writeOf(r))
 	}
 	return nil
