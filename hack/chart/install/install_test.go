@@ -90,6 +90,34 @@ func TestInstallUpgradeUninstallInstall(t *testing.T) {
 	}
 }
 
+// TestAReleaseTakesOverWhatKustomizeHasInstalled follows the chart's README.
+func TestAReleaseTakesOverWhatKustomizeHasInstalled(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	r := newRelease(t, "kube-system")
+	if _, err := shared.Kubectl(ctx, "apply", "-k", filepath.Join("..", "..", "..", "deploy")); err != nil {
+		t.Fatal(err)
+	}
+	r.lead(ctx, t)
+	before, err := r.admin.AppsV1().Deployments(r.home).Get(ctx, "quartermaster", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	r.install(t, func(install *action.Install) { install.TakeOwnership, install.ForceConflicts = true, true })
+	after, err := r.admin.AppsV1().Deployments(r.home).Get(ctx, "quartermaster", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.UID != before.UID {
+		t.Error("the Deployment is another one")
+	}
+	r.expectState(ctx, t)
+	r.expectFence(ctx, t)
+	r.uninstall(t)
+	r.expectState(ctx, t)
+}
+
 // release is a release of the chart.
 type release struct {
 	home, leaderNamespace string
@@ -124,11 +152,14 @@ func newRelease(t *testing.T, home string) *release {
 	return r
 }
 
-func (r *release) install(t *testing.T) {
+func (r *release) install(t *testing.T, options ...func(*action.Install)) {
 	t.Helper()
 	install := action.NewInstall(r.config)
 	install.ReleaseName, install.Namespace, install.CreateNamespace = "quartermaster", r.home, true
 	install.WaitStrategy = kube.HookOnlyStrategy
+	for _, option := range options {
+		option(install)
+	}
 	chart, err := loader.LoadDir(filepath.Join("..", "..", "..", "deploy", "helm", "quartermaster"))
 	if err == nil {
 		_, err = install.Run(chart, nil)
