@@ -49,15 +49,17 @@ app.kubernetes.io/name: quartermaster
 {{- range $name, $controller := .Values.controllers }}
 {{- if and .enabled (ne $name "config-reload") }}
 {{- $args = append $args (printf "--controllers=*,%s" $name) }}
-{{- else if and (not .enabled) (eq $name "config-reload") }}
-{{- $args = append $args (printf "--controllers=-%s" $name) }}
 {{- end }}
+{{- end }}
+{{- if not (dig "config-reload" "enabled" false .Values.controllers) }}
+{{- $args = append $args "--controllers=-config-reload" }}
 {{- end }}
 {{- with .Values.compat }}
 {{- $args = append $args (printf "--compat=%s" (join "," .)) }}
 {{- end }}
 {{- if .Values.namespaced.enabled }}
-{{- range prepend .Values.namespaced.additionalNamespaces "$(POD_NAMESPACE)" }}
+{{- /* The manager refuses one that is named twice. */}}
+{{- range prepend (without .Values.namespaced.additionalNamespaces .Release.Namespace | uniq) "$(POD_NAMESPACE)" }}
 {{- $args = append $args (printf "--namespaces=%s" .) }}
 {{- end }}
 {{- end }}
@@ -119,20 +121,32 @@ app.kubernetes.io/name: quartermaster
 {{- dict "list" $settings | toYaml }}
 {{- end }}
 
-{{- /* The resources that the flags of a controller leave out, as the key `list`. */}}
+{{- /* The types that ttl may delete, as the key `list`. An empty list is none, and not the default. */}}
+{{- define "quartermaster.types" -}}
+{{- $flags := include "quartermaster.flags" . | fromYaml }}
+{{- $types := list "*" }}
+{{- if hasKey $flags "ttl-include-resources" }}
+{{- $types = get $flags "ttl-include-resources" | join "," | splitList "," | compact }}
+{{- end }}
+{{- dict "list" $types | toYaml }}
+{{- end }}
+
+{{- /* The resources, and the verbs for one, that the flags of a controller leave out, as the key `list`. */}}
 {{- define "quartermaster.leftOut" -}}
 {{- $flags := include "quartermaster.flags" .root | fromYaml }}
 {{- $out := list }}
 {{- if eq .controller "config-reload" }}
 {{- $out = concat (get $flags "config-reload-ignored-kinds" | default list) (get $flags "config-reload-ignored-sources" | default list) }}
-{{- if not (has "cronjobs" $out) }}
-{{- /* Whether a CronJob runs is known by its Jobs. */}}
-{{- $out = without $out "jobs" }}
+{{- $out = $out | join "," | lower | splitList "," }}
+{{- if and (has "jobs" $out) (not (has "cronjobs" $out)) }}
+{{- /* Whether a CronJob runs is known by its Jobs, and its reload creates one. */}}
+{{- $out = append (without $out "jobs") "delete jobs" }}
 {{- end }}
 {{- else if eq .controller "replication" }}
 {{- with get $flags "replication-kinds" }}
+{{- $kinds := . | join "," | splitList "," }}
 {{- range $resource, $kind := dict "secrets" "Secret" "configmaps" "ConfigMap" }}
-{{- if not (has $kind (get $flags "replication-kinds")) }}
+{{- if not (has $kind $kinds) }}
 {{- $out = append $out $resource }}
 {{- end }}
 {{- end }}
@@ -155,8 +169,7 @@ app.kubernetes.io/name: quartermaster
 {{- if not $needed }}
 {{- else if eq ($rule.resources | first) "plural" }}
 {{- /* For each type that ttl may delete. */}}
-{{- $types := get (include "quartermaster.flags" $root | fromYaml) "ttl-include-resources" | default (list "*") | join "," }}
-{{- range splitList "," $types }}
+{{- range (include "quartermaster.types" $root | fromYaml).list }}
 {{- $plural := splitList "." . | first }}
 {{- $group := contains "." . | ternary (trimPrefix (printf "%s." $plural) .) "*" }}
 {{- $rules = append $rules (merge (dict "apiGroups" (list $group) "resources" (list $plural)) $rule) }}
@@ -165,6 +178,9 @@ app.kubernetes.io/name: quartermaster
 {{- $resources := list }}
 {{- range $rule.resources }}{{ if not (has . $leftOut) }}{{ $resources = append $resources . }}{{ end }}{{ end }}
 {{- $rule = set $rule "resources" $resources }}
+{{- if has (printf "delete %s" ($resources | join ",")) $leftOut }}
+{{- $rule = set $rule "verbs" (without $rule.verbs "delete") }}
+{{- end }}
 {{- $names := get $rule "resourceNames" | default list | join "," }}
 {{- if eq $names "quartermaster" }}
 {{- $rule = set $rule "resourceNames" (list (include "quartermaster.lease" $root)) }}
