@@ -120,6 +120,36 @@ func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
 	})
 }
 
+// TestTheHookSeesAnApplyOnce changes objects before each apply, of which the first creates the object.
+func TestTheHookSeesAnApplyOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := greeter.Entry()
+		e.Rules = func() []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}}}
+		}
+		e.New = func(h app.Host) (controllers.Controller, error) {
+			return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+				if key.Name != "a" {
+					return 0, nil
+				}
+				return 0, h.Apply(ctx, corev1ac.ConfigMap("made", "shop"))
+			}, controllers.WatchSelf(h.Informer(informers.ConfigMaps)))
+		}
+		h := controllertest.NewHost(t, e)
+		var seen []string
+		h.OnWrite(func(w controllertest.Write) error {
+			seen = append(seen, w.String())
+			h.Put(asking("other"))
+			return nil
+		})
+		h.Put(asking("a"))
+		h.Settle()
+		h.Put(asking("a"))
+		h.Settle()
+		expect(t, "writes that the hook saw", seen, []string{"apply configmaps shop/made", "apply configmaps shop/made"})
+	})
+}
+
 // TestSeveralManagersInOneProcess runs them at the same time.
 func TestSeveralManagersInOneProcess(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
