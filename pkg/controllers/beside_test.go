@@ -30,6 +30,9 @@ func TestBeside(t *testing.T) {
 				return nil
 			}, keys: "a b",
 		},
+		"it may return the error of its context": {
+			beside: func(ctx context.Context, _ func(...string)) error { <-ctx.Done(); return ctx.Err() },
+		},
 		"its error ends Run": {
 			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},

@@ -39,7 +39,7 @@ type Options struct {
 	MinBackoff, MaxBackoff time.Duration
 	Metrics                *Metrics
 	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
-	// earlier, Run ends with its error.
+	// earlier, Run ends with its error. What it returns after ctx has ended does not count.
 	Beside func(ctx context.Context) error
 	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker
@@ -227,7 +227,10 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.FromContext(ctx).Error(err, "What runs beside the workers panicked", "stack", string(stack))
 		}
-		if err == nil && ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil:
+			err = nil // it was told to end and has: nothing of it goes on, whatever it returns
+		case err == nil:
 			err = errors.New("what runs beside the workers returned before its context ended")
 		}
 		ended <- err
