@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"reflect"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -128,8 +129,8 @@ func newHost(
 
 // Apply applies objects server-side, all at once, with the entry's name as the field manager. It takes
 // fields over that somebody else has set. It returns when all have been answered, with the errors of
-// all; a mistake in one of the configurations keeps it from sending any. An object that needs another
-// one first is applied by a later call.
+// all; a mistake in one of the configurations, or an object that is there twice, keeps it from sending
+// any. An object that needs another one first is applied by a later call.
 //
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // those of custom resources; an unstructured object is applied with Dynamic.
@@ -145,10 +146,15 @@ func (h Host) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration
 func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
 	patches := make([]patch, len(configs))
 	for i, config := range configs {
-		var err error
-		if patches[i], err = h.patch(config); err != nil {
+		p, err := h.patch(config)
+		if err != nil {
 			return err
 		}
+		if slices.ContainsFunc(patches[:i], func(o patch) bool { return o.resource == p.resource && o.object == p.object }) {
+			// Each would remove what the other has set, since both are of one field manager.
+			return fmt.Errorf("apply %s %s: it is among the objects twice", p.kind, p.object)
+		}
+		patches[i] = p
 	}
 	errs := make([]error, len(patches))
 	var sent sync.WaitGroup
@@ -184,6 +190,13 @@ func (h Host) patch(config runtime.ApplyConfiguration) (patch, error) {
 	mapping, err := h.RESTMapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
+	}
+	// The API server knows no such path, and its NotFound would be taken for that of an object.
+	switch namespaced := mapping.Scope.Name() == meta.RESTScopeNameNamespace; {
+	case namespaced && name.Namespace == "":
+		return patch{}, fmt.Errorf("apply %s %s: its namespace is missing", gvk.Kind, name)
+	case !namespaced && name.Namespace != "":
+		return patch{}, fmt.Errorf("apply %s %s: objects of this kind have no namespace", gvk.Kind, name)
 	}
 	return patch{gvk.Kind, mapping.Resource, name, body}, nil
 }

@@ -223,6 +223,9 @@ func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
 		"without a kind":                      {&corev1ac.ConfigMapApplyConfiguration{}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
 		"of a kind that nobody knows":         {corev1ac.Secret("x", "shop"), `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
 		"that cannot be written as an object": {unwritable{}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
+		"without the namespace of its kind":   {corev1ac.ConfigMap("x", ""), "apply ConfigMap x: its namespace is missing"},
+		"in a namespace that cannot be": {
+			corev1ac.Namespace("x").WithNamespace("shop"), "apply Namespace shop/x: objects of this kind have no namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := h.Apply(t.Context(), tc.config); err == nil || err.Error() != tc.want {
@@ -257,6 +260,10 @@ func TestObjectsOfOneApplyAreSentAtOnce(t *testing.T) {
 	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("", "shop"))
 	if err == nil || !strings.Contains(err.Error(), "name is missing") || arrived.Load() != 0 {
 		t.Errorf("%d requests were sent in spite of a mistake, with the error %v", arrived.Load(), err)
+	}
+	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("a", "bar"), corev1ac.ConfigMap("a", "shop"))
+	if want := "apply ConfigMap shop/a: it is among the objects twice"; err == nil || err.Error() != want || arrived.Load() != 0 {
+		t.Errorf("%d requests were sent with an object twice, with the error %v, want %s", arrived.Load(), err, want)
 	}
 	err = h.Apply(ctx, corev1ac.ConfigMap("b", "shop"), corev1ac.ConfigMap("c", "shop"))
 	if !apierrors.IsForbidden(err) {
