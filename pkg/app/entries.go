@@ -132,8 +132,15 @@ func (e Entry) build(h Host) (c controllers.Controller, err error) {
 			err = fmt.Errorf("panic in New: %v\n%s", r, debug.Stack())
 		}
 	}()
-	if c, err = e.New(h); c == nil && err == nil {
-		err = errors.New("no controller was returned by New")
+	if c, err = e.New(h); err != nil {
+		return nil, err
 	}
-	return c, err
+	if c == nil {
+		return nil, errors.New("no controller was returned by New")
+	}
+	// A pointer that is nil, or a loop in a controller that is, would else fail in Run, again and again.
+	if stack, err := controllers.Contain(func() error { c.Status(); return nil }); stack != nil {
+		return nil, fmt.Errorf("what New returned cannot tell its Status, as if it or its Loop were nil: %w", err)
+	}
+	return c, nil
 }

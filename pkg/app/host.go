@@ -87,6 +87,10 @@ type Host struct {
 // mistake is what functions of a Host panic with that cannot return an error.
 type mistake struct{ error }
 
+// RuntimeError makes it one of the errors whose text is shown when a reconcile panics with them: it
+// names types and resources, and holds nothing of an object.
+func (mistake) RuntimeError() {}
+
 // newHost returns the host of an entry. serve is called with the handler of Host.Handle.
 func newHost(
 	o *Options, c *clients, scheme *runtime.Scheme, e *events, shared *informers.Factory,
@@ -236,6 +240,9 @@ func ClientFor[T Object](h Host, resource schema.GroupVersionResource) TypedClie
 	}
 	if kinds[0].GroupVersion() != version {
 		panic(mistake{fmt.Errorf("asks for a client of %s with %T, which is a type of %s", resource.GroupResource(), object, kinds[0].GroupVersion())})
+	}
+	if other := informers.OtherKind(h.Scheme, kinds[0], resource); other != "" {
+		panic(mistake{fmt.Errorf("asks for a client of %s with %T, but these are of the kind %s", resource.GroupResource(), object, other)})
 	}
 	config := rest.CopyConfig(h.RESTConfig)
 	config.APIPath, config.GroupVersion = "/apis", &version

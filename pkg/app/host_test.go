@@ -52,6 +52,15 @@ type gadgetList struct {
 
 func (l *gadgetList) DeepCopyObject() runtime.Object { out := *l; return &out }
 
+// gizmo is another custom resource of the same group.
+type gizmo struct{ gadget }
+
+func (g *gizmo) DeepCopyObject() runtime.Object { out := *g; return &out }
+
+type gizmoList struct{ gadgetList }
+
+func (l *gizmoList) DeepCopyObject() runtime.Object { out := *l; return &out }
+
 var gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 
 // addTypes returns an AddToScheme.
@@ -66,6 +75,8 @@ func addTypes(kinds map[string]runtime.Object) func(*runtime.Scheme) error {
 
 func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 	complete := addTypes(map[string]runtime.Object{"Gadget": &gadget{}, "GadgetList": &gadgetList{}})
+	twoKinds := addTypes(map[string]runtime.Object{"Gadget": &gadget{}, "GadgetList": &gadgetList{}, "Gizmo": &gizmo{}, "GizmoList": &gizmoList{}})
+	oddPlural := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "oddities"}
 	typed := []informers.Need{{Resource: gadgets, Form: informers.Typed}}
 	for name, tc := range map[string]struct {
 		add   func(*runtime.Scheme) error
@@ -100,6 +111,15 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 			"asks for a client of *app.gadget, which AddToScheme has not added to the scheme"},
 		"a client of a type of another group": {nil, nil, func(h Host) error { ClientFor[*corev1.Pod](h, gadgets); return nil },
 			"asks for a client of gadgets.example.com with *v1.Pod, which is a type of v1"},
+		"the type is of another resource of the group": {twoKinds, typed, func(h Host) error { informers.For[*gizmo](h.Informer, gadgets); return nil },
+			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
+		"a client of a type of another resource of the group": {twoKinds, nil, func(h Host) error { ClientFor[*gizmo](h, gadgets); return nil },
+			"asks for a client of gadgets.example.com with *app.gizmo, but these are of the kind Gadget"},
+		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h Host) error {
+			informers.For[*gizmo](h.Informer, oddPlural)
+			ClientFor[*gizmo](h, oddPlural)
+			return nil
+		}, ""},
 		"two handlers": {nil, nil, func(h Host) error { h.Handle(http.NotFoundHandler()); h.Handle(http.NotFoundHandler()); return nil },
 			"calls Host.Handle with nil or twice"},
 		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
@@ -143,11 +163,42 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 	}
 }
 
+// TestAMistakeInAReconcileIsShown asks too late, so that the start does not fail.
+func TestAMistakeInAReconcileIsShown(t *testing.T) {
+	entry := withFunctions(Entry{Name: "one", Needs: func() ([]informers.Need, error) {
+		return []informers.Need{{Resource: informers.Deployments}}, nil
+	}})
+	var h Host
+	entry.New = func(host Host) (controllers.Controller, error) { h = host; return &scripted{}, nil }
+	if _, err := buildOne(t, entry); err != nil {
+		t.Fatal(err)
+	}
+	for want, ask := range map[string]func(){
+		"asks for a client of *app.gadget, which AddToScheme has not added":          func() { ClientFor[*gadget](h, gadgets) },
+		"asks for the informer of secrets, which its entry does not declare":         func() { h.Informer(informers.Secrets) },
+		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h.Informer, informers.Deployments) },
+	} {
+		if _, err := controllers.Contain(func() error { ask(); return nil }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
+			t.Errorf("the error is %v, want panic: %s", err, want)
+		}
+	}
+}
+
 func TestAnEntryMustBuildAController(t *testing.T) {
 	entry := withFunctions(Entry{Name: "one"})
 	entry.New = func(Host) (controllers.Controller, error) { return nil, nil }
 	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: no controller was returned by New" {
 		t.Errorf("the error is %v", err)
+	}
+	type looping struct {
+		*controllers.Loop[cache.ObjectName]
+	}
+	for name, c := range map[string]*looping{"a pointer that is nil": nil, "a loop that is nil": {}} {
+		entry.New = func(Host) (controllers.Controller, error) { return c, nil }
+		want := "controller one: what New returned cannot tell its Status, as if it or its Loop were nil: "
+		if _, err := buildOne(t, entry); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: the error is %v", name, err)
+		}
 	}
 }
 

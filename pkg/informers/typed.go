@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -23,6 +24,9 @@ type Informer[T metav1.Object] struct {
 
 // MismatchError is what [For] panics with. The host returns it as the error of the controller's entry.
 type MismatchError struct{ error }
+
+// RuntimeError makes its text show when a reconcile panics with it. It holds nothing of an object.
+func (MismatchError) RuntimeError() {}
 
 // For returns the informer of a resource with the type of its objects: the Go type for a need in the
 // Typed form, *unstructured.Unstructured for one in the Unstructured form, and metav1.Object for any.
@@ -145,11 +149,32 @@ func (i *controllerInformer) fits(asked schema.GroupVersionResource, t reflect.T
 		case kind.GroupVersion() != need.Resource.GroupVersion():
 		case !i.scheme.Recognizes(list):
 			return fmt.Errorf("asks for %s as %s, but AddToScheme has not added %s to the scheme", name, t, list.Kind)
+		case OtherKind(i.scheme, kind, need.Resource) != "":
+			return fmt.Errorf("asks for %s as %s, but these are of the kind %s", name, t, OtherKind(i.scheme, kind, need.Resource))
 		default:
 			return nil
 		}
 	}
 	return fmt.Errorf("asks for %s as %s, but that is a type of %s, not of %s", name, t, kinds[0].GroupVersion(), need.Resource.GroupVersion())
+}
+
+// OtherKind returns the kind of the resource if that is another one than kind, otherwise "". A scheme
+// does not hold resources, so that goes by the usual plurals: it is another kind if its plural is the
+// resource's name and that of kind is not.
+func OtherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource schema.GroupVersionResource) string {
+	fits := func(kind schema.GroupVersionKind) bool {
+		plural, singular := meta.UnsafeGuessKindToResource(kind)
+		return plural == resource || singular == resource
+	}
+	if fits(kind) {
+		return ""
+	}
+	for name := range scheme.KnownTypes(resource.GroupVersion()) {
+		if fits(resource.GroupVersion().WithKind(name)) {
+			return name
+		}
+	}
+	return ""
 }
 
 // String returns the name of the constant.
