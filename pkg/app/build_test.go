@@ -93,7 +93,7 @@ func TestARuleThatTheCacheLacksIsAnErrorOfTheRoles(t *testing.T) {
 	}})
 	cmd := NewCommand(entry, WithoutBuiltIns())
 	cmd.SetArgs([]string{"rbac"})
-	want := "controller one: needs configmaps in the cache, but its rules do not let it list and watch them"
+	want := "controller one: needs configmaps in the cache, but its rules do not let it list and watch them; wildcards do not count"
 	if err := cmd.Execute(); err == nil || err.Error() != want {
 		t.Errorf("the error is %v, want %s", err, want)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -91,7 +92,7 @@ func declareNeeds(entries []Entry) error {
 	var errs []error
 	for i := range entries {
 		e := &entries[i]
-		needs, err := e.Needs()
+		needs, err := e.callNeeds()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
@@ -105,6 +106,25 @@ func declareNeeds(entries []Entry) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// callNeeds calls Needs. It returns a panic as an error.
+func (e Entry) callNeeds() (needs []informers.Need, err error) {
+	defer contained("Needs", &err)
+	return e.Needs()
+}
+
+// callRules calls Rules. It returns a panic as an error.
+func (e Entry) callRules() (rules []rbacv1.PolicyRule, err error) {
+	defer contained("Rules", &err)
+	return e.Rules(), nil
+}
+
+// contained is deferred. It makes a panic of an entry's function an error.
+func contained(function string, err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("panic in %s: %v\n%s", function, r, debug.Stack())
+	}
 }
 
 // informer returns the informer of a resource that the entry itself declares. An informer that only

@@ -129,6 +129,20 @@ func TestTheHostFillsInWhoNeeds(t *testing.T) {
 			}
 		}
 	}
+	t.Run("a panic is an error that names the entry", func(t *testing.T) {
+		e := withFunctions(Entry{Name: "one", Needs: func() ([]informers.Need, error) { panic("no") }})
+		want := "panic in Needs: no\n"
+		if err := declareNeeds([]Entry{e}); err == nil || !strings.HasPrefix(err.Error(), "controller one: "+want) {
+			t.Errorf("the error is %v", err)
+		}
+		if _, _, err := e.roles(); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("the error of its roles is %v", err)
+		}
+		e = withFunctions(Entry{Name: "one", Rules: func() []rbacv1.PolicyRule { panic("no") }})
+		if _, _, err := e.roles(); err == nil || !strings.HasPrefix(err.Error(), "panic in Rules: no\n") {
+			t.Errorf("the error of its roles is %v", err)
+		}
+	})
 	t.Run("two needs of one resource are an error, whatever their versions", func(t *testing.T) {
 		other := informers.Secrets
 		other.Version = "v2"

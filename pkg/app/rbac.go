@@ -206,7 +206,11 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 // let the cache list and watch a resource in Needs. The cache also watches whatever the controller
 // follows.
 func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
-	needs, err := e.Needs()
+	needs, err := e.callNeeds()
+	if err != nil {
+		return nil, nil, err
+	}
+	rules, err := e.callRules()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -219,7 +223,7 @@ func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 		inCache[need.Resource.GroupResource()] = true
 	}
 	readable := map[schema.GroupResource]bool{}
-	for _, rule := range e.Rules() {
+	for _, rule := range byGroup(rules) {
 		if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
 			own = append(own, rule)
 			continue
@@ -249,10 +253,26 @@ func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 	}
 	for gr := range inCache {
 		if !readable[gr] {
-			return nil, nil, fmt.Errorf("needs %s in the cache, but its rules do not let it list and watch them", gr)
+			return nil, nil, fmt.Errorf("needs %s in the cache, but its rules do not let it list and watch them; wildcards do not count", gr)
 		}
 	}
 	return cache, own, nil
+}
+
+// byGroup returns the rules with those of several groups divided into one for each.
+func byGroup(rules []rbacv1.PolicyRule) (divided []rbacv1.PolicyRule) {
+	for _, rule := range rules {
+		if len(rule.APIGroups) < 2 {
+			divided = append(divided, rule)
+			continue
+		}
+		for _, group := range rule.APIGroups {
+			one := rule
+			one.APIGroups = []string{group}
+			divided = append(divided, one)
+		}
+	}
+	return divided
 }
 
 // appendRule appends the rule, unless it grants nothing.

@@ -259,6 +259,17 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
 			own:   []rbacv1.PolicyRule{rule("configmaps", "patch")},
 		},
+		"a rule may be about several groups": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps, informers.Deployments},
+			rules: []rbacv1.PolicyRule{{APIGroups: []string{"", "apps"}, Resources: []string{"configmaps", "deployments"}, Verbs: []string{"list", "watch"}}},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch"), {APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch"}}},
+			own:   []rbacv1.PolicyRule{rule("deployments", "list watch"), {APIGroups: []string{"apps"}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}},
+		},
+		"a need that is permitted by a wildcard only is a mistake": {
+			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
+			rules:  []rbacv1.PolicyRule{rule("*", "*")},
+			failed: "needs configmaps in the cache, but its rules do not let it list and watch them; wildcards do not count",
+		},
 		"a need without permission is a mistake": {
 			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
 			rules:  []rbacv1.PolicyRule{rule("configmaps", "list")},
