@@ -134,7 +134,8 @@ func newHost(
 // Apply applies objects server-side, all at once, with the entry's name as the field manager. It takes
 // fields over that somebody else has set. It returns when all have been answered, with the errors of
 // all; a mistake in one of the configurations, or an object that is there twice, keeps it from sending
-// any. An object that needs another one first is applied by a later call.
+// any. An object that needs another one first is applied by a later call. Of several errors,
+// apierrors.IsNotFound and the like see the first only.
 //
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // those of custom resources; an unstructured object is applied with Dynamic.
