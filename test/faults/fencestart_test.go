@@ -138,8 +138,12 @@ func createLeases(ctx context.Context, t *testing.T, namespace string, n int) {
 	}
 	wg.Wait()
 	t.Cleanup(func() {
-		err := client.CoordinationV1().Leases(namespace).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
-		if err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 4*fleet.Patience)
+		defer cancel()
+		// A busy API server answers with a time-out before it has deleted all.
+		if err := fleet.Poll(ctx, func() error {
+			return client.CoordinationV1().Leases(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		}); err != nil {
 			t.Error(err)
 		}
 	})
