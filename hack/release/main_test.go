@@ -6,6 +6,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -100,6 +101,39 @@ func TestARefusedReleaseWritesNothing(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestMakeWorksInAFolderWithASpace looks for the folder's name in the commands that make would run.
+func TestMakeWorksInAFolderWithASpace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a b")
+	makefile, err := os.ReadFile(filepath.Join("..", "..", "Makefile"))
+	if err == nil {
+		err = os.Mkdir(dir, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "Makefile"), makefile, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "make", "--dry-run", "--assume-old=.cache/tools/golangci-lint",
+		"--assume-old=.cache/tools/govulncheck", "VERSION=v1.2.0",
+		"run", "build", "image", "chart", "sbom", "release", "test", "test-chart", "lint", "verify", "generate")
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	named := 0
+	for line := range strings.Lines(string(out)) {
+		named += strings.Count(line, dir)
+		if strings.Count(line, dir) != strings.Count(line, "'"+dir) {
+			t.Errorf("the folder is not quoted: %s", line)
+		}
+	}
+	if named == 0 {
+		t.Errorf("no command names the folder:\n%s", out)
 	}
 }
 
