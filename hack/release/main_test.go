@@ -49,6 +49,11 @@ func TestNotes(t *testing.T) {
 		"without v":                 {version: "1.2.0", wantErr: "must be vX.Y.Z"},
 		"what git describe returns": {version: "0123abc", wantErr: "must be vX.Y.Z"},
 		"build metadata":            {version: "v1.2.0+1", wantErr: "must be vX.Y.Z"},
+		"a zero before a number":    {version: "v1.02.0", wantErr: "must be vX.Y.Z"},
+		"the same in the suffix":    {version: "v1.2.0-rc.01", wantErr: "must be vX.Y.Z"},
+		"an empty part":             {version: "v1.2.0-rc..1", wantErr: "must be vX.Y.Z"},
+		"a zero before a letter":    {version: "v1.2.0-0a", wantErr: "no section"},
+		"a zero":                    {version: "v1.2.0-0", wantErr: "no section"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := notesOf(changelog, test.version)

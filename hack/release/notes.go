@@ -10,7 +10,13 @@ import (
 )
 
 // semver has no build metadata, which the tag of an image may not have.
-var semver = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`)
+// It has no zero before a number and no empty part: Helm refuses charts with such a suffix.
+var semver = regexp.MustCompile(`^v` + number + `\.` + number + `\.` + number + `(-` + part + `(\.` + part + `)*)?$`)
+
+const (
+	number = `(0|[1-9]\d*)`
+	part   = `(` + number + `|\d*[A-Za-z-][0-9A-Za-z-]*)`
+)
 
 // notesOf returns the section of a version in the changelog, whose heading is "## vX.Y.Z - YYYY-MM-DD".
 func notesOf(changelog, version string) (string, error) {
