@@ -118,8 +118,31 @@ func TestAReleaseTakesOverWhatKustomizeHasInstalled(t *testing.T) {
 	r.expectState(ctx, t)
 }
 
+// TestAReleaseOfAnotherNameTakesOverWhatUninstallingKeeps follows the chart's README.
+func TestAReleaseOfAnotherNameTakesOverWhatUninstallingKeeps(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	r := newRelease(t, "ops")
+	r.install(t)
+	r.lead(ctx, t)
+	r.uninstall(t)
+
+	takeOwnership := func(install *action.Install) { install.TakeOwnership = true }
+	r.name = "another"
+	r.install(t, takeOwnership)
+	r.expectState(ctx, t)
+	r.expectFence(ctx, t)
+	r.uninstall(t)
+
+	r.name = "quartermaster" // for the tests that follow
+	r.install(t, takeOwnership)
+	r.uninstall(t)
+	r.expectState(ctx, t)
+}
+
 // release is a release of the chart.
 type release struct {
+	name                  string
 	home, leaderNamespace string
 	admin                 kubernetes.Interface
 	config                *action.Configuration
@@ -138,7 +161,7 @@ func newRelease(t *testing.T, home string) *release {
 	if err := shared.WriteKubeconfig(settings.KubeConfig); err != nil {
 		t.Fatal(err)
 	}
-	r := &release{home: home, leaderNamespace: "quartermaster-leader", config: action.NewConfiguration()}
+	r := &release{name: "quartermaster", home: home, leaderNamespace: "quartermaster-leader", config: action.NewConfiguration()}
 	if home != "kube-system" {
 		r.leaderNamespace += "-" + home
 	}
@@ -155,7 +178,7 @@ func newRelease(t *testing.T, home string) *release {
 func (r *release) install(t *testing.T, options ...func(*action.Install)) {
 	t.Helper()
 	install := action.NewInstall(r.config)
-	install.ReleaseName, install.Namespace, install.CreateNamespace = "quartermaster", r.home, true
+	install.ReleaseName, install.Namespace, install.CreateNamespace = r.name, r.home, true
 	install.WaitStrategy = kube.HookOnlyStrategy
 	for _, option := range options {
 		option(install)
@@ -175,7 +198,7 @@ func (r *release) upgrade(t *testing.T, values map[string]any) {
 	upgrade.Namespace, upgrade.WaitStrategy = r.home, kube.HookOnlyStrategy
 	chart, err := loader.LoadDir(filepath.Join("..", "..", "..", "deploy", "helm", "quartermaster"))
 	if err == nil {
-		_, err = upgrade.Run("quartermaster", chart, values)
+		_, err = upgrade.Run(r.name, chart, values)
 	}
 	if err != nil {
 		t.Fatal("helm upgrade:", err)
@@ -187,7 +210,7 @@ func (r *release) uninstall(t *testing.T) {
 	uninstall := action.NewUninstall(r.config)
 	uninstall.WaitStrategy = kube.StatusWatcherStrategy
 	uninstall.Timeout = time.Minute
-	if _, err := uninstall.Run("quartermaster"); err != nil {
+	if _, err := uninstall.Run(r.name); err != nil {
 		t.Fatal("helm uninstall:", err)
 	}
 }
