@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -114,8 +115,13 @@ func TestAnInstallationElsewhereHasNamesOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestManagersThatElectNobodyHaveNoFence(t *testing.T) {
-	for key := range mustRender(t, "flags: {leader-elect: false}", "kube-system") {
+func TestAManagerThatElectsNobodyHasNoFenceAndEndsBeforeTheNext(t *testing.T) {
+	rendered := mustRender(t, "{flags: {leader-elect: false}, replicaCount: 1}", "kube-system")
+	strategy, _, _ := unstructured.NestedMap(rendered["Deployment kube-system/quartermaster"], "spec", "strategy")
+	if want := map[string]any{"type": "Recreate"}; !cmp.Equal(strategy, want) {
+		t.Errorf("strategy %v, not %v", strategy, want)
+	}
+	for key := range rendered {
 		if strings.Contains(key, "quartermaster-fence") || strings.Contains(key, "quartermaster-leader") && !strings.HasPrefix(key, "FlowSchema") {
 			t.Errorf("%s is there", key)
 		}

@@ -10,7 +10,6 @@ import "testing"
 func TestRolesFollowListsAsTheManagerReadsThem(t *testing.T) {
 	for name, values := range map[string]string{
 		"no type for ttl":                  "controllers: {ttl: {enabled: true, flags: {ttl-include-resources: []}}}",
-		"the default types of the manager": "controllers: {ttl: {enabled: true, flags: {ttl-include-resources: null}}}",
 		"types for ttl in one text":        `controllers: {ttl: {enabled: true, flags: {ttl-include-resources: ["jobs.batch,pods."]}}}`,
 		"no Jobs, but CronJobs":            "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [jobs]}}}",
 		"no CronJobs, but Jobs":            "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [cronjobs]}}}",

@@ -58,10 +58,13 @@ func TestTheSchemaRefusesMistakes(t *testing.T) {
 	}
 }
 
-func TestValuesThatWouldHaveNoEffectAreRefused(t *testing.T) {
+func TestValuesThatDoNotGoTogetherAreRefused(t *testing.T) {
 	for values, want := range map[string]string{
-		"namespaced: {additionalNamespaces: [team-b]}":          "namespaced.additionalNamespaces needs namespaced.enabled",
-		"networkPolicy: {enabled: false, restrictEgress: true}": "networkPolicy.restrictEgress needs networkPolicy.enabled",
+		"namespaced: {additionalNamespaces: [team-b]}":                              "namespaced.additionalNamespaces needs namespaced.enabled",
+		"networkPolicy: {enabled: false, restrictEgress: true}":                     "networkPolicy.restrictEgress needs networkPolicy.enabled",
+		"flags: {leader-elect: false}":                                              "flags.leader-elect: false needs replicaCount: 1",
+		"controllers: {ttl: {enabled: true, flags: null}}":                          "needs controllers.ttl.flags.ttl-include-resources",
+		"controllers: {ttl: {enabled: true, flags: {ttl-include-resources: null}}}": "needs controllers.ttl.flags.ttl-include-resources",
 	} {
 		if _, err := render(values, "team-a"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", values, err)
@@ -303,7 +306,7 @@ func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 			value = "a"
 		}
 	}
-	values := map[string]any{}
+	values := map[string]any{"replicaCount": 1} // as many as do not need an election
 	flags := []string{"flags"}
 	for _, controller := range []string{"config-reload", "replication", "ttl"} {
 		if strings.HasPrefix(flag.Name, controller+"-") {
@@ -408,7 +411,7 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 	paths := slices.Sorted(maps.Keys(all))
 	for i, one := range paths {
 		for _, other := range paths[:i] {
-			values := map[string]any{}
+			values := map[string]any{"replicaCount": 1}
 			for _, path := range []string{one, other} {
 				set(values, all[path], strings.Split(path, ".")...)
 			}

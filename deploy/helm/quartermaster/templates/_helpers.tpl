@@ -30,7 +30,7 @@ app.kubernetes.io/name: quartermaster
 {{- end }}
 {{- range .Values.controllers }}
 {{- if .enabled }}
-{{- range $name, $value := .flags }}
+{{- range $name, $value := get . "flags" | default dict }}
 {{- $_ := set $flags $name $value }}
 {{- end }}
 {{- end }}
@@ -121,14 +121,10 @@ app.kubernetes.io/name: quartermaster
 {{- dict "list" $settings | toYaml }}
 {{- end }}
 
-{{- /* The types that ttl may delete, as the key `list`. An empty list is none, and not the default. */}}
+{{- /* The types that ttl may delete, as the key `list`. An empty list is none, and no list is refused: the manager's default is every type. */}}
 {{- define "quartermaster.types" -}}
 {{- $flags := include "quartermaster.flags" . | fromYaml }}
-{{- $types := list "*" }}
-{{- if hasKey $flags "ttl-include-resources" }}
-{{- $types = get $flags "ttl-include-resources" | join "," | splitList "," | compact }}
-{{- end }}
-{{- dict "list" $types | toYaml }}
+{{- dict "list" (get $flags "ttl-include-resources" | default list | join "," | splitList "," | compact) | toYaml }}
 {{- end }}
 
 {{- /* The resources, and the verbs for one, that the flags of a controller leave out, as the key `list`. */}}
