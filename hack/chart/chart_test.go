@@ -50,17 +50,7 @@ func render(values, namespace string) (objects, error) {
 }
 
 func renderChart(chart *chart.Chart, values, namespace string) (objects, error) {
-	var own map[string]any
-	if err := yaml.Unmarshal([]byte(values), &own); err != nil {
-		return nil, err
-	}
-	all, err := util.ToRenderValues(chart, own,
-		common.ReleaseOptions{Name: "any", Namespace: namespace, IsInstall: true, Revision: 1}, &common.Capabilities{
-			KubeVersion: common.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}})
-	if err != nil {
-		return nil, err
-	}
-	files, err := engine.Engine{Strict: true}.RenderWithContext(context.Background(), chart, all)
+	files, err := renderFiles(chart, values, namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -71,6 +61,21 @@ func renderChart(chart *chart.Chart, values, namespace string) (objects, error) 
 		}
 	}
 	return parse(strings.Join(manifests, "\n---\n"))
+}
+
+// renderFiles returns what each template becomes.
+func renderFiles(chart *chart.Chart, values, namespace string) (map[string]string, error) {
+	var own map[string]any
+	if err := yaml.Unmarshal([]byte(values), &own); err != nil {
+		return nil, err
+	}
+	all, err := util.ToRenderValues(chart, own,
+		common.ReleaseOptions{Name: "any", Namespace: namespace, IsInstall: true, Revision: 1}, &common.Capabilities{
+			KubeVersion: common.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}})
+	if err != nil {
+		return nil, err
+	}
+	return engine.Engine{Strict: true}.RenderWithContext(context.Background(), chart, all)
 }
 
 func mustRender(t *testing.T, values, namespace string) objects {

@@ -8,12 +8,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
@@ -68,6 +70,30 @@ func TestValuesThatDoNotGoTogetherAreRefused(t *testing.T) {
 	} {
 		if _, err := render(values, "team-a"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", values, err)
+		}
+	}
+}
+
+func TestTheNotesNameOriginalsThatNothingReplaces(t *testing.T) {
+	chart, err := loader.LoadDir(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := "compat: [reloader, reflector, replicator, ttl-controller, janitor]"
+	for values, want := range map[string][]string{
+		"{" + all + "}": {"reflector", "replicator", "ttl-controller", "janitor"},
+		"{" + all + ", controllers: {config-reload: {enabled: false}, replication: {enabled: true}, ttl: {enabled: true}}}": {"reloader"},
+	} {
+		files, err := renderFiles(chart, values, "ops")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, match := range regexp.MustCompile(`(?m)^Nothing replaces (.+?):`).FindAllStringSubmatch(files["quartermaster/templates/NOTES.txt"], -1) {
+			got = append(got, match[1])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the notes name %v, not %v", values, got, want)
 		}
 	}
 }
