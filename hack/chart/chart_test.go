@@ -50,7 +50,7 @@ func render(values, namespace string) (objects, error) {
 }
 
 func renderChart(chart *chart.Chart, values, namespace string) (objects, error) {
-	files, err := renderFiles(chart, values, namespace)
+	files, err := renderFiles(engine.Engine{Strict: true}, chart, values, namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func renderChart(chart *chart.Chart, values, namespace string) (objects, error) 
 	return parse(strings.Join(manifests, "\n---\n"))
 }
 
-// renderFiles returns what each template becomes.
-func renderFiles(chart *chart.Chart, values, namespace string) (map[string]string, error) {
+// renderFiles returns what each template becomes. A strict engine finds values that are misspelt.
+func renderFiles(by engine.Engine, chart *chart.Chart, values, namespace string) (map[string]string, error) {
 	var own map[string]any
 	if err := yaml.Unmarshal([]byte(values), &own); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func renderFiles(chart *chart.Chart, values, namespace string) (map[string]strin
 	if err != nil {
 		return nil, err
 	}
-	return engine.Engine{Strict: true}.RenderWithContext(context.Background(), chart, all)
+	return by.RenderWithContext(context.Background(), chart, all)
 }
 
 func mustRender(t *testing.T, values, namespace string) objects {

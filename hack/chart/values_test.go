@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
@@ -84,7 +86,7 @@ func TestTheNotesNameOriginalsThatNothingReplaces(t *testing.T) {
 		"{" + all + "}": {"reflector", "replicator", "ttl-controller", "janitor"},
 		"{" + all + ", controllers: {config-reload: {enabled: false}, replication: {enabled: true}, ttl: {enabled: true}}}": {"reloader"},
 	} {
-		files, err := renderFiles(chart, values, "ops")
+		files, err := renderFiles(engine.Engine{Strict: true}, chart, values, "ops")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,6 +97,31 @@ func TestTheNotesNameOriginalsThatNothingReplaces(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: the notes name %v, not %v", values, got, want)
 		}
+	}
+}
+
+// TestWhatIsEmptyMayBeNull leaves nothing but comments below a key, which is null in YAML.
+func TestWhatIsEmptyMayBeNull(t *testing.T) {
+	chart, err := loader.LoadDir(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := renderFiles(engine.Engine{}, chart, "{}", "ops")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for name, value := range chart.Values {
+		if of := reflect.ValueOf(value); of.Kind() != reflect.Map && of.Kind() != reflect.Slice || of.Len() > 0 {
+			continue
+		}
+		tried++
+		if got, err := renderFiles(engine.Engine{}, chart, name+":", "ops"); err != nil || !cmp.Equal(got, want) {
+			t.Errorf("%s: %v%s", name, err, cmp.Diff(want, got))
+		}
+	}
+	if tried < 10 {
+		t.Errorf("%d values: the test does not see them", tried)
 	}
 }
 

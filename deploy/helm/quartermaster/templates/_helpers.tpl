@@ -10,7 +10,7 @@ app.kubernetes.io/name: quartermaster
 
 {{- /* The name of the Lease. */}}
 {{- define "quartermaster.lease" -}}
-{{- get .Values.flags "leader-elect-resource-name" | default "quartermaster" }}
+{{- get (.Values.flags | default dict) "leader-elect-resource-name" | default "quartermaster" }}
 {{- end }}
 
 {{- /* The name of the Namespace that names the leader to the fence. */}}
@@ -79,7 +79,7 @@ app.kubernetes.io/name: quartermaster
 {{- $args = append $args (printf "--%s=%s" $name (include "quartermaster.scalar" $value)) }}
 {{- end }}
 {{- end }}
-{{- toYaml (concat $args .Values.extraArgs) }}
+{{- toYaml (concat $args (.Values.extraArgs | default list)) }}
 {{- end }}
 
 {{- /* Not empty if the manager has to be told where it is installed. */}}
