@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	toolswatch "k8s.io/client-go/tools/watch"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -40,7 +42,15 @@ func prepare(ctx context.Context) error {
 		return err
 	}
 	for _, resource := range rolledResources {
-		versions, err := shared.Objects.Resource(resource).Watch(ctx, metav1.ListOptions{})
+		client := shared.Objects.Resource(resource)
+		none, err := client.List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return err
+		}
+		// The API server ends the watch of a client that is too slow, as on a busy machine.
+		versions, err := toolswatch.NewRetryWatcherWithContext(ctx, none.GetResourceVersion(), &cache.ListWatch{
+			WatchFuncWithContext: client.Watch,
+		})
 		if err != nil {
 			return err
 		}
@@ -69,8 +79,8 @@ func resourceOf(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Version: "v1", Resource: name}
 }
 
-// follow adds every version to rollouts. shop.rollouts fails for a version that it missed
-// because the watch broke.
+// follow adds every version to rollouts. shop.rollouts fails for a version that it missed, because
+// the watch broke and could not go on from where it was.
 func follow(ctx context.Context, resource schema.GroupVersionResource, versions watch.Interface) {
 	defer versions.Stop()
 	for {
