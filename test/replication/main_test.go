@@ -265,8 +265,15 @@ func (w *world) requests(match func(auditv1.Event) bool) (list []string) {
 // wrote compares the writes so far.
 func (w *world) wrote(want ...string) {
 	w.Helper()
+	var got []string
+	fleet.Eventually(w.ctx, w, func() error { // an object has changed before its write is in the audit log
+		if got = w.writes(); len(got) < len(want) {
+			return fmt.Errorf("writes %q, want %q", got, want)
+		}
+		return nil
+	})
 	slices.Sort(want)
-	if got := w.writes(); !slices.Equal(got, want) {
+	if !slices.Equal(got, want) {
 		w.Errorf("writes %q, want %q", got, want)
 	}
 }

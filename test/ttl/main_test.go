@@ -156,11 +156,18 @@ func (w *world) deletions() (list []deletion) {
 func (w *world) deleted(want ...string) {
 	w.Helper()
 	var got []string
-	for _, d := range w.deletions() {
-		if ref := d.ObjectRef; ref.Namespace == w.namespace && d.ResponseStatus.Code < 300 && !strings.HasPrefix(ref.Name, "canary-") {
-			got = append(got, ref.Resource+"/"+ref.Name)
+	fleet.Eventually(w.ctx, w, func() error { // an object is gone before its deletion is in the audit log
+		got = nil
+		for _, d := range w.deletions() {
+			if ref := d.ObjectRef; ref.Namespace == w.namespace && d.ResponseStatus.Code < 300 && !strings.HasPrefix(ref.Name, "canary-") {
+				got = append(got, ref.Resource+"/"+ref.Name)
+			}
 		}
-	}
+		if len(got) < len(want) {
+			return fmt.Errorf("deleted %q, want %q", got, want)
+		}
+		return nil
+	})
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {

@@ -135,11 +135,11 @@ func TestScenarios(t *testing.T) {
 		},
 		"17 and 18: annotations that come and change": func(w *world) {
 			w.create("cm", nil)
-			w.create("prolonged", in(2*time.Second))
+			w.create("prolonged", in(10*time.Second)) // a busy machine must prolong it in time
 			w.annotate("configmap/prolonged", "quartermaster.dev/expires=2200-01-01")
 			w.annotate("configmap/cm", twinTTL+"=0s")
 			w.gone("cm")
-			<-time.After(2 * time.Second)
+			<-time.After(10 * time.Second)
 			w.settle()
 			w.deleted("configmaps/cm")
 		},

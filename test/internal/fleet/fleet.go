@@ -162,7 +162,7 @@ func StopAtEnd(t testing.TB, m *cluster.Manager) {
 	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("log of %s:\n%s", m.Pod, m.Tail(60))
+			t.Logf("log of %s:\n%s", m.Pod, m.Tail(25))
 		}
 		_ = m.Signal(syscall.SIGCONT)
 		// A test that cares about the result has stopped it before.
