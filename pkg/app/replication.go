@@ -30,7 +30,7 @@ func replicationEntry(o *Options) Entry {
 		return cfg
 	}
 	// The cache and the controller compare hashes, so they share the key.
-	digester := sync.OnceValue(func() *policy.Digester { return policy.NewDigester(config().AllowAll) })
+	digester := sync.OnceValue(func() *policy.Digester { return policy.NewDigester(config().Options) })
 	return Entry{
 		Name:         replication.Name,
 		Summary:      "copies Secrets and ConfigMaps to other namespaces",
@@ -47,7 +47,7 @@ func replicationEntry(o *Options) Entry {
 				needs = append(needs, need)
 			}
 			if len(cfg.Scope) == 0 {
-				needs = append(needs, informers.Need{Resource: informers.Namespaces, Fields: informers.Labels, ClusterScoped: true})
+				needs = append(needs, informers.Need{Resource: informers.Namespaces, Fields: informers.Labels | informers.CreationTimestamp, ClusterScoped: true})
 			}
 			return needs, nil
 		},

@@ -9,13 +9,14 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -28,6 +29,8 @@ type Config struct {
 	Scope []string
 	// Kinds lists the kinds to copy.
 	Kinds []string
+	// MaxSpread is that of the Options.
+	MaxSpread resource.QuantityValue
 	// DryRun sends every write as a dry run.
 	DryRun  bool
 	Workers int
@@ -37,13 +40,17 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Options: policy.Options{
-			MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*",
+			MarkAdopted: true, DeletionGrace: 5 * time.Second,
 			ProtectedNamespaces: []string{"kube-system", "kube-public", "kube-node-lease"},
-			ProtectedNames:      []string{"kube-root-ca.crt"},
-			DeniedLabels:        []string{"argocd.argoproj.io/*"},
+			ProtectedNames:      []string{"kube-root-ca.crt", "sh.helm.release.*", "bootstrap-token-*"},
+			DeniedLabels: []string{
+				"app.kubernetes.io/managed-by", "argocd.argoproj.io/*", "cluster.x-k8s.io/*", "helm.toolkit.fluxcd.io/*",
+				"istio/multiCluster", "kustomize.toolkit.fluxcd.io/*", "sealedsecrets.bitnami.com/*",
+			},
 		},
-		Kinds:   []string{string(policy.Secret), string(policy.ConfigMap)},
-		Workers: 4,
+		Kinds:     []string{string(policy.Secret), string(policy.ConfigMap)},
+		MaxSpread: resource.QuantityValue{Quantity: resource.MustParse("64Mi")},
+		Workers:   4,
 	}
 }
 
@@ -52,16 +59,22 @@ const flagPrefix = "replication-"
 // AddFlags binds the --replication-* flags. The current values of c are their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.PushNamespaces, flagPrefix+"push-namespaces", c.PushNamespaces,
-		"The namespaces whose objects may push, in the grammar of the annotation push-to.")
+		"The namespaces whose objects may push, in the grammar of the annotation push-to; * is all. "+
+			"Without this flag, none may push with quartermaster.dev/push-to, and all may with the annotations of --compat.")
+	fs.Var(&c.MaxSpread, flagPrefix+"max-spread",
+		"The most that one source may ask for: its bytes, 1Ki at least, times the namespaces that it is pushed to; 0 is no limit.")
 	fs.StringSliceVar(&c.ProtectedNamespaces, flagPrefix+"protected-namespaces", c.ProtectedNamespaces,
 		"Globs of namespaces that nothing is pushed to. The manager's own is always one.")
 	fs.StringSliceVar(&c.ProtectedNames, flagPrefix+"protected-names", c.ProtectedNames, "Globs of names that nothing is pushed to.")
-	fs.StringSliceVar(&c.DeniedLabels, flagPrefix+"denied-labels", c.DeniedLabels, "Globs of labels that are never copied.")
+	fs.StringSliceVar(&c.DeniedLabels, flagPrefix+"denied-labels", c.DeniedLabels,
+		"Globs of the keys of labels that are never copied, such as those by which another controller trusts an object.")
 	fs.StringSliceVar(&c.Kinds, flagPrefix+"kinds", c.Kinds, "The kinds to copy: Secret, ConfigMap.")
 	fs.DurationVar(&c.DeletionGrace, flagPrefix+"deletion-grace", c.DeletionGrace,
-		"How long a source must be gone before its copies are deleted.")
+		"How long a copy must be unwanted before it is deleted; 10m at least while its source's namespace does not exist.")
 	fs.BoolVar(&c.AllowAll, flagPrefix+"mittwald-allow-all", c.AllowAll,
 		"Permit every pull with replicate-from, of any source: kubernetes-replicator's --allow-all.")
+	fs.BoolVar(&c.AllowConfigMaps, flagPrefix+"mittwald-allow-configmaps", c.AllowConfigMaps,
+		"Permit every pull of a ConfigMap with replicate-from, as kubernetes-replicator does.")
 	fs.BoolVar(&c.MarkAdopted, flagPrefix+"mark-adopted", c.MarkAdopted,
 		"Note the source on copies that kubernetes-replicator made, 5 per second. Without this, those whose source goes first stay.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Send every write with dryRun=All and log it.")
@@ -74,15 +87,26 @@ func (c *Config) Validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
-	if problem := policy.CheckNamespaces(c.PushNamespaces); problem != "" {
+	if problem := policy.CheckNamespaces(c.PushNamespaces); problem != "" && c.PushNamespaces != "" {
 		bad("push-namespaces", "%q %s", c.PushNamespaces, problem)
 	}
-	for flag, globs := range map[string][]string{
-		"protected-namespaces": c.ProtectedNamespaces, "protected-names": c.ProtectedNames, "denied-labels": c.DeniedLabels,
+	for _, list := range []struct {
+		flag  string
+		globs []string
+		limit int
+	}{
+		{"protected-namespaces", c.ProtectedNamespaces, glob.MaxNamespace},
+		{"protected-names", c.ProtectedNames, glob.MaxName},
+		{"denied-labels", c.DeniedLabels, glob.MaxName + len("/") + glob.MaxNamespace},
 	} {
-		if slices.Contains(globs, "") || !utf8.ValidString(strings.Join(globs, "")) {
-			bad(flag, "has an empty item or one that is not UTF-8")
+		for _, item := range list.globs {
+			if problem := glob.Check(item, list.limit); problem != "" {
+				bad(list.flag, "%.80q %s", item, problem)
+			}
 		}
+	}
+	if c.MaxSpread.Sign() < 0 {
+		bad("max-spread", "must not be negative, got %s", c.MaxSpread.String())
 	}
 	if n := len(c.CopiedKinds()); n == 0 || n != len(c.Kinds) {
 		bad("kinds", "must be of Secret, ConfigMap, each once, got %q", c.Kinds)

@@ -4,13 +4,15 @@
 // Package replication copies Secrets and ConfigMaps to other namespaces. A push source says where
 // its copies go; a pull target names its source, which must permit that.
 //
-// An event enqueues the targets that it may concern and does nothing else. Reconciling a target
-// decides in package policy, which is pure, on what the cache has: hashes in place of values. Only
-// if a write is due, source and target are read live, the decision is made again on them, and one
-// request is sent. No value outlives that.
+// An event enqueues the object and does nothing else, since what depends on an object may be much, and
+// what its annotations select expensive to find out. Reconciling a source enqueues its targets.
+// Reconciling a target decides in package policy, which is pure, on what the cache has: hashes in place
+// of values. Only if a write is due, source and target are read live, the decision is made again on
+// them, and one request is sent. No value outlives that. A target that a push makes due is reconciled in
+// the turn of the source's namespace, so that a source with many targets takes turns with others.
 //
 //	events.go      what enters, and whom it concerns
-//	controller.go  a reconcile
+//	controller.go  a reconcile of a target
 //	write.go       requests, Events
 //	memory.go      what a run remembers of a target
 //
@@ -18,10 +20,11 @@
 // leader finds everything that is left to do. A run remembers besides, in memory.go:
 //
 //	field    what it is                                  set by                cleared by
-//	targets  how each target stands, and how often a     each decision, each   the decision that the
-//	         drift was repaired                          write                 object is no target
-//	gone     since when a source has been gone           the first look at it  its creation
-//	told     the Events of the last ten minutes          each Event            age
+//	targets  how each target stands, since when nobody   each decision, each   the decision that the
+//	         wants it, how often a drift was repaired    write                 object is no target
+//	sources  the namespaces that each source selects     its reconcile, and a  its reconcile
+//	                                                     new namespace's copy
+//	notices  the Events of the last ten minutes          each Event            age
 package replication
 
 import (
@@ -49,10 +52,6 @@ import (
 // Name is the name of the controller.
 const Name = "replication"
 
-// attempts limits the decisions in one reconcile. After a conflict, the next is made on another live
-// read.
-const attempts = 4
-
 // originalsSelector has the label that the originals' charts and manifests set.
 const originalsSelector = "app.kubernetes.io/name in (reflector,kubernetes-reflector,replicator,kubernetes-replicator)"
 
@@ -65,7 +64,7 @@ const (
 
 // Informers are the caches that the controller reads. Secrets and ConfigMaps are stored as
 // [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
-// time of deletion are read; they are nil with Config.Scope.
+// times of creation and deletion are read; they are nil with Config.Scope.
 type Informers struct {
 	Objects    map[policy.Kind]cache.SharedIndexInformer
 	Namespaces cache.SharedIndexInformer
@@ -83,7 +82,7 @@ type Controller struct {
 	metrics  *domainMetrics
 	memory   *memory
 	writes   *rate.Limiter
-	loop     *controllers.Loop[policy.Key]
+	loop     *controllers.Loop[task]
 }
 
 var _ controllers.Controller = &Controller{}
@@ -96,7 +95,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	cfg.NoNamespaces = len(cfg.Scope) > 0
+	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &Controller{
 		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: loop.Clock,
 		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
@@ -121,6 +120,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if c.cfg.Reflector || c.cfg.Mittwald {
+		if c.cfg.PushNamespaces == "" {
+			klog.FromContext(ctx).Info("Warning: With --compat, whoever may write Secrets or ConfigMaps in one namespace can have them copied to all others, "+
+				"as with the originals", "flag", "--"+flagPrefix+"push-namespaces")
+		}
 		wg.Go(func() {
 			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, originalsSelector, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator")
 		})
@@ -131,11 +134,22 @@ func (c *Controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop.
 func (c *Controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Duration, error) {
+func (c *Controller) reconcile(ctx context.Context, t task) (time.Duration, error) {
 	now := c.clock.Now()
+	switch t.subject {
+	case theSource:
+		return c.expandSource(ctx, t.Key, now), nil
+	case theNamespace:
+		c.expandNamespace(ctx, t.Namespace)
+		return 0, nil
+	}
+	return c.reconcileTarget(ctx, t.Key, now)
+}
+
+func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now time.Time) (time.Duration, error) {
 	p := c.rules.Decide(c, key, now)
-	c.memory.note(key, &p)
-	c.report(&p)
+	c.memory.note(key, &p, now)
+	c.report(p.Problems)
 	if p.Action == policy.Nothing {
 		return p.After, nil
 	}
@@ -150,12 +164,9 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	if err := c.writes.Wait(ctx); err != nil {
 		return 0, err
 	}
-	for attempt := 1; ; attempt++ {
-		after, err := c.act(ctx, key, p.Source, attempt == 1)
-		if attempt == attempts || !outdated(err) {
-			return after, err
-		}
-	}
+	return controllers.DecideAgain(outdated, func(first, _ bool) (time.Duration, error) {
+		return c.act(ctx, key, p.Source, first)
+	})
 }
 
 // outdated reports whether the target is not what the decision was made on.
@@ -179,8 +190,8 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 		}
 		p := c.rules.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
-			c.memory.note(key, &p)
-			c.report(&p)
+			c.memory.note(key, &p, c.clock.Now())
+			c.report(p.Problems)
 			return p.After, nil
 		}
 		if _, read := l.bodies[p.Source]; read {
@@ -254,13 +265,34 @@ func (c *Controller) Get(key policy.Key) *policy.Object {
 }
 
 // Sources implements policy.View.
-func (c *Controller) Sources(kind policy.Kind, name string) []*policy.Object {
-	return c.indexed(kind, pushers+name)
+func (c *Controller) Sources(kind policy.Kind, name string) (list []*policy.Object) {
+	for _, key := range c.indexed(kind, pushers+name) {
+		if o := c.Get(key); o != nil {
+			list = append(list, o)
+		}
+	}
+	return list
 }
 
-// GoneSince implements policy.View.
-func (c *Controller) GoneSince(key policy.Key) time.Time {
-	return c.memory.goneSince(key, c.clock.Now())
+// Spread implements policy.View.
+func (c *Controller) Spread(o *policy.Object, now time.Time) policy.Spread {
+	s, known := c.memory.source(o.Key)
+	if !known {
+		c.survey(o, now)
+		s, _ = c.memory.source(o.Key)
+	}
+	return policy.Spread{Namespaces: len(s.wanted), TooSlow: now.Before(s.notBefore)}
+}
+
+// Maker implements policy.View.
+func (c *Controller) Maker(target policy.Key) policy.Key { return c.memory.get(target).maker }
+
+// UnwantedSince implements policy.View.
+func (c *Controller) UnwantedSince(target policy.Key, why policy.Unwanted, now time.Time) time.Time {
+	if e := c.memory.get(target); e.unwanted == why {
+		return e.since
+	}
+	return now
 }
 
 // Namespace implements policy.View.
@@ -292,5 +324,7 @@ func (c *Controller) namespaces() (list []*policy.Namespace) {
 }
 
 func namespaceOf(obj metav1.Object) *policy.Namespace {
-	return &policy.Namespace{Name: obj.GetName(), Labels: obj.GetLabels(), Terminating: obj.GetDeletionTimestamp() != nil}
+	return &policy.Namespace{
+		Name: obj.GetName(), Created: obj.GetCreationTimestamp().Time, Labels: obj.GetLabels(), Terminating: obj.GetDeletionTimestamp() != nil,
+	}
 }

@@ -4,7 +4,12 @@
 package replication
 
 import (
+	"cmp"
+	"context"
+	"reflect"
 	"slices"
+	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -13,14 +18,36 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
+// task is what a worker does at once.
+type task struct {
+	subject
+	policy.Key
+}
+
+// subject is what a task is about.
+type subject string
+
+// The subjects. An event enqueues the tasks of at most two, whatever depends on the object. Which
+// targets that concerns is for a worker to find out, in the turn of the object's namespace.
+const (
+	theTarget    subject = ""          // decide on it, and write it
+	theSource    subject = "source"    // enqueue its targets
+	theNamespace subject = "namespace" // enqueue what is pushed to it, and what is in it or comes from it
+)
+
+func (t task) String() string { return strings.TrimSpace(string(t.subject) + " " + t.Key.String()) }
+
+// Tenant returns the namespace in whose turn the task is done, unless it is enqueued for another.
+func (t task) Tenant() string { return t.Namespace }
+
 // The index, and the prefixes of its values.
 const (
 	index = Name + "/keys"
 	// pushers finds the sources that push, by name; without a name, all of them.
 	pushers = "push/"
-	// refersTo finds pull targets and copies by their source, namespace/name.
-	refersTo = "from/"
-	// sourceIn finds them by the namespace of their source.
+	// copiesOf and pullsOf find copies and pull targets by their source, namespace/name.
+	copiesOf, pullsOf = "copy-of/", "pull-of/"
+	// sourceIn finds both by the namespace of their source.
 	sourceIn = "from-in/"
 	// within finds what participates by namespace.
 	within = "in/"
@@ -28,13 +55,16 @@ const (
 
 func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 	return func(obj any) (values []string, _ error) {
-		if len(obj.(policy.Cached).Digest(Name)) == 0 {
+		if !policy.Participates(obj.(policy.Cached), Name) {
 			return nil, nil // most objects
 		}
-		o := policy.Decode(kind, obj.(policy.Cached), Name)
+		o := policy.DecodeHead(kind, obj.(policy.Cached), Name)
 		values = append(values, within+o.Namespace)
-		if source, refers := c.rules.Refers(o); refers {
-			values = append(values, refersTo+source.String(), sourceIn+source.Namespace)
+		switch from, mode := c.rules.Refers(o); mode {
+		case policy.Push:
+			values = append(values, copiesOf+from.String(), sourceIn+from.Namespace)
+		case policy.Pull:
+			values = append(values, pullsOf+from.String(), sourceIn+from.Namespace)
 		}
 		if c.rules.Pushes(o) {
 			values = append(values, pushers, pushers+o.Name)
@@ -43,99 +73,115 @@ func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 	}
 }
 
-func (c *Controller) indexed(kind policy.Kind, value string) (list []*policy.Object) {
-	found, err := c.in.Objects[kind].GetIndexer().ByIndex(index, value)
+// indexed returns the keys of the objects that the index has under a value.
+func (c *Controller) indexed(kind policy.Kind, value string) (keys []policy.Key) {
+	found, err := c.in.Objects[kind].GetIndexer().IndexKeys(index, value)
 	if err != nil {
 		return nil // the index exists
 	}
-	for _, obj := range found {
-		list = append(list, policy.Decode(kind, obj.(policy.Cached), Name))
+	for _, key := range found {
+		namespace, name, _ := strings.Cut(key, "/")
+		keys = append(keys, policy.NewKey(kind, namespace, name))
 	}
-	return list
+	return keys
 }
 
 // watches returns the watches of all kinds and of namespaces. All events enter here.
-func (c *Controller) watches() (list []controllers.Watch[policy.Key]) {
+func (c *Controller) watches() (list []controllers.Watch[task]) {
 	for kind, informer := range c.in.Objects {
-		list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[policy.Cached]) []policy.Key {
+		list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[policy.Cached]) []task {
 			return c.objectChanged(kind, event)
 		}))
 	}
 	if c.in.Namespaces != nil {
 		// The sources that push to them are mapped when a run begins.
-		list = append(list, controllers.WatchChanges(c.in.Namespaces, c.namespaceChanged))
+		list = append(list, controllers.WatchChanges(c.in.Namespaces, namespaceChanged))
 	}
 	return list
 }
 
-// objectChanged returns the targets that an object concerns: itself, what it pushes to or did, and
-// what has its data.
-func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[policy.Cached]) (found []policy.Key) {
+// objectChanged returns the object as a target and as a source, as far as it may be one.
+func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[policy.Cached]) []task {
 	var key policy.Key
+	participates := false
 	for _, cached := range []policy.Cached{event.Old, event.New} {
-		if cached == nil {
-			continue
-		}
-		key = policy.NewKey(kind, cached.GetNamespace(), cached.GetName())
-		if len(cached.Digest(Name)) == 0 {
-			continue // most objects, of which nothing else need be looked at
-		}
-		o := policy.Decode(kind, cached, Name)
-		if c.rules.IsTarget(o) {
-			found = append(found, key)
-		}
-		if c.rules.Pushes(o) {
-			found = c.appendPushed(found, o)
+		if cached != nil {
+			key = policy.NewKey(kind, cached.GetNamespace(), cached.GetName())
+			participates = participates || policy.Participates(cached, Name)
 		}
 	}
+	if participates {
+		return []task{{theTarget, key}, {theSource, key}}
+	}
+	var found []task // for most objects, none
 	if len(c.indexed(kind, pushers+key.Name)) > 0 {
-		found = append(found, key)
+		found = append(found, task{theTarget, key})
 	}
-	if event.New != nil {
-		c.memory.exists(key)
-	}
-	for _, o := range c.indexed(kind, refersTo+key.NamespacedName.String()) {
-		found = append(found, o.Key)
+	if len(c.indexed(kind, pullsOf+key.NamespacedName.String())) > 0 {
+		found = append(found, task{theSource, key})
 	}
 	return found
 }
 
-func (c *Controller) appendPushed(found []policy.Key, source *policy.Object) []policy.Key {
-	for _, ns := range c.namespaces() {
-		if c.rules.MayPush(source, ns) {
-			found = append(found, policy.NewKey(source.Kind, ns.Name, source.Name))
-		}
+// namespaceChanged returns a namespace of which something changed that decisions depend on.
+func namespaceChanged(event controllers.Event[metav1.Object]) []task {
+	obj := cmp.Or(event.New, event.Old)
+	if event.Old != nil && event.New != nil && reflect.DeepEqual(namespaceOf(event.Old), namespaceOf(event.New)) {
+		return nil
 	}
-	return found
+	return []task{{theNamespace, policy.NewKey("", obj.GetName(), "")}}
 }
 
-// namespaceChanged returns what is in the namespace or may be pushed to it and, since its labels and
-// its end also count for what comes from it, the targets of that.
-func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) (found []policy.Key) {
-	var versions []*policy.Namespace
-	for _, obj := range []metav1.Object{event.Old, event.New} {
-		if obj != nil {
-			versions = append(versions, namespaceOf(obj))
-		}
+// expandSource enqueues what a source concerns: what it pushes to, did push to or has pushed, and what
+// has its data by a pull. Each pull target is enqueued in the turn of its own namespace.
+func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.Time) time.Duration {
+	before, _ := c.memory.source(key)
+	namespaces := slices.Clone(before.wanted)
+	after := time.Duration(0)
+	if o := c.Get(key); o == nil || !c.rules.Pushes(o) {
+		c.memory.setSource(key, nil)
+	} else if after = before.notBefore.Sub(now); after <= 0 {
+		s := c.survey(o, now)
+		c.report(s.Problems)
+		namespaces, after = append(namespaces, s.Wanted...), s.After
 	}
-	name := versions[0].Name
+	slices.Sort(namespaces)
+	for _, ns := range slices.Compact(namespaces) {
+		c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, policy.NewKey(key.Kind, ns, key.Name)})
+	}
+	for _, copied := range c.indexed(key.Kind, copiesOf+key.NamespacedName.String()) {
+		c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, copied})
+	}
+	for _, pull := range c.indexed(key.Kind, pullsOf+key.NamespacedName.String()) {
+		c.loop.EnqueueFor(ctx, pull.Namespace, task{theTarget, pull})
+	}
+	return after
+}
+
+// survey asks a source what it wants of all namespaces, and remembers the answer.
+func (c *Controller) survey(o *policy.Object, now time.Time) policy.Survey {
+	s := c.rules.Survey(c, o, c.namespaces(), now)
+	remember := spread{wanted: s.Wanted}
+	if s.TooSlow {
+		remember.notBefore = now.Add(s.After)
+	}
+	c.memory.setSource(o.Key, &remember)
+	return s
+}
+
+// expandNamespace enqueues what is in a namespace and may be pushed to it and, since its labels and its
+// end also count for what comes from it, the targets of that. Whether a source pushes to it is found out
+// in the source's turn.
+func (c *Controller) expandNamespace(ctx context.Context, name string) {
 	for kind := range c.in.Objects {
-		for _, source := range c.indexed(kind, pushers) {
-			if slices.ContainsFunc(versions, func(ns *policy.Namespace) bool { return c.rules.MayPush(source, ns) }) {
-				found = append(found, policy.NewKey(kind, name, source.Name))
-			}
+		for _, pusher := range c.indexed(kind, pushers) {
+			c.loop.EnqueueFor(ctx, pusher.Namespace, task{theTarget, policy.NewKey(kind, name, pusher.Name)})
 		}
-		for _, o := range c.indexed(kind, within+name) {
-			if c.rules.IsTarget(o) {
-				found = append(found, o.Key)
-			}
-			if c.rules.Pushes(o) {
-				found = c.appendPushed(found, o)
-			}
+		for _, key := range c.indexed(kind, within+name) {
+			c.loop.EnqueueFor(ctx, name, task{theTarget, key}, task{theSource, key})
 		}
-		for _, o := range c.indexed(kind, sourceIn+name) { // also of sources that are gone
-			found = append(found, o.Key)
+		for _, key := range c.indexed(kind, sourceIn+name) { // also of sources that are gone
+			c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, key})
 		}
 	}
-	return found
 }

@@ -4,15 +4,15 @@
 package replication
 
 import (
-	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/lru"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -28,18 +28,16 @@ const (
 	marksPerSecond = 5
 	// eventInterval is how long no second Event of an object and reason is sent.
 	eventInterval = 10 * time.Minute
-	// maxAged is how many entries that go only by age are kept before old ones go.
-	maxAged = 1000
 )
 
-// memory is what a run remembers.
+// memory is what a run remembers: of each target how it stands, of each source what it asks for.
 type memory struct {
 	metrics *domainMetrics
 	marks   *rate.Limiter
+	notices *controllers.Notices // of events
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
-	gone    map[policy.Key]time.Time
-	told    *lru.Cache // of an event: when it was sent
+	sources map[policy.Key]spread
 }
 
 // entry is what is remembered of a target.
@@ -51,6 +49,18 @@ type entry struct {
 	repairs int
 	next    time.Time
 	markAt  time.Time // when its turn for a marker comes
+	// unwanted is why nobody wants it, and since when; maker is the source whose copy it is, without a
+	// marker.
+	unwanted policy.Unwanted
+	since    time.Time
+	maker    policy.Key
+}
+
+// spread is what is remembered of a source that pushes.
+type spread struct {
+	wanted []string // the namespaces for which it asks
+	// notBefore is when it may be asked again; zero unless that took too long.
+	notBefore time.Time
 }
 
 type event struct {
@@ -59,7 +69,7 @@ type event struct {
 }
 
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1), told: lru.New(maxAged)}
+	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1), notices: controllers.NewNotices(eventInterval)}
 	all.clear()
 	return all
 }
@@ -70,12 +80,12 @@ func (m *memory) clear() {
 	for _, e := range m.targets {
 		e.state.Dec()
 	}
-	m.targets, m.gone = map[policy.Key]*entry{}, map[policy.Key]time.Time{}
-	m.told.Clear()
+	m.targets, m.sources = map[policy.Key]*entry{}, map[policy.Key]spread{}
+	m.notices.Clear()
 }
 
-// note remembers how a target stands; without a state, it is forgotten.
-func (m *memory) note(key policy.Key, p *policy.Plan) {
+// note remembers how a target stands at now; without a state, it is forgotten.
+func (m *memory) note(key policy.Key, p *policy.Plan, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
@@ -93,6 +103,52 @@ func (m *memory) note(key policy.Key, p *policy.Plan) {
 	}
 	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(p.Dialect), string(p.Mode), string(p.State))
 	e.state.Inc()
+	if p.Unwanted != e.unwanted {
+		e.unwanted, e.since = p.Unwanted, now
+	}
+	e.maker = policy.Key{}
+	if p.Adopted {
+		e.maker = p.Source
+	}
+}
+
+// get returns what is remembered of a target.
+func (m *memory) get(key policy.Key) entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.targets[key]; e != nil {
+		return *e
+	}
+	return entry{}
+}
+
+// source returns what is remembered of a source, and whether anything is.
+func (m *memory) source(key policy.Key) (s spread, known bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, known = m.sources[key]
+	return s, known
+}
+
+// setSource remembers what a source asks for; nothing if it is nil.
+func (m *memory) setSource(key policy.Key, s *spread) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s == nil {
+		delete(m.sources, key)
+		return
+	}
+	m.sources[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = *s
+}
+
+// wants remembers that a source asks for one more namespace.
+func (m *memory) wants(key policy.Key, namespace string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, known := m.sources[key]; known && !slices.Contains(s.wanted, namespace) {
+		s.wanted = append(slices.Clip(s.wanted), strings.Clone(namespace))
+		m.sources[key] = s
+	}
 }
 
 // pace returns how long a write has to wait: for the next repair of the target, or for its turn if it
@@ -137,34 +193,4 @@ func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 		e.next = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
 	}
 	return e.repairs
-}
-
-// exists notes that a source is there, perhaps again.
-func (m *memory) exists(key policy.Key) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.gone, key)
-}
-
-// goneSince returns since when a source has been known to be gone; it becomes known now.
-func (m *memory) goneSince(key policy.Key, now time.Time) time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if since, known := m.gone[key]; known {
-		return since
-	}
-	if len(m.gone) >= maxAged {
-		maps.DeleteFunc(m.gone, func(_ policy.Key, since time.Time) bool { return now.Sub(since) > eventInterval })
-	}
-	m.gone[key] = now
-	return now
-}
-
-// tell reports whether an Event is to be sent: whether there was none a short while ago.
-func (m *memory) tell(e event, now time.Time) bool {
-	if sent, was := m.told.Get(e); was && now.Sub(sent.(time.Time)) < eventInterval {
-		return false
-	}
-	m.told.Add(e, now)
-	return true
 }

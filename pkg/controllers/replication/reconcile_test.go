@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -301,7 +302,9 @@ func TestReconcile(t *testing.T) {
 				w.pass(time.Hour)
 				w.expect("create b/s")
 				w.versions.Remove(w.t, disabled("a"))
-				w.pass(6 * time.Second)
+				w.pass(9 * time.Minute)
+				w.expect("")
+				w.pass(2 * time.Minute)
 				w.expect("delete b/s")
 			},
 		},
@@ -491,6 +494,8 @@ func TestConfig(t *testing.T) {
 		"a negative grace":               {func(c *Config) { c.DeletionGrace = -1 }, "--replication-deletion-grace"},
 		"no worker":                      {func(c *Config) { c.Workers = 0 }, "--replication-workers"},
 		"an empty glob":                  {func(c *Config) { c.DeniedLabels = []string{""} }, "--replication-denied-labels"},
+		"a glob longer than a namespace": {func(c *Config) { c.ProtectedNamespaces = []string{strings.Repeat("*", 64)} }, "--replication-protected-namespaces"},
+		"a negative spread":              {func(c *Config) { c.MaxSpread.Quantity = resource.MustParse("-1") }, "--replication-max-spread"},
 		"the defaults are without fault": {func(*Config) {}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

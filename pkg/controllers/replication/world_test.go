@@ -52,7 +52,7 @@ type world struct {
 func newWorld(t *testing.T, lag time.Duration, configure func(*Config), objects ...runtime.Object) *world {
 	t.Helper()
 	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
-	w.cfg.Reflector, w.cfg.Mittwald = true, true
+	w.cfg.Reflector, w.cfg.Mittwald, w.cfg.PushNamespaces = true, true, "*"
 	if configure != nil {
 		configure(&w.cfg)
 	}
@@ -98,7 +98,7 @@ func (w *world) delete(action clienttesting.Action) (bool, runtime.Object, error
 // start starts a controller like a new process, with empty caches and no memory.
 func (w *world) start() {
 	w.t.Helper()
-	digester := policy.NewDigester(w.cfg.AllowAll)
+	digester := policy.NewDigester(w.cfg.Options)
 	factory := informers.NewSharedInformerFactory(w.client, 0)
 	in := Informers{Objects: map[policy.Kind]cache.SharedIndexInformer{
 		policy.Secret: factory.Core().V1().Secrets().Informer(), policy.ConfigMap: factory.Core().V1().ConfigMaps().Informer(),
@@ -171,13 +171,15 @@ func (w *world) secret(name string) *corev1.Secret {
 }
 
 // edit changes a Secret behind the controller's back.
-func (w *world) edit(name string, change func(*corev1.Secret)) {
+func (w *world) edit(name string, changes ...func(*corev1.Secret)) {
 	w.t.Helper()
 	s := w.secret(name)
 	if s == nil {
 		w.t.Fatalf("there is no %s", name)
 	}
-	change(s)
+	for _, change := range changes {
+		change(s)
+	}
 	w.put(s)
 }
 

@@ -48,8 +48,11 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	logger := klog.FromContext(ctx)
 	c.metrics.writes.WithLabelValues(string(key.Kind), string(p.Action), strconv.FormatBool(c.cfg.DryRun)).Inc()
 	repairs := 0
-	if source != nil {
+	if source != nil && p.Action != policy.Delete {
 		repairs = c.memory.wrote(key, source.ResourceVersion, now)
+	}
+	if p.Action == policy.Create {
+		c.memory.wants(p.Source, key.Namespace)
 	}
 	if c.cfg.DryRun {
 		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
@@ -102,10 +105,18 @@ func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan,
 	case outdated(err), controllers.IsNotLeading(err), ctx.Err() != nil:
 		return err
 	}
-	r := newRejection(p.Action, key, err)
 	c.metrics.errors.WithLabelValues(string(key.Kind), string(apierrors.ReasonForError(err))).Inc()
-	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, r.Error())
-	return r
+	// The message is for those who run the manager: it may show another namespace's quota.
+	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, fmt.Sprintf("%s %s: %s", p.Action, key, reasonOf(err)))
+	return newRejection(p.Action, key, err)
+}
+
+// reasonOf returns the API server's reason in one word.
+func reasonOf(err error) string {
+	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
+		return string(reason)
+	}
+	return "no answer"
 }
 
 // rejection is the error of a write. Its text has no message of which it is not known that it holds
@@ -116,9 +127,8 @@ type rejection struct {
 }
 
 func newRejection(a policy.Action, key policy.Key, err error) rejection {
-	why := "no answer"
+	why := reasonOf(err)
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
-		why = string(apierrors.ReasonForError(err))
 		if message := status.Status().Message; strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
 			why = message
 		}
@@ -145,11 +155,18 @@ type writer[T any] interface {
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
-// send updates and deletes only the version that was read: a change meanwhile is a conflict.
+// send updates and deletes only the version that was read: a change meanwhile is a conflict. Before it
+// deletes what it creates again, a dry run asks whether quota and admission let it.
 func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, target *policy.Body, dryRun bool) (err error) {
 	var dry []string
 	if dryRun {
 		dry = []string{metav1.DryRunAll}
+	}
+	if a == policy.Recreate {
+		_, err = client.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}})
+		if err != nil && !apierrors.IsAlreadyExists(err) { // which is asked last
+			return err
+		}
 	}
 	if a == policy.Delete || a == policy.Recreate {
 		err = client.Delete(ctx, target.Name, metav1.DeleteOptions{
@@ -180,9 +197,9 @@ func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, err
 	return policy.NewBody(obj), nil
 }
 
-// report tells the owners of the problems of a plan.
-func (c *Controller) report(p *policy.Plan) {
-	for _, problem := range p.Problems {
+// report tells owners of problems.
+func (c *Controller) report(problems []policy.Problem) {
+	for _, problem := range problems {
 		c.metrics.held.WithLabelValues(problem.Reason).Inc()
 		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
 	}
@@ -191,7 +208,7 @@ func (c *Controller) report(p *policy.Plan) {
 // tell records an Event about an object, unless there was one of this reason a short while ago.
 func (c *Controller) tell(about policy.Key, eventType, reason, text string) {
 	o := c.Get(about)
-	if !c.cfg.DryRun && o != nil && c.memory.tell(event{about, reason}, c.clock.Now()) {
+	if !c.cfg.DryRun && o != nil && c.memory.notices.Due(event{about, reason}, c.clock.Now()) {
 		c.events.Event(&corev1.ObjectReference{
 			APIVersion: "v1", Kind: string(about.Kind), Namespace: about.Namespace, Name: about.Name, UID: types.UID(o.UID), ResourceVersion: o.Version,
 		}, eventType, reason, text)

@@ -40,6 +40,7 @@ const (
 	replicationAllowedN = mittwaldPrefix + "replication-allowed-namespaces"
 	replicateFrom       = mittwaldPrefix + "replicate-from"
 	stripLabels         = mittwaldPrefix + "strip-labels"
+	keepOwners          = mittwaldPrefix + "keep-owner-references"
 	replicatedAt        = mittwaldPrefix + "replicated-at"
 	replicatedFrom      = mittwaldPrefix + "replicated-from-version"
 	replicatedKeys      = mittwaldPrefix + "replicated-keys"
@@ -49,7 +50,7 @@ const (
 var annotations = []string{
 	PushTo, AllowPull, PullFrom, Marker,
 	reflectionAllowed, allowedNamespaces, allowedSelector, autoEnabled, autoNamespaces, autoSelector, reflects, autoReflects,
-	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels,
+	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels, keepOwners,
 	replicatedFrom, replicatedKeys,
 }
 

@@ -5,6 +5,7 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,17 +18,10 @@ import (
 type Rules struct {
 	Options
 	matchers *matchers
-	// The flags of these names, as functions.
-	protectedNamespace, protectedName, deniedLabel func(name string) bool
 }
 
 // NewRules returns rules.
-func NewRules(o Options) *Rules {
-	return &Rules{
-		Options: o, matchers: newMatchers(o.NoNamespaces),
-		protectedNamespace: globs(o.ProtectedNamespaces), protectedName: globs(o.ProtectedNames), deniedLabel: globs(o.DeniedLabels),
-	}
-}
+func NewRules(o Options) *Rules { return &Rules{Options: o, matchers: newMatchers(o.NoNamespaces)} }
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
@@ -40,12 +34,15 @@ type asked struct {
 	source *Object
 	ns     *Namespace
 	now    time.Time
-	run    bool // whether to run what may take long
 }
 
 // match evaluates an annotation. Only what is held has a text, which then names the annotation.
 func (a asked) match(key, grammar string, parse func(string) matcher) Verdict {
-	v := a.matchers.get(grammar, a.source.Annotations[key], parse)(a.ns, a.now, a.run)
+	text := a.source.Annotations[key]
+	if text == tooLongValue {
+		return held(InvalidAnnotation, key+": "+tooLongText)
+	}
+	v := a.matchers.get(grammar, text, parse)(a.ns, a.now, true)
 	if v.Text != "" {
 		v.Text = key + ": " + v.Text
 	}
@@ -109,7 +106,7 @@ func (a asked) replicates() Verdict {
 func (a asked) permits() Verdict {
 	permitted, _ := strconv.ParseBool(a.source.Annotations[replicationAllowed])
 	switch {
-	case a.AllowAll:
+	case a.AllowAll, a.AllowConfigMaps && a.source.Kind == ConfigMap:
 		return yes
 	case !permitted:
 		return no
@@ -122,17 +119,19 @@ type claim struct {
 	Verdict
 	source  *Object
 	dialect Dialect // that says yes, or else the first that is held
+	since   time.Time
 }
 
-// pushes returns what the source wants in a namespace by its annotations alone.
-func (r *Rules) pushes(source *Object, ns *Namespace, now time.Time, run bool) claim {
-	a := asked{r, source, ns, now, run}
+// pushes returns what the source wants in a namespace by its annotations, in the dialects in which its
+// namespace may push. home is nil if that is not known.
+func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
+	a := asked{r, source, ns, now}
 	best := claim{source: source}
 	for _, next := range []struct {
 		Dialect
 		ask func() Verdict
 	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Mittwald, a.replicates}} {
-		if best.Claim == Yes || !r.enabled(next.Dialect) {
+		if best.Claim == Yes || !r.asksIn(source, next.Dialect) || !r.mayPush(next.Dialect, source, home, now) {
 			continue
 		}
 		if v := next.ask(); v.Claim > best.Claim {
@@ -142,55 +141,141 @@ func (r *Rules) pushes(source *Object, ns *Namespace, now time.Time, run bool) c
 	return best
 }
 
-// MayPush reports whether the source may want a copy in the namespace. It takes little time: what
-// would take long counts as a want.
-func (r *Rules) MayPush(source *Object, ns *Namespace) bool {
-	return source.Namespace != ns.Name && r.pushes(source, ns, time.Time{}, false).Claim != No
+// mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before
+// the source's own patterns. With no flag, the originals' dialects count everywhere, as they do there,
+// and the native one nowhere.
+func (r *Rules) mayPush(d Dialect, source *Object, home *Namespace, now time.Time) bool {
+	if r.PushNamespaces == "" {
+		return d != Native
+	}
+	if home == nil {
+		home = &Namespace{Name: source.Namespace}
+	}
+	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, now, true).Claim == Yes
 }
 
-// claims returns the claims on a target other than no, the strongest first: by creation, then by
-// name.
+// claims returns the claims on a target other than no, the strongest first: those from the namespace
+// that is older, then by name. The age of a source does not count: it may have been made again.
 func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
 	for _, source := range v.Sources(key.Kind, key.Name) {
 		if source.Namespace == key.Namespace || !r.Pushes(source) {
 			continue
 		}
-		c := r.pushes(source, ns, now, true)
+		home := v.Namespace(source.Namespace)
+		c := r.pushes(source, home, ns, now)
 		if c.Claim == No {
 			continue
 		}
-		c.Verdict = r.holds(v, source, now).and(c.Verdict)
+		if home != nil {
+			c.since = home.Created
+		}
+		c.Verdict = r.holds(v, source, home, now).and(c.Verdict)
 		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b claim) int {
-		return cmp.Or(a.source.Created.Compare(b.source.Created), cmp.Compare(a.source.NamespacedName.String(), b.source.NamespacedName.String()))
+		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.source.NamespacedName.String(), b.source.NamespacedName.String()))
 	})
 	return list
 }
 
 // holds returns a held verdict if none of the source's pushes counts for now.
-func (r *Rules) holds(v View, source *Object, now time.Time) Verdict {
-	home := v.Namespace(source.Namespace)
+func (r *Rules) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
 	if source.Deleting || home.is(labelDisabled) {
 		return Verdict{Claim: Held}
 	}
-	if home == nil {
-		home = &Namespace{Name: source.Namespace}
+	if u := unsupported(source); u.Claim != Yes {
+		return u
 	}
-	permitted := r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, now, true)
-	if permitted.Claim != Yes {
-		return held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
-	}
-	return unsupported(source)
+	return r.spread(source, v.Spread(source, now))
 }
 
-// unsupported returns a held verdict for a type of Secret that is never copied.
-func unsupported(source *Object) Verdict {
-	switch t := corev1.SecretType(source.Type); {
-	case strings.HasPrefix(source.Type, "helm.sh"):
+// minCopy is what a copy takes of the API server's store at least, about, in bytes.
+const minCopy = 1 << 10
+
+// spread returns a held verdict if the source asks for too much in all namespaces together.
+func (r *Rules) spread(source *Object, n Spread) Verdict {
+	size := max(int64(source.Size), minCopy)
+	switch {
+	case n.TooSlow:
+		return held(PatternTimeout, "its patterns take too long to match against all namespaces")
+	case r.MaxSpread > 0 && size*int64(n.Namespaces) > r.MaxSpread:
+		return held(SpreadExceeded, fmt.Sprintf("%d bytes for each of %d namespaces are more than --replication-max-spread allows", size, n.Namespaces))
+	}
+	return yes
+}
+
+// Spread is how many namespaces a source's annotations select.
+type Spread struct {
+	Namespaces int
+	// TooSlow is set if they took too long to be evaluated for all namespaces.
+	TooSlow bool
+}
+
+// Survey is what a source asks for in all namespaces.
+type Survey struct {
+	// Wanted are the namespaces that the source's annotations select.
+	Wanted   []string
+	TooSlow  bool
+	Problems []Problem
+	// After is when to ask again; 0 is at the next event.
+	After time.Duration
+}
+
+// surveyTime is how long the evaluation of one source for all namespaces may keep a worker, in real
+// time: several times what the costliest of ordinary lists needs for 10,000 namespaces.
+const surveyTime = 500 * time.Millisecond
+
+// Survey evaluates a source that pushes for all namespaces, and what is wrong with it.
+func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
+	home := v.Namespace(source.Namespace)
+	told := map[string]bool{}
+	problem := func(d Verdict) {
+		if d.Claim == Held && d.Reason != "" && !told[d.Reason] {
+			told[d.Reason] = true
+			s.Problems = append(s.Problems, Problem{source.Key, d.Reason, d.Text})
+		}
+		if d.Reason == PatternTimeout {
+			s.After = timeoutPause
+		}
+	}
+	for _, d := range Dialects {
+		if r.asksIn(source, d) && !r.mayPush(d, source, home, now) {
+			problem(forbiddenPush)
+		}
+	}
+	if source.Annotations[keepOwners] == "true" && r.Mittwald {
+		problem(held(OwnerReferenceDropped, keepOwners+" has no effect: a copy with an owner in another namespace would be collected as garbage"))
+	}
+	problem(unsupported(source))
+	start := time.Now()
+	for _, ns := range namespaces {
+		if s.TooSlow = time.Since(start) > surveyTime; s.TooSlow {
+			break
+		}
+		if ns.Name == source.Namespace {
+			continue
+		}
+		c := r.pushes(source, home, ns, now)
+		if c.Claim == Yes {
+			s.Wanted = append(s.Wanted, ns.Name)
+		}
+		problem(c.Verdict)
+	}
+	problem(r.spread(source, Spread{len(s.Wanted), s.TooSlow}))
+	return s
+}
+
+var forbiddenPush = held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
+
+// unsupported returns a held verdict for what is never copied.
+func unsupported(o *Object) Verdict {
+	switch t := corev1.SecretType(o.Type); {
+	case strings.HasPrefix(o.Type, "helm.sh"):
 		return Verdict{Claim: Held}
 	case t == corev1.SecretTypeServiceAccountToken || t == "bootstrap.kubernetes.io/token":
-		return held(UnsupportedType, "Secrets of type "+source.Type+" are not copied")
+		return held(UnsupportedType, "Secrets of type "+o.Type+" are not copied")
+	case o.Content == nil && o.Keys > maxKeys:
+		return held(TooManyKeys, fmt.Sprintf("objects with more than %d keys are not copied", maxKeys))
 	}
 	return yes
 }
@@ -198,7 +283,7 @@ func unsupported(source *Object) Verdict {
 // permitted returns whether the source lets a pull target in ns have its data. The dialect is that
 // of the target.
 func (r *Rules) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
-	a := asked{r, source, ns, now, true}
+	a := asked{r, source, ns, now}
 	verdict := a.native(AllowPull)
 	switch d {
 	case Reflector:

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
 // Body is a Secret or ConfigMap with its values. It is read live for one write and not kept.
@@ -119,7 +121,7 @@ func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]s
 		return nil
 	}
 	labels = maps.Clone(labels)
-	maps.DeleteFunc(labels, func(key, _ string) bool { return r.deniedLabel(key) })
+	maps.DeleteFunc(labels, func(key, _ string) bool { return glob.MatchAny(r.DeniedLabels, key) })
 	return labels
 }
 

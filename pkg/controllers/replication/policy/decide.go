@@ -10,6 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
 // View is what a decision sees.
@@ -20,9 +22,25 @@ type View interface {
 	Get(Key) *Object
 	// Sources returns all objects of a kind and name with a push key.
 	Sources(kind Kind, name string) []*Object
-	// GoneSince returns since when an object has been known to be gone.
-	GoneSince(Key) time.Time
+	// Spread returns for how many namespaces a source asks.
+	Spread(source *Object, now time.Time) Spread
+	// Maker returns the source from which the replicator made a target, by an earlier decision; the zero
+	// Key if there was none.
+	Maker(target Key) Key
+	// UnwantedSince returns since when every decision has found a target unwanted for this reason; now if
+	// the latest did not.
+	UnwantedSince(target Key, why Unwanted, now time.Time) time.Time
 }
+
+// Unwanted is why a target is to lose its data. The reasons have graces of their own.
+type Unwanted string
+
+// The reasons.
+const (
+	Wanted    Unwanted = ""
+	Withdrawn Unwanted = "withdrawn" // its source is gone, or asks for it no more
+	Homeless  Unwanted = "homeless"  // the namespace of its source does not exist
+)
 
 // Action is what is to be done with a target.
 type Action string
@@ -64,6 +82,10 @@ type Plan struct {
 	Dialect  Dialect
 	Mode     Mode
 	Problems []Problem
+	// Adopted says that Source made the target, as the replicator.
+	Adopted bool
+	// Unwanted says that the target loses its data, or would but for the grace.
+	Unwanted Unwanted
 	// After is when to decide again; 0 is at the next event.
 	After time.Duration
 }
@@ -112,19 +134,22 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
-		// The strongest claimant of its dialect is its source.
-		i := slices.IndexFunc(claims, func(c claim) bool { return asked{r, c.source, ns, now, true}.replicates().Claim != No })
-		if i < 0 {
-			p.State = Unclaimed
+		if maker := r.makerOf(target, v.Maker(key), claims, ns, now); maker != nil {
+			role.kind, role.from = pushCopy, maker.source.NamespacedName
+			p.Source, p.Adopted = maker.source.Key, true
 		} else {
-			role.kind, role.from = pushCopy, claims[i].source.NamespacedName
+			p.State = Unclaimed
 		}
 	}
-	winner := strongest(claims, Key{key.Kind, role.from})
+	owner := Key{key.Kind, role.from}
+	winner := strongest(claims, owner)
 	switch {
+	case role.kind == pushCopy && unsupported(target).Claim != Yes:
+		p.State = OnHold // which of its keys are its own is not known
+		return
 	case winner == nil && role.kind != pushCopy:
 		return
-	case ns.is(labelPullOnly) || r.protectedNamespace(ns.Name) || r.protectedName(key.Name):
+	case ns.is(labelPullOnly) || glob.MatchAny(r.ProtectedNamespaces, ns.Name) || glob.MatchAny(r.ProtectedNames, key.Name):
 		if winner != nil && winner.Claim == Yes {
 			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
@@ -139,22 +164,60 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 	}
 	for i := range claims {
 		if c := &claims[i]; c.Claim == Yes && c != winner {
-			p.problem(c.source.Key, TargetClaimed, "%s has its data from %s", key.NamespacedName, winner.source.NamespacedName)
+			p.problem(c.source.Key, TargetClaimed, "%s belongs to another source of that name", key.NamespacedName)
 		}
 	}
-	if target != nil && role.kind != pushCopy {
+	switch {
+	case target != nil && role.kind != pushCopy:
 		p.refuse(winner, TargetExists, "%s exists and was not made by a push", key.NamespacedName)
+	case target != nil && winner.source.Key != owner:
+		r.giveWay(p, v, target, role, claims, winner, now)
+	case target == nil:
+		p.State, p.Dialect, p.Source, p.Action = InSync, winner.dialect, winner.source.Key, Create
+	default:
+		p.State, p.Dialect, p.Source = InSync, winner.dialect, winner.source.Key
+		r.compare(p, winner.source, target, role)
+	}
+}
+
+// makerOf returns the claim of the source from which the replicator made a copy, or nil. Whoever pushes
+// that name next is not its maker: the source's present version or its content must be in the copy, or
+// have been there when this run first looked, since the marker that says so is written slowly.
+func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
+	content := map[Slot]Sum{}
+	for _, key := range keyList(target.Annotations[replicatedKeys]) {
+		for _, section := range []string{inData, inBinaryData} {
+			if sum, has := target.Content[Slot(section+key)]; has {
+				content[Slot(section+key)] = sum
+			}
+		}
+	}
+	for _, made := range []func(*Object) bool{
+		func(source *Object) bool { return source.Key == known },
+		func(source *Object) bool { return source.Version == target.Annotations[replicatedFrom] },
+		func(source *Object) bool { return len(content) > 0 && maps.Equal(source.Content, content) },
+	} {
+		i := slices.IndexFunc(claims, func(c claim) bool {
+			return made(c.source) && asked{r, c.source, ns, now}.replicates().Claim != No
+		})
+		if i >= 0 {
+			return &claims[i]
+		}
+	}
+	return nil
+}
+
+// giveWay decides on the copy of a source that has no claim, or a weaker one than another source. The
+// data of one namespace is never replaced by that of another: the copy goes, and then the other source
+// has its own made.
+func (r *Rules) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
+	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.from })
+	if !claimed {
+		r.release(p, v, target, role, now)
 		return
 	}
-	if role.kind == pushCopy && role.from != winner.source.NamespacedName && r.mayReturn(p, v, Key{key.Kind, role.from}, now) {
-		return
-	}
-	p.State, p.Dialect, p.Source = InSync, winner.dialect, winner.source.Key
-	if target == nil {
-		p.Action = Create
-		return
-	}
-	r.compare(p, winner.source, target, role)
+	p.State, p.Source = InSync, winner.source.Key
+	r.remove(p, target, role)
 }
 
 func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
@@ -162,46 +225,58 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 	p.problem(c.source.Key, reason, format, args...)
 }
 
-// strongest returns the claim that decides, or nil: that of the owner of the copy, or the first that
-// is yes, or the first that is held.
+// strongest returns the claim that decides, or nil: the first that is yes, or that is held and the
+// owner's of the copy. Nobody else's is protected by a claim that is held.
 func strongest(claims []claim, owner Key) *claim {
-	for _, decides := range []func(claim) bool{
-		func(c claim) bool { return c.source.Key == owner },
-		func(c claim) bool { return c.Claim == Yes },
-		func(claim) bool { return true },
-	} {
-		if i := slices.IndexFunc(claims, decides); i >= 0 {
-			return &claims[i]
-		}
+	i := slices.IndexFunc(claims, func(c claim) bool { return c.Claim == Yes || c.source.Key == owner })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &claims[i]
 }
 
-// mayReturn reports whether nothing may be concluded yet from the source's absence: it has not been
-// gone for the grace, or its namespace is disabled or not known.
-func (r *Rules) mayReturn(p *Plan, v View, source Key, now time.Time) bool {
-	home := v.Namespace(source.Namespace)
+// missingGrace is the grace of a target whose source's namespace does not exist: a backup may be
+// restored in any order.
+const missingGrace = 10 * time.Minute
+
+// mustWait reports whether it may not be concluded yet that nobody wants the target's data: for the
+// grace, or because its source's namespace is disabled or not known.
+func (r *Rules) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
+	home := v.Namespace(p.Source.Namespace)
 	switch {
 	case home.is(labelDisabled):
 		return true // the event of its label or its end decides again
-	case v.Get(source) != nil:
-		return false
 	case r.NoNamespaces && home == nil:
 		return true // --namespaces leaves it out
 	}
-	p.After = max(v.GoneSince(source).Add(r.DeletionGrace).Sub(now), 0)
+	grace := r.DeletionGrace
+	p.Unwanted = Withdrawn
+	if home == nil {
+		p.Unwanted, grace = Homeless, max(grace, missingGrace)
+	}
+	p.After = max(v.UnwantedSince(target.Key, p.Unwanted, now).Add(grace).Sub(now), 0)
 	return p.After > 0
 }
 
-// release removes a copy that no source wants.
+// release removes a copy that its source does not want.
 func (r *Rules) release(p *Plan, v View, target *Object, role role, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
 	switch {
-	case !r.enabled(role.dialect) || source != nil && source.Deleting || r.mayReturn(p, v, p.Source, now):
-	case role.dialect != Mittwald || len(without(target.Content, replicated(target, role))) == 0:
+	case !r.enabled(role.dialect), source != nil && source.Deleting:
+	case role.dialect == Native && r.PushNamespaces == "" && source != nil && source.has(PushTo):
+		// The flag was never set, so nobody has decided that this source may push no more.
+		p.Problems = append(p.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
+	case !r.mustWait(p, v, target, now):
+		r.remove(p, target, role)
+	}
+}
+
+// remove deletes a copy, or strips one that has keys of its own.
+func (r *Rules) remove(p *Plan, target *Object, role role) {
+	if role.dialect != Mittwald || len(without(target.Content, replicated(target, role))) == 0 {
 		p.Action = Delete
-	case !p.keepsKeys(target):
+	} else if !p.keepsKeys(target) {
 		p.Action = Strip
 	}
 }
@@ -272,7 +347,7 @@ func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Tim
 	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
-	if !r.mayReturn(p, v, p.Source, now) && !p.keepsKeys(target) {
+	if !r.mustWait(p, v, target, now) && !p.keepsKeys(target) {
 		p.Action = Empty
 	}
 	return true
@@ -310,7 +385,7 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 		}
 		return
 	}
-	differs := !same || role.from != source.NamespacedName
+	differs := !same
 	if p.Dialect == Mittwald {
 		labels := overlaid(target.Labels, role.marker, r.copiedLabels(source.Annotations, source.Labels))
 		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
@@ -318,7 +393,7 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	switch {
 	case differs:
 		p.Action = Update
-	case p.Dialect == Mittwald && !marked && r.MarkAdopted:
+	case role.dialect == Mittwald && !marked && r.MarkAdopted:
 		p.Action = Mark
 	}
 }

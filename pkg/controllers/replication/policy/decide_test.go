@@ -36,7 +36,7 @@ func TestTheKeysOfAnEarlierSourceDoNotStay(t *testing.T) {
 	w.settle()
 	w.edit("a/s", with("Q:push-to"))
 	w.settle()
-	w.expect("create b/s, update b/s")
+	w.expect("create b/s, create b/s, delete b/s")
 	w.holds("b/s", "j=w")
 }
 
@@ -96,31 +96,31 @@ func TestThePatternsOfAnAnnotationEndAtTheFirstThatTakesTooLong(t *testing.T) {
 	long := strings.Repeat("x", 60)
 	w.namespaces(long)
 	w.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "c.*")))
-	decide := func(namespace, want string) {
+	ask := func(namespace, want string) {
 		t.Helper()
-		p := w.rules.Decide(w, NewKey(Secret, namespace, "s"), w.now)
-		got := string(p.Action)
-		if len(p.Problems) > 0 {
-			got = p.Problems[0].Reason + " " + p.Problems[0].Text
+		got := w.rules.pushes(w.Get(NewKey(Secret, "a", "s")), w.ns["a"], w.ns[namespace], w.now)
+		text := "yes"
+		if got.Claim != Yes {
+			text = got.Reason + " " + got.Text
 		}
-		if got != want {
-			t.Errorf("%s: %q, want %q", namespace, got, want)
-		}
-		if paused := strings.HasPrefix(want, PatternTimeout); paused != (p.After == timeoutPause) {
-			t.Errorf("%s is decided again after %v", namespace, p.After)
+		if text != want {
+			t.Errorf("%s: %q, want %q", namespace, text, want)
 		}
 	}
 	const tooLong = `PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: pattern "(x+x+)+y" takes too long to match`
 	const paused = "PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: has a pattern that took too long to match a while ago"
-	decide("c", "create")
-	decide(long, tooLong) // and not "create", although the next pattern matches
-	decide("c", paused)
-	decide("b", "create")
+	ask("c", "yes")
+	ask(long, tooLong) // and not "yes", although the next pattern matches
+	ask("c", paused)
+	ask("b", "yes")
 	w.now = w.now.Add(timeoutPause - time.Second)
-	decide(long, paused)
+	ask(long, paused)
 	w.now = w.now.Add(time.Second)
-	decide("c", "create")
-	decide(long, tooLong)
+	ask("c", "yes")
+	ask(long, tooLong)
+	if s := w.survey(w.Get(NewKey(Secret, "a", "s")), w.now); s.After != timeoutPause {
+		t.Errorf("the source is looked at again after %v", s.After)
+	}
 }
 
 func TestThePatternsOfTheReplicatorAreBounded(t *testing.T) {
@@ -145,20 +145,6 @@ func TestThePatternsOfTheReplicatorAreBounded(t *testing.T) {
 	}
 }
 
-func TestGlobs(t *testing.T) {
-	for _, tc := range []struct {
-		glob, name string
-		want       bool
-	}{
-		{"*", "", true}, {"a*", "a", true}, {"a*c", "abbc", true}, {"a*c", "abcb", false}, {"?", "a", true}, {"?", "", false},
-		{"*a*b*", "xaxbx", true}, {"team-*", "steam-1", false}, {"", "", true}, {"", "a", false}, {"a**", "a", true},
-	} {
-		if got := globs([]string{tc.glob})(tc.name); got != tc.want {
-			t.Errorf("glob %q, name %q: %v", tc.glob, tc.name, got)
-		}
-	}
-}
-
 func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
 	w := newWorld(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")))
@@ -166,17 +152,28 @@ func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
 	w.settle()
 	w.edit("a/s", data("k=w"))
 	w.settle()
-	w.expect("update b/s")
+	w.expect("mark b/s, update b/s")
 	w.holds("b/s", "k=w", "M:replicated-keys=(none)", "Q:source=*")
 }
 
-func TestAnUnmarkedCopyOfTwoSourcesGoesToTheOlderOne(t *testing.T) {
+func TestAnAdoptedCopyFollowsItsSourceBeforeItHasItsMarker(t *testing.T) {
+	w := newWorld(t, func(o *Options) { o.MarkAdopted = false })
+	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+	w.put(secret("b/s", "k=v", replicatorMade("0", "k")))
+	w.settle()
+	w.edit("a/s", data("k=w"))
+	w.settle()
+	w.expect("update b/s")
+	w.holds("b/s", "k=w")
+}
+
+func TestWhatTheReplicatorMadeOfAYoungerNamespaceGivesWay(t *testing.T) {
 	w := newWorld(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.put(secret("c/s", "k=w", with("M:replicate-to=b")))
 	w.put(secret("b/s", "k=w", replicatorMade("2", "k")))
 	w.settle()
-	w.expect("update b/s", "TargetClaimed c/s")
+	w.expect("create b/s, delete b/s", "TargetClaimed c/s")
 	w.holds("b/s", "k=v")
 	if got := w.get("b/s").Annotations[Marker]; !strings.Contains(got, `"source":"a/s"`) {
 		t.Errorf("marker %s", got)

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -13,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,17 +44,29 @@ type Object struct {
 	UID, Version string `json:"-"`
 	Deleting     bool   `json:"-"`
 
-	Created   time.Time `json:"c"`
-	Type      string    `json:"t,omitempty"`
-	Immutable bool      `json:"i,omitempty"`
+	Type      string `json:"t,omitempty"`
+	Immutable bool   `json:"i,omitempty"`
 	// UserMade says that the object bears traces of a user or a tool, so it was not made by the
 	// reflector.
 	UserMade    bool              `json:"u,omitempty"`
 	Annotations map[string]string `json:"a,omitempty"`
 	// Labels are kept for the mittwald dialect only, which copies them.
-	Labels  map[string]string `json:"l,omitempty"`
-	Content map[Slot]Sum      `json:"d,omitempty"`
+	Labels map[string]string `json:"l,omitempty"`
+	// Size is that of all values, in bytes. Keys is their number.
+	Size int `json:"s,omitempty"`
+	Keys int `json:"n,omitempty"`
+
+	// Content is nil if there are more than maxKeys.
+	Content map[Slot]Sum `json:"-"`
 }
+
+// maxKeys is how many keys an object may have that is copied. Each costs several times its length, in
+// the cache and with every decision.
+const maxKeys = 1024
+
+// tooLongValue stands for the value of an annotation that exceeds maxPatternLength. No valid value is
+// equal to it.
+const tooLongValue = "\x00"
 
 func (o *Object) has(annotation string) bool {
 	_, has := o.Annotations[annotation]
@@ -68,28 +80,36 @@ func hasAny(m map[string]string, keys ...string) bool {
 // Digester computes what the cache keeps of an object. All objects that are compared must come from
 // the same one.
 type Digester struct {
-	all bool
+	all func(runtime.Object) bool // which objects without annotations are described too
 	mac sync.Pool
 }
 
-// NewDigester returns a Digester with a random key. If all is set, objects without annotations are
-// described too.
-func NewDigester(all bool) *Digester {
+// NewDigester returns a Digester with a random key.
+func NewDigester(o Options) *Digester {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
-	return &Digester{all: all, mac: sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
+	return &Digester{
+		all: func(obj runtime.Object) bool {
+			_, configMap := obj.(*corev1.ConfigMap)
+			return o.Mittwald && (o.AllowAll || o.AllowConfigMaps && configMap)
+		},
+		mac: sync.Pool{New: func() any { return hmac.New(sha256.New, key) }},
+	}
 }
 
 // Describe returns what decisions know of an object.
 func (d *Digester) Describe(b *Body) *Object {
 	o := &Object{
 		Key: b.Key(), UID: string(b.UID), Version: b.ResourceVersion, Deleting: b.DeletionTimestamp != nil,
-		Created: b.CreationTimestamp.Time, Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
-		Annotations: map[string]string{}, Content: map[Slot]Sum{},
+		Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
+		Annotations: map[string]string{}, Keys: len(b.Content),
 	}
 	mittwald := false
 	for _, key := range annotations {
 		if value, has := b.Annotations[key]; has {
+			if len(value) > maxPatternLength && key != replicatedKeys { // which names all keys
+				value = tooLongValue
+			}
 			o.Annotations[key] = value
 			mittwald = mittwald || strings.HasPrefix(key, mittwaldPrefix)
 		}
@@ -97,6 +117,13 @@ func (d *Digester) Describe(b *Body) *Object {
 	if mittwald {
 		o.Labels = b.Labels
 	}
+	for _, value := range b.Content {
+		o.Size += len(value)
+	}
+	if o.Keys > maxKeys {
+		return o
+	}
+	o.Content = make(map[Slot]Sum, o.Keys)
 	mac := d.mac.Get().(hash.Hash)
 	defer d.mac.Put(mac)
 	for slot, value := range b.Content {
@@ -115,18 +142,36 @@ func userMade(b *Body) bool {
 }
 
 // Digest returns what [Decode] needs of a Secret or ConfigMap; nil for one that decisions do not
-// depend on.
+// depend on. It has two parts, so that what a handler or an index reads of an object costs no more
+// with many keys.
 func (d *Digester) Digest(obj runtime.Object) []byte {
-	if m, ok := obj.(metav1.Object); !ok || !d.all && !hasAny(m.GetAnnotations(), annotations...) {
+	m, ok := obj.(metav1.Object)
+	if !ok {
+		return nil
+	}
+	participates := hasAny(m.GetAnnotations(), annotations...)
+	if !participates && !d.all(obj) {
 		return nil
 	}
 	b := NewBody(obj)
 	if b == nil {
 		return nil
 	}
-	text, _ := json.Marshal(d.Describe(b)) // texts and times only
-	return text
+	o := d.Describe(b)
+	head, _ := json.Marshal(o) // texts and times only
+	content, _ := json.Marshal(o.Content)
+	mark := byte(bystander)
+	if participates {
+		mark = participant
+	}
+	return slices.Concat([]byte{mark}, head, []byte("\n"), content)
 }
+
+// The first byte of a digest.
+const (
+	participant = 'p' // it has annotations of ours
+	bystander   = 'b' // it may be a source without having any
+)
 
 // Cached is an object in the cache.
 type Cached interface {
@@ -134,14 +179,36 @@ type Cached interface {
 	Digest(of string) []byte
 }
 
+// Participates reports whether an object has an annotation that decisions depend on. It costs nothing.
+func Participates(c Cached, controller string) bool {
+	digest := c.Digest(controller)
+	return len(digest) > 0 && digest[0] == participant
+}
+
 // Decode returns what the cache knows of an object. Without a digest, that is its identity.
 func Decode(kind Kind, c Cached, controller string) *Object {
-	o := &Object{
+	o, content := decodeHead(kind, c, controller)
+	if len(content) > 0 {
+		_ = json.Unmarshal(content, &o.Content) // what Digest has written
+	}
+	return o
+}
+
+// DecodeHead is Decode without the content.
+func DecodeHead(kind Kind, c Cached, controller string) *Object {
+	o, _ := decodeHead(kind, c, controller)
+	return o
+}
+
+func decodeHead(kind Kind, c Cached, controller string) (o *Object, content []byte) {
+	o = &Object{
 		Key: NewKey(kind, c.GetNamespace(), c.GetName()),
 		UID: string(c.GetUID()), Version: c.GetResourceVersion(), Deleting: c.GetDeletionTimestamp() != nil,
 	}
 	if digest := c.Digest(controller); len(digest) > 0 {
-		_ = json.Unmarshal(digest, o) // what Digest has written
+		var head []byte
+		head, content, _ = bytes.Cut(digest[1:], []byte("\n"))
+		_ = json.Unmarshal(head, o) // what Digest has written
 	}
-	return o
+	return o, content
 }

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/utils/lru"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
 const (
@@ -37,7 +39,7 @@ const (
 )
 
 // matcher is the parsed value of an annotation that names namespaces. If run is false, it answers
-// held in place of running what may take long.
+// held in place of running a .NET regular expression.
 type matcher func(ns *Namespace, now time.Time, run bool) Verdict
 
 // matchers keeps parsed values.
@@ -64,7 +66,7 @@ func (m *matchers) get(grammar, text string, parse func(string) matcher) matcher
 
 func always(v Verdict) matcher { return func(*Namespace, time.Time, bool) Verdict { return v } }
 
-// tooLong reports whether a value exceeds a limit of section 2.
+// tooLong reports whether a value exceeds a limit. Describe has cut one that does.
 func tooLong(text string) bool {
 	return len(text) > maxPatternLength || strings.Count(text, ",") >= maxPatterns
 }
@@ -140,16 +142,16 @@ func netRegex(item string) matcher {
 		match, err := re.FindStringMatch(ns.Name)
 		switch {
 		case errors.Is(err, regexp2.ErrBacktrackingStackLimit):
-			return held(InvalidPattern, fmt.Sprintf("pattern %q needs too much memory to match", item))
+			return held(InvalidPattern, fmt.Sprintf("pattern %.80q needs too much memory to match", item))
 		case err != nil:
-			return held(PatternTimeout, fmt.Sprintf("pattern %q takes too long to match", item))
+			return held(PatternTimeout, fmt.Sprintf("pattern %.80q takes too long to match", item))
 		}
 		return verdict(match != nil && match.RuneLength == len([]rune(ns.Name)))
 	}
 }
 
 func invalid(item string) string {
-	return fmt.Sprintf("pattern %q is no regular expression, in which .* stands for any text", item)
+	return fmt.Sprintf("pattern %.80q is no regular expression, in which .* stands for any text", item)
 }
 
 // goList parses the replicator's lists. An item of which maxProgram leaves no room is held.
@@ -161,7 +163,7 @@ func goList(text string) matcher {
 			return always(held(InvalidPattern, invalid(item)))
 		}
 		if left -= programSize(tree); left < 0 {
-			return always(held(InvalidPattern, fmt.Sprintf("pattern %q is too large, or those before it are", item)))
+			return always(held(InvalidPattern, fmt.Sprintf("pattern %.80q is too large, or those before it are", item)))
 		}
 		return goRegex(item)
 	})(text)
@@ -189,7 +191,7 @@ func goRegex(item string) matcher {
 		case grouped.MatchString(ns.Name):
 			return yes
 		case ungrouped.MatchString(ns.Name):
-			return held(AmbiguousPattern, fmt.Sprintf("pattern %q matches only a part of the name", item))
+			return held(AmbiguousPattern, fmt.Sprintf("pattern %.80q matches only a part of the name", item))
 		}
 		return no
 	}
@@ -197,6 +199,9 @@ func goRegex(item string) matcher {
 
 // selector parses a label selector.
 func (m *matchers) selector(text string) matcher {
+	if len(text) > maxPatternLength {
+		return always(held(InvalidAnnotation, tooLongText))
+	}
 	parsed, err := labels.Parse(text)
 	if err != nil {
 		return always(held(InvalidAnnotation, "is not a label selector"))
@@ -243,36 +248,27 @@ func (m *matchers) clauses(text string) matcher {
 		}
 		for item := range strings.SplitSeq(clause, ",") {
 			item = strings.TrimSpace(item)
-			glob, excludes := strings.CutPrefix(item, "!")
+			name, excludes := strings.CutPrefix(item, "!")
 			switch {
-			case strings.Trim(glob, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || glob == "":
-				return always(held(InvalidAnnotation, fmt.Sprintf("%q is no pattern of a namespace's name, which may have * and ?", item)))
+			case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || name == "":
+				return always(held(InvalidAnnotation, fmt.Sprintf("%.80q is no pattern of a namespace's name, which may have * and ?", item)))
+			case glob.Check(name, glob.MaxNamespace) != "":
+				return always(held(InvalidAnnotation, fmt.Sprintf("%.80q %s", item, glob.Check(name, glob.MaxNamespace))))
 			case excludes:
-				exclude = append(exclude, glob)
+				exclude = append(exclude, name)
 			default:
-				matches := globs([]string{glob})
-				include = append(include, func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(matches(ns.Name)) })
+				include = append(include, func(ns *Namespace, _ time.Time, _ bool) Verdict { return verdict(glob.Match(name, ns.Name)) })
 			}
 		}
 	}
 	if len(include) == 0 {
 		return always(held(InvalidAnnotation, "has nothing but exclusions"))
 	}
-	selected, excluded := anyOf(include), globs(exclude)
+	selected := anyOf(include)
 	return func(ns *Namespace, now time.Time, run bool) Verdict {
-		if excluded(ns.Name) {
+		if glob.MatchAny(exclude, ns.Name) {
 			return no
 		}
 		return selected(ns, now, run)
 	}
-}
-
-// globs returns what matches names as a whole: * stands for any text, ? for one character. Without
-// globs, no name matches.
-func globs(list []string) func(name string) bool {
-	alternatives := make([]string, len(list))
-	for i, glob := range list {
-		alternatives[i] = strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(glob))
-	}
-	return regexp.MustCompile("^(?s:" + strings.Join(alternatives, "|") + ")$").MatchString
 }

@@ -75,16 +75,20 @@ const (
 type Options struct {
 	// Reflector and Mittwald switch on the dialects of the originals.
 	Reflector, Mittwald bool
-	// AllowAll makes every object a permitted source of mittwald pulls.
-	AllowAll bool
+	// AllowAll makes every object a permitted source of mittwald pulls, and AllowConfigMaps every
+	// ConfigMap.
+	AllowAll, AllowConfigMaps bool
 	// MarkAdopted adds a marker to a mittwald push copy that has none.
 	MarkAdopted bool
-	// DeletionGrace is how long a source must be gone before that has consequences.
+	// DeletionGrace is how long a copy must be unwanted before it is deleted.
 	DeletionGrace time.Duration
-	// PushNamespaces says in which namespaces a push counts, in the grammar of push-to.
+	// PushNamespaces says in which namespaces a push counts, in the grammar of push-to. If it is empty,
+	// a native push counts nowhere, and one of the other dialects everywhere.
 	PushNamespaces string
+	// MaxSpread limits the bytes of a source times the namespaces that it is pushed to; 0 is no limit.
+	MaxSpread int64
 	// ProtectedNamespaces and ProtectedNames are globs of namespaces and names that no push writes
-	// to. DeniedLabels are globs of labels that are not copied.
+	// to. DeniedLabels are globs of the keys of labels that are not copied.
 	ProtectedNamespaces, ProtectedNames, DeniedLabels []string
 	// NoNamespaces says that Namespaces cannot be read, so that selectors of their labels are held.
 	NoNamespaces bool
@@ -97,6 +101,7 @@ func (o *Options) enabled(d Dialect) bool {
 // Namespace is what is known of a namespace.
 type Namespace struct {
 	Name        string
+	Created     time.Time // zero if it is not known
 	Labels      map[string]string
 	Terminating bool
 }
@@ -133,6 +138,9 @@ const (
 	TypeConflict           = "TypeConflict"
 	SourceDeleted          = "SourceDeleted"
 	ReplicationCycle       = "ReplicationCycle"
+	SpreadExceeded         = "SpreadExceeded"
+	TooManyKeys            = "TooManyKeys"
+	OwnerReferenceDropped  = "OwnerReferenceDropped"
 )
 
 // Claim is whether a source wants a target, or lets it have its data.

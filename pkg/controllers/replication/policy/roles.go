@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -90,23 +91,36 @@ func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
 }
 
 func (o *Options) hasPushKey(obj *Object) bool {
-	return obj.has(PushTo) || o.Reflector && isTrue(obj.Annotations[autoEnabled]) ||
-		o.Mittwald && (obj.has(replicateTo) || obj.has(replicateToMatching))
+	return slices.ContainsFunc(Dialects, func(d Dialect) bool { return o.asksIn(obj, d) })
+}
+
+// asksIn reports whether an object has a push key of a dialect that is switched on.
+func (o *Options) asksIn(obj *Object, d Dialect) bool {
+	switch {
+	case !o.enabled(d):
+		return false
+	case d == Reflector:
+		return isTrue(obj.Annotations[autoEnabled])
+	case d == Mittwald:
+		return obj.has(replicateTo) || obj.has(replicateToMatching)
+	}
+	return obj.has(PushTo)
 }
 
 // isTrue is how the reflector reads a boolean.
 func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
 
-// Refers returns the source that an object refers to, for an index, and false if there is none.
-func (o *Options) Refers(obj *Object) (types.NamespacedName, bool) {
-	r := o.roleOf(obj)
-	return r.from, r.kind == pullTarget || r.kind == pushCopy
+// Refers returns the source that an object refers to, for an index, and how: as the source of a copy,
+// or of a pull target. The mode is empty if it refers to none.
+func (o *Options) Refers(obj *Object) (from types.NamespacedName, mode Mode) {
+	switch r := o.roleOf(obj); r.kind {
+	case pullTarget:
+		return r.from, Pull
+	case pushCopy:
+		return r.from, Push
+	}
+	return from, ""
 }
 
 // Pushes reports whether an object is a source that pushes.
 func (o *Options) Pushes(obj *Object) bool { return o.roleOf(obj).kind == pushSource }
-
-// IsTarget reports whether a write to the object may be due: it is a copy or a pull target.
-func (o *Options) IsTarget(obj *Object) bool {
-	return o.roleOf(obj).kind >= pullTarget
-}

@@ -135,6 +135,8 @@ func TestTheTable(t *testing.T) {
 			w.expect("create b/s")
 			w.edit("a/s", with("R:reflection-allowed"))
 			w.step()
+			w.expect("")
+			w.settle()
 			w.expect("delete b/s", "PermissionDenied b/m")
 		}},
 		"R15: a source that is no longer automatic loses its copies": {nil, func(w *world) {
@@ -282,7 +284,8 @@ func TestTheTable(t *testing.T) {
 			w.put(configMap("b/t", "", pull))
 			w.settle()
 			w.expect("")
-			w.rules.AllowAll, w.digester = true, NewDigester(true)
+			w.rules.AllowAll = true
+			w.digester = NewDigester(w.rules.Options)
 			w.settle()
 			w.expect("update b/t")
 		}},
@@ -327,6 +330,8 @@ func TestTheTable(t *testing.T) {
 			w.expect("create b/s, create c/s")
 			w.edit("a/s", with("M:replicate-to=nowhere"))
 			w.step()
+			w.expect("")
+			w.settle()
 			w.expect("delete b/s, strip c/s")
 			w.holds("c/s", "own=1", "Q:source=(none)", "M:replicated-at=(none)", "M:replicated-from-version=(none)", "M:replicated-keys=(none)")
 			if got := w.get("c/s").Labels; len(got) != 0 {
@@ -412,7 +417,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"M18: the older of two sources wins, and the other takes over": {nil, func(w *world) {
+		"M18: the source in the older namespace wins, and the other follows once its copy is gone": {nil, func(w *world) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			w.put(secret("c/s", "j=w", with("M:replicate-to=b")))
 			w.settle()
@@ -420,7 +425,7 @@ func TestTheTable(t *testing.T) {
 			w.holds("b/s", "k=v")
 			w.edit("a/s", with("M:replicate-to"))
 			w.settle()
-			w.expect("update b/s")
+			w.expect("create b/s, delete b/s")
 			w.holds("b/s", "j=w")
 		}},
 		"M19: the owner of a foreign object opts in by a pull": {nil, func(w *world) {
@@ -616,7 +621,10 @@ func TestTheTable(t *testing.T) {
 			delete(w.ns, "a")
 			w.remove("a/s")
 			w.settle()
-			w.expect("update b/s")
+			w.expect("")
+			w.now = w.now.Add(missingGrace)
+			w.step()
+			w.expect("create b/s, delete b/s")
 		}},
 		"N12: a pull target keeps its data while its source's namespace is disabled": {nil, func(w *world) {
 			w.put(secret("a/s", "k=v", permits))
@@ -678,7 +686,7 @@ func TestTheTable(t *testing.T) {
 			w.put(secret("b/t", "", pull))
 			w.settle()
 			w.writes = nil
-			w.digester = NewDigester(false) // a new process
+			w.digester = NewDigester(w.rules.Options) // a new process
 			w.edit("a/s", with("x=y"))
 			w.settle()
 			w.expect("")

@@ -25,7 +25,8 @@ type world struct {
 	digester *Digester
 	ns       map[string]*Namespace
 	objects  map[Key]*Body
-	gone     map[Key]time.Time
+	unwanted map[Key]unwanted
+	makers   map[Key]Key
 	now      time.Time
 	version  int
 	writes   []string
@@ -35,14 +36,15 @@ type world struct {
 func newWorld(t testing.TB, configure func(*Options)) *world {
 	t.Helper()
 	o := Options{
-		Reflector: true, Mittwald: true, MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*",
-		ProtectedNamespaces: []string{"kube-system"}, ProtectedNames: []string{"kube-root-ca.crt"}, DeniedLabels: []string{"argocd.argoproj.io/*"},
+		Reflector: true, Mittwald: true, MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*", MaxSpread: 64 << 20,
+		ProtectedNamespaces: []string{"kube-system"}, ProtectedNames: []string{"kube-root-ca.crt", "sh.helm.release.*", "bootstrap-token-*"},
+		DeniedLabels: []string{"argocd.argoproj.io/*", "sealedsecrets.bitnami.com/*", "kustomize.toolkit.fluxcd.io/*", "app.kubernetes.io/managed-by"},
 	}
 	if configure != nil {
 		configure(&o)
 	}
 	w := &world{
-		t: t, digester: NewDigester(o.AllowAll), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, gone: map[Key]time.Time{},
+		t: t, digester: NewDigester(o), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
 	w.rules = NewRules(o)
@@ -52,7 +54,8 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 
 func (w *world) namespaces(names ...string) {
 	for _, name := range names {
-		w.ns[name] = &Namespace{Name: name, Labels: map[string]string{}}
+		w.ns[name] = &Namespace{Name: name, Created: w.now, Labels: map[string]string{}}
+		w.now = w.now.Add(time.Second)
 	}
 }
 
@@ -76,7 +79,6 @@ func (w *world) put(b *Body) {
 		w.now = w.now.Add(time.Second)
 	}
 	w.objects[b.Key()] = b
-	delete(w.gone, b.Key())
 }
 
 func (w *world) remove(name string) {
@@ -84,7 +86,6 @@ func (w *world) remove(name string) {
 		key := Key{kind, named(name)}
 		if w.objects[key] != nil {
 			delete(w.objects, key)
-			w.gone[key] = w.now
 		}
 	}
 }
@@ -141,7 +142,28 @@ func (w *world) Sources(kind Kind, name string) (list []*Object) {
 	return list
 }
 
-func (w *world) GoneSince(key Key) time.Time { return w.gone[key] }
+func (w *world) Spread(source *Object, now time.Time) Spread {
+	s := w.survey(source, now)
+	return Spread{len(s.Wanted), s.TooSlow}
+}
+
+func (w *world) survey(source *Object, now time.Time) Survey {
+	return w.rules.Survey(w, source, slices.Collect(maps.Values(w.ns)), now)
+}
+
+func (w *world) Maker(key Key) Key { return w.makers[key] }
+
+func (w *world) UnwantedSince(key Key, why Unwanted, now time.Time) time.Time {
+	if u := w.unwanted[key]; u.why == why {
+		return u.since
+	}
+	return now
+}
+
+type unwanted struct {
+	why   Unwanted
+	since time.Time
+}
 
 type cached struct {
 	*Body
@@ -150,9 +172,10 @@ type cached struct {
 
 func (c cached) Digest(string) []byte { return c.digest }
 
-// settle decides until nothing is left to do. The graces pass.
+// settle decides until nothing is left to do. The graces pass, but for missingGrace.
 func (w *world) settle() {
 	w.t.Helper()
+	w.step()
 	w.now = w.now.Add(time.Minute)
 	w.step()
 }
@@ -176,10 +199,19 @@ func (w *world) round() (wrote bool) {
 			keys[NewKey(key.Kind, ns, key.Name)] = true
 		}
 	}
+	for key := range w.objects {
+		if o := w.Get(key); w.rules.Pushes(o) {
+			w.report(w.survey(o, w.now).Problems)
+		}
+	}
 	for _, key := range slices.SortedFunc(maps.Keys(keys), func(a, b Key) int { return strings.Compare(a.String(), b.String()) }) {
 		p := w.rules.Decide(w, key, w.now)
-		for _, problem := range p.Problems {
-			w.problems = append(w.problems, problem.Reason+" "+problem.About.NamespacedName.String())
+		w.report(p.Problems)
+		if delete(w.makers, key); p.Adopted {
+			w.makers[key] = p.Source
+		}
+		if p.Unwanted != w.unwanted[key].why {
+			w.unwanted[key] = unwanted{p.Unwanted, w.now}
 		}
 		if p.Action != Nothing {
 			w.apply(key, &p)
@@ -187,6 +219,12 @@ func (w *world) round() (wrote bool) {
 		}
 	}
 	return wrote
+}
+
+func (w *world) report(problems []Problem) {
+	for _, problem := range problems {
+		w.problems = append(w.problems, problem.Reason+" "+problem.About.NamespacedName.String())
+	}
 }
 
 func (w *world) apply(key Key, p *Plan) {

@@ -1,0 +1,236 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestNobodyElsePays has what whoever writes objects in namespace c, the youngest, could do to others.
+func TestNobodyElsePays(t *testing.T) {
+	mine := with("Q:push-to=b")
+	for name, tc := range map[string]struct {
+		configure func(*Options)
+		run       func(w *world)
+	}{
+		"an invalid claim does not keep the copy of a source that is gone": {nil, func(w *world) {
+			w.put(secret("a/s", "k=v", mine))
+			w.put(secret("c/s", "k=attack", with("Q:push-to=!b")))
+			w.settle()
+			w.expect("create b/s", "InvalidAnnotation c/s")
+			w.remove("a/s")
+			w.settle()
+			w.expect("delete b/s")
+		}},
+		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(w *world) {
+			w.put(secret("a/s", "k=v", mine))
+			w.put(secret("c/s", "k=attack", mine))
+			w.settle()
+			w.expect("create b/s", "PushForbidden c/s")
+			w.remove("a/s")
+			w.settle()
+			w.expect("delete b/s")
+		}},
+		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(w *world) {
+			w.put(secret("c/s", "k=v", mine))
+			w.settle()
+			w.edit("c/s", with("Q:push-to=!b"), data("k=w"))
+			w.settle()
+			w.expect("create b/s")
+			w.put(secret("a/s", "k=v", mine))
+			w.settle()
+			w.expect("create b/s, delete b/s")
+		}},
+		"a source that may push no more loses its copies, once the flag says so": {nil, func(w *world) {
+			w.put(secret("c/s", "k=v", mine))
+			w.settle()
+			w.rules.PushNamespaces = "a"
+			w.settle()
+			w.expect("create b/s, delete b/s", "PushForbidden c/s")
+		}},
+		"the replicator's copy of another source is not adopted": {nil, func(w *world) {
+			w.put(secret("b/s", "k=theirs", replicatorMade("77", "k")))
+			w.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
+			w.settle()
+			w.remove("c/s")
+			w.settle()
+			w.expect("", "TargetExists c/s")
+			w.holds("b/s", "k=theirs")
+		}},
+		"an object without replicated keys is nobody's copy": {nil, func(w *world) {
+			w.put(secret("b/s", "k=theirs", replicatorMade("77", "")))
+			w.put(secret("c/s", "", with("M:replicate-to=b")))
+			w.settle()
+			w.expect("", "TargetExists c/s")
+		}},
+		"the copy of an older namespace is not taken over": {nil, func(w *world) {
+			w.put(secret("c/s", "k=attack", mine)) // is there first
+			w.put(secret("a/s", "k=v", mine))
+			w.settle()
+			w.holds("b/s", "k=v")
+			w.edit("a/s", data("k=w"))
+			w.settle()
+			w.holds("b/s", "k=w")
+		}},
+		"a source that was made again is not the younger one": {nil, func(w *world) {
+			w.put(secret("a/s", "k=v", mine))
+			w.put(secret("c/s", "k=attack", mine))
+			w.settle()
+			w.expect("create b/s", "TargetClaimed c/s")
+			w.remove("a/s")
+			w.put(secret("a/s", "k=v", mine))
+			w.settle()
+			w.expect("")
+			w.holds("b/s", "k=v")
+		}},
+		"a copy with keys of its own does not go with its source": {nil, func(w *world) {
+			w.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
+			w.settle()
+			w.edit("b/s", data("k=attack own=1"))
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			w.settle()
+			w.expect("create b/s, strip b/s", "TargetExists a/s")
+			w.holds("b/s", "own=1")
+		}},
+		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(w *world) {
+			w.put(secret("c/s", "k=attack", mine))
+			w.settle()
+			w.expect("", "PushForbidden c/s")
+		}},
+		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(w *world) {
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			w.put(secret("a/t", "k=v", auto("b")))
+			w.settle()
+			w.expect("create b/s, create b/t")
+		}},
+		"no label is copied by which another controller trusts an object": {nil, func(w *world) {
+			w.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
+				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
+				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "team=c")))
+			w.settle()
+			w.expect("create b/s")
+			if got := fmt.Sprint(w.get("b/s").Labels); got != "map[team:c]" {
+				w.t.Errorf("labels %s", got)
+			}
+		}},
+		"no name is pushed that another controller owns": {nil, func(w *world) {
+			owner := labelled("owner=helm", "status=deployed", "name=app", "version=9")
+			w.put(secret("c/sh.helm.release.v1.app.v9", "release=attack", with("Q:push-to=b", "M:replicate-to=b"), owner))
+			w.put(secret("c/bootstrap-token-abcdef", "k=attack", mine))
+			w.settle()
+			w.expect("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
+		}},
+		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(w *world) {
+			for i := range 70 {
+				w.namespaces(fmt.Sprintf("n-%d", i))
+			}
+			w.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
+			w.put(configMap("c/small", "k=v", with("Q:push-to=n-1")))
+			w.settle()
+			w.expect("create n-1/small", "SpreadExceeded c/s")
+			w.rules.MaxSpread = 0
+			w.step()
+			if len(w.writes) != 70 {
+				w.t.Errorf("%d writes without a limit, want 70", len(w.writes))
+			}
+		}},
+		"an object with thousands of keys is not copied, and one that gets them is left alone": {nil, func(w *world) {
+			many := func(b *Body) {
+				for i := range maxKeys + 1 {
+					b.Content[Slot(fmt.Sprintf("%s%d", inData, i))] = []byte("x")
+				}
+			}
+			w.put(configMap("c/s", "", mine, many))
+			w.put(configMap("a/t", "k=v", with("M:replicate-to=b")))
+			w.settle()
+			w.expect("create b/t", "TooManyKeys c/s")
+			w.edit("b/t", many)
+			w.remove("a/t")
+			w.settle()
+			w.expect("")
+		}},
+		"a value that is too long is held, in each grammar": {nil, func(w *world) {
+			long := strings.Repeat("*", 256<<10)
+			for i, key := range []string{"Q:push-to", "M:replicate-to", "M:replicate-to-matching", "R:reflection-auto-namespaces", "R:reflection-auto-namespaces-selector"} {
+				name := fmt.Sprintf("c/s%d", i)
+				w.put(secret(name, "k=v", with(key+"="+long)))
+				if strings.HasPrefix(key, "R:") {
+					w.edit(name, auto(), with(key+"="+long))
+				}
+				o := w.Get(Key{Secret, named(name)})
+				if size := len(w.digester.Digest(asObject(w.get(name)))); size > 1000 {
+					w.t.Errorf("%s: the cache keeps %d bytes", key, size)
+				}
+				if problems := w.survey(o, w.now).Problems; len(problems) != 1 || !strings.Contains(problems[0].Text, full(key)) {
+					w.t.Errorf("%s: problems %v", key, problems)
+				}
+			}
+		}},
+		"a pattern is not longer than what it matches": {nil, func(w *world) {
+			w.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
+			w.settle()
+			w.expect("", "InvalidAnnotation c/s")
+		}},
+		"owners are not copied, and who asks for it is told": {nil, func(w *world) {
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true")))
+			w.settle()
+			w.expect("create b/s", "OwnerReferenceDropped a/s")
+		}},
+		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(w *world) {
+			w.put(configMap("a/s", "k=v"))
+			w.put(secret("a/s", "k=v"))
+			w.put(configMap("b/t", "", with("M:replicate-from=a/s")))
+			w.put(secret("b/u", "", with("M:replicate-from=a/s")))
+			w.settle()
+			w.expect("update b/t", "PermissionDenied b/u")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tc.configure)
+			w.t = t
+			tc.run(w)
+		})
+	}
+}
+
+// TestASourceThatTakesTooLongIsHeld is about lists each of whose patterns is within its limit.
+func TestASourceThatTakesTooLongIsHeld(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("c/s", "k=v", with("Q:push-to=b")))
+	o := w.Get(NewKey(Secret, "c", "s"))
+	if v := w.rules.spread(o, Spread{Namespaces: 1, TooSlow: true}); v.Claim != Held || v.Reason != PatternTimeout {
+		t.Errorf("%+v", v)
+	}
+}
+
+// BenchmarkSurvey evaluates what one source asks for in 2,000 namespaces: what a worker does when the
+// source changes, and when a replica begins to lead.
+func BenchmarkSurvey(b *testing.B) {
+	for name, value := range map[string]string{
+		"256KiB":   strings.Repeat("*", 256<<10),
+		"costly":   strings.TrimSuffix(strings.Repeat(strings.Repeat("*a", 31)+"b,", 64), ","),
+		"ordinary": "team-*,!team-old",
+	} {
+		b.Run(name, func(b *testing.B) {
+			w := newWorld(b, nil)
+			for i := range 2000 {
+				w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("a", 55), i))
+			}
+			list := make([]*Namespace, 0, len(w.ns))
+			for _, ns := range w.ns {
+				list = append(list, ns)
+			}
+			body := secret("c/s", "k=v", with("Q:push-to="+value))
+			for b.Loop() {
+				key := body.Key()
+				o := Decode(key.Kind, cached{body, w.digester.Digest(asObject(body))}, "")
+				w.rules.matchers = newMatchers(false)
+				w.rules.Survey(w, o, list, time.Time{})
+			}
+		})
+	}
+}
