@@ -226,6 +226,7 @@ var unusual = []string{
 	"--config-reload-namespace-selector=a=b", "--config-reload-namespaces=a,b", "--config-reload-on-create", "--config-reload-on-delete",
 	"--config-reload-quiet-period=7s", "--config-reload-source-selector=a,b", "--config-reload-strategy=annotations",
 	"--replication-deletion-grace=7s", "--replication-denied-labels=a", "--replication-dry-run", "--replication-kinds=Secret", "--replication-mark-adopted=false",
+	"--replication-max-spread=1Mi", "--replication-mittwald-allow-configmaps",
 	"--replication-mittwald-allow-all", "--replication-protected-names=a", "--replication-protected-namespaces=a,b",
 	"--replication-push-namespaces=a-*,!a-b;labels:c=d", "--replication-workers=7",
 	"--ttl-allow-protected=nodes", "--ttl-annotations=twin", "--ttl-breaker-cooldown=7s", "--ttl-cluster-scoped=false", "--ttl-dry-run",

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 // args are those of managers in which config-reload does not run. The installation switches on
 // replication and both dialects.
 func args(more ...string) []string {
-	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace=1s"}, more...)
+	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace=1s", "--replication-push-namespaces=*"}, more...)
 }
 
 // world is a group of namespaces. In names and annotations, {a} stands for the namespace that the

@@ -185,7 +185,35 @@ func TestScenarios(t *testing.T) {
 			w.told("c/s", "TargetClaimed")
 			w.edit("a/s", w.with("M:replicate-to"))
 			w.await("b/s: j=w")
-			w.wrote("create b/s", "update b/s")
+			w.edit("a/s", w.with("M:replicate-to={b}"))
+			w.await("b/s: k=v")
+			w.wrote("create b/s", "create b/s", "create b/s", "delete b/s", "delete b/s")
+		},
+		"what another source asks for keeps no copy whose source is gone": func(w *world) {
+			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
+			w.await("b/s: k=v")
+			w.secret("c/s", "k=attack", w.with("Q:push-to=!{b}"))
+			w.told("c/s", "InvalidAnnotation")
+			w.remove("a/s")
+			w.await("b/s: none")
+		},
+		"what the replicator made of another source is not taken over": func(w *world) {
+			w.secret("b/s", "k=theirs", w.with("M:replicated-from-version=77", "M:replicated-keys=k"))
+			w.secret("c/s", "k=attack", w.with("M:replicate-to={b}"))
+			w.told("c/s", "TargetExists")
+			w.remove("c/s")
+			w.settle()
+			w.wrote()
+		},
+		"names that Helm owns are not pushed": func(w *world) {
+			w.secret("a/sh.helm.release.v1.app.v9", "release=attack", w.with("Q:push-to={b}", "M:replicate-to={b}"))
+			w.told("a/sh.helm.release.v1.app.v9", "NamespaceProtected")
+			w.wrote()
+		},
+		"a source with a value that is too long is told so": func(w *world) {
+			w.secret("a/s", "k=v", w.with("Q:push-to="+strings.Repeat("*", 200<<10)))
+			w.told("a/s", "InvalidAnnotation")
+			w.wrote()
 		},
 		"N4: a missing source and a forbidden one look alike": func(w *world) {
 			w.secret("a/s", "k=v")
@@ -224,6 +252,9 @@ func TestScenarios(t *testing.T) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}"))
 			w.await("c/s: k=v")
 			w.told("a/s", "WriteRejected")
+			if events := w.kubectl("get", "events", "-n", w.namespaces["a"], "-o", "yaml"); strings.Contains(events, "limited") {
+				w.Errorf("an Event shows the quota of another namespace:\n%s", events)
+			}
 			if err := shared.Admin.CoreV1().ResourceQuotas(b).Delete(w.ctx, "q", metav1.DeleteOptions{}); err != nil {
 				w.Fatal(err)
 			}
