@@ -265,7 +265,6 @@ var ofFlags = map[string]any{
 	"log-text-split-stream":            false,
 	"bind-address":                     "127.0.0.1",
 	"config-reload-annotation-key":     map[string]any{"auto": "example.com/auto"},
-	"config-reload-first-sight":        "compare",
 	"config-reload-ignored-kinds":      []any{"statefulsets", "jobs", "cronjobs"},
 	"config-reload-ignored-sources":    []any{"secrets"},
 	"config-reload-namespace-selector": []any{"a=b"},

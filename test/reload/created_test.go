@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -159,8 +158,8 @@ func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
 	s.configMap("last", "blue")
 	const last, lastSource = "deployments/last", "configmap/last"
 	s.create(newDeployment("web", is(auto, "true"), uses(cm)),
-		// A difference that no event has announced waits for policy.Settle, so this takes longer.
-		newDeployment("last", is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", (2*policy.Settle).String()), uses(lastSource)))
+		// This takes longer than what is rolled at once.
+		newDeployment("last", is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s"), uses(lastSource)))
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
 	s.waitForState(web, cm)
 	s.waitForState(last, lastSource)

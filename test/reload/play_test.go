@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -102,8 +101,8 @@ func lastWord(t *testing.T) {
 	t.Helper()
 	s := newShop(t, map[string]string{"team": "shop"}) // so that a selector selects it
 	s.configMap("later", "0")
-	// A difference that no event has announced waits for policy.Settle; this waits longer.
-	delayed := is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", (2 * policy.Settle).String())
+	// This takes longer than what is rolled at once.
+	delayed := is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s")
 	s.create(newDeployment("later", delayed, uses("configmap/later")), newDeployment("last", is(fleet.ReloadAnnotation, "auto"), uses("configmap/last")))
 	reloaded := func(name string) bool {
 		return s.eventsOf("deployments/"+name, "Reloaded")+s.eventsOf("deployments/"+name, "WouldReload") > 0

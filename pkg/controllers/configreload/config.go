@@ -37,8 +37,6 @@ type Config struct {
 	ArgoRollouts      bool
 	// CSI counts the secrets that the Secrets Store CSI driver mounts.
 	CSI bool
-	// MaxRolloutsPerMinute is the limit over all workloads; 0 means no limit.
-	MaxRolloutsPerMinute int
 	// DryRun reports what would be rolled and writes nothing to workloads.
 	DryRun          bool
 	ConcurrentSyncs int
@@ -51,7 +49,6 @@ func DefaultConfig() Config {
 			Strategy:    policy.StrategyEnvVars,
 			QuietPeriod: time.Second,
 			MaxDelay:    30 * time.Second,
-			FirstSight:  policy.FirstSightRecord,
 		},
 		ConcurrentSyncs: 4,
 	}
@@ -87,10 +84,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"Roll a workload when no further change came for this long; 0 acts on each change at once.")
 	fs.DurationVar(&c.MaxDelay, flagPrefix+"max-delay", c.MaxDelay,
 		"Roll a workload at the latest this long after the first change.")
-	fs.IntVar(&c.MaxRolloutsPerMinute, flagPrefix+"max-rollouts-per-minute", c.MaxRolloutsPerMinute,
-		"Limit of rollouts over all workloads; 0 means none.")
-	fs.StringVar(&c.FirstSight, flagPrefix+"first-sight", c.FirstSight,
-		"What a workload without recorded state gets: record, or compare to also roll it if its variable is out of date.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Report what would be rolled and write nothing to workloads.")
 	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Workloads reconciled at once.")
 }
@@ -101,21 +94,14 @@ func (c *Config) Validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
-	oneOf := func(flag, value string, known ...string) {
-		if !slices.Contains(known, value) {
-			bad(flag, "must be one of %s, got %q", strings.Join(known, ", "), value)
-		}
+	if c.Strategy != policy.StrategyEnvVars && c.Strategy != policy.StrategyAnnotations {
+		bad("strategy", "must be one of %s, %s, got %q", policy.StrategyEnvVars, policy.StrategyAnnotations, c.Strategy)
 	}
-	oneOf("strategy", c.Strategy, policy.StrategyEnvVars, policy.StrategyAnnotations)
-	oneOf("first-sight", c.FirstSight, policy.FirstSightRecord, policy.FirstSightCompare)
 	if c.QuietPeriod < 0 {
 		bad("quiet-period", "must not be negative, got %v", c.QuietPeriod)
 	}
 	if c.MaxDelay < c.QuietPeriod {
 		bad("max-delay", "must be at least the quiet period (%v), got %v", c.QuietPeriod, c.MaxDelay)
-	}
-	if c.MaxRolloutsPerMinute < 0 {
-		bad("max-rollouts-per-minute", "must not be negative, got %d", c.MaxRolloutsPerMinute)
 	}
 	if c.ConcurrentSyncs < 1 {
 		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)

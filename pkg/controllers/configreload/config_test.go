@@ -38,8 +38,7 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 		--config-reload-namespace-selector=env:prod --config-reload-source-selector=x=* --config-reload-ignored-sources=secrets
 		--config-reload-ignored-kinds=jobs,cronjobs --config-reload-argo-rollouts --config-reload-annotation-key=auto=example.org/auto
 		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=0 --config-reload-max-delay=1m
-		--config-reload-max-rollouts-per-minute=6
-		--config-reload-first-sight=compare --config-reload-dry-run --config-reload-csi --config-reload-concurrent-syncs=9`))
+		--config-reload-dry-run --config-reload-csi --config-reload-concurrent-syncs=9`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,11 +46,11 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 		Options: policy.Options{
 			Strategy: "annotations", AutoAll: true, OnCreate: true, OnDelete: true,
 			AnnotationKeys: map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"},
-			QuietPeriod:    0, MaxDelay: time.Minute, FirstSight: "compare",
+			QuietPeriod:    0, MaxDelay: time.Minute,
 		},
 		Namespaces: []string{"a", "b"}, IgnoredNamespaces: []string{"c"}, NamespaceSelector: []string{"env:prod"},
 		SourceSelector: []string{"x=*"}, IgnoredSources: []string{"secrets"}, IgnoredKinds: []string{"jobs", "cronjobs"},
-		ArgoRollouts: true, CSI: true, MaxRolloutsPerMinute: 6, DryRun: true, ConcurrentSyncs: 9,
+		ArgoRollouts: true, CSI: true, DryRun: true, ConcurrentSyncs: 9,
 	}
 	if diff := cmp.Diff(want, cfg); diff != "" {
 		t.Errorf("configuration differs (-want +got):\n%s", diff)
@@ -64,9 +63,9 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 	cfg := Config{
 		Options: policy.Options{
-			Strategy: "env", FirstSight: "roll", QuietPeriod: -1, MaxDelay: -2, AnnotationKeys: map[string]string{"nothing": "not a key"},
+			Strategy: "env", QuietPeriod: -1, MaxDelay: -2, AnnotationKeys: map[string]string{"nothing": "not a key"},
 		},
-		MaxRolloutsPerMinute: -1, Namespaces: []string{"shop", "Shop"}, IgnoredNamespaces: []string{"a.b"},
+		Namespaces: []string{"shop", "Shop"}, IgnoredNamespaces: []string{"a.b"},
 		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, IgnoredSources: []string{"configMaps", "Secrets", "pods"},
 		IgnoredKinds: []string{"pods"},
 	}
@@ -80,7 +79,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 		flags = append(flags, strings.TrimPrefix(name, "--config-reload-"))
 	}
 	want := []string{
-		"strategy", "first-sight", "quiet-period", "max-delay", "max-rollouts-per-minute", "concurrent-syncs",
+		"strategy", "quiet-period", "max-delay", "concurrent-syncs",
 		"namespace-selector", "source-selector", "namespaces", "ignored-namespaces", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
 	}
 	if diff := cmp.Diff(want, flags); diff != "" {
@@ -123,8 +122,6 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 	rule := func(group, resources, verbs string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
 	}
-	leases := rule("coordination.k8s.io", "leases", "list")
-	leases.ResourceNames = []string{originalLease}
 	cases := map[string]struct {
 		configure func(*Config)
 		want      []rbacv1.PolicyRule
@@ -135,11 +132,11 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 			rule("batch", "cronjobs", "get list watch patch"),
 			rule("batch", "jobs", "get list watch create delete"),
 		}},
-		"with compatibility it looks for the original's lease": {func(c *Config) {
+		"without Jobs and CronJobs, also with compatibility": {func(c *Config) {
 			c.Compat, c.IgnoredKinds = true, []string{"jobs", "cronjobs"}
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
-			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"), leases,
+			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
 		}},
 		"CronJobs alone create Jobs": {func(c *Config) {
 			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}

@@ -50,7 +50,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -76,22 +75,21 @@ const conflictAttempts = 4
 
 // Controller rolls workloads. Build it with [New].
 type Controller struct {
-	cfg       Config
-	keys      *policy.Keys
-	in        Informers
-	sources   map[policy.SourceType]cache.SharedIndexInformer // without those that are ignored
-	kinds     map[string]*kind
-	client    kubernetes.Interface
-	events    record.EventRecorder
-	clock     clock.WithTicker
-	metrics   *domainMetrics
-	loop      *controllers.Loop[policy.Key]
-	memory    *memory
-	selector  labels.Selector // of namespaces
-	perMinute *rate.Limiter   // nil: no limit
-	csi       sync.Once       // guards the line about CSI secrets
-	patterns  atomic.Bool     // set for good once a workload names a source by a pattern
-	indexed   chan struct{}   // closed some time after that, see indexBySource
+	cfg      Config
+	keys     *policy.Keys
+	in       Informers
+	sources  map[policy.SourceType]cache.SharedIndexInformer // without those that are ignored
+	kinds    map[string]*kind
+	client   kubernetes.Interface
+	events   record.EventRecorder
+	clock    clock.WithTicker
+	metrics  *domainMetrics
+	loop     *controllers.Loop[policy.Key]
+	memory   *memory
+	selector labels.Selector // of namespaces
+	csi      sync.Once       // guards the line about CSI secrets
+	patterns atomic.Bool     // set for good once a workload names a source by a pattern
+	indexed  chan struct{}   // closed some time after that, see indexBySource
 	// byNamespace guards the index of each type of source, see indexNamespaces.
 	byNamespace [policy.NumTypes]sync.Once
 }
@@ -135,9 +133,6 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 			c.sources[t] = informer
 		}
 	}
-	if cfg.MaxRolloutsPerMinute > 0 {
-		c.perMinute = rate.NewLimiter(rate.Limit(float64(cfg.MaxRolloutsPerMinute)/60), 1)
-	}
 	if err := c.addIndexers(); err != nil {
 		return nil, err
 	}
@@ -153,7 +148,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if c.cfg.Compat {
-		wg.Go(func() { c.warnOfOriginal(ctx) })
+		wg.Go(func() {
+			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, "", "stakater/reloader") // its manifests agree on no label
+		})
 	}
 	err := c.loop.Run(ctx)
 	c.giveUpJobs(ctx)
@@ -222,6 +219,9 @@ func (c *Controller) cachedUID(key policy.Key) types.UID {
 	return obj.(metav1.Object).GetUID()
 }
 
+// settle is how soon the controller looks again where an event usually comes sooner.
+const settle = time.Second
+
 // pauseRetry is how soon the end of a pause is retried after a failure, also if other failures of
 // the workload have made its back-off longer.
 const pauseRetry = 10 * time.Second
@@ -261,14 +261,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 		return pauseLeft, err
 	}
 	if behind {
-		return soonest(policy.Settle, pauseLeft), nil // the event comes sooner
-	}
-	if len(p.Reloads) > 0 && c.perMinute != nil && f.Window.NotBefore.IsZero() {
-		// The turn is kept until the reload has succeeded, so that a failing reload does not take
-		// the turn of another one.
-		f.Window.NotBefore = now.Add(c.perMinute.ReserveN(now, 1).DelayFrom(now))
-		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.window.NotBefore = f.Window.NotBefore })
-		p = c.cfg.Decide(f)
+		return soonest(settle, pauseLeft), nil // the event comes sooner
 	}
 	var after time.Duration
 	switch {

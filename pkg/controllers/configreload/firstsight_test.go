@@ -149,7 +149,7 @@ func TestFirstSight(t *testing.T) {
 				w.pass(10 * time.Millisecond)
 				w.put(annotated(cm2(), kMatch, "true"))
 			},
-			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
+			want: []string{rolled},
 		},
 		"nor one before the namespace is selected": {
 			config:  func(c *Config) { c.NamespaceSelector = []string{"env=prod"} },

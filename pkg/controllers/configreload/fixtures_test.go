@@ -47,7 +47,6 @@ type object = policy.Object
 
 const (
 	stateDigits = 16
-	settle      = policy.Settle
 	deletedHash = "aae45badef99284e4dae01d6046154ea9d99532f"
 )
 

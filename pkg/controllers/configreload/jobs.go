@@ -143,7 +143,7 @@ func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r
 	}
 	c.announce(ctx, k, r.workload, reasonReloaded, "Reloaded for "+r.names, resultSuccess)
 	c.memory.forget(key)
-	return policy.Settle, nil // its event arrives sooner
+	return settle, nil // its event arrives sooner
 }
 
 // isAboutNamespace distinguishes a 404 for the namespace from one that admission returned.

@@ -149,12 +149,6 @@ func Rules(cfg Config) []rbacv1.PolicyRule {
 			allow(resource, "list", "watch")
 		}
 	}
-	if cfg.Compat {
-		// This is needed only to warn if the original is still running. A list that selects one
-		// name needs no more than this.
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
-			ResourceNames: []string{originalLease}, Verbs: []string{"list"}})
-	}
 	return rules
 }
 

@@ -4,7 +4,7 @@
 package configreload
 
 import (
-	"fmt"
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,14 +12,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
-	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
@@ -69,61 +67,42 @@ func TestTwoNamesOfOneVariable(t *testing.T) {
 			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
-		"of two that come to equal data, the later one rolls by an annotation": {
+		"of two that come to equal data, the later one leaves the template as it is": {
 			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
 				nativeState, state(h1, hash("1")))},
 			change: func(w *world) { w.put(dotted("2")); w.pass(time.Minute); w.put(cm("app-config", "v", "2")) },
 			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),
-				ann(state(hash("2"), hash("2")), nativeMark, `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+hash("2")+
-					`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+61)+`}`)},
+				env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},
-		},
-		"and so do two changes of which the later one stands there already": {
-			objects: []runtime.Object{cm("app-config", "v", "1"), dotted("2"),
-				deploy(pod(reads("app-config"), reads("app.config"), variableSet(cmVar, hash("2"))), kAuto, "true", nativeState, state(hash("1"), hash("2")))},
-			change: func(w *world) { w.put(dotted("3")); w.pass(100 * time.Millisecond); w.put(cm("app-config", "v", "2")) },
-			want: []string{ann(state(hash("2"), hash("3")), nativeMark, `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+hash("2")+
-				`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+1)+`}`)},
-			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
 	})
 }
 
 func TestWarningOfTheOriginal(t *testing.T) {
-	deployment := func(image string, replicas int32) *appsv1.Deployment {
-		d := deploy(pod())
-		d.Name = "reloader-reloader"
-		d.Spec.Replicas = &replicas
-		d.Spec.Template.Spec.Containers[0].Image = image
-		return d
-	}
-	lease := func(renewed time.Time) *coordinationv1.Lease {
-		return &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ops", Name: "stakater-reloader-lock"},
-			Spec:       coordinationv1.LeaseSpec{RenewTime: ptr.To(metav1.NewMicroTime(renewed)), LeaseDurationSeconds: ptr.To[int32](15)},
-		}
-	}
-	const image = "ghcr.io/stakater/reloader:v1.4.21"
-	cases := map[string]struct {
-		objects []runtime.Object
-		want    string // in the only warning; empty: no warning
+	for name, tc := range map[string]struct {
+		replicas int32
+		compat   bool
+		warns    bool
 	}{
-		"its Deployment runs":            {objects: []runtime.Object{deployment(image, 1)}, want: `deployment="shop/reloader-reloader"`},
-		"its Deployment is scaled to 0":  {objects: []runtime.Object{deployment(image, 0)}},
-		"another Deployment of its name": {objects: []runtime.Object{deployment("example.org/other:1", 1)}},
-		"its lease is held":              {objects: []runtime.Object{lease(unixStart)}, want: `lease="ops/stakater-reloader-lock"`},
-		"its lease has expired":          {objects: []runtime.Object{lease(unixStart.Add(-time.Minute))}},
-	}
-	for name, tc := range cases {
+		"its Deployment runs":              {replicas: 1, compat: true, warns: true},
+		"its Deployment is scaled to 0":    {compat: true},
+		"it runs, and nothing replaces it": {replicas: 1},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				original := deploy(pod())
+				original.Spec.Replicas = &tc.replicas
+				original.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
+				w := newWorld(t, func(c *Config) { c.Compat = tc.compat }, original)
+				w.resign()
 				buffer := &ktesting.BufferTL{}
-				logger := ktesting.NewLogger(buffer, ktesting.NewConfig())
-				w := newWorld(t, nil, tc.objects...)
-				w.c.warnOfOriginal(klog.NewContext(t.Context(), logger))
-				got := buffer.String()
-				if (tc.want != "") != strings.Contains(got, "still running") || !strings.Contains(got, tc.want) {
-					t.Errorf("log = %q, want a warning with %q", got, tc.want)
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig())))
+				time.AfterFunc(time.Second, cancel)
+				if err := w.c.Run(ctx); err != nil {
+					t.Fatal(err)
+				}
+				if got := buffer.String(); strings.Contains(got, `still running deployment="shop/web"`) != tc.warns {
+					t.Errorf("log = %q, want a warning: %v", got, tc.warns)
 				}
 			})
 		})

@@ -4,7 +4,6 @@
 package configreload
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -225,9 +224,9 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 		"a source that is newer than the workload is not asked for": {objects: []runtime.Object{known, cm2()}, want: rolled},
 		"an older one is, once":          {objects: []runtime.Object{cm2(), known}, want: rolled, asked: 1},
 		"and again if that fails":        {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, asked: 4},
-		"one that is gone rolls nothing": {objects: []runtime.Object{cm2(), known}, removed: true, asked: 9},
+		"one that is gone rolls nothing": {objects: []runtime.Object{cm2(), known}, removed: true, asked: 10},
 		"one that is gone is asked for under on-delete, as it has no version": {configure: onDelete, objects: []runtime.Object{marked}, want: unmarked, asked: 1},
-		"one that only the cache does not have rolls nothing":                 {configure: onDelete, objects: []runtime.Object{marked}, behind: true, asked: 9},
+		"one that only the cache does not have rolls nothing":                 {configure: onDelete, objects: []runtime.Object{marked}, behind: true, asked: 10},
 		"one that the selector leaves out is there, and counts as deleted": {
 			configure: func(c *Config) { onDelete(c); c.SourceSelector = []string{"env=prod"} },
 			objects:   []runtime.Object{cm2(), marked}, want: unmarked, asked: 1,
@@ -254,130 +253,6 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 				}
 				if got := w.requests()["live version"]; got != tc.asked {
 					t.Errorf("asked %d times, want %d", got, tc.asked)
-				}
-			})
-		})
-	}
-}
-
-func TestMaxRolloutsPerMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var objects []runtime.Object
-		for _, name := range []string{"a", "b", "c", "d"} {
-			d := deploy(pod(reads("config-"+name)), kAuto, "true")
-			d.Name = name
-			objects = append(objects, cm("config-"+name, "v", "1"), d)
-		}
-		w := newWorld(t, func(c *Config) { c.MaxRolloutsPerMinute = 6 }, objects...)
-		var order []string
-		begun := time.Now()
-		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			order = append(order, fmt.Sprint(a.(clienttesting.PatchAction).GetName(), " ", time.Since(begun).Round(time.Millisecond)))
-			return false, nil, nil
-		})
-		for _, name := range []string{"c", "a", "d", "b"} {
-			w.put(cm("config-"+name, "v", "2"))
-			w.pass(100 * time.Millisecond)
-		}
-		w.pass(time.Hour)
-		// One every 10 s, in the order in which they were due.
-		want := []string{"c 1s", "a 11s", "d 21s", "b 31s"}
-		if diff := cmp.Diff(want, order); diff != "" {
-			t.Errorf("rollouts differ (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestAWorkloadThatFailsTakesOneTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var objects []runtime.Object
-		for _, name := range []string{"a", "b"} {
-			d := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/shop/"+name, cmKey, h1))
-			d.Name = name
-			objects = append(objects, d)
-		}
-		w := newWorld(t, func(c *Config) { c.MaxRolloutsPerMinute = 1 }, append(objects, cm1())...)
-		var rolled []time.Duration
-		begun := time.Now()
-		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			if a.(clienttesting.PatchAction).GetName() == "a" {
-				return true, nil, errors.New("no")
-			}
-			rolled = append(rolled, time.Since(begun).Round(time.Second))
-			return false, nil, nil
-		})
-		changeCM(w)
-		w.pass(time.Hour)
-		// b is first, or second a minute later.
-		if len(rolled) != 1 || rolled[0] != time.Second && rolled[0] != 61*time.Second {
-			t.Errorf("the other workload is rolled after %v, want 1s or 1m1s", rolled)
-		}
-	})
-}
-
-// A mark shows what a workload was once rolled for, not what its pods have read since.
-func TestDataThatComesBackRollsAgain(t *testing.T) {
-	native := func(hash string) string {
-		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":%d}`
-	}
-	for name, tc := range map[string]struct {
-		configure func(*Config)
-		// meanwhile makes the pods read the second version while the mark is of the first.
-		meanwhile func(w *world)
-		mark      string // the annotation
-	}{
-		"as the workload was off for a while": {
-			meanwhile: func(w *world) {
-				w.put(annotated(w.deployment("web"), nativeReload, "off"))
-				w.pass(time.Minute)
-				changeCM(w)
-				w.pass(time.Minute)
-				d := w.deployment("web")
-				delete(d.Annotations, nativeReload)
-				w.put(d)
-			},
-			mark: nativeMark,
-		},
-		"as somebody else set the template that it had": {
-			meanwhile: func(w *world) {
-				before := w.deployment("web").Spec.Template
-				changeCM(w)
-				w.pass(time.Minute)
-				d := w.deployment("web")
-				d.Spec.Template = before
-				w.put(d)
-			},
-			mark: nativeMark,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tc.configure, cm2(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h2)))
-				w.put(cm1())
-				w.pass(time.Minute)
-				tc.meanwhile(w)
-				w.pass(time.Minute)
-				if got, want := w.state("web"), stateOf(cmKey, h2); got != want {
-					t.Fatalf("state %s, want %s", got, want)
-				}
-				back := time.Now()
-				w.put(cm1())
-				w.pass(100 * time.Millisecond)
-				// As its controller does at any time.
-				w.put(annotated(w.deployment("web"), "deployment.kubernetes.io/revision", "2"))
-				w.pass(time.Hour)
-				got := w.deployment("web")
-				if want := fmt.Sprintf(native(h1), back.Add(time.Second).Unix()); got.Spec.Template.Annotations[tc.mark] != want {
-					t.Errorf("annotations of the template %v, want %s: %s", got.Spec.Template.Annotations, tc.mark, want)
-				}
-				if got, want := w.state("web"), stateOf(cmKey, h1); got != want {
-					t.Errorf("state %s, want %s", got, want)
-				}
-				n := len(w.writes())
-				w.restart()
-				w.pass(time.Hour)
-				if more := w.writes()[n:]; len(more) > 0 {
-					t.Errorf("writes after a restart: %v", more)
 				}
 			})
 		})

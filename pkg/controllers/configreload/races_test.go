@@ -242,44 +242,6 @@ func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 	})
 }
 
-// The cache of sources may be ahead of its events.
-func TestDifferenceSettlesUnlessAnEventAnnouncedIt(t *testing.T) {
-	cfg := DefaultConfig()
-	cfg.Compat, cfg.QuietPeriod = true, 0
-	w, err := policy.NewWorkload(&policy.Kind{Name: "Deployment"}, deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true"), Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := cfg.keys().Rules(w)
-	now := unixStart
-	app, pass := policy.SourceKey{Type: policy.ConfigMap, Name: "app-config"}, policy.SourceKey{Type: policy.Secret, Name: "db"}
-	for name, tc := range map[string]struct {
-		different []policy.SourceKey
-		window    policy.Window
-		after     time.Duration // 0: reloaded at once
-	}{
-		"no event yet":                 {different: []policy.SourceKey{app}, after: settle},
-		"no event, found a moment ago": {different: []policy.SourceKey{app}, window: policy.Window{First: now.Add(-settle / 4), Last: now}, after: settle * 3 / 4},
-		"its event has come":           {different: []policy.SourceKey{app}, window: policy.Window{First: now, Last: now, Changes: map[policy.SourceKey]policy.Change{app: {At: now}}}},
-		"its event has come after the difference was found": {different: []policy.SourceKey{app},
-			window: policy.Window{First: now.Add(-settle / 4), Last: now, Changes: map[policy.SourceKey]policy.Change{app: {At: now}}}},
-		"another difference has no event": {different: []policy.SourceKey{app, pass},
-			window: policy.Window{First: now, Last: now, Changes: map[policy.SourceKey]policy.Change{app: {At: now}}}, after: settle},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := &policy.Facts{Workload: w, Rules: r, Window: tc.window, Now: now, Recorded: policy.State{app: h1[:stateDigits], pass: p1[:stateDigits]},
-				Sources: map[policy.SourceKey]policy.Source{app: {Hash: h1}, pass: {Hash: p1}}}
-			for _, key := range tc.different {
-				f.Sources[key] = policy.Source{Hash: h2}
-			}
-			p := cfg.Decide(f)
-			if p.Pending != (tc.after > 0) || p.After != tc.after || len(p.Reloads) > 0 != (tc.after == 0) {
-				t.Errorf("pending %v, after %v, %d reloads, want after %v", p.Pending, p.After, len(p.Reloads), tc.after)
-			}
-		})
-	}
-}
-
 // raceStep is one event; n is drawn from 0 to 2999.
 type raceStep struct {
 	name string

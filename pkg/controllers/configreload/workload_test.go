@@ -51,7 +51,7 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 	full := policy.Content{
 		Template: map[string]string{kAuto: "true", nativeMark: "mark"},
 		Inits:    []policy.Container{{Name: "init", Mounts: []string{"secret"}, Env: []policy.SourceKey{{Type: policy.ConfigMap, Name: "c"}, {Type: policy.Secret, Name: ""}}}},
-		Containers: []policy.Container{{Name: "web", Mounts: []string{"cm", "both"}, Vars: map[string]string{cmVar: h1},
+		Containers: []policy.Container{{Name: "web", Mounts: []string{"cm", "both"}, Vars: []string{cmVar},
 			Env: []policy.SourceKey{{Type: policy.Secret, Name: "db"}, {Type: policy.ConfigMap, Name: "app-config"}, {Type: policy.Secret, Name: "s"}}}},
 		Volumes: map[string][]policy.SourceKey{"cm": {{Type: policy.ConfigMap, Name: "files"}}, "secret": {{Type: policy.Secret, Name: "certs"}}, "both": {{Type: policy.ConfigMap, Name: "p"}, {Type: policy.Secret, Name: "q"}}},
 	}

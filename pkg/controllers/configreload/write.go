@@ -67,7 +67,7 @@ func (c *Controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Cut(names), policy.Cut(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.Key, err)
 	case out.handedOn:
-		return policy.Settle, nil
+		return settle, nil
 	case out.wait > 0:
 		c.tellOfWait(ctx, k, f, names)
 		return out.wait, nil

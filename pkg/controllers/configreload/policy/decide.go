@@ -10,11 +10,6 @@ import (
 	"time"
 )
 
-// Settle is how long the controller waits with a difference that no event announced. Such a
-// difference is found after a start, when the caches of sources and workloads may be moments apart,
-// or just before the event arrives. Waiting saves requests.
-const Settle = time.Second
-
 // MaxByPattern is how many sources the patterns of one workload select. Their state has to fit into
 // an annotation.
 const MaxByPattern = 300
@@ -105,7 +100,7 @@ func (o *Options) Decide(f *Facts) Plan {
 
 	due, wait := o.due(f, reloads)
 	if !due {
-		p.State, p.Trusted, p.Pending, p.After, p.Found = f.meanwhile(next, reloads), nil, true, wait, !f.Window.IsOpen()
+		p.Trusted, p.Pending, p.After, p.Found = nil, true, wait, !f.Window.IsOpen()
 		return p
 	}
 	// This is the order in which the reloads are written. Among changes of one instant, the first
@@ -115,29 +110,6 @@ func (o *Options) Decide(f *Facts) Plan {
 	})
 	p.State, p.Reloads = next, reloads
 	return p
-}
-
-// meanwhile returns what is to be recorded while reloads wait. Usually it is nil, so that one write
-// later does both. If only the window has the old value of a source, it is recorded now, since it
-// would be lost with the process.
-func (f *Facts) meanwhile(next State, reloads []Reload) State {
-	must := false
-	for _, r := range reloads {
-		was, known := f.Recorded[r.Key]
-		if !known {
-			change, seen := f.Window.Changes[r.Key]
-			if !seen {
-				// After any record, the next sight would no longer be the first one.
-				return nil
-			}
-			was, must = change.Was, true
-		}
-		next[r.Key] = was
-	}
-	if !must {
-		return nil
-	}
-	return next
 }
 
 // due reports whether the window is over, and if not, how long it still lasts. Without a window and
@@ -154,13 +126,6 @@ func (o *Options) due(f *Facts, reloads []Reload) (bool, time.Duration) {
 	at := last.Add(quiet)
 	if limit := first.Add(max(o.MaxDelay, quiet)); limit.Before(at) {
 		at = limit
-	}
-	unannounced := func(r Reload) bool { return r.changed.IsZero() }
-	if settled := first.Add(Settle); at.Before(settled) && slices.ContainsFunc(reloads, unannounced) {
-		at = settled
-	}
-	if len(reloads) > 0 && at.Before(f.Window.NotBefore) {
-		at = f.Window.NotBefore
 	}
 	wait := at.Sub(f.Now)
 	return wait <= 0, wait
@@ -257,25 +222,15 @@ func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
 		// The data before the change may have been read, though nothing recorded them: the cache of
 		// sources may have been behind, or nobody led.
 		return now, r
-	case !known && o.outOfDate(f, r):
-		return now, r
 	case !known, was == "" && !o.OnCreate:
 		return now, nil
 	case now == "" && !o.OnDelete:
 		// The old value is kept, so that a source that comes back with the same data is no change.
 		return was, nil
+	case now == "" && !o.byAnnotation(f) && !slices.Contains(f.Workload.Containers[r.container].Vars, variable(key)):
+		return now, nil // as with the original: there is no variable to remove
 	}
 	return now, r
-}
-
-// outOfDate reports whether, under first-sight=compare, a variable of an earlier reload shows that
-// the pods have read other data.
-func (o *Options) outOfDate(f *Facts, r *Reload) bool {
-	if f.Recorded != nil || o.FirstSight != FirstSightCompare || r.Hash == "" || o.byAnnotation(f) {
-		return false
-	}
-	value, ok := f.Workload.Containers[r.container].Vars[variable(r.Key)]
-	return ok && value != r.Hash
 }
 
 func (o *Options) byAnnotation(f *Facts) bool {

@@ -33,15 +33,10 @@ func (r *Reload) variable() envMark {
 }
 
 // marks turns reloads, in order, into marks: all of them as variables, or the last of them as an
-// annotation. If the variables would change nothing, the annotation is used, see changesNothing.
+// annotation.
 func (o *Options) marks(f *Facts, reloads []Reload) marks {
-	key := f.Rules.markKey()
 	if !o.byAnnotation(f) {
-		env := variables(reloads)
-		if !f.changesNothing(env, reloads) {
-			return marks{env: env}
-		}
-		key = nativeMark
+		return marks{env: variables(reloads)}
 	}
 	last := reloads[len(reloads)-1]
 	value, _ := json.Marshal(mark{ // strings and a number always marshal
@@ -52,7 +47,7 @@ func (o *Options) marks(f *Facts, reloads []Reload) marks {
 		ContainerRefs: []string{f.Workload.Containers[last.container].Name},
 		ObservedAt:    f.Now.Unix(),
 	})
-	return marks{key: key, value: string(value)}
+	return marks{key: f.Rules.markKey(), value: string(value)}
 }
 
 // variables returns the variables of reloads. If two names map to one variable, the later reload
@@ -69,24 +64,6 @@ func variables(reloads []Reload) []envMark {
 		}
 	}
 	return env
-}
-
-// changesNothing reports whether the pods would go on with what they have read, because the template
-// has all these variables since before the sources had this data: from an earlier time at which they
-// had it, or of another source whose name results in the same variable. A variable that is to be
-// removed and is not there does not roll either. But variables that somebody else, such as the
-// original, has written after the change have rolled the pods already.
-func (f *Facts) changesNothing(env []envMark, reloads []Reload) bool {
-	for _, e := range env {
-		value, ok := f.Workload.Containers[e.container].Vars[e.name]
-		if ok != (e.value != "") || value != e.value {
-			return false
-		}
-	}
-	return slices.ContainsFunc(reloads, func(r Reload) bool {
-		s := f.Sources[r.Key]
-		return !s.Exists() || Newer(cmp.Or(s.Changed, s.Created, s.Version), f.Workload.Since)
-	})
 }
 
 // mark is the value of the annotation that marks a template, with the fields in the order in which

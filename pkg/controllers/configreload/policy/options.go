@@ -11,20 +11,12 @@
 //	pause.go, marks.go, patch.go  the bytes that do it
 package policy
 
-import (
-	"time"
-)
+import "time"
 
 // Strategies: how a reload marks the pod template.
 const (
 	StrategyEnvVars     = "env-vars"
 	StrategyAnnotations = "annotations"
-)
-
-// What happens when a workload is first seen.
-const (
-	FirstSightRecord  = "record"
-	FirstSightCompare = "compare"
 )
 
 // Options are the settings on which decisions depend.
@@ -41,7 +33,6 @@ type Options struct {
 	// A workload is rolled when QuietPeriod has passed without another change, or MaxDelay after
 	// the first change, whichever comes first.
 	QuietPeriod, MaxDelay time.Duration
-	FirstSight            string
 	// Compat enables the annotations of stakater/Reloader. The host sets it.
 	Compat bool
 }

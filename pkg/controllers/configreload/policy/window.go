@@ -16,8 +16,6 @@ type Window struct {
 	// Touched counts the changes, so that one during the write of a reload is not dropped with the
 	// window.
 	Touched int
-	// NotBefore is the turn in the rollout limit; zero: none taken.
-	NotBefore time.Time
 	// Waits is set when the Event about waiting for a Job was sent.
 	Waits bool
 }
@@ -61,7 +59,7 @@ func (w *Window) Close(decided *Window, now time.Time) {
 		*w = Window{Touched: w.Touched}
 		return
 	}
-	w.First, w.NotBefore, w.Waits = now, time.Time{}, false
+	w.First, w.Waits = now, false
 }
 
 // Clone returns a copy that shares nothing with w.

@@ -86,10 +86,10 @@ type Content struct {
 
 // Container is what the decision needs of a container.
 type Container struct {
-	Name   string            `json:"n"`
-	Mounts []string          `json:"m,omitempty"` // names of Volumes
-	Env    []SourceKey       `json:"e,omitempty"` // through env and envFrom
-	Vars   map[string]string `json:"v,omitempty"` // our variables, value by name
+	Name   string      `json:"n"`
+	Mounts []string    `json:"m,omitempty"` // names of Volumes
+	Env    []SourceKey `json:"e,omitempty"` // through env and envFrom
+	Vars   []string    `json:"v,omitempty"` // our variables
 }
 
 // DigestWorkload returns what the cache keeps of a workload in place of the content.
@@ -299,10 +299,7 @@ func (c *Content) describeContainers(list []corev1.Container) []Container {
 		}
 		for _, e := range list[i].Env {
 			if strings.HasPrefix(e.Name, variablePrefix) {
-				if ctr.Vars == nil {
-					ctr.Vars = map[string]string{}
-				}
-				ctr.Vars[e.Name] = e.Value
+				ctr.Vars = append(ctr.Vars, e.Name)
 			}
 			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
 				ctr.Env = append(ctr.Env, SourceKey{ConfigMap, e.ValueFrom.ConfigMapKeyRef.Name})
