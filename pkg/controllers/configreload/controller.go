@@ -47,7 +47,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -69,10 +68,6 @@ import (
 // Name is the name of the controller.
 const Name = "config-reload"
 
-// conflictAttempts limits the decisions in one reconcile. After a conflict or a 404, the next one
-// is made on a live read.
-const conflictAttempts = 4
-
 // Controller rolls workloads. Build it with [New].
 type Controller struct {
 	cfg      Config
@@ -88,10 +83,7 @@ type Controller struct {
 	memory   *memory
 	selector labels.Selector // of namespaces
 	csi      sync.Once       // guards the line about CSI secrets
-	patterns atomic.Bool     // set for good once a workload names a source by a pattern
-	indexed  chan struct{}   // closed some time after that, see indexBySource
-	// byNamespace guards the index of each type of source, see indexNamespaces.
-	byNamespace [policy.NumTypes]sync.Once
+	changes  *changes
 }
 
 var _ controllers.Controller = &Controller{}
@@ -119,7 +111,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		events:   events,
 		clock:    loop.Clock,
 		selector: selector,
-		indexed:  make(chan struct{}),
+		changes:  newChanges(),
 	}
 	c.kinds = c.newKinds(dyn)
 	if c.kinds["CronJob"] != nil && in.Jobs == nil {
@@ -144,6 +136,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 
 // Run reconciles until ctx ends and every worker has returned.
 func (c *Controller) Run(ctx context.Context) error {
+	defer c.changes.clear()
 	defer c.memory.clear()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -154,9 +147,6 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	err := c.loop.Run(ctx)
 	c.giveUpJobs(ctx)
-	if c.patterns.Load() {
-		<-c.indexed
-	}
 	return err
 }
 
@@ -165,7 +155,16 @@ func (c *Controller) Status() controllers.Status { return c.loop.Status() }
 
 func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Duration, error) {
 	k := c.kinds[key.Kind]
-	if r := c.memory.replacement(key); r != nil {
+	if k == nil {
+		if key.Kind == namespaceKind {
+			c.reconcileNamespace(ctx, key)
+		} else {
+			c.reconcileSource(ctx, key)
+		}
+		return 0, nil
+	}
+	r, known := c.memory.replacement(key)
+	if r != nil {
 		return c.recreateJob(ctx, k, key, r)
 	}
 	obj, exists, err := k.informer.GetIndexer().GetByKey(key.ObjectName.String())
@@ -174,10 +173,12 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	}
 	if !exists || !c.selected(key.Namespace) {
 		c.memory.forget(key)
+		c.changes.take(key, nil)
 		return 0, nil
 	}
 	w, err := policy.NewWorkload(&k.Kind, obj, Name)
-	if err != nil {
+	if err != nil || !known && c.keys.AsksForNothing(w) {
+		c.changes.take(key, nil)
 		return 0, err
 	}
 	e := c.memory.get(key, w.UID)
@@ -187,27 +188,27 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	if e.written != "" {
 		c.memory.update(key, w.UID, c.clock.Now(), func(e *entry) { e.written = "" })
 	}
-	for attempt := 1; ; attempt++ {
-		last := attempt == conflictAttempts
-		after, err := c.step(ctx, k, w, last)
-		if !outdated(err) || last {
-			return after, err
+	var after time.Duration // a pause may end then, also if the workload cannot be read
+	return controllers.DecideAgain(outdated, func(first, last bool) (_ time.Duration, err error) {
+		if !first {
+			klog.FromContext(ctx).V(4).Info("Workload changed meanwhile, reading it live")
+			live, err := k.get(ctx, key.ObjectName)
+			if apierrors.IsNotFound(err) {
+				c.memory.forget(key)
+				return 0, nil
+			}
+			if err != nil {
+				return after, fmt.Errorf("get %s: %w", key, err)
+			}
+			before := w
+			if w, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
+				return 0, err
+			}
+			w.Follow(before)
 		}
-		klog.FromContext(ctx).V(4).Info("Workload changed meanwhile, reading it live")
-		live, err := k.get(ctx, key.ObjectName)
-		if apierrors.IsNotFound(err) {
-			c.memory.forget(key)
-			return 0, nil
-		}
-		if err != nil {
-			return after, fmt.Errorf("get %s: %w", key, err)
-		}
-		before := w
-		if w, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
-			return 0, err
-		}
-		c.keys.Follow(w, before)
-	}
+		after, err = c.step(ctx, k, w, last)
+		return after, err
+	})
 }
 
 // cachedUID returns the UID of the cached workload; empty if the cache does not have it.
@@ -232,25 +233,35 @@ func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 	if w.Deleting {
 		return 0, nil
 	}
+	if selected := c.memory.selectedSince(w.Namespace); policy.Newer(selected, w.Since) {
+		w.Since = selected
+	}
 	now := c.clock.Now()
 	r := c.keys.Rules(w)
 	e := c.memory.get(w.Key, w.UID)
 
-	pause, pauseLeft := c.keys.PauseState(w, r, now)
-	c.memory.setPaused(w.Key, w.Paused && pauseLeft > 0)
-	if pause != policy.PauseStands && !c.cfg.DryRun {
-		if err := c.endPause(ctx, k, w, pause); err != nil {
+	step, pause := c.keys.PauseState(w, r, e.pause, now)
+	if pause != e.pause {
+		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.pause = pause })
+	}
+	if step != policy.PauseStands && !c.cfg.DryRun {
+		if err := c.endPause(ctx, k, w, step); err != nil {
 			return pauseRetry, err
 		}
 		return 0, nil
 	}
+	pauseLeft := max(pause.Until.Sub(now), 0)
 	if !c.cfg.CSI && c.keys.AsksForCSI(w) {
 		c.csi.Do(func() {
 			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses have no effect without --config-reload-csi; logged once")
 		})
 	}
 
-	f, err := c.facts(w, r, &e, now)
+	f, problem, err := c.facts(w, r, &e, now)
+	if problem != nil {
+		c.report(ctx, k, w, &e, append(slices.Clone(r.Problems), *problem))
+		return pauseLeft, nil
+	}
 	p := c.cfg.Decide(f)
 	if err != nil {
 		p.Problems = append(slices.Clone(p.Problems), policy.StateProblem(err))
@@ -307,13 +318,20 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// facts collects what the decision on w depends on. The error says that the annotation could not be
-// parsed; then nothing is recorded.
-func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, error) {
+// facts collects what the decision on w depends on, unless there is a problem with its patterns. The error
+// says that the annotation could not be parsed; then nothing is recorded.
+func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
 	recorded, err := c.recorded(w, e)
-	return &policy.Facts{
-		Workload: w, Rules: r, Recorded: recorded, Sources: c.lookUp(w, r, recorded), Window: e.window, Now: now,
-	}, err
+	sources, watched, problem := c.lookUp(w, r, recorded)
+	if problem != nil {
+		return nil, problem, err
+	}
+	// Changes that the workload is still to be handed belong to this decision.
+	for source, change := range c.changes.take(w.Key, watched) {
+		c.note(w, r, source, change)
+	}
+	*e = c.memory.get(w.Key, w.UID)
+	return &policy.Facts{Workload: w, Rules: r, Recorded: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
 }
 
 // recorded returns what was last recorded of w; nil if nothing was.

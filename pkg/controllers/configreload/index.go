@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
@@ -65,10 +64,12 @@ func (c *Controller) addIndexers() error {
 			return err
 		}
 	}
-	if err := add(c.sources[policy.SecretProviderClass], byClass, indexByClass); err != nil {
-		return err
+	for _, informer := range c.sources {
+		if err := add(informer, cache.NamespaceIndex, cache.MetaNamespaceIndexFunc); err != nil {
+			return err
+		}
 	}
-	return nil
+	return add(c.sources[policy.SecretProviderClass], byClass, indexByClass)
 }
 
 func sourceIndexValue(namespace string, key policy.SourceKey) string {
@@ -87,13 +88,6 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 		return nil
 	}
 	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
-		if !c.patterns.Swap(true) {
-			// On every replica, so that a new leader need not. Not here, since client-go holds a lock.
-			go func() {
-				defer close(c.indexed)
-				c.indexNamespaces(policy.SourceTypes...)
-			}()
-		}
 		return []string{w.Namespace + "/" + byPattern}
 	}
 	var values []string
@@ -156,15 +150,23 @@ func (c *Controller) source(obj Source) policy.Source {
 		return s
 	}
 	s.Hash, _ = policy.ParseDigest(digest)
-	s.Changed, s.Created = obj.ChangedVersion(), obj.CreatedVersion()
+	s.Changed = obj.ChangedVersion()
 	s.Ignored, s.Matched = c.keys.Flags(obj.GetAnnotations())
 	return s
 }
 
-// lookUp returns the cached sources that may concern w.
-func (c *Controller) lookUp(w *policy.Workload, r *policy.Rules, recorded policy.State) map[policy.SourceKey]policy.Source {
-	found := map[policy.SourceKey]policy.Source{}
+// maxScan limits the steps that it takes to match the names of a namespace's sources against the
+// patterns of one workload: about 100 ms. Nobody needs a hundredth.
+const maxScan = 16 << 20
+
+// lookUp returns the cached sources that may concern w, and the keys of these and of others that would. If
+// its patterns take too long, it returns that problem.
+func (c *Controller) lookUp(
+	w *policy.Workload, r *policy.Rules, recorded policy.State,
+) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
+	found, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
 	get := func(key policy.SourceKey) {
+		watched[key] = true
 		if obj := c.cachedSource(w.Namespace, key); obj != nil {
 			found[key] = c.source(obj)
 		}
@@ -178,17 +180,23 @@ func (c *Controller) lookUp(w *policy.Workload, r *policy.Rules, recorded policy
 	for key := range r.Names {
 		get(key)
 	}
-	for _, t := range policy.SourceTypes {
-		if c.sources[t] == nil || !r.NamesByPattern(t) {
+	steps := 0
+	for t, informer := range c.sources {
+		if !r.NamesByPattern(t) {
 			continue
 		}
-		for _, obj := range c.sourcesIn(t, w.Namespace) {
-			if key := (policy.SourceKey{Type: t, Name: sourceName(t, obj)}); r.IsNamed(key) {
+		list, _ := informer.GetIndexer().ByIndex(cache.NamespaceIndex, w.Namespace) // fails only without the index
+		for _, obj := range list {
+			key := policy.SourceKey{Type: t, Name: sourceName(t, obj.(Source))}
+			if steps += r.Steps(key); steps > maxScan {
+				return nil, nil, c.keys.ScanProblem(r, t)
+			}
+			if r.ByName(key) == policy.Named {
 				get(key)
 			}
 		}
 	}
-	return found
+	return found, watched, nil
 }
 
 // cachedSource returns a source; nil if there is none. Of a class it returns the status of the pod
@@ -216,47 +224,4 @@ func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source
 		}
 	}
 	return last
-}
-
-// indexNamespaces adds the index by namespace once. It is not there from the beginning: where no source
-// is named by a pattern, nobody asks it.
-func (c *Controller) indexNamespaces(types ...policy.SourceType) {
-	for _, t := range types {
-		c.byNamespace[t].Do(func() {
-			if informer := c.sources[t]; informer != nil {
-				// Fails if there is one. Without one, sourcesIn searches all namespaces.
-				_ = informer.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
-			}
-		})
-	}
-}
-
-// sourcesIn returns the sources of a namespace.
-func (c *Controller) sourcesIn(t policy.SourceType, namespace string) []Source {
-	c.indexNamespaces(t)
-	var list []Source
-	_ = cache.ListAllByNamespace(c.sources[t].GetIndexer(), namespace, labels.Everything(), func(obj any) {
-		list = append(list, obj.(Source))
-	})
-	return list
-}
-
-// concerned returns the cached workloads that a source may concern.
-func (c *Controller) concerned(namespace string, key policy.SourceKey) []*policy.Workload {
-	values := []string{sourceIndexValue(namespace, key)}
-	if c.patterns.Load() {
-		values = append(values, namespace+"/"+byPattern)
-	}
-	var list []*policy.Workload
-	for _, value := range values {
-		for _, k := range c.kinds {
-			objs, _ := k.informer.GetIndexer().ByIndex(bySource, value) // fails only without the index
-			for _, obj := range objs {
-				if w, err := policy.NewWorkload(&k.Kind, obj, Name); err == nil {
-					list = append(list, w)
-				}
-			}
-		}
-	}
-	return list
 }

@@ -134,7 +134,7 @@ func TestMemoryIsOfOneObject(t *testing.T) {
 	m.update(key, "new", unixStart, func(e *entry) { e.recreate = waiting })
 	cached = "newer"
 	m.update(key, "newer", unixStart, func(e *entry) { e.written = "6" })
-	if m.replacement(key) != waiting {
+	if r, _ := m.replacement(key); r != waiting {
 		t.Error("a Job that waits to be created again is forgotten for another one")
 	}
 	m.update(key, "new", unixStart, func(e *entry) { e.written, e.recreate = "", nil })

@@ -23,6 +23,7 @@ type entry struct {
 	reported  string
 	job       cronJobRun
 	recreate  *replacement
+	pause     policy.Pause
 }
 
 // rewriteInterval is the least time between two writes of a state annotation that somebody else
@@ -31,7 +32,7 @@ const rewriteInterval = 10 * time.Minute
 
 func (e *entry) empty(now time.Time) bool {
 	return e.last == "" && !e.window.IsOpen() && e.written == "" && now.Sub(e.rewritten) >= rewriteInterval &&
-		e.reported == "" && e.job.name == "" && e.recreate == nil
+		e.reported == "" && e.job.name == "" && e.recreate == nil && e.pause == (policy.Pause{})
 }
 
 // behind reports whether a cached version is older than the last write.
@@ -41,14 +42,15 @@ func (e *entry) behind(version string) bool { return policy.Newer(e.written, ver
 type memory struct {
 	mu      sync.Mutex
 	entries map[policy.Key]*entry
-	paused  map[policy.Key]struct{}
+	// selected holds, for namespaces that were selected in this run, the version since when they are.
+	selected map[string]string
 	// cached returns the UID of the object that is now in the cache. It is called under the lock,
 	// so that nobody else has seen a later one.
 	cached func(policy.Key) types.UID
 }
 
 func newMemory(cached func(policy.Key) types.UID) *memory {
-	return &memory{entries: map[policy.Key]*entry{}, paused: map[policy.Key]struct{}{}, cached: cached}
+	return &memory{entries: map[policy.Key]*entry{}, selected: map[string]string{}, cached: cached}
 }
 
 // get returns a copy for a decision. An entry of another object of the same name is ignored.
@@ -64,22 +66,16 @@ func (m *memory) get(key policy.Key, uid types.UID) entry {
 	return c
 }
 
-// has reports whether anything is remembered under the name.
-func (m *memory) has(key policy.Key) bool {
+// replacement returns the Job to create again, if there is one, and whether anything is remembered
+// under the name.
+func (m *memory) replacement(key policy.Key) (r *replacement, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, ok := m.entries[key]
-	return ok
-}
-
-// replacement returns the Job to create again, if there is one.
-func (m *memory) replacement(key policy.Key) *replacement {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e, ok := m.entries[key]; ok {
-		return e.recreate
+	e, known := m.entries[key]
+	if known {
+		r = e.recreate
 	}
-	return nil
+	return r, known
 }
 
 // update changes an entry under the lock and deletes it if nothing is left. If the entry belongs to
@@ -111,7 +107,6 @@ func (m *memory) forget(key policy.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.entries, key)
-	delete(m.paused, key)
 }
 
 // clear is called at the end of a run; the next run begins with what is recorded.
@@ -119,18 +114,23 @@ func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.entries)
-	clear(m.paused)
+	clear(m.selected)
 }
 
-// setPaused updates the set that the gauge counts.
-func (m *memory) setPaused(key policy.Key, paused bool) {
+// setSelected notes the version with which a namespace was selected; empty if it is gone.
+func (m *memory) setSelected(namespace, version string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if paused {
-		m.paused[key] = struct{}{}
-	} else {
-		delete(m.paused, key)
+	if delete(m.selected, namespace); version != "" {
+		m.selected[namespace] = version
 	}
+}
+
+// selectedSince returns the version since when a namespace is selected; empty if it was before this run.
+func (m *memory) selectedSince(namespace string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.selected[namespace]
 }
 
 // counts returns the number of open windows and of paused Deployments.
@@ -141,8 +141,11 @@ func (m *memory) counts() (pending, paused int) {
 		if e.window.IsOpen() {
 			pending++
 		}
+		if e.pause != (policy.Pause{}) {
+			paused++
+		}
 	}
-	return pending, len(m.paused)
+	return pending, paused
 }
 
 // replacements returns the Jobs that wait to be created again.

@@ -94,7 +94,7 @@ func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
-		w.faults(slices.Repeat([]string{"conflict"}, 3*conflictAttempts))
+		w.faults(slices.Repeat([]string{"conflict"}, 3*4))
 		changeCM(w)
 		w.pass(time.Minute)
 		if got := w.state("web"); got != stateOf(cmKey, h2) {
@@ -130,14 +130,14 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 		},
 		"a reload that is denied for longer": {
 			web:    deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)),
-			change: changeCM, denied: conflictAttempts,
+			change: changeCM, denied: 4,
 			want: env(known2, "web/"+cmVar, h2),
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config",
 				`Warning ReloadFail Reload for ConfigMap shop/app-config failed: admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
 		},
 		"the recording of a state": {
 			web:    deploy(pod(reads("app-config"))),
-			change: func(w *world) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: conflictAttempts,
+			change: func(w *world) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
 			want: stateOnly(stateOf(cmKey, h1)),
 			events: []string{"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " +
 				`admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
@@ -148,7 +148,7 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 				d.Spec.Paused = true
 				return d
 			}(),
-			denied: conflictAttempts,
+			denied: 4,
 			want:   resume(),
 		},
 	} {

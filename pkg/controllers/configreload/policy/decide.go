@@ -193,44 +193,40 @@ func collect(set map[SourceKey]bool) []SourceKey {
 // decideSource compares one source with what is known of it. It returns the value to record once
 // everything is done, and the reload if there is one.
 func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
-	current := f.Sources[key]
-	now := current.Recorded()
-	change := f.Window.Changes[key]
-	r := &Reload{Key: key, match: f.match(key), Hash: current.Hash, changed: change.At}
-	var ok bool
-	if r.container, ok = f.Workload.chooseContainer(key, r.match); !ok {
-		return now, nil
-	}
+	w, source, change := f.Workload, f.Sources[key], f.Window.Changes[key]
+	roll := &Reload{Key: key, match: f.match(key), Hash: source.Hash, changed: change.At}
+	now := source.Recorded()
 	was, known := f.Recorded[key]
 	if !known && !change.At.IsZero() {
 		was, known = change.Was, true
 	}
+	appeared, gone := was == "", now == ""
+	var marked bool
+	roll.container, marked = w.chooseContainer(key, roll.match)
 	switch {
-	case key.Type == SecretProviderClass && current.Changed == "":
-		// Pods come and go with what they mount. A change is what one that runs gets anew.
-		if now == "" {
-			return was, nil
-		}
+	case !marked:
 		return now, nil
+	// Pods come and go with what they mount. A change is what one that runs gets anew.
+	case key.Type == SecretProviderClass && source.Changed == "":
+		return cmp.Or(now, was), nil
 	case known && was == now:
 		return now, nil
-	case Newer(f.Workload.Created, cmp.Or(current.Changed, current.Created)):
-		// The workload was created with this data. An older state was recorded of it because the
-		// cache of sources was behind.
+	// The pods began with this data. An older state was recorded since the cache of sources was behind.
+	case Newer(w.Created, cmp.Or(source.Changed, source.Version)):
 		return now, nil
-	case was == "" && Newer(current.Changed, f.Workload.Since):
-		// The data before the change may have been read, though nothing recorded them: the cache of
-		// sources may have been behind, or nobody led.
-		return now, r
-	case !known, was == "" && !o.OnCreate:
+	// The pods may have read the data before the change, though nothing recorded them.
+	case appeared && Newer(source.Changed, w.Since):
+		return now, roll
+	case !known, appeared && !o.OnCreate:
 		return now, nil
-	case now == "" && !o.OnDelete:
-		// The old value is kept, so that a source that comes back with the same data is no change.
+	// The old value is kept, so that a source that comes back with the same data is no change.
+	case gone && !o.OnDelete:
 		return was, nil
-	case now == "" && !o.byAnnotation(f) && !slices.Contains(f.Workload.Containers[r.container].Vars, variable(key)):
-		return now, nil // as with the original: there is no variable to remove
+	// As with the original, there is no variable to remove.
+	case gone && !o.byAnnotation(f) && !slices.Contains(w.Containers[roll.container].Vars, variable(key)):
+		return now, nil
 	}
-	return now, r
+	return now, roll
 }
 
 func (o *Options) byAnnotation(f *Facts) bool {
@@ -239,10 +235,10 @@ func (o *Options) byAnnotation(f *Facts) bool {
 
 // Concerns reports whether a workload selects a source, before or after a change of it.
 func Concerns(w *Workload, r *Rules, key SourceKey, before, after Source) bool {
-	referenced := slices.Contains(w.References(), key)
 	selects := func(s Source) bool {
 		m := r.match(key, s)
-		return m == Named || m == Auto && referenced // the workload may have been found by its patterns
+		// The workload may have been found by its patterns.
+		return s.Exists() && (m == Named || m == Auto && slices.Contains(w.References(), key))
 	}
-	return before.Exists() && selects(before) || after.Exists() && selects(after)
+	return selects(before) || selects(after)
 }

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
 // deletedHash is the SHA-1 of the text that stands for a deleted source.
@@ -121,7 +123,7 @@ func DigestSource(obj runtime.Object, selector labels.Selector) []byte {
 func digestPodStatus(o *unstructured.Unstructured) []byte {
 	class, _, _ := unstructured.NestedString(o.Object, "status", "secretProviderClassName")
 	objects, _, _ := unstructured.NestedSlice(o.Object, "status", "objects")
-	if class == "" || len(objects) == 0 {
+	if class == "" || len(class) > glob.MaxName || len(objects) == 0 {
 		return nil // nothing is mounted yet
 	}
 	lines := []string{"SecretProviderClassName=" + class}

@@ -172,11 +172,8 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 				t.Errorf("%d MiB allocated", got)
 			}
 			steps := 0
-			for _, p := range r.types[ConfigMap].named {
-				if p.re == nil {
-					continue
-				}
-				parsed, err := syntax.Parse(p.re.String(), syntax.Perl)
+			if re := r.types[ConfigMap].named.re; re != nil {
+				parsed, err := syntax.Parse(re.String(), syntax.Perl)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -184,7 +181,7 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				steps += len(program.Inst)
+				steps = len(program.Inst)
 			}
 			if steps > 2*maxSteps+maxList {
 				t.Errorf("expressions of %d steps", steps)
@@ -216,8 +213,8 @@ func TestWhatRulesTakeIsCounted(t *testing.T) {
 		"native wildcards":             {nativeReload, fill("configmap/" + strings.Repeat("a*", 126))},
 		"native exclusions":            {nativeReload, fill("!secret/*")},
 		"items that are not native":    {nativeReload, fill("a")},
-		"a delay that is no duration":  {nativeDelay, strings.Repeat("a", maxList)},
-		"a period that is no duration": {defaultKeys["pause-deployment"], strings.Repeat("a", maxList)},
+		"a delay that is no duration":  {nativeDelay, strings.Repeat("a", maxList-2)},
+		"a period that is no duration": {defaultKeys["pause-deployment"], strings.Repeat("a", maxList-2)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := compatKeys()
@@ -236,30 +233,6 @@ func TestWhatRulesTakeIsCounted(t *testing.T) {
 				t.Errorf("%d texts take %d bytes, %d are counted", len(k.cache.byText), got, k.cache.cost)
 			}
 			goruntime.KeepAlive(k)
-		})
-	}
-}
-
-func TestANameWithStars(t *testing.T) {
-	for text, names := range map[string]struct{ match, not string }{
-		"*":       {"app", ""},
-		"app*":    {"app", "ap"},
-		"*app":    {"my-app", "app-"},
-		"a*a":     {"aa", "a"},
-		"a*b*c":   {"a-bb-c", "a-c-b"},
-		"a**c":    {"ac", "a"},
-		"*b*":     {"abc", "ac"},
-		"a.*":     {"a.b", "ab"},
-		"ab*ab*b": {"ab-ab-b", "ab-ab"},
-	} {
-		t.Run(text, func(t *testing.T) {
-			p := newGlob(text)
-			if !p.matches(names.match) {
-				t.Errorf("does not match %q", names.match)
-			}
-			if names.not != "" && p.matches(names.not) {
-				t.Errorf("matches %q", names.not)
-			}
 		})
 	}
 }
@@ -305,7 +278,7 @@ func TestATextIsParsedOnce(t *testing.T) {
 	}
 	onTemplate := &Workload{Kind: web.Kind, Content: Content{Template: map[string]string{kCM: "app-.*"}}}
 	none := &Workload{Kind: web.Kind}
-	if k.Rules(web) == k.Rules(onTemplate) || k.Rules(web) == k.Rules(none) || k.Rules(none).types[ConfigMap].named != nil {
+	if k.Rules(web) == k.Rules(onTemplate) || k.Rules(web) == k.Rules(none) || !k.Rules(none).types[ConfigMap].named.empty() {
 		t.Error("other annotations have the same rules")
 	}
 	for i := range 10_000 {
@@ -323,15 +296,6 @@ func FuzzParseCompat(f *testing.F) {
 	k := compatKeys()
 	f.Fuzz(func(t *testing.T, list, exclude, name string) {
 		r := k.parse(map[string]string{kCM: list, kCMExclude: exclude}, nil)
-		items := 0
-		for item := range strings.SplitSeq(list, ",") {
-			if strings.TrimSpace(item) != "" {
-				items++
-			}
-		}
-		if got := len(r.types[ConfigMap].named); got != items && (len(r.Problems) == 0 || got > items) {
-			t.Errorf("%d of %d items of %q count, and the problems are %v", got, items, list, r.Problems)
-		}
 		key := SourceKey{ConfigMap, name}
 		m := r.match(key, Source{})
 		for item := range strings.SplitSeq(exclude, ",") {
@@ -339,10 +303,10 @@ func FuzzParseCompat(f *testing.F) {
 				t.Errorf("%q is excluded by %q and matched all the same", name, exclude)
 			}
 		}
-		if isName(name) && r.waitsFor(key) && m == No && !matchesAny(r.types[ConfigMap].excluded, name) {
+		if isName(name) && r.waitsFor(key) && m == No && !r.types[ConfigMap].excluded.match(name) {
 			t.Errorf("%q is waited for by %q and does not match", name, list)
 		}
-		if r.types[Secret].named != nil || r.native {
+		if !r.types[Secret].named.empty() || r.native {
 			t.Error("a list of ConfigMaps names Secrets")
 		}
 	})
@@ -363,7 +327,7 @@ func FuzzParseNative(f *testing.F) {
 			return
 		}
 		if slices.Contains(items, "off") {
-			if r.types[ConfigMap].auto || r.types[ConfigMap].named != nil || len(r.Problems) > 0 != (len(slices.Compact(items)) > 1) {
+			if r.types[ConfigMap].auto || !r.types[ConfigMap].named.empty() || len(r.Problems) > 0 != (len(slices.Compact(items)) > 1) {
 				t.Errorf("%q does more than off", value)
 			}
 			return
@@ -421,8 +385,9 @@ func FuzzPauseAndDelay(f *testing.F) {
 		w := &Workload{Kind: &Kind{Name: "Deployment", Pauses: true}, Content: Content{Paused: true},
 			Meta: map[string]string{k.pause: period, k.pauseAt: since, nativeDelay: delay}}
 		r := k.parse(w.Meta, nil)
-		step, left := k.PauseState(w, r, now)
-		if (step == PauseStands) != (left > 0) {
+		step, pause := k.PauseState(w, r, Pause{}, now)
+		left := pause.Until.Sub(now)
+		if (step == PauseStands) != (left > 0) || left > 0 && left > r.pause {
 			t.Errorf("step %d with %v left", step, left)
 		}
 		if r.Delay < 0 || (r.Delay == 0) != (len(r.Problems) > 0) {

@@ -18,22 +18,36 @@ const (
 	PauseOver                    // somebody resumed it: remove the time only
 )
 
-// PauseState decides on a pause by the annotations alone, so that a restart or another leader comes
-// to the same decision. The duration says when to check again; zero means that no pause of ours is
-// active.
-func (k *Keys) PauseState(w *Workload, r *Rules, now time.Time) (PauseStep, time.Duration) {
+// Pause is when a run expects a pause to end. It keeps to that while the annotations stay as they are,
+// since clocks may jump.
+type Pause struct {
+	since  string
+	period time.Duration
+	Until  time.Time
+}
+
+// PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
+// or another leader comes to the same decision. What is left of a pause is at most its period, even if
+// it began in the future. The zero Pause means that none of ours is active.
+func (k *Keys) PauseState(w *Workload, r *Rules, seen Pause, now time.Time) (PauseStep, Pause) {
 	since, ours := w.Meta[k.pauseAt]
 	if !k.compat || !w.Kind.Pauses || !ours {
-		return PauseStands, 0
+		return PauseStands, Pause{}
 	}
 	if !w.Paused {
-		return PauseOver, 0
+		return PauseOver, Pause{}
 	}
 	started, err := time.Parse(time.RFC3339, since)
-	if left := started.Add(r.pause).Sub(now); err == nil && r.pause > 0 && left > 0 {
-		return PauseStands, left
+	if err != nil || r.pause == 0 {
+		return PauseEnds, Pause{}
 	}
-	return PauseEnds, 0
+	if seen.since != since || seen.period != r.pause {
+		seen = Pause{since, r.pause, now.Add(min(started.Add(r.pause).Sub(now), r.pause))}
+	}
+	if !seen.Until.After(now) {
+		return PauseEnds, Pause{}
+	}
+	return PauseStands, seen
 }
 
 // PausedByUs reports whether the workload carries the time of a pause.
@@ -53,7 +67,7 @@ func (k *Keys) parsePause(r *Rules, meta map[string]string) {
 		err = fmt.Errorf("%v is not positive", d)
 	}
 	if err != nil {
-		r.BadPause = &Problem{k.pause, err.Error()}
+		r.BadPause = &Problem{k.pause, Cut(err.Error())}
 		return
 	}
 	r.pause = d

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"regexp/syntax"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
 // Match is how a workload selects a source.
@@ -41,8 +44,8 @@ type Rules struct {
 type typeRules struct {
 	auto     bool
 	search   bool
-	named    []pattern
-	excluded []pattern
+	named    names
+	excluded names
 	// never is set if the list of exclusions is too long. Then nothing matches: it is better not to
 	// roll at all than to roll for something excluded.
 	never bool
@@ -50,17 +53,45 @@ type typeRules struct {
 
 // Empty reports whether the workload asks for nothing.
 func (r *Rules) Empty() bool {
-	return !slices.ContainsFunc(r.types[:], func(t typeRules) bool { return t.auto || t.search || len(t.named) > 0 })
+	return !slices.ContainsFunc(r.types[:], func(t typeRules) bool { return t.auto || t.search || !t.named.empty() })
+}
+
+// ByName returns how the lists of names select a source: No if it is excluded, Named if an item names
+// it, else Auto. It takes about as many steps as Steps says.
+func (r *Rules) ByName(key SourceKey) Match {
+	t := &r.types[key.Type]
+	switch {
+	case t.never || t.excluded.match(key.Name):
+		return No
+	case t.named.match(key.Name):
+		return Named
+	}
+	return Auto
+}
+
+// ScanProblem says that the patterns for a type of sources take too long.
+func (k *Keys) ScanProblem(r *Rules, t SourceType) *Problem {
+	key := k.reload[t]
+	if r.native {
+		key = nativeReload
+	}
+	return &Problem{key, "its patterns take too long to match against all names in the namespace, so nothing rolls the workload"}
+}
+
+// Steps returns about how many steps ByName takes.
+func (r *Rules) Steps(key SourceKey) int {
+	t := &r.types[key.Type]
+	return (1 + t.named.steps + t.excluded.steps) * (1 + len(key.Name))
 }
 
 // match decides as the original does: an exclusion beats a name, a name beats everything else, and
 // nothing but an exclusion vetoes a name.
 func (r *Rules) match(key SourceKey, s Source) Match {
-	t := &r.types[key.Type]
+	t, byName := &r.types[key.Type], r.ByName(key)
 	switch {
-	case s.Ignored, t.never, matchesAny(t.excluded, key.Name):
+	case s.Ignored, byName == No:
 		return No
-	case matchesAny(t.named, key.Name):
+	case byName == Named:
 		return Named
 	case t.search && s.Matched, t.auto:
 		return Auto
@@ -70,15 +101,13 @@ func (r *Rules) match(key SourceKey, s Source) Match {
 
 // waitsFor reports whether an item is exactly the source's name, so that the source's absence is
 // recorded.
-func (r *Rules) waitsFor(key SourceKey) bool {
-	return slices.ContainsFunc(r.types[key.Type].named, func(p pattern) bool { return p.literal && p.text == key.Name })
-}
+func (r *Rules) waitsFor(key SourceKey) bool { return r.types[key.Type].named.has(key.Name) }
 
-// Names yields the sources that are named literally.
+// Names yields the sources that are named exactly.
 func (r *Rules) Names(yield func(SourceKey) bool) {
 	for _, t := range SourceTypes {
-		for _, p := range r.types[t].named {
-			if p.literal && !yield(SourceKey{t, p.text}) {
+		for name := range r.types[t].named.exact {
+			if !yield(SourceKey{t, name}) {
 				return
 			}
 		}
@@ -86,12 +115,7 @@ func (r *Rules) Names(yield func(SourceKey) bool) {
 }
 
 // NamesByPattern reports whether a source may be named by anything but its exact name.
-func (r *Rules) NamesByPattern(t SourceType) bool {
-	return slices.ContainsFunc(r.types[t].named, func(p pattern) bool { return !p.literal || p.dots })
-}
-
-// IsNamed reports whether an item names the source.
-func (r *Rules) IsNamed(key SourceKey) bool { return matchesAny(r.types[key.Type].named, key.Name) }
+func (r *Rules) NamesByPattern(t SourceType) bool { return r.types[t].named.patterns() }
 
 // TakesReferenced reports whether references to sources of this type count, for some sources at
 // least.
@@ -167,6 +191,7 @@ func (k *Keys) Rules(w *Workload) *Rules {
 	for _, from := range []map[string]string{w.Meta, w.Template} {
 		for i, key := range k.rules {
 			if value, ok := from[key]; ok {
+				value = clip(value)
 				text.WriteByte(byte('a' + i))
 				text.WriteString(strconv.Itoa(len(value)))
 				text.WriteByte(':')
@@ -175,7 +200,22 @@ func (k *Keys) Rules(w *Workload) *Rules {
 		}
 		text.WriteByte('.')
 	}
-	return k.cache.get(text.String(), func() *Rules { return k.parse(w.Meta, w.Template) })
+	return k.cache.get(text.String(), func() *Rules { return k.parse(clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules)) })
+}
+
+// clip shortens a value of an annotation to what is read of it at most. An annotation may have 256 KiB,
+// and is read at each event of its workload.
+func clip(value string) string { return value[:min(len(value), maxList+1)] }
+
+// clipAll returns the annotations of these keys, with their values shortened.
+func clipAll(annotations map[string]string, keys []string) map[string]string {
+	clipped := map[string]string{}
+	for _, key := range keys {
+		if value, ok := annotations[key]; ok {
+			clipped[key] = clip(value)
+		}
+	}
+	return clipped
 }
 
 // parse reads the annotations of a workload (meta) and of its template.
@@ -197,7 +237,7 @@ func (k *Keys) parse(meta, template map[string]string) *Rules {
 	if value, ok := meta[nativeDelay]; ok {
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
-			r.Problems = append(r.Problems, Problem{nativeDelay, fmt.Sprintf("%q is not a positive duration", value)})
+			r.bad(nativeDelay, fmt.Sprintf("%q is not a positive duration", Cut(value)))
 		} else {
 			r.Delay = d
 		}
@@ -234,15 +274,15 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 
 	if len(meta[k.exclude[t]]) > maxList {
 		rules.never = true
-		r.bad(k.exclude[t], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errTooLong, t.Kind()))
+		r.bad(k.exclude[t], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errListTooLong, t.Kind()))
 		return
 	}
 	for item := range items(meta[k.exclude[t]]) {
-		rules.excluded = append(rules.excluded, pattern{text: item})
+		rules.excluded.add(item)
 		r.cost += itemCost
 	}
 	if len(from[k.reload[t]]) > maxList {
-		r.bad(k.reload[t], errTooLong.Error())
+		r.bad(k.reload[t], errListTooLong.Error())
 		return
 	}
 	var bad []string
@@ -250,7 +290,10 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 	steps := maxSteps
 	for item := range items(from[k.reload[t]]) {
 		if isName(item) {
-			rules.named = append(rules.named, newName(item))
+			rules.named.add(item)
+			if strings.Contains(item, ".") { // it is an expression too
+				rules.named.addGlob(strings.ReplaceAll(item, ".", "?"))
+			}
 			r.cost += itemCost
 			continue
 		}
@@ -262,14 +305,14 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 		expressions = append(expressions, parsed)
 	}
 	if len(expressions) > 0 {
-		p, err := newExpression(expressions)
-		if err != nil {
+		var err error
+		if rules.named.re, err = compile(expressions); err != nil {
 			bad = append(bad, err.Error())
-		} else {
-			rules.named = append(rules.named, p)
 		}
 	}
-	r.cost += len(expressions)*itemCost + (maxSteps-max(steps, 0))*stepCost
+	used := maxSteps - max(steps, 0)
+	rules.named.steps += used
+	r.cost += len(expressions)*itemCost + used*stepCost
 	r.bad(k.reload[t], bad...)
 }
 
@@ -299,7 +342,7 @@ func items(list string) func(yield func(string) bool) {
 func (k *Keys) parseNative(r *Rules, value string) {
 	r.native = true
 	if len(value) > maxList {
-		r.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errTooLong))
+		r.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errListTooLong))
 		return
 	}
 	off, others := false, false
@@ -336,14 +379,24 @@ func (k *Keys) parseNative(r *Rules, value string) {
 func (r *Rules) addNative(item string) error {
 	rest, never := strings.CutPrefix(item, "!")
 	key, ok := parseSourceKey(rest)
-	if !ok || !isName(strings.ReplaceAll(key.Name, "*", "x")) {
+	if !ok {
+		return errNative
+	}
+	if problem := glob.Check(key.Name, glob.MaxName); problem != "" {
+		return errors.New(problem)
+	}
+	if !isName(strings.ReplaceAll(key.Name, "*", "x")) {
 		return errNative
 	}
 	list := &r.types[key.Type].named
 	if never {
 		list = &r.types[key.Type].excluded
 	}
-	*list = append(*list, newGlob(key.Name))
+	if strings.Contains(key.Name, "*") {
+		list.addGlob(key.Name)
+	} else {
+		list.add(key.Name)
+	}
 	r.cost += itemCost
 	return nil
 }

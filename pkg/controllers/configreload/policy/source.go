@@ -84,8 +84,11 @@ type Source struct {
 	Version string // resourceVersion
 	// Changed is the version at which this process last saw the data change; empty if it did not.
 	Changed string
-	// Created is the version with which it was created; empty if this process has not seen that.
-	Created string
+}
+
+// Same reports whether the data are those of another version, and count in the same way.
+func (s Source) Same(o Source) bool {
+	return s.Hash == o.Hash && s.Ignored == o.Ignored && s.Matched == o.Matched
 }
 
 // Exists reports whether the source exists and counts.

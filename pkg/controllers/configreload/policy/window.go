@@ -36,21 +36,27 @@ func (w *Window) Open(now time.Time) {
 	}
 }
 
-// Add notes a change of a source. It returns false if the change joins others that are already
-// waiting.
-func (w *Window) Add(key SourceKey, was string, now time.Time) bool {
-	first := !w.IsOpen()
-	w.Open(now)
-	w.Last = now
-	if before, ok := w.Changes[key]; ok {
+// Add notes changes of a source, the last of them at a time, if they are not noted yet. It returns true
+// if they join others that are already waiting.
+func (w *Window) Add(key SourceKey, was string, first, last time.Time) (joined bool) {
+	before, ok := w.Changes[key]
+	switch {
+	case ok && !last.After(before.At):
+		return false
+	case ok:
 		was = before.Was
+	}
+	joined = w.IsOpen()
+	w.Open(first)
+	if last.After(w.Last) {
+		w.Last = last
 	}
 	if w.Changes == nil {
 		w.Changes = map[SourceKey]Change{}
 	}
-	w.Changes[key] = Change{At: now, Was: was}
+	w.Changes[key] = Change{At: last, Was: was}
 	w.Touched++
-	return first
+	return joined
 }
 
 // Close ends the window in which a decision was made. Changes since then keep a window open.

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"hash"
 	"hash/fnv"
-	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -38,7 +36,7 @@ type Kind struct {
 	Stateless bool
 }
 
-// Key names a workload. It is the key in the queue.
+// Key names a workload, a source or, without a name, a namespace. It is the key in the queue.
 type Key struct {
 	Kind string // as in a manifest
 	cache.ObjectName
@@ -46,6 +44,9 @@ type Key struct {
 
 // String returns KIND/NAMESPACE/NAME.
 func (k Key) String() string { return k.Kind + "/" + k.ObjectName.String() }
+
+// Tenant returns the namespace, in whose turn the queue hands out the key.
+func (k Key) Tenant() string { return k.Namespace }
 
 // Workload is what the decision needs of a workload of any kind.
 type Workload struct {
@@ -100,8 +101,7 @@ func (k *Keys) DigestWorkload(obj runtime.Object) []byte {
 	} else {
 		c.Asks = k.asks(obj.(metav1.Object).GetAnnotations())
 	}
-	c.Template = maps.Clone(c.Template) // the map belongs to the object
-	maps.DeleteFunc(c.Template, func(key, _ string) bool { return !slices.Contains(k.workload, key) })
+	c.Template = clipAll(c.Template, k.workload)
 	data, _ := json.Marshal(c) // strings always marshal
 	return data
 }
@@ -114,7 +114,7 @@ func (k *Keys) asks(annotations map[string]string) uint32 {
 			if sum == nil {
 				sum = fnv.New32a()
 			}
-			_, _ = fmt.Fprintf(sum, "%s=%s\x00", key, value)
+			_, _ = fmt.Fprintf(sum, "%s=%s\x00", key, clip(value))
 		}
 	}
 	if sum == nil {
@@ -167,16 +167,11 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 	return w, nil
 }
 
-// Follow sets since when a workload that was read live has what it has, from what was known before.
-func (k *Keys) Follow(w, before *Workload) {
+// Follow takes over what is known of a workload that is now read live.
+func (w *Workload) Follow(before *Workload) {
 	w.Since = w.Version
-	if w.UID != before.UID {
-		return
-	}
-	w.Created = before.Created
-	if k.Rules(w) == k.Rules(before) && reflect.DeepEqual(w.Inits, before.Inits) &&
-		reflect.DeepEqual(w.Containers, before.Containers) && reflect.DeepEqual(w.Volumes, before.Volumes) {
-		w.Since = before.Since
+	if w.UID == before.UID {
+		w.Since, w.Created = before.Since, before.Created
 	}
 }
 

@@ -8,54 +8,46 @@ import (
 	"fmt"
 	"regexp"
 	"regexp/syntax"
-	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
-// pattern is one item of a list of names.
-type pattern struct {
-	text    string
-	re      *regexp.Regexp // nil: text itself; else that of all expressions of a list
-	literal bool           // text is also a valid name, so a source of that name may be waited for
-	dots    bool           // each dot of the literal text stands for any character
-	stars   bool           // each star of the text stands for any text, including none
+// names are the items of a list of names of one type of source.
+type names struct {
+	exact map[string]struct{} // a source of that name may be waited for
+	globs []string
+	re    *regexp.Regexp // all expressions of the list; nil: there is none
+	// steps is what each character of a name costs to match, see [Rules.Steps].
+	steps int
 }
 
-func (p pattern) matches(name string) bool {
-	switch {
-	case p.re != nil:
-		return p.re.MatchString(name)
-	case p.stars:
-		return matchesStars(p.text, name)
-	case !p.dots || len(name) != len(p.text):
-		return p.text == name
-	}
-	for i := range len(name) {
-		if p.text[i] != name[i] && p.text[i] != '.' {
-			return false
-		}
-	}
-	return true
+func (n *names) empty() bool { return len(n.exact) == 0 && !n.patterns() }
+
+// patterns reports whether anything but an exact name is in the list.
+func (n *names) patterns() bool { return len(n.globs) > 0 || n.re != nil }
+
+func (n *names) has(name string) bool {
+	_, ok := n.exact[name]
+	return ok
 }
 
-// matchesStars takes each part between two stars where it first occurs.
-func matchesStars(text, name string) bool {
-	part, rest, _ := strings.Cut(text, "*")
-	name, ok := strings.CutPrefix(name, part)
-	for ok {
-		var more bool
-		if part, rest, more = strings.Cut(rest, "*"); !more {
-			return strings.HasSuffix(name, part)
-		}
-		_, name, ok = strings.Cut(name, part)
-	}
-	return false
+func (n *names) match(name string) bool {
+	return n.has(name) || glob.MatchAny(n.globs, name) || n.re != nil && n.re.MatchString(name)
 }
 
-func matchesAny(list []pattern, name string) bool {
-	return slices.ContainsFunc(list, func(p pattern) bool { return p.matches(name) })
+func (n *names) add(name string) {
+	if n.exact == nil {
+		n.exact = map[string]struct{}{}
+	}
+	n.exact[name] = struct{}{}
+}
+
+func (n *names) addGlob(pattern string) {
+	n.globs = append(n.globs, pattern)
+	n.steps += len(pattern)
 }
 
 // isName reports whether text may be the name of a source: lower-case letters, digits, and - and .
@@ -84,19 +76,16 @@ const (
 )
 
 var (
-	errTooLong  = fmt.Errorf("the list is longer than %d KiB", maxList>>10)
-	errTooLarge = errors.New("its repetitions are too large")
+	errListTooLong = fmt.Errorf("the list is longer than %d KiB", maxList>>10)
+	errTooLarge    = errors.New("its repetitions are too large")
 )
-
-// newName returns a name of the original's lists. It is an expression too: a dot stands for any
-// character.
-func newName(item string) pattern {
-	return pattern{text: item, literal: true, dots: strings.Contains(item, ".")}
-}
 
 // parseExpression parses an expression of the original's lists, for whole names. It takes what the
 // expression costs from steps.
 func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
+	if problem := glob.Check(item, glob.MaxName); problem != "" {
+		return nil, errors.New(problem)
+	}
 	if *steps < 0 {
 		return nil, errTooLarge
 	}
@@ -110,16 +99,14 @@ func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 	return parsed, nil
 }
 
-// newExpression returns one pattern for all expressions of a list. What they begin with alike is in it
-// once.
-func newExpression(all []*syntax.Regexp) (pattern, error) {
+// compile returns one expression for all of a list. What they begin with alike is in it once.
+func compile(all []*syntax.Regexp) (*regexp.Regexp, error) {
 	alternatives := make([]string, len(all))
 	for i, parsed := range all {
 		prepare(parsed)
 		alternatives[i] = "(?:" + parsed.String() + ")"
 	}
-	re, err := regexp.Compile(strings.Join(alternatives, "|"))
-	return pattern{re: re}, err
+	return regexp.Compile(strings.Join(alternatives, "|"))
 }
 
 // prepare removes the names of groups, since there must not be two of one name. And it makes ^ match
@@ -149,10 +136,4 @@ func size(re *syntax.Regexp) int {
 		n *= max(re.Min, re.Max, 1)
 	}
 	return n
-}
-
-// newGlob returns a name in which * stands for any text, including none.
-func newGlob(text string) pattern {
-	stars := strings.Contains(text, "*")
-	return pattern{text: text, literal: !stars, stars: stars}
 }

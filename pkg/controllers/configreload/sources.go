@@ -1,0 +1,168 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+)
+
+// change is what happened to a source until a workload knows it: events of one source are merged.
+type change struct {
+	before, after policy.Source
+	first, last   time.Time
+}
+
+// then returns the change merged with a later one. A source that is again what it was has not changed.
+func (c change) then(later change) change {
+	if !c.before.Same(c.after) {
+		later.before = c.before
+	}
+	later.first = c.first
+	return later
+}
+
+// changes holds what happened to sources. A handler adds the change of a source. The reconcile of the
+// source hands it to the workloads that it may concern, and that of a workload takes what it was handed.
+// So no rule of a workload is evaluated where an event arrives. Handlers and workers use it concurrently.
+type changes struct {
+	mu      sync.Mutex
+	pending map[policy.Key]change                      // by source
+	handed  map[policy.Key]map[policy.SourceKey]change // by workload
+}
+
+func newChanges() *changes {
+	c := &changes{}
+	c.clear()
+	return c
+}
+
+func (c *changes) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pending, c.handed = map[policy.Key]change{}, map[policy.Key]map[policy.SourceKey]change{}
+}
+
+// add notes an event. It returns true if it is merged with others.
+func (c *changes) add(key policy.Key, e change) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	earlier, merged := c.pending[key]
+	if merged {
+		e = earlier.then(e)
+	}
+	c.pending[key] = e
+	return merged
+}
+
+// hand hands the pending change of a source to workloads. It returns false if there is none.
+func (c *changes) hand(key policy.Key, source policy.SourceKey, workloads []policy.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.pending[key]
+	delete(c.pending, key)
+	for _, w := range workloads {
+		if ok && c.handed[w] == nil {
+			c.handed[w] = map[policy.SourceKey]change{}
+		}
+		if earlier, has := c.handed[w][source]; has {
+			c.handed[w][source] = earlier.then(e)
+		} else if ok {
+			c.handed[w][source] = e
+		}
+	}
+	return ok
+}
+
+// take returns what a workload was handed, and with that the changes of some sources which it is still to
+// be handed. It may be told these twice.
+func (c *changes) take(workload policy.Key, watched map[policy.SourceKey]bool) map[policy.SourceKey]change {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	taken := c.handed[workload]
+	delete(c.handed, workload)
+	for source := range watched {
+		e, ok := c.pending[sourceKey(workload.Namespace, source)]
+		if !ok {
+			continue
+		}
+		if taken == nil {
+			taken = map[policy.SourceKey]change{}
+		}
+		if earlier, has := taken[source]; has {
+			e = earlier.then(e)
+		}
+		taken[source] = e
+	}
+	return taken
+}
+
+// sourceKey returns the key of a source in the queue.
+func sourceKey(namespace string, source policy.SourceKey) policy.Key {
+	return policy.Key{Kind: source.Type.Kind(), ObjectName: cache.NewObjectName(namespace, source.Name)}
+}
+
+// reconcileSource hands a change of a source to the workloads that it may concern.
+func (c *Controller) reconcileSource(ctx context.Context, key policy.Key) {
+	i := slices.IndexFunc(policy.SourceTypes, func(t policy.SourceType) bool { return t.Kind() == key.Kind })
+	source := policy.SourceKey{Type: policy.SourceTypes[i], Name: key.Name}
+	workloads := c.concerned(key.Namespace, source)
+	if c.changes.hand(key, source, workloads) {
+		c.loop.EnqueueFor(ctx, key.Namespace, workloads...)
+	}
+}
+
+// note opens or extends the window of w, if a change of a source matters to it: its data changed, or
+// it begins to count with the data that it has.
+func (c *Controller) note(w *policy.Workload, r *policy.Rules, source policy.SourceKey, e change) {
+	if !policy.Concerns(w, r, source, e.before, e.after) ||
+		// If an annotation of the source changed, what is recorded may have to change.
+		e.before.Hash == e.after.Hash && policy.Concerns(w, r, source, e.before, policy.Source{}) {
+		return
+	}
+	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) {
+		if live.window.Add(source, e.before.Recorded(), e.first, e.last) {
+			c.metrics.coalesced.Inc()
+		}
+		if ran, ok := live.job.ranFor[source]; ok && ran != e.after.Hash {
+			live.job.ranFor = nil
+		}
+	})
+}
+
+// concerned returns the cached workloads that a source may concern.
+func (c *Controller) concerned(namespace string, source policy.SourceKey) (list []policy.Key) {
+	for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
+		for _, k := range c.kinds {
+			names, _ := k.informer.GetIndexer().IndexKeys(bySource, value) // fails only without the index
+			for _, name := range names {
+				list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.NewObjectName(namespace, strings.TrimPrefix(name, namespace+"/"))})
+			}
+		}
+	}
+	return list
+}
+
+// namespaceKind is the kind of the key of a namespace.
+const namespaceKind = "Namespace"
+
+// reconcileNamespace enqueues the workloads of a namespace.
+func (c *Controller) reconcileNamespace(ctx context.Context, key policy.Key) {
+	for _, k := range c.kinds {
+		var list []policy.Key
+		_ = cache.ListAllByNamespace(k.informer.GetIndexer(), key.Namespace, labels.Everything(), func(obj any) {
+			list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj.(metav1.Object))})
+		}) // fails only without a selector
+		c.loop.EnqueueFor(ctx, key.Namespace, list...)
+	}
+}
