@@ -28,9 +28,9 @@ func TestHowManyKeysAnEventWaitsForWhileALeaderBegins(t *testing.T) {
 		at            int // the reconcile during which the event comes
 		most          int // keys that may be reconciled before that of the event
 	}{
-		"when there are no others":                       {objects: 50, keys: 1, at: 10, most: 1},
-		"after many others that are done":                {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
-		"if each object has many keys, for those of one": {objects: 50, keys: 20, at: 60, most: 20},
+		"when there are no others":        {objects: 50, keys: 1, at: 10, most: 1},
+		"after many others that are done": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
+		"if each object has many keys":    {objects: 50, keys: 20, at: 60, most: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
