@@ -63,13 +63,16 @@ func (r *replay[K]) run(ctx context.Context, objects []cachedObject[K]) {
 }
 
 type cachedObject[K comparable] struct {
-	mapper  *mapper[K]
-	obj     any
-	version uint64
+	mapper    *mapper[K]
+	obj       any
+	namespace string
+	version   uint64
+	turn      int // of the namespace
 }
 
 // cached returns the objects to replay. Those that changed last come first, since what changed while
-// nobody led has work to do, and most others have none.
+// nobody led has work to do, and most others have none. The namespaces take turns, so that one who has
+// changed many objects keeps nobody else's waiting.
 func cached[K comparable](mappers []*mapper[K]) (objects []cachedObject[K]) {
 	for _, m := range mappers {
 		if !m.watch.replayed {
@@ -81,11 +84,19 @@ func cached[K comparable](mappers []*mapper[K]) (objects []cachedObject[K]) {
 			o := cachedObject[K]{mapper: m, obj: obj}
 			// Versions are decimal (KEP-5504). One that is not would only come last.
 			if accessor, err := meta.Accessor(obj); err == nil {
+				o.namespace = accessor.GetNamespace()
 				o.version, _ = strconv.ParseUint(accessor.GetResourceVersion(), 10, 64)
 			}
 			objects = append(objects, o)
 		}
 	}
 	slices.SortFunc(objects, func(a, b cachedObject[K]) int { return cmp.Compare(b.version, a.version) })
+	turns := map[string]int{}
+	for i := range objects {
+		o := &objects[i]
+		o.turn = turns[o.namespace]
+		turns[o.namespace]++
+	}
+	slices.SortStableFunc(objects, func(a, b cachedObject[K]) int { return cmp.Compare(a.turn, b.turn) })
 	return objects
 }

@@ -116,3 +116,32 @@ func TestALeaderIsNotShownAsIdleBeforeItKnowsItsObjects(t *testing.T) {
 		g.resign(t)
 	})
 }
+
+func TestNamespacesTakeTurnsWhileALeaderBegins(t *testing.T) {
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	for i := range 100 {
+		obj := &corev1.ConfigMap{}
+		obj.Namespace, obj.Name, obj.ResourceVersion = "busy", fmt.Sprint(i), fmt.Sprint(1000+i)
+		if err := indexer.Add(obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	quiet := &corev1.ConfigMap{}
+	quiet.Namespace, quiet.Name, quiet.ResourceVersion = "quiet", "o", "1"
+	if err := indexer.Add(quiet); err != nil {
+		t.Fatal(err)
+	}
+	informer := indexed{indexer: indexer}
+	order := cached([]*mapper[cache.ObjectName]{{watch: Watch[cache.ObjectName]{informer: informer, replayed: true}}})
+	if order[0].version != 1099 || order[1].obj != any(quiet) {
+		t.Errorf("the replay begins with %s and %s", order[0].namespace, order[1].namespace)
+	}
+}
+
+// indexed is an informer with nothing but a cache.
+type indexed struct {
+	cache.SharedIndexInformer
+	indexer cache.Indexer
+}
+
+func (i indexed) GetIndexer() cache.Indexer { return i.indexer }
