@@ -43,7 +43,7 @@ func ttlEntry(o *Options) Entry {
 		rules := config().Policy()
 		n := informers.Need{
 			For: ttl.Name, Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: when,
-			Annotations: append(rules.Keys(), corev1.MirrorPodAnnotationKey), Fields: informers.OwnerReferences | informers.CreationTimestamp,
+			Annotations: append(rules.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue, Fields: informers.OwnerReferences | informers.CreationTimestamp,
 		}
 		if n.Resource == informers.Secrets || n.Resource.Resource == "" {
 			// Those of Helm's releases stay out, whose content would pass through the cache.

@@ -69,8 +69,6 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-type queue[K comparable] = workqueue.TypedDelayingInterface[K]
-
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
 type Loop[K comparable] struct {
 	opts      Options
@@ -79,7 +77,7 @@ type Loop[K comparable] struct {
 
 	mu       sync.Mutex
 	phase    Phase
-	queue    queue[K]
+	queue    *queue[K]
 	inFlight map[K]time.Time
 	counts   struct{ reconciles, errors, panics uint64 }
 	replay   *replay[K]         // of the latest run
@@ -124,25 +122,33 @@ func NewLoop[K comparable](
 // own. While Run does not run, it does nothing, as with events; what must not be missed is enqueued
 // again when Run begins, by a watch or by the caller. It may be called at any time and does not block.
 func (l *Loop[K]) Enqueue(keys ...K) {
-	l.mu.Lock()
-	q := l.queue
-	l.mu.Unlock()
-	if q == nil {
-		return
-	}
 	for _, key := range keys {
-		q.Add(key) // drops it if the queue has shut down
+		l.add(key, changed, tenantOf(key))
 	}
 }
 
 // EnqueueFor adds keys from within a reconcile, on behalf of a tenant: the namespace whose object made
-// them due, in whose turn they are taken. ctx is that of the reconcile; what was only shown again
-// enqueues keys that are only shown again.
-func (l *Loop[K]) EnqueueFor(_ context.Context, _ string, keys ...K) { l.Enqueue(keys...) }
+// them due, in whose turn they are taken. ctx is that of the reconcile: if its own key was in the queue
+// only because an object was shown again, these keys wait behind changes as that key did.
+func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
+	for _, key := range keys {
+		l.add(key, laneOf(ctx), tenant)
+	}
+}
+
+// add adds a key to the queue of the run, if there is one.
+func (l *Loop[K]) add(key K, in lane, tenant string) {
+	l.mu.Lock()
+	q := l.queue
+	l.mu.Unlock()
+	if q != nil {
+		q.keys.add(key, in, tenant) // drops it if the queue has shut down
+	}
+}
 
 // Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys
-// of the objects in them, see [WatchMapped], those that changed last first, and those of events, which
-// do not wait for all of the former.
+// of events, and those of the objects in the informers, see [WatchMapped], those that changed last
+// first. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
 // end with ctx, only with that of [WithWork]. Run returns when all workers and mappings have returned,
@@ -244,34 +250,33 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 }
 
 // start creates the queues of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (queue[K], *mappingRetries[K], error) {
+func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], *mappingRetries[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != Stopped {
 		return nil, nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
 	l.phase = Syncing
-	l.queue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[K]{
-		Logger: logger, Name: l.opts.Name, Clock: l.opts.Clock,
-	})
+	l.queue = newQueue[K](l.opts, logger)
 	l.replay = newReplay(l.queue, l.opts.Workers)
 	l.retries = l.newMappingRetries(logger)
 	return l.queue, l.retries, nil
 }
 
 // next takes one key and reconciles it. It returns false when the queue has shut down.
-func (l *Loop[K]) next(taking, work context.Context, q queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
+func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
 	key, shutdown := q.Get()
 	if shutdown {
 		return false
 	}
 	defer q.Done(key)
-	l.replay.took()
+	from := q.keys.lanes.took(key)
+	l.replay.took(from)
 	if taking.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
 
-	after, retry, notBefore := l.reconcileOnce(work, key)
+	after, retry, notBefore := l.reconcileOnce(withLane(work, from), key)
 	switch {
 	case retry:
 		delay := limiter.When(key)

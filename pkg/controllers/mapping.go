@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -33,7 +34,7 @@ type mapper[K comparable] struct {
 
 	mu sync.Mutex // held while the mapping is called
 	// What follows is that of the run. While there is none, the gate is closed: queue is nil.
-	queue   queue[K]
+	queue   *queue[K]
 	retries *mappingRetries[K]
 	logger  klog.Logger
 	failed  map[cache.ObjectName]change
@@ -76,7 +77,7 @@ func (r *mappingRetries[K]) run() {
 }
 
 // open lets events through to the queue.
-func (m *mapper[K]) open(q queue[K], retries *mappingRetries[K], logger klog.Logger) {
+func (m *mapper[K]) open(q *queue[K], retries *mappingRetries[K], logger klog.Logger) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.queue, m.retries, m.logger, m.failed = q, retries, logger, map[cache.ObjectName]change{}
@@ -101,7 +102,7 @@ func (m *mapper[K]) replay(obj any) (keys int) {
 	if err != nil || !exists {
 		return 0 // its deletion is an event
 	}
-	return m.join(change{new: now, initial: true})
+	return m.join(change{new: now, initial: true}, shown)
 }
 
 // handle maps an event if the gate is open.
@@ -111,12 +112,12 @@ func (m *mapper[K]) handle(c change) {
 	if m.queue == nil || m.queue.ShuttingDown() {
 		return
 	}
-	m.join(c)
+	m.join(c, c.lane())
 }
 
 // join maps a change, merged with earlier ones of that object that could not be mapped, and returns
-// the number of keys. The caller holds mu.
-func (m *mapper[K]) join(c change) (keys int) {
+// the number of keys, which it adds to the lane. The caller holds mu.
+func (m *mapper[K]) join(c change, in lane) (keys int) {
 	if len(m.failed) > 0 {
 		object := c.object()
 		if earlier, ok := m.failed[object]; ok {
@@ -127,19 +128,19 @@ func (m *mapper[K]) join(c change) (keys int) {
 			return 0
 		}
 	}
-	return m.try(c)
+	return m.try(c, in)
 }
 
 func (m *mapper[K]) again(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c, ok := m.failed[object]; ok {
-		m.try(c)
+		m.try(c, changed)
 	}
 }
 
-// try calls the mapping and returns the number of keys. The caller holds mu.
-func (m *mapper[K]) try(c change) int {
+// try calls the mapping, adds its keys to the lane and returns their number. The caller holds mu.
+func (m *mapper[K]) try(c change, in lane) int {
 	var keys []K
 	stack, err := Contain(func() (err error) {
 		keys, err = m.watch.keys(c)
@@ -153,7 +154,7 @@ func (m *mapper[K]) try(c change) int {
 		m.forget(c.object())
 	}
 	for _, key := range keys {
-		m.queue.Add(key)
+		m.queue.keys.add(key, in, tenantOf(key))
 	}
 	return len(keys)
 }
@@ -217,6 +218,18 @@ func (c change) object() cache.ObjectName {
 		return cache.ObjectName{Name: fmt.Sprintf("<%T>", obj)}
 	}
 	return name
+}
+
+// lane returns shown for an update that changed nothing. client-go shows every object so at a resync,
+// and when it has listed a resource again.
+func (c change) lane() lane {
+	before, errBefore := meta.Accessor(c.old)
+	after, errAfter := meta.Accessor(c.new)
+	if errBefore != nil || errAfter != nil || after.GetResourceVersion() == "" ||
+		before.GetResourceVersion() != after.GetResourceVersion() {
+		return changed
+	}
+	return shown
 }
 
 // then returns c merged with a later change of the same object. The result is empty if the object

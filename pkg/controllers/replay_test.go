@@ -28,9 +28,9 @@ func TestHowManyKeysAnEventWaitsForWhileALeaderBegins(t *testing.T) {
 		at            int // the reconcile during which the event comes
 		most          int // keys that may be reconciled before that of the event
 	}{
-		"when there are no others":                       {objects: 50, keys: 1, at: 10, most: 1},
-		"after many others that are done":                {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
-		"if each object has many keys, for those of one": {objects: 50, keys: 20, at: 60, most: 20},
+		"when there are no others":        {objects: 50, keys: 1, at: 10, most: 1},
+		"after many others that are done": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
+		"if each object has many keys":    {objects: 50, keys: 20, at: 60, most: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -116,3 +116,32 @@ func TestALeaderIsNotShownAsIdleBeforeItKnowsItsObjects(t *testing.T) {
 		g.resign(t)
 	})
 }
+
+func TestNamespacesTakeTurnsWhileALeaderBegins(t *testing.T) {
+	indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	for i := range 100 {
+		obj := &corev1.ConfigMap{}
+		obj.Namespace, obj.Name, obj.ResourceVersion = "busy", fmt.Sprint(i), fmt.Sprint(1000+i)
+		if err := indexer.Add(obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	quiet := &corev1.ConfigMap{}
+	quiet.Namespace, quiet.Name, quiet.ResourceVersion = "quiet", "o", "1"
+	if err := indexer.Add(quiet); err != nil {
+		t.Fatal(err)
+	}
+	informer := indexed{indexer: indexer}
+	order := cached([]*mapper[cache.ObjectName]{{watch: Watch[cache.ObjectName]{informer: informer, replayed: true}}})
+	if order[0].version != 1099 || order[1].obj != any(quiet) {
+		t.Errorf("the replay begins with %s and %s", order[0].namespace, order[1].namespace)
+	}
+}
+
+// indexed is an informer with nothing but a cache.
+type indexed struct {
+	cache.SharedIndexInformer
+	indexer cache.Indexer
+}
+
+func (i indexed) GetIndexer() cache.Indexer { return i.indexer }

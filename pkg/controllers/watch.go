@@ -36,8 +36,8 @@ type change struct {
 }
 
 // Event is a change of one object. Old is the zero T for an addition, New for a deletion. If the
-// watch missed the deletion, Old is the last state known. After a relist, or at a resync, an update
-// may have Old equal to New.
+// watch missed the deletion, Old is the last state known. After a relist, and at a resync, each object
+// in the cache comes as an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
 	// Initial is set for an object that was in the cache when Run began.

@@ -75,6 +75,9 @@ type Need struct {
 	Form          Form
 	// Annotations are the keys to keep. Forms other than Reduced keep all.
 	Annotations []string
+	// MaxAnnotation, if set, is how long a value may be to be kept whole, in bytes. Of a longer one that no
+	// other need wants, one byte more is kept: it is too long, and says so. Forms other than Reduced keep all.
+	MaxAnnotation int
 	// Fields to keep beyond the annotations.
 	Fields Fields
 	// When, if set, restricts Fields and Annotations of this need to the objects for which it

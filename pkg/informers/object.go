@@ -167,10 +167,17 @@ func (r *reducer) keepMetadata(x *extra, obj metav1.Object) bool {
 			continue
 		}
 		for _, key := range n.Annotations {
-			if value, ok := annotations[key]; ok {
-				if x.annotations == nil {
-					x.annotations = make(map[string]string, 1)
-				}
+			value, ok := annotations[key]
+			if !ok {
+				continue
+			}
+			if n.MaxAnnotation > 0 && len(value) > n.MaxAnnotation {
+				value = strings.Clone(value[:n.MaxAnnotation+1]) // the rest can go
+			}
+			if x.annotations == nil {
+				x.annotations = make(map[string]string, 1)
+			}
+			if kept, has := x.annotations[key]; !has || len(kept) < len(value) { // another need may want it whole
 				x.annotations[key], needed = value, true
 			}
 		}

@@ -149,6 +149,14 @@ func TestObject(t *testing.T) {
 			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"one": "1", "two": "", "three": "3"}}},
 			want:   map[string]any{"name": "n", "annotations": map[string]string{"one": "1", "two": ""}},
 		},
+		"keeps a byte more than the longest value, where no other need wants it whole": {
+			needs: []Need{{For: "a", Resource: Secrets, Annotations: []string{"cut", "whole", "short"}, MaxAnnotation: 3},
+				{For: "b", Resource: Secrets, Annotations: []string{"whole"}},
+				{For: "c", Resource: Secrets, Annotations: []string{"whole"}, MaxAnnotation: 2}},
+			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{
+				"cut": strings.Repeat("x", 256<<10), "whole": "12345", "short": "123"}}},
+			want: map[string]any{"name": "n", "annotations": map[string]string{"cut": "xxxx", "whole": "12345", "short": "123"}},
+		},
 		"keeps the fields of a need only where its condition holds": {
 			needs: []Need{{For: "a", Resource: Secrets, Fields: Labels | OwnerReferences,
 				When: func(o metav1.Object) bool { return o.GetAnnotations()["take-part"] == "yes" }}},

@@ -6,6 +6,7 @@
 package replication
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -163,6 +164,24 @@ func (w *world) remove(object string) {
 	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
 		w.Fatal(err)
 	}
+}
+
+// byAge returns two namespaces in the order in which their sources own a name. Those of a test are often
+// as old to the second.
+func (w *world) byAge(a, b string) (older, younger string) {
+	w.Helper()
+	var age [2]metav1.Time
+	for i, name := range []string{a, b} {
+		ns, err := shared.Admin.CoreV1().Namespaces().Get(w.ctx, w.namespaces[name], metav1.GetOptions{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		age[i] = ns.CreationTimestamp
+	}
+	if cmp.Or(age[0].Time.Compare(age[1].Time), strings.Compare(w.namespaces[a], w.namespaces[b])) < 0 {
+		return a, b
+	}
+	return b, a
 }
 
 // label sets a label of a namespace; an empty value removes it.

@@ -179,13 +179,14 @@ func TestScenarios(t *testing.T) {
 			w.await("b/u: tls.crt=1 tls.key=2")
 		},
 		"M18: two sources": func(w *world) {
-			w.secret("a/s", "k=v", w.with("M:replicate-to={b}"))
+			older, younger := w.byAge("a", "c")
+			w.secret(older+"/s", "k=v", w.with("M:replicate-to={b}"))
 			w.await("b/s: k=v")
-			w.secret("c/s", "j=w", w.with("M:replicate-to={b}"))
-			w.told("c/s", "TargetClaimed")
-			w.edit("a/s", w.with("M:replicate-to"))
+			w.secret(younger+"/s", "j=w", w.with("M:replicate-to={b}"))
+			w.told(younger+"/s", "TargetClaimed")
+			w.edit(older+"/s", w.with("M:replicate-to"))
 			w.await("b/s: j=w")
-			w.edit("a/s", w.with("M:replicate-to={b}"))
+			w.edit(older+"/s", w.with("M:replicate-to={b}"))
 			w.await("b/s: k=v")
 			w.wrote("create b/s", "create b/s", "create b/s", "delete b/s", "delete b/s")
 		},

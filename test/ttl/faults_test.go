@@ -109,8 +109,8 @@ func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
 	w.deleted(want...)
 }
 
-// TestLongAThousandAtOnce has as many objects due in the same second as the breaker permits, and then one
-// more. It logs how long they took, and how long requests of somebody else took before and meanwhile.
+// TestLongAThousandAtOnce has as many objects of a namespace due in the same second as the breaker permits, and
+// then one more. It logs how long they took, and how long requests of somebody else took before and meanwhile.
 func TestLongAThousandAtOnce(t *testing.T) {
 	const objects = 1000
 	w := newWorld(t)
@@ -155,9 +155,12 @@ func TestLongAThousandAtOnce(t *testing.T) {
 	t.Logf("a read and a write of somebody else meanwhile: %s", latencies(probes, deadline, last))
 	w.create("one-more", in(0))
 	fleet.Eventually(w.ctx, t, func() error {
-		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_breaker_open 1", "quartermaster_ttl_breaker_trips_total 1", "quartermaster_ttl_overdue_objects 1")
+		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_breaker_open 0", "quartermaster_ttl_stopped_namespaces 1",
+			`quartermaster_ttl_breaker_trips_total{scope="namespace"} 1`, "quartermaster_ttl_overdue_objects 1")
 	})
 	w.told(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
+	other := newWorld(t)
+	other.settle() // another namespace's
 	if _, err := maps.Get(w.ctx, "one-more", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}

@@ -31,6 +31,9 @@ type Config struct {
 	// DryRun deletes nothing.
 	DryRun bool
 
+	// Grace is how long an object is left alone that is due when it is first seen; 0 is not at all.
+	Grace time.Duration
+	// MaxDeletionsPerMinute is the limit in a namespace; that of all is policy.TotalLimit times as high.
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
 	// MaxClockSkew is how far the clock may be from the API server's; 0 means that nobody looks.
@@ -44,7 +47,7 @@ func DefaultConfig() Config {
 		Options: policy.Options{
 			Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"}, ClusterScoped: true,
 		},
-		MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute, Workers: 2,
+		Grace: time.Minute, MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute, Workers: 2,
 	}
 }
 
@@ -65,8 +68,12 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.AllowProtected, flagPrefix+"allow-protected", c.AllowProtected, ""+
 		"What may be deleted although it is protected: nodes, persistentvolumes, customresourcedefinitions, "+
 		"in:NAMESPACE for the objects in kube-system or the like, namespace:NAME for such a namespace itself.")
-	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute,
-		"When this many objects were deleted within a minute and one more is due, nothing is deleted for a while; 0 means no limit.")
+	fs.DurationVar(&c.Grace, flagPrefix+"grace", c.Grace, ""+
+		"How long an object is left alone, with an Event, that is due when it is first seen: restored from a backup, applied with a past time, "+
+		"or overdue when this process begins to lead; 0 means that it is deleted at once.")
+	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
+		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in it is deleted for a while; "+
+		"nothing at all when %d times as many were deleted in all namespaces; 0 means no limit.", policy.TotalLimit))
 	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long nothing is deleted then.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing of a type is deleted while this clock and that of the type's API server are further apart; 0 means that nobody looks.")
@@ -82,6 +89,9 @@ func (c *Config) Validate() error {
 	}
 	rules := c.Policy()
 	rules.Validate(bad)
+	if c.Grace < 0 {
+		bad("grace", "must not be negative, got %v", c.Grace)
+	}
 	if c.MaxDeletionsPerMinute < 0 {
 		bad("max-deletions-per-minute", "must not be negative, got %d", c.MaxDeletionsPerMinute)
 	}

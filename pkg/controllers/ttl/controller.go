@@ -14,20 +14,23 @@
 //	kinds.go       what a run remembers
 //	types.go       discovery
 //
-// The state, of which only the breaker outlives a run:
+// The state, of which the breaker and the notices outlive a run:
 //
 //	state      what it is                                 set by               cleared by
 //	kinds      the types that are followed                types.go             the same
 //	records    the annotated objects                      the type's handler   the same, the end of the type
-//	told       what their owners have been told           a worker             a change that matters
+//	seen       when they were first seen as they are      the type's handler   a change that matters
 //	failures   refusals in a row                          a worker             the same
+//	notices    what owners have been told                 a worker             time, newer notices
 //	breaker    the deletions of the last minute           a worker             time
 //	           until when there are none                  a worker             time
-//	of a kind  until when there are none of its type      a worker             time, the end of the type
+//	rests      until when there are none of a type        a worker             time, the end of the type
 package ttl
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -67,7 +70,9 @@ type Controller struct {
 	clock   clock.WithTicker
 	metrics *domainMetrics
 	breaker *policy.Breaker
-	loop    *controllers.Loop[key]
+	// once and failing are what owners have been told once and for all, and what they are told again.
+	once, failing *controllers.Notices
+	loop          *controllers.Loop[key]
 
 	mu    sync.Mutex
 	kinds map[schema.GroupResource]*kind
@@ -88,7 +93,8 @@ func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Co
 	}
 	c := &Controller{
 		cfg: cfg, rules: cfg.Policy(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
-		breaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute}, kinds: map[schema.GroupResource]*kind{},
+		breaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown}, kinds: map[schema.GroupResource]*kind{},
+		once: controllers.NewNotices(math.MaxInt64), failing: controllers.NewNotices(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.Beside = cfg.Workers, c.followTypes
@@ -122,23 +128,38 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return 0, nil
 	}
 	now := c.clock.Now()
-	d := c.decide(k, r, obj, now)
+	d := c.decide(k, obj, now)
 	k.decided(r, d.Deadline)
 	if !d.Due(now) {
 		return wait(&d, now), nil
+	}
+	if left := c.grace(r, &d, now); left > 0 {
+		c.tell(k, obj.GetUID(), corev1.EventTypeNormal, reasonWill, fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, because(&d)))
+		return left, nil
 	}
 	if pause := c.pause(k, now); pause > 0 {
 		return pause, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Due", "annotation", d.Key, "deadline", d.Deadline)
-	return c.expire(ctx, k, r, obj.GetUID())
+	return c.expire(ctx, k, r, &d, obj.GetUID())
 }
 
-// pause returns when to look at an object again if nothing of its type may be deleted now; 0 is that it
-// may. What has to wait comes back spread, so in another order each time: with more objects than the breaker
-// permits, the same ones would always be first otherwise.
+// grace returns how long to leave an object alone that was due already when it was first seen as it is:
+// somebody may just have restored it from a backup, or given it a deadline by mistake. To a new leader
+// that is every object which is due by then.
+func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
+	if c.cfg.DryRun || d.Deadline.After(r.seen) {
+		return 0
+	}
+	return max(c.cfg.Grace-now.Sub(r.seen), 0)
+}
+
+// pause returns when to look at an object again if nothing of its type or namespace may be deleted now; 0
+// is that it may. What has to wait comes back spread, so in another order each time: with more objects
+// than the breaker permits, the same ones would always be first otherwise. All that come back before the
+// breaker's limit is reached cost a request; the others, however many, microseconds.
 func (c *Controller) pause(k key, now time.Time) time.Duration {
-	pause := max(c.breaker.Open(now), k.breaker.Open(now))
+	pause := max(c.breaker.Open(k.Namespace, now), k.resting(now))
 	if pause > 0 {
 		pause += rand.N(spread)
 	}
@@ -146,18 +167,19 @@ func (c *Controller) pause(k key, now time.Time) time.Duration {
 }
 
 // decide decides on a state of an object, and tells its owner the warnings.
-func (c *Controller) decide(k key, r *entry, obj metav1.Object, now time.Time) policy.Decision {
+func (c *Controller) decide(k key, obj metav1.Object, now time.Time) policy.Decision {
 	d := c.rules.Decide(k.Type, obj, now)
 	for _, w := range d.Warnings {
-		if !r.news(w.Reason+w.Key, now, 0) {
-			continue
-		}
-		if w.Reason == policy.InvalidTTL {
+		if c.tell(k, obj.GetUID(), corev1.EventTypeWarning, w.Reason, w.Text) && w.Reason == policy.InvalidTTL {
 			c.metrics.invalid.WithLabelValues(w.Key).Inc()
 		}
-		c.event(k, obj.GetUID(), corev1.EventTypeWarning, w.Reason, w.Text)
 	}
 	return d
+}
+
+// because returns why an object goes.
+func because(d *policy.Decision) string {
+	return fmt.Sprintf("%s=%s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
 }
 
 // wait returns when to look at an object again; 0 is at its next change.

@@ -41,12 +41,13 @@ const (
 const (
 	reasonDeleted = "DeletedExpiredTTL"
 	reasonFailed  = "FailedToDeleteExpiredTTL"
+	reasonWill    = "WillDeleteExpiredTTL"
 	reasonWould   = "WouldDeleteExpiredTTL"
 	reasonBreaker = "TTLBreakerOpen"
 )
 
-// expire deletes the object of a record if it is still the one with that UID, and due.
-func (c *Controller) expire(ctx context.Context, k key, r *entry, uid types.UID) (time.Duration, error) {
+// expire deletes the object of a record if it is still the one with that UID, and due as decided.
+func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *policy.Decision, uid types.UID) (time.Duration, error) {
 	begun := c.clock.Now()
 	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName)
 	now := c.clock.Now()
@@ -60,22 +61,25 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, uid types.UID)
 	case c.skewed(ctx, k, date, now):
 		return c.pause(k, now), nil
 	}
-	d := c.decide(k, r, live, now)
-	if !d.Due(now) {
+	d := c.decide(k, live, now)
+	switch {
+	case !d.Due(now):
 		return wait(&d, now), nil
+	case c.cfg.Grace > 0 && !d.Deadline.Equal(decided.Deadline):
+		return c.cfg.Grace, nil // a deadline that nobody has been told of; its own event is on its way
 	}
-	because := fmt.Sprintf("deleted because of %s=%.80s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
 	logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
 	if c.cfg.DryRun {
-		if r.news(reasonWould+because, now, 0) {
+		if c.tell(k, uid, corev1.EventTypeNormal, reasonWould, "would be deleted because of "+because(&d)) {
 			logger.Info("Dry run: would delete")
 			c.metrics.deletion(k, resultDryRun)
-			c.event(k, uid, corev1.EventTypeNormal, reasonWould, "would be "+because)
 		}
 		return 0, nil
 	}
-	if !c.breaker.Take(now) {
-		c.tooMany(ctx, now)
+	if permitted, opened := c.breaker.Take(k.Namespace, now); !permitted {
+		if opened != "" {
+			c.tooMany(ctx, k, opened)
+		}
 		return c.pause(k, now), nil
 	}
 	err = c.objects.delete(ctx, k.Type, live)
@@ -84,13 +88,13 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, uid types.UID)
 		c.metrics.deletion(k, resultDeleted)
 		c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
 		k.decided(r, policy.Never) // it is not overdue while its finalizers work
-		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, because)
+		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+because(&d))
 		return 0, nil
 	}
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonForbidden, metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
 		metav1.StatusReasonInvalid, metav1.StatusReasonTooManyRequests:
-		c.breaker.Return() // nothing can have been deleted; after others, such as 500 and 504, it may have been
+		c.breaker.Return(k.Namespace) // nothing can have been deleted; after others, such as 500 and 504, it may have been
 	}
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -110,27 +114,34 @@ func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 	if skew.Abs() <= c.cfg.MaxClockSkew+time.Second/2 {
 		return false
 	}
-	if k.breaker.Trip(now, kindPause) {
+	if k.rest(now) {
 		klog.FromContext(ctx).Error(nil, "The clock and the API server's are too far apart, so nothing of this type is deleted",
 			"resource", k.GroupResource(), "ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	}
 	return true
 }
 
-// tooMany opens the breaker unless it is open.
-func (c *Controller) tooMany(ctx context.Context, now time.Time) {
-	if !c.breaker.Trip(now, c.cfg.BreakerCooldown) {
-		return
-	}
-	c.metrics.trips.Inc()
-	overdue := map[string]int{}
-	for _, s := range c.status() {
-		if s.Overdue > 0 {
-			overdue[s.Resource] = s.Overdue
+// tooMany tells that the deletion of k has opened the breaker. Only the log names the namespace: the Events
+// of the manager's Pod are for whoever may read that.
+func (c *Controller) tooMany(ctx context.Context, k key, opened policy.Scope) {
+	c.metrics.trips.WithLabelValues(string(opened)).Inc()
+	logger := klog.FromContext(ctx).WithValues("flag", "--"+flagPrefix+"max-deletions-per-minute")
+	text := fmt.Sprintf("%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v",
+		c.cfg.MaxDeletionsPerMinute, c.cfg.BreakerCooldown)
+	if opened == policy.OneNamespace {
+		logger = logger.WithValues("namespace", k.Namespace)
+	} else {
+		text = fmt.Sprintf("%d objects were deleted within a minute and more are due; nothing at all is deleted for %v",
+			policy.TotalLimit*c.cfg.MaxDeletionsPerMinute, c.cfg.BreakerCooldown)
+		overdue := map[string]int{}
+		for _, s := range c.status() {
+			if s.Overdue > 0 {
+				overdue[s.Resource] = s.Overdue
+			}
 		}
+		logger = logger.WithValues("overdue", overdue)
 	}
-	text := fmt.Sprintf("%d objects were deleted within a minute and more are due; nothing is deleted for %v", c.cfg.MaxDeletionsPerMinute, c.cfg.BreakerCooldown)
-	klog.FromContext(ctx).Error(nil, "The breaker has opened: "+text, "overdue", overdue, "flag", "--"+flagPrefix+"max-deletions-per-minute")
+	logger.Error(nil, "The breaker has opened: "+text)
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, text)
@@ -143,7 +154,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 		return 0, err
 	}
 	now := c.clock.Now()
-	if now.Sub(begun) >= slow && k.breaker.Trip(now, kindPause) {
+	if now.Sub(begun) >= slow && k.rest(now) {
 		klog.FromContext(ctx).Info("Warning: A request failed slowly, so this type is left alone for a while",
 			"resource", k.GroupResource(), "for", kindPause, "reason", err.Error())
 	}
@@ -151,7 +162,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 	c.metrics.deletion(k, resultFailed)
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
-	if (forbidden || r.failures >= tellAfter) && r.news(reasonFailed, now, tellAgain) {
+	if (forbidden || r.failures >= tellAfter) && c.failing.Due(uid, now) {
 		klog.FromContext(ctx).Info("Warning: Cannot delete what has expired", "reason", err.Error())
 		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
@@ -163,6 +174,15 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 		return min(minConflict<<doublings, maxConflict), nil
 	}
 	return 0, err // the loop waits longer each time, and as long as the API server asks for
+}
+
+// tell sends an Event about an object once, and reports whether it has.
+func (c *Controller) tell(k key, uid types.UID, eventType, reason, text string) bool {
+	due := c.once.Due([3]string{string(uid), reason, text}, c.clock.Now())
+	if due {
+		c.event(k, uid, eventType, reason, text)
+	}
+	return due
 }
 
 func (c *Controller) event(k key, uid types.UID, eventType, reason, text string) {

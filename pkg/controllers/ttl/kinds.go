@@ -25,37 +25,25 @@ type key struct {
 // String returns pods/shop/p.
 func (k key) String() string { return k.GroupResource().String() + "/" + k.ObjectName.String() }
 
+// Tenant returns whose turn in the queue the key takes: that of its namespace.
+func (k key) Tenant() string { return k.Namespace }
+
 // entry is what a run remembers of an annotated object.
 type entry struct {
 	obj      metav1.Object
+	seen     time.Time // first, with these annotations
 	deadline time.Time // by the last decision
-	// Only the worker that has the key uses these.
-	told     map[string]time.Time
-	failures int
-}
-
-// news reports whether an owner has not been told this yet; or not since again, unless that is 0.
-func (r *entry) news(what string, now time.Time, again time.Duration) bool {
-	last, told := r.told[what]
-	if told && (again == 0 || now.Sub(last) < again) {
-		return false
-	}
-	if r.told == nil {
-		r.told = map[string]time.Time{}
-	}
-	r.told[what] = now
-	return true
+	failures int       // only the worker that has the key uses it
 }
 
 // kind is a type that is followed, and its annotated objects.
 type kind struct {
 	policy.Type
 	following Following
-	// breaker is open while the type is left alone. It has no limit.
-	breaker policy.Breaker
 
 	mu      sync.Mutex
 	records map[cache.ObjectName]*entry
+	rests   time.Time // left alone before this
 }
 
 // get returns a record, nil if there is none, and the object in it.
@@ -68,15 +56,15 @@ func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
 	return nil, nil
 }
 
-// put records an object. Unless it is the same to every decision, its record begins anew.
-func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool) {
+// put records an object at now. Unless it is the same to every decision, its record begins anew.
+func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if r := k.records[name]; r != nil && same {
 		r.obj = obj
 		return
 	}
-	k.records[name] = &entry{obj: obj, deadline: policy.Never}
+	k.records[name] = &entry{obj: obj, seen: now, deadline: policy.Never}
 }
 
 func (k *kind) remove(name cache.ObjectName) {
@@ -89,6 +77,24 @@ func (k *kind) decided(r *entry, deadline time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.deadline = deadline
+}
+
+// rest has the type left alone for a while, and reports whether it was not yet.
+func (k *kind) rest(now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	begins := !k.rests.After(now)
+	if begins {
+		k.rests = now.Add(kindPause)
+	}
+	return begins
+}
+
+// resting returns how long the type is left alone.
+func (k *kind) resting(now time.Time) time.Duration {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return max(k.rests.Sub(now), 0)
 }
 
 // stop ends the watch and forgets the objects.
@@ -124,7 +130,7 @@ type KindStatus struct {
 func (k *kind) status(now time.Time) KindStatus {
 	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version}
 	s.Synced, s.Problem = k.following.Status()
-	if s.Problem == "" && k.breaker.Open(now) > 0 {
+	if s.Problem == "" && k.resting(now) > 0 {
 		s.Problem = "left alone for a while, since its clock is wrong or a request has failed slowly; see the log"
 	}
 	k.mu.Lock()

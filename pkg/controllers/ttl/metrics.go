@@ -5,6 +5,8 @@ package ttl
 
 import (
 	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
 const metricPrefix = "quartermaster_ttl_"
@@ -22,7 +24,7 @@ type domainMetrics struct {
 	deletions *metrics.CounterVec // group, resource, result
 	invalid   *metrics.CounterVec // key
 	lag       *metrics.Histogram
-	trips     *metrics.Counter
+	trips     *metrics.CounterVec // scope
 	skew      *metrics.Gauge
 }
 
@@ -40,8 +42,9 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "deletion_lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from the deadline until an object was deleted.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 3600, 86400}}),
-		trips: metrics.NewCounter(counter("breaker_trips_total", "How often too many objects were due within a minute.")),
-		skew:  metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
+		trips: metrics.NewCounterVec(counter("breaker_trips_total",
+			"How often too many objects of one namespace, or of all in total, were due within a minute."), []string{"scope"}),
+		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
 	}
 	reg.MustRegister(d.deletions, d.invalid, d.lag, d.trips, d.skew)
 	for _, key := range c.rules.Keys() {
@@ -61,9 +64,19 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 	computed("overdue_objects", "Objects whose deadline has passed.", func(s *KindStatus) int { return s.Overdue })
 	computed("watched_types", "Types whose objects are known.", func(s *KindStatus) int { return count(s.Synced) })
 	computed("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *KindStatus) int { return count(s.Problem != "") })
+	for _, scope := range []policy.Scope{policy.OneNamespace, policy.AllNamespaces} {
+		d.trips.WithLabelValues(string(scope)).Add(0)
+	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
-		gauge("breaker_open", "1 while nothing is deleted, because too many objects were due."),
-		func() float64 { return float64(count(c.breaker.Open(c.clock.Now()) > 0)) }))
+		gauge("breaker_open", "1 while nothing at all is deleted, because too many objects were due."), func() float64 {
+			_, all := c.breaker.Stopped(c.clock.Now())
+			return float64(count(all))
+		}))
+	reg.RawMustRegister(metrics.NewGaugeFunc(
+		gauge("stopped_namespaces", "Namespaces in which nothing is deleted, because too many of their objects were due."), func() float64 {
+			namespaces, _ := c.breaker.Stopped(c.clock.Now())
+			return float64(namespaces)
+		}))
 	return d
 }
 

@@ -178,19 +178,22 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 			left(90)
-			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing is deleted, because too many objects were due.
+			w.metric(`# HELP quartermaster_ttl_breaker_open [ALPHA] 1 while nothing at all is deleted, because too many objects were due.
 				# TYPE quartermaster_ttl_breaker_open gauge
-				quartermaster_ttl_breaker_open 1
+				quartermaster_ttl_breaker_open 0
 				# HELP quartermaster_ttl_overdue_objects [ALPHA] Objects whose deadline has passed.
 				# TYPE quartermaster_ttl_overdue_objects gauge
 				quartermaster_ttl_overdue_objects 90
+				# HELP quartermaster_ttl_stopped_namespaces [ALPHA] Namespaces in which nothing is deleted, because too many of their objects were due.
+				# TYPE quartermaster_ttl_stopped_namespaces gauge
+				quartermaster_ttl_stopped_namespaces 1
 				# HELP quartermaster_ttl_tracked_objects [ALPHA] Annotated objects.
 				# TYPE quartermaster_ttl_tracked_objects gauge
 				quartermaster_ttl_tracked_objects 90
 				# HELP quartermaster_ttl_watched_types [ALPHA] Types whose objects are known.
 				# TYPE quartermaster_ttl_watched_types gauge
 				quartermaster_ttl_watched_types 2
-			`, "quartermaster_ttl_breaker_open", "quartermaster_ttl_overdue_objects", "quartermaster_ttl_tracked_objects", "quartermaster_ttl_watched_types")
+			`, "quartermaster_ttl_breaker_open", "quartermaster_ttl_stopped_namespaces", "quartermaster_ttl_overdue_objects", "quartermaster_ttl_tracked_objects", "quartermaster_ttl_watched_types")
 			pass(5*time.Minute - time.Second)
 			left(90)
 			pass(2 * time.Second) // they come spread over 10 s

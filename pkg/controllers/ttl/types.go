@@ -182,7 +182,7 @@ func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error
 	put := func(obj any, same bool) {
 		o := obj.(metav1.Object)
 		name := cache.MetaObjectToName(o)
-		k.put(name, o, same)
+		k.put(name, o, same, f.clock.Now())
 		if !same {
 			f.loop.Enqueue(key{k, name})
 		}

@@ -87,6 +87,7 @@ func newWorld(t *testing.T, configure func(*Config)) *world {
 		stored: map[object]*metav1.PartialObjectMetadata{}, followers: map[schema.GroupResource][]*follow{}}
 	w.cfg.Compat = []policy.Family{policy.Twin, policy.Janitor}
 	w.cfg.OwnNamespaces, w.cfg.Pod = []string{"manager"}, cache.ObjectName{Namespace: "manager", Name: "manager-0"}
+	w.cfg.Grace = 0 // most tests begin with something that is due; TestGrace has the rest
 	if configure != nil {
 		configure(&w.cfg)
 	}

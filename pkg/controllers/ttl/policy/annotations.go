@@ -42,8 +42,14 @@ const (
 	JanitorExpires = "janitor/expires"
 )
 
+// MaxValue is how long the value of an annotation may be, in bytes. Every time or duration that somebody
+// means is shorter. A longer value is invalid whatever it says, so that nobody pays for reading it.
+const MaxValue = 100
+
 // forever is the value of an annotation that never lets an object expire.
 const forever = "forever"
+
+var errTooLong = fmt.Errorf("is longer than %d bytes", MaxValue)
 
 // annotation is one that gives a deadline.
 type annotation struct {
@@ -64,8 +70,11 @@ var annotations = []annotation{
 	{Twin, TwinTTL, func(value string, obj metav1.Object) (time.Time, error) {
 		start := obj.GetCreationTimestamp().Time
 		if refreshed, ok := obj.GetAnnotations()[TwinRefreshed]; ok {
+			if len(refreshed) > MaxValue {
+				return start, fmt.Errorf("%s: %w", TwinRefreshed, errTooLong)
+			}
 			if err := start.UnmarshalText([]byte(refreshed)); err != nil {
-				return start, fmt.Errorf("%s: %.80q is not a time in RFC 3339", TwinRefreshed, refreshed)
+				return start, fmt.Errorf("%s: %q is not a time in RFC 3339", TwinRefreshed, refreshed)
 			}
 		}
 		return after(start, value, ParseDuration)

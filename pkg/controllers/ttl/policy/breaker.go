@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,50 +13,114 @@ import (
 // window is the time over which deletions are counted.
 const window = time.Minute
 
-// Breaker stops deletions for a while, such as when there have been too many.
+// TotalLimit is how many times the limit of one namespace all of them have together.
+const TotalLimit = 10
+
+// Scope is what a limit of the breaker is about.
+type Scope string
+
+// The scopes. Objects without a namespace count as those of one namespace.
+const (
+	OneNamespace  Scope = "namespace"
+	AllNamespaces Scope = "total"
+)
+
+// Breaker stops the deletions in a namespace for a while when there have been too many there, and those
+// in all of them when there have been ten times as many.
 type Breaker struct {
-	Limit int // deletions per window; 0 is no limit
+	Limit    int // deletions in a namespace per minute; 0 is no limit
+	Cooldown time.Duration
 
 	mu    sync.Mutex
-	taken []time.Time // in order
-	until time.Time   // open before this
+	total count
+	// namespaces are those with a deletion in the last minute, those that are stopped, and others until
+	// idle ones are forgotten. As each has had a deletion, the total limits how many there are.
+	namespaces map[string]*count
+	forgotten  time.Time // when idle ones were
 }
 
-// Open returns how long no deletion is permitted.
-func (b *Breaker) Open(now time.Time) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return max(b.until.Sub(now), 0)
+// count is what a breaker knows of a namespace, or of all.
+type count struct {
+	taken []time.Time // in the last minute, in order
+	until time.Time   // stopped before this
 }
 
-// Trip opens the breaker, and reports whether it was closed.
-func (b *Breaker) Trip(now time.Time, pause time.Duration) bool {
+func (c *count) full(now time.Time, limit int) bool {
+	c.taken = slices.DeleteFunc(c.taken, func(t time.Time) bool { return now.Sub(t) >= window })
+	return len(c.taken) >= limit
+}
+
+// Open returns how long no deletion is permitted in a namespace.
+func (b *Breaker) Open(namespace string, now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	closed := !b.until.After(now)
-	if closed {
-		b.until = now.Add(pause)
+	until := b.total.until
+	if c := b.namespaces[namespace]; c != nil && c.until.After(until) {
+		until = c.until
 	}
-	return closed
+	return max(until.Sub(now), 0)
 }
 
-// Take counts a deletion and reports whether there may be one more.
-func (b *Breaker) Take(now time.Time) bool {
+// Stopped returns how many namespaces are stopped for their own deletions, and whether all are.
+func (b *Breaker) Stopped(now time.Time) (namespaces int, all bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.taken = slices.DeleteFunc(b.taken, func(t time.Time) bool { return now.Sub(t) >= window })
-	if b.Limit > 0 && len(b.taken) >= b.Limit || b.until.After(now) {
-		return false
+	for _, c := range b.namespaces {
+		if c.until.After(now) {
+			namespaces++
+		}
 	}
-	b.taken = append(b.taken, now)
-	return true
+	return namespaces, b.total.until.After(now)
 }
 
-// Return takes back the last permission, which led to no deletion.
-func (b *Breaker) Return() {
+// Take counts a deletion and reports whether there may be one more. If this one is the first too many,
+// opened is what has been stopped now.
+func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened Scope) {
+	if b.Limit == 0 {
+		return true, ""
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n := len(b.taken); n > 0 {
-		b.taken = b.taken[:n-1]
+	b.forget(now)
+	c := b.namespaces[namespace]
+	if c == nil {
+		c = &count{}
+	}
+	switch {
+	case c.until.After(now), b.total.until.After(now):
+		return false, ""
+	case c.full(now, b.Limit):
+		c.until = now.Add(b.Cooldown)
+		return false, OneNamespace
+	case b.total.full(now, TotalLimit*b.Limit):
+		b.total.until = now.Add(b.Cooldown)
+		return false, AllNamespaces
+	}
+	c.taken = append(c.taken, now)
+	b.total.taken = append(b.total.taken, now)
+	if b.namespaces == nil {
+		b.namespaces = map[string]*count{}
+	}
+	b.namespaces[namespace] = c
+	return true, ""
+}
+
+// forget forgets idle namespaces, once a minute.
+func (b *Breaker) forget(now time.Time) {
+	if now.Sub(b.forgotten) < window {
+		return
+	}
+	b.forgotten = now
+	maps.DeleteFunc(b.namespaces, func(_ string, c *count) bool { return !c.full(now, 1) && !c.until.After(now) })
+}
+
+// Return takes back the last permission in a namespace, which led to no deletion.
+func (b *Breaker) Return(namespace string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range []*count{b.namespaces[namespace], &b.total} {
+		if c != nil && len(c.taken) > 0 {
+			c.taken = c.taken[:len(c.taken)-1]
+		}
 	}
 }

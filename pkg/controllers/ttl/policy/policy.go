@@ -7,7 +7,6 @@ package policy
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
 
 // Options are the rules that flags set.
@@ -81,7 +82,9 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	}
 	for flag, items := range map[string][]string{"include-namespaces": o.IncludeNamespaces, "exclude-namespaces": o.ExcludeNamespaces} {
 		for _, item := range items {
-			if item == "" || strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-*") != "" {
+			if why := glob.Check(item, glob.MaxNamespace); why != "" {
+				bad(flag, "%q %s", item, why)
+			} else if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-*") != "" {
 				bad(flag, "%q is no name of a namespace in which * stands for anything", item)
 			}
 		}
@@ -153,19 +156,12 @@ func (o *Options) protected(t Type, obj metav1.Object) string {
 	}
 	switch {
 	case namespace == "":
-	case matches(o.ExcludeNamespaces, namespace):
+	case glob.MatchAny(o.ExcludeNamespaces, namespace):
 		return "its namespace is excluded"
-	case len(o.IncludeNamespaces) > 0 && !matches(o.IncludeNamespaces, namespace):
+	case len(o.IncludeNamespaces) > 0 && !glob.MatchAny(o.IncludeNamespaces, namespace):
 		return "its namespace is not included"
 	}
 	return ""
-}
-
-func matches(globs []string, name string) bool {
-	return slices.ContainsFunc(globs, func(glob string) bool {
-		ok, err := path.Match(glob, name)
-		return ok && err == nil
-	})
 }
 
 // The reasons of warnings.
@@ -213,12 +209,16 @@ func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
 		if !has || !o.counts(a.family, t) {
 			continue
 		}
+		if len(value) > MaxValue {
+			warn(InvalidTTL, a.key, "%s: the value %v; the object is not deleted", a.key, errTooLong)
+			continue
+		}
 		deadline, err := a.deadline(value, obj)
 		if err != nil {
-			warn(InvalidTTL, a.key, "%s: %.80q %v; the object is not deleted", a.key, value, err)
+			warn(InvalidTTL, a.key, "%s: %q %v; the object is not deleted", a.key, value, err)
 		}
 		claims = append(claims, claim{a.key, value, deadline})
-		all = append(all, fmt.Sprintf("%s=%.80s", a.key, value))
+		all = append(all, a.key+"="+value)
 	}
 	if len(claims) == 0 || len(d.Warnings) > 0 {
 		return d
@@ -230,7 +230,7 @@ func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
 		warn(ConflictingTTL, d.Key, "%s give different deadlines; the latest counts, %s", strings.Join(all, ", "), d.Key)
 	}
 	if why := o.protected(t, obj); why != "" && d.Due(now) {
-		warn(TTLProtected, d.Key, "%s=%.80s has passed, but %s", d.Key, d.Value, why)
+		warn(TTLProtected, d.Key, "%s=%s has passed, but %s", d.Key, d.Value, why)
 		d.Deadline = Never
 	}
 	return d

@@ -206,6 +206,21 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+func TestNamespacesThatAreTooLong(t *testing.T) {
+	for length, valid := range map[int]bool{63: true, 64: false} {
+		o := Options{Families: Families, IncludeNamespaces: []string{strings.Repeat("*", length)}, ExcludeNamespaces: []string{strings.Repeat("a", length)}}
+		flags := 0
+		o.Validate(func(flag, format string, args ...any) {
+			if flags++; !strings.HasSuffix(flag, "clude-namespaces") || !strings.Contains(fmt.Sprintf(format, args...), "longer than 63") {
+				t.Errorf("%s: %s", flag, fmt.Sprintf(format, args...))
+			}
+		})
+		if valid != (flags == 0) || !valid && flags != 2 {
+			t.Errorf("%d characters: %d mistakes", length, flags)
+		}
+	}
+}
+
 func controlledBy(kind string) func(*metav1.PartialObjectMetadata) {
 	return func(o *metav1.PartialObjectMetadata) {
 		o.OwnerReferences = []metav1.OwnerReference{{Kind: "Team"}, {Kind: kind, Controller: ptr.To(true)}}
@@ -234,33 +249,101 @@ func TestAnnotated(t *testing.T) {
 	}
 }
 
+// TestHugeValues has values that nobody reads, with 256 KiB each: an annotation that would be valid if they
+// were read, and one that takes long to read.
+func TestHugeValues(t *testing.T) {
+	const size = 256 << 10
+	pad := func(value string) string { return strings.Repeat(" ", size) + value }
+	for name, annotations := range map[string]map[string]string{
+		NativeTTL:      {NativeTTL: pad("1h")},
+		NativeExpires:  {NativeExpires: pad("2030-01-01")},
+		TwinTTL:        {TwinTTL: strings.Repeat("1ns", size/3)},
+		TwinRefreshed:  {TwinTTL: "1h", TwinRefreshed: "2030-01-01T00:00:00." + strings.Repeat("0", size) + "Z"},
+		JanitorTTL:     {JanitorTTL: strings.Repeat("0", size) + "1s"},
+		JanitorExpires: {JanitorExpires: strings.Repeat("2030-01-01", size/10)},
+		"two":          {JanitorTTL: strings.Repeat("1", size), NativeTTL: "1h"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := defaults()
+			d := o.Decide(typeOf("Pod"), &metav1.ObjectMeta{Namespace: "shop", CreationTimestamp: metav1.Time{Time: created}, Annotations: annotations}, now)
+			if d.Due(now) || len(d.Warnings) != 1 || d.Warnings[0].Reason != InvalidTTL {
+				t.Fatalf("due %v with %d warnings", d.Deadline, len(d.Warnings))
+			}
+			text := d.Warnings[0].Text
+			if len(text) > 200 || !strings.Contains(text, "is longer than 100 bytes") || name != "two" && !strings.Contains(text, name) {
+				t.Errorf("a text of %d bytes: %.300s", len(text), text)
+			}
+		})
+	}
+}
+
 func TestBreaker(t *testing.T) {
-	b := Breaker{Limit: 2}
-	take := func(after time.Duration, want bool) {
+	b := Breaker{Limit: 2, Cooldown: 2 * time.Minute}
+	take := func(namespace string, after time.Duration, want bool, opens Scope) {
 		t.Helper()
-		if got := b.Take(now.Add(after)); got != want {
-			t.Errorf("after %v: %t", after, got)
+		if got, opened := b.Take(namespace, now.Add(after)); got != want || opened != opens {
+			t.Errorf("%s after %v: %t, opens %q", namespace, after, got, opened)
 		}
 	}
-	take(0, true)
-	take(59*time.Second, true)
-	b.Return()
-	take(59*time.Second, true)
-	take(59*time.Second, false)
-	take(60*time.Second, true) // the first has left the window
-	take(61*time.Second, false)
-	if !b.Trip(now.Add(61*time.Second), 2*time.Minute) || b.Trip(now.Add(62*time.Second), time.Hour) {
-		t.Error("it opens once")
+	open := func(namespace string, after, want time.Duration) {
+		t.Helper()
+		if got := b.Open(namespace, now.Add(after)); got != want {
+			t.Errorf("%s after %v: open for %v", namespace, after, got)
+		}
 	}
-	if open := b.Open(now.Add(100 * time.Second)); open != 81*time.Second {
-		t.Errorf("open for %v", open)
+	take("a", 0, true, "")
+	take("a", 59*time.Second, true, "")
+	b.Return("a")
+	take("a", 59*time.Second, true, "")
+	take("a", 60*time.Second, true, "") // the first has left the window
+	open("a", 60*time.Second, 0)
+	take("a", 61*time.Second, false, OneNamespace)
+	take("a", 62*time.Second, false, "") // it opens once
+	open("a", 100*time.Second, 81*time.Second)
+	open("b", 100*time.Second, 0)
+	take("b", 100*time.Second, true, "")
+	take("", 100*time.Second, true, "") // objects without a namespace have a count of their own
+	if namespaces, all := b.Stopped(now.Add(100 * time.Second)); namespaces != 1 || all {
+		t.Errorf("%d namespaces are stopped, all: %t", namespaces, all)
 	}
-	take(180*time.Second, false) // the window is empty
-	take(181*time.Second, true)
+	take("a", 180*time.Second, false, "")
+	take("a", 181*time.Second, true, "")
 	unlimited := Breaker{}
 	for range 1000 {
-		if !unlimited.Take(now) {
+		if permitted, _ := unlimited.Take("a", now); !permitted {
 			t.Fatal("without a limit it refuses")
 		}
+	}
+}
+
+func TestBreakerOfAllNamespaces(t *testing.T) {
+	b := Breaker{Limit: 2, Cooldown: time.Minute}
+	for i := range TotalLimit * b.Limit {
+		if permitted, _ := b.Take(fmt.Sprint("n", i), now); !permitted {
+			t.Fatalf("refused after %d", i)
+		}
+	}
+	b.Return("n0") // as much as another may take
+	if permitted, _ := b.Take("x", now); !permitted {
+		t.Error("refused what was given back")
+	}
+	if permitted, opened := b.Take("y", now); permitted || opened != AllNamespaces {
+		t.Errorf("permitted: %t, opens %q", permitted, opened)
+	}
+	if namespaces, all := b.Stopped(now); namespaces != 0 || !all || b.Open("z", now) != time.Minute {
+		t.Errorf("%d namespaces are stopped, all: %t", namespaces, all)
+	}
+	// A namespace that is full opens its own, however full the total is.
+	b = Breaker{Limit: 1, Cooldown: time.Hour}
+	for i := range TotalLimit {
+		b.Take(fmt.Sprint("n", i), now)
+	}
+	if _, opened := b.Take("n0", now); opened != OneNamespace {
+		t.Errorf("opens %q", opened)
+	}
+	// What is idle is forgotten, and what is stopped is not.
+	b.Take("later", now.Add(2*time.Minute))
+	if n := len(b.namespaces); n != 2 || b.Open("n0", now.Add(2*time.Minute)) == 0 {
+		t.Errorf("%d namespaces are remembered", n)
 	}
 }

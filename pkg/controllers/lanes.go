@@ -1,0 +1,286 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+)
+
+// lane says why a key is in the queue.
+type lane uint8
+
+const (
+	// changed is the lane of changes, requeues and Enqueue.
+	changed lane = iota
+	// shown is the lane of objects that are merely shown again: by a resync, by a relist, or to a
+	// new leader.
+	shown
+)
+
+// changesFirst is how many keys of the lane changed are taken for each key of the lane shown, while
+// both have keys. Without it, a tenant who writes all the time would keep a new leader from what
+// changed while nobody led.
+const changesFirst = 4
+
+// queue is the queue of a loop. Its keys wait in lanes.
+type queue[K comparable] struct {
+	workqueue.TypedDelayingInterface[K] // whose Add and AddAfter are of the lane changed
+	keys                                *laneQueue[K]
+}
+
+func newQueue[K comparable](opts Options, logger *klog.Logger) *queue[K] {
+	lanes := newLanes[K]()
+	keys := &laneQueue[K]{lanes: lanes, TypedInterface: workqueue.NewTypedWithConfig(
+		workqueue.TypedQueueConfig[K]{Name: opts.Name, Clock: opts.Clock, Queue: lanes})}
+	return &queue[K]{keys: keys, TypedDelayingInterface: workqueue.NewTypedDelayingQueueWithConfig(
+		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: opts.Name, Clock: opts.Clock, Queue: keys})}
+}
+
+// laneQueue is a workqueue whose keys wait in lanes.
+type laneQueue[K comparable] struct {
+	workqueue.TypedInterface[K]
+	lanes *lanes[K]
+}
+
+// Add adds a key to the lane changed. The workqueue calls it too, when the delay of a key has passed.
+func (q *laneQueue[K]) Add(key K) { q.add(key, changed, tenantOf(key)) }
+
+// add adds a key to a tenant's turn in a lane.
+func (q *laneQueue[K]) add(key K, in lane, tenant string) {
+	if q.ShuttingDown() {
+		return // the workqueue would ignore it, and the note would stay
+	}
+	q.lanes.note(key, in, tenant)
+	q.TypedInterface.Add(key)
+}
+
+// tenantOf returns in whose turn a key is taken.
+func tenantOf[K comparable](key K) string {
+	if name, ok := any(key).(cache.ObjectName); ok {
+		return name.Namespace
+	}
+	if k, ok := any(key).(interface{ Tenant() string }); ok {
+		return k.Tenant()
+	}
+	return ""
+}
+
+// lanes stores the keys of a workqueue. In each of the two lanes, the tenants with keys take turns, one
+// key each. The keys of one tenant are first in, first out. A key may stand in several places: in both
+// lanes, and in the turns of all tenants on whose behalf it was added. It is taken from the place whose
+// turn comes first and then leaves the others. So nobody delays a key by adding it to a long queue of
+// their own.
+//
+// A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
+// the key only when its reconcile has ended.
+type lanes[K comparable] struct {
+	mu       sync.Mutex                   // the workqueue calls the methods under a lock of its own
+	places   map[K]*item[place[K]]        // of keys that are queued or noted
+	turns    [2]map[string]*item[turn[K]] // of the tenants with places, by lane
+	order    [2]ring[turn[K]]             // the turns with queued keys, by lane
+	standing [2]int                       // queued places, by lane
+	queued   atomic.Int64                 // keys
+	inARow   int                          // keys taken from changed since the last one from shown
+	again    map[K]bool                   // keys that were taken from shown, until their worker calls took
+}
+
+// place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
+// one place in a turn, however often it is added.
+type place[K comparable] struct {
+	key  K
+	turn *item[turn[K]]
+	next *item[place[K]] // of the same key; those that are only noted come first
+}
+
+// turn has the keys of one tenant in one lane.
+type turn[K comparable] struct {
+	tenant string
+	lane   lane
+	places int // noted ones included
+	keys   ring[place[K]]
+}
+
+func newLanes[K comparable]() *lanes[K] {
+	l := &lanes[K]{places: map[K]*item[place[K]]{}, again: map[K]bool{}}
+	for in := range l.turns {
+		l.turns[in] = map[string]*item[turn[K]]{}
+	}
+	return l
+}
+
+// note says where a key is to stand that is added to the workqueue next.
+func (l *lanes[K]) note(key K, in lane, tenant string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noteLocked(key, in, tenant)
+}
+
+func (l *lanes[K]) noteLocked(key K, in lane, tenant string) *item[place[K]] {
+	t, first := l.turns[in][tenant], l.places[key]
+	if t == nil {
+		t = &item[turn[K]]{value: turn[K]{tenant: tenant, lane: in}}
+		l.turns[in][tenant] = t
+	}
+	for p := first; p != nil; p = p.value.next {
+		if p.value.turn == t {
+			return first
+		}
+	}
+	first = &item[place[K]]{value: place[K]{key: key, turn: t, next: first}}
+	l.places[key] = first
+	t.value.places++
+	return first
+}
+
+// Push implements workqueue.Queue.
+func (l *lanes[K]) Push(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queued.Add(1)
+	first := l.places[key]
+	if first == nil { // another Add of the key came between note and Add, and used the note
+		first = l.noteLocked(key, changed, tenantOf(key))
+	}
+	l.stand(first)
+}
+
+// Touch implements workqueue.Queue: the key is queued, and was added again.
+func (l *lanes[K]) Touch(key K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stand(l.places[key])
+}
+
+// stand lets a key stand at its noted places. The argument is the first place of the key.
+func (l *lanes[K]) stand(p *item[place[K]]) {
+	for ; p != nil && !p.linked(); p = p.value.next {
+		t := p.value.turn
+		l.standing[t.value.lane]++
+		if t.value.keys.add(p); !t.linked() {
+			l.order[t.value.lane].add(t)
+		}
+	}
+}
+
+// Len implements workqueue.Queue. It counts keys, not places.
+func (l *lanes[K]) Len() int { return int(l.queued.Load()) }
+
+// Pop implements workqueue.Queue. There is a key.
+func (l *lanes[K]) Pop() K {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	from := changed
+	if l.standing[changed] == 0 || l.inARow >= changesFirst && l.standing[shown] > 0 {
+		from = shown
+	}
+	t := l.order[from].first
+	l.order[from].first = t.next
+	key := t.value.keys.first.value.key
+	l.leave(key)
+	l.queued.Add(-1)
+	if l.inARow++; from == shown {
+		l.inARow = 0
+		l.again[key] = true
+	}
+	return key
+}
+
+// leave removes a key from all places where it stands. What is only noted stays.
+func (l *lanes[K]) leave(key K) {
+	p := l.places[key]
+	if p.linked() {
+		delete(l.places, key)
+	}
+	for p != nil {
+		next := p.value.next
+		if next != nil && next.linked() {
+			p.value.next = nil
+		}
+		if p.linked() {
+			l.remove(p)
+		}
+		p = next
+	}
+}
+
+// remove removes a place, and its turn if that was the last one in it.
+func (l *lanes[K]) remove(p *item[place[K]]) {
+	t := p.value.turn
+	in := t.value.lane
+	l.standing[in]--
+	if t.value.keys.remove(p); t.value.keys.first == nil {
+		l.order[in].remove(t)
+	}
+	if t.value.places--; t.value.places == 0 {
+		delete(l.turns[in], t.value.tenant)
+	}
+}
+
+// took returns the lane from which a key was popped. Each worker calls it once for its key.
+func (l *lanes[K]) took(key K) lane {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.again[key] {
+		return changed
+	}
+	delete(l.again, key)
+	return shown
+}
+
+// waiting returns how many places there are in a lane, at least one for each of its keys.
+func (l *lanes[K]) waiting(in lane) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.standing[in]
+}
+
+type laneKey struct{}
+
+// withLane returns the context of the reconcile of a key that was taken from a lane.
+func withLane(ctx context.Context, in lane) context.Context {
+	return context.WithValue(ctx, laneKey{}, in)
+}
+
+// laneOf returns the lane of withLane, or changed.
+func laneOf(ctx context.Context) lane {
+	in, _ := ctx.Value(laneKey{}).(lane)
+	return in
+}
+
+// ring is a doubly-linked list whose items need no other memory. Its last item is before the first.
+type ring[T any] struct{ first *item[T] }
+
+type item[T any] struct {
+	prev, next *item[T] // nil outside of a ring
+	value      T
+}
+
+func (i *item[T]) linked() bool { return i.next != nil }
+
+// add adds an item as the last one.
+func (r *ring[T]) add(i *item[T]) {
+	if r.first == nil {
+		r.first, i.prev, i.next = i, i, i
+		return
+	}
+	i.prev, i.next = r.first.prev, r.first
+	i.prev.next, i.next.prev = i, i
+}
+
+func (r *ring[T]) remove(i *item[T]) {
+	switch {
+	case i.next == i:
+		r.first = nil
+	case r.first == i:
+		r.first = i.next
+	}
+	i.prev.next, i.next.prev = i.next, i.prev
+	i.prev, i.next = nil, nil
+}

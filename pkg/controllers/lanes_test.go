@@ -1,0 +1,387 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"pgregory.net/rapid"
+)
+
+func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
+	logger := klog.Background()
+	q := newQueue[K](Options{Clock: clock.RealClock{}}, &logger)
+	t.Cleanup(q.ShutDown)
+	return q
+}
+
+// many returns words of the form "lane tenant/key": key 0 up to n-1 of a tenant.
+func many(in, tenant string, n int) (words []string) {
+	for i := range n {
+		words = append(words, fmt.Sprintf("%s %s/%d", in, tenant, i))
+	}
+	return words
+}
+
+// addAll adds keys. A word is "lane tenant/key"; the key is what follows the lane unless "=key" follows.
+func addAll(q *queue[string], words ...string) {
+	for _, word := range words {
+		in, place, _ := strings.Cut(word, " ")
+		tenant, _, _ := strings.Cut(place, "/")
+		key := place
+		if _, other, ok := strings.Cut(place, "="); ok {
+			key = other
+		}
+		q.keys.add(key, map[string]lane{"changed": changed, "shown": shown}[in], tenant)
+	}
+}
+
+// takeAll returns the queue's keys in the order in which they are taken.
+func takeAll(q *queue[string]) (keys []string) {
+	for q.Len() > 0 {
+		key, _ := q.Get()
+		q.keys.lanes.took(key)
+		q.Done(key)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+func TestTheOrderInWhichKeysAreTaken(t *testing.T) {
+	for name, tc := range map[string]struct {
+		add  []string
+		want string
+	}{
+		"the keys of one tenant in the order in which they were added": {
+			many("changed", "a", 3), "a/0 a/1 a/2",
+		},
+		"tenants take turns": {
+			slices.Concat(many("changed", "a", 4), many("changed", "b", 2), many("changed", "c", 1)),
+			"a/0 b/0 c/0 a/1 b/1 a/2 a/3",
+		},
+		"a key that is added again keeps its place": {
+			slices.Concat(many("changed", "a", 3), many("changed", "a", 3)), "a/0 a/1 a/2",
+		},
+		"changes come before what is shown again": {
+			slices.Concat(many("shown", "a", 2), many("changed", "a", 2)), "a/0 a/1",
+		},
+		"one that is shown again after four changes": {
+			slices.Concat(many("shown", "s", 3), many("changed", "c", 6)),
+			"c/0 c/1 c/2 c/3 s/0 c/4 c/5 s/1 s/2",
+		},
+		"tenants take turns in what is shown again": {
+			slices.Concat(many("shown", "a", 3), many("shown", "b", 1)), "a/0 b/0 a/1 a/2",
+		},
+		"a change of a key that is shown again brings it forward": {
+			slices.Concat(many("shown", "a", 3), []string{"changed a/2"}), "a/2 a/0 a/1",
+		},
+		"what is shown again does not move a change back": {
+			slices.Concat(many("changed", "a", 2), []string{"shown a/1"}, many("shown", "b", 1)), "a/0 a/1 b/0",
+		},
+		"a key that another tenant makes due is taken in that tenant's turn": {
+			slices.Concat(many("changed", "bad", 3), []string{"changed bad/=a/0"}),
+			"bad/0 bad/1 bad/2 a/0",
+		},
+		"and in its own turn if it is due there too": {
+			slices.Concat(many("changed", "bad", 3), []string{"changed bad/=a/0"}, many("changed", "a", 2)),
+			"bad/0 a/0 bad/1 a/1 bad/2",
+		},
+		"and in the first of the turns": {
+			slices.Concat(many("changed", "a", 3), []string{"changed b/=a/2"}), "a/0 a/2 a/1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := testQueue[string](t)
+			addAll(q, tc.add...)
+			if got := strings.Join(takeAll(q), " "); got != tc.want {
+				t.Errorf("taken %s, want %s", got, tc.want)
+			}
+			expectEmpty(t, q.keys.lanes)
+		})
+	}
+}
+
+// expectEmpty fails if anything is left in the lanes.
+func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
+	left := len(l.places) + len(l.again) + l.Len()
+	for i := range l.turns {
+		left += len(l.turns[i]) + l.standing[i]
+	}
+	if left != 0 || l.order[changed].first != nil || l.order[shown].first != nil {
+		t.Errorf("left in empty lanes: %d keys, places %v, turns %v", l.Len(), l.places, l.turns)
+	}
+}
+
+func TestATenantWithOneKeyWaitsForOneKeyOfEachOther(t *testing.T) {
+	for _, in := range []string{"changed", "shown"} {
+		const tenants = 100
+		q := testQueue[string](t)
+		for i := range tenants {
+			addAll(q, many(in, fmt.Sprint("t", i), 20)...)
+		}
+		for range 250 { // in the midst of a round
+			key, _ := q.Get()
+			q.Done(key)
+		}
+		addAll(q, in+" late/0")
+		if got := slices.Index(takeAll(q), "late/0"); got > tenants {
+			t.Errorf("%s: %d keys were taken before it, want %d at most", in, got, tenants)
+		}
+	}
+}
+
+func TestAKeyThatIsAddedDuringItsReconcile(t *testing.T) {
+	for name, tc := range map[string]struct{ during, after, want []string }{
+		"is taken again":                        {[]string{"changed a/0"}, nil, []string{"a/0"}},
+		"waits in the lane to which it belongs": {[]string{"shown a/0"}, []string{"changed b/0"}, []string{"b/0", "a/0"}},
+		"waits in the first of two lanes":       {[]string{"shown a/0", "changed a/0", "shown a/0"}, []string{"shown b/0"}, []string{"a/0", "b/0"}},
+		"waits in every turn": {[]string{"changed bad/=a/0", "changed good/=a/0"},
+			slices.Concat(many("changed", "bad", 2), many("changed", "good", 1)), []string{"a/0", "bad/0", "good/0", "bad/1"}},
+		"is not taken again if it is not added": {nil, []string{"shown b/0"}, []string{"b/0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := testQueue[string](t)
+			addAll(q, "changed a/0")
+			key, _ := q.Get()
+			q.keys.lanes.took(key)
+			addAll(q, tc.during...)
+			if q.Len() != 0 {
+				t.Errorf("%d keys are queued while the only one is reconciled", q.Len())
+			}
+			q.Done(key)
+			addAll(q, tc.after...)
+			if diff := cmp.Diff(tc.want, takeAll(q)); diff != "" {
+				t.Errorf("taken (-want +got):\n%s", diff)
+			}
+			expectEmpty(t, q.keys.lanes)
+		})
+	}
+}
+
+func TestAQueueThatHasShutDownStoresNothing(t *testing.T) {
+	q := testQueue[string](t)
+	q.ShutDown()
+	addAll(q, many("changed", "a", 3)...)
+	q.Add("b")
+	expectEmpty(t, q.keys.lanes)
+}
+
+// tenantKey is a key with a tenant of its own.
+type tenantKey struct{ tenant, name string }
+
+func (k tenantKey) Tenant() string { return k.tenant }
+
+func TestTheTenantOfAKey(t *testing.T) {
+	for name, tc := range map[string]struct{ got, want string }{
+		"is the namespace of an object's name":        {tenantOf(cache.NewObjectName("shop", "a")), "shop"},
+		"is what the key's method says":               {tenantOf(tenantKey{"shop", "a"}), "shop"},
+		"is the same for all keys of any other type":  {tenantOf("a"), ""},
+		"is the same for objects without a namespace": {tenantOf(cache.NewObjectName("", "a")), ""},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("the tenant of a key %s: got %q, want %q", name, tc.got, tc.want)
+		}
+	}
+}
+
+// model is what lanes do, written without regard to cost: for each lane the tenants in the order of
+// their turns, each with its keys.
+type model struct {
+	lanes  [2][]*modelTurn
+	inARow int
+	later  map[string][]added // of keys that were added during their reconcile
+	busy   map[string]bool
+}
+
+type modelTurn struct {
+	tenant string
+	keys   []string
+}
+
+type added struct {
+	key    string
+	in     lane
+	tenant string
+}
+
+func (m *model) add(a added) {
+	if m.busy[a.key] {
+		m.later[a.key] = append(m.later[a.key], a)
+		return
+	}
+	i := slices.IndexFunc(m.lanes[a.in], func(t *modelTurn) bool { return t.tenant == a.tenant })
+	if i < 0 {
+		i = len(m.lanes[a.in])
+		m.lanes[a.in] = append(m.lanes[a.in], &modelTurn{tenant: a.tenant})
+	}
+	if t := m.lanes[a.in][i]; !slices.Contains(t.keys, a.key) {
+		t.keys = append(t.keys, a.key)
+	}
+}
+
+// queued returns the keys that may be taken.
+func (m *model) queued() map[string]bool {
+	keys := map[string]bool{}
+	for _, turns := range m.lanes {
+		for _, t := range turns {
+			for _, key := range t.keys {
+				keys[key] = true
+			}
+		}
+	}
+	return keys
+}
+
+func (m *model) take() (key string, from lane) {
+	from = changed
+	if len(m.lanes[changed]) == 0 || m.inARow >= 4 && len(m.lanes[shown]) > 0 {
+		from = shown
+	}
+	if m.inARow++; from == shown {
+		m.inARow = 0
+	}
+	t := m.lanes[from][0]
+	m.lanes[from] = append(m.lanes[from][1:], t)
+	key = t.keys[0]
+	for i := range m.lanes {
+		for _, t := range m.lanes[i] {
+			t.keys = slices.DeleteFunc(t.keys, func(k string) bool { return k == key })
+		}
+		m.lanes[i] = slices.DeleteFunc(m.lanes[i], func(t *modelTurn) bool { return len(t.keys) == 0 })
+	}
+	m.busy[key] = true
+	return key, from
+}
+
+// done adds what was added meanwhile; the last is first, as in lanes.
+func (m *model) done(key string) {
+	delete(m.busy, key)
+	var seen []added
+	for _, a := range m.later[key] {
+		if !slices.Contains(seen, a) {
+			seen = append(seen, a)
+		}
+	}
+	slices.Reverse(seen)
+	for _, a := range seen {
+		m.add(a)
+	}
+	delete(m.later, key)
+}
+
+func TestLanesDoWhatTheirModelDoes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := testQueue[string](t)
+		m := &model{later: map[string][]added{}, busy: map[string]bool{}}
+		some := func(what string, n int) string { return what + fmt.Sprint(rapid.IntRange(0, n-1).Draw(t, what)) }
+		take := func(t *rapid.T) {
+			if q.Len() == 0 {
+				t.Skip("empty")
+			}
+			got, _ := q.Get()
+			if m.busy[got] {
+				t.Fatalf("%s was taken twice at once", got)
+			}
+			from := q.keys.lanes.took(got)
+			if want, lane := m.take(); got != want || from != lane {
+				t.Fatalf("took %s from lane %d, want %s from %d", got, from, want, lane)
+			}
+		}
+		done := func(t *rapid.T) {
+			if len(m.busy) == 0 {
+				t.Skip("none is busy")
+			}
+			var busy []string
+			for key := range m.busy {
+				busy = append(busy, key)
+			}
+			slices.Sort(busy)
+			key := rapid.SampledFrom(busy).Draw(t, "done")
+			q.Done(key)
+			m.done(key)
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"add for a tenant": func(t *rapid.T) {
+				a := added{some("key", 8), lane(rapid.IntRange(0, 1).Draw(t, "lane")), some("tenant", 4)}
+				q.keys.add(a.key, a.in, a.tenant)
+				m.add(a)
+			},
+			"add as a delay does": func(t *rapid.T) {
+				key := some("key", 8)
+				q.AddAfter(key, 0)
+				m.add(added{key, changed, ""})
+			},
+			"take": take, "take again": take, "done": done,
+			"": func(t *rapid.T) {
+				if got, want := q.Len(), len(m.queued()); got != want {
+					t.Fatalf("%d keys are queued, want %d", got, want)
+				}
+			},
+		})
+		for len(m.busy) > 0 || q.Len() > 0 {
+			if q.Len() > 0 {
+				take(t)
+			} else {
+				done(t)
+			}
+		}
+		expectEmpty(t, q.keys.lanes)
+	})
+}
+
+// BenchmarkQueue adds 10,000 keys, each of its own tenant or all of one, and takes them. ns/op and
+// B/op are of one key. bytes/key is what a key takes while it is queued.
+func BenchmarkQueue(b *testing.B) {
+	const keys = 10_000
+	names := map[string][]cache.ObjectName{"10,000 tenants": nil, "1 tenant": nil}
+	for i := range keys {
+		names["10,000 tenants"] = append(names["10,000 tenants"], cache.NewObjectName(fmt.Sprint("ns", i), "a"))
+		names["1 tenant"] = append(names["1 tenant"], cache.NewObjectName("shop", fmt.Sprint(i)))
+	}
+	for _, tenants := range []string{"10,000 tenants", "1 tenant"} {
+		for _, kind := range []string{"plain", "lanes"} {
+			b.Run(tenants+"/"+kind, func(b *testing.B) {
+				var q workqueue.TypedInterface[cache.ObjectName] = workqueue.NewTyped[cache.ObjectName]()
+				took := func(cache.ObjectName) {}
+				if kind == "lanes" {
+					lanes := testQueue[cache.ObjectName](b)
+					q, took = lanes, func(key cache.ObjectName) { lanes.keys.lanes.took(key) }
+				}
+				b.Cleanup(q.ShutDown)
+				b.ReportAllocs()
+				var before, after runtime.MemStats
+				for n := 0; n < b.N; n += keys {
+					if n == 0 {
+						runtime.GC()
+						runtime.ReadMemStats(&before)
+					}
+					for _, key := range names[tenants] {
+						q.Add(key)
+					}
+					if n == 0 {
+						b.StopTimer()
+						runtime.GC()
+						runtime.ReadMemStats(&after)
+						b.StartTimer()
+					}
+					for range keys {
+						key, _ := q.Get()
+						took(key)
+						q.Done(key)
+					}
+				}
+				b.ReportMetric(float64(int64(after.HeapAlloc)-int64(before.HeapAlloc))/keys, "bytes/key")
+			})
+		}
+	}
+}

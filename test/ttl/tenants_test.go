@@ -1,0 +1,96 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestWhatIsRestoredIsAnnouncedFirst has an object that is created with an expires long past while a leader
+// watches, and one that its successor finds.
+func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
+	const grace = 5 * time.Second
+	w := newWorld(t)
+	m := shared.RunLeader(w.ctx, t, args("--ttl-grace="+grace.String())...)
+	past := map[string]string{"quartermaster.dev/expires": "2020-01-01"}
+	earliest := map[string]time.Time{"restored": time.Now().Add(grace)}
+	w.create("restored", past)
+	w.told(w.namespace, "restored", "WillDeleteExpiredTTL")
+	w.create("kept", past)
+	w.told(w.namespace, "kept", "WillDeleteExpiredTTL")
+	w.annotate("configmap/kept", "quartermaster.dev/expires-")
+	w.gone("restored")
+	m.Kill()
+	shared.FreeLease(t, m)
+	w.create("found", past)
+	earliest["found"] = time.Now().Add(grace)
+	shared.RunLeader(w.ctx, t, args("--ttl-grace="+grace.String())...)
+	w.told(w.namespace, "found", "WillDeleteExpiredTTL")
+	w.gone("found")
+	for _, d := range w.deletions() {
+		if at := earliest[d.ObjectRef.Name]; d.ObjectRef.Namespace == w.namespace && d.RequestReceivedTimestamp.Time.Before(at) {
+			t.Errorf("%s was deleted %v too early", d.ObjectRef.Name, at.Sub(d.RequestReceivedTimestamp.Time))
+		}
+	}
+	w.deleted("configmaps/found", "configmaps/restored")
+}
+
+// TestHugeValues has annotations as long as the API server accepts. It logs the CPU time that the leader took
+// for one, and for beginning with twenty.
+func TestHugeValues(t *testing.T) {
+	w, other := newWorld(t), newWorld(t)
+	m := shared.RunLeader(w.ctx, t, args()...)
+	other.settle()
+	value := strings.Repeat("1h", 127<<10)
+	begin := cpu(t, m)
+	w.create("huge", map[string]string{"quartermaster.dev/expires": value})
+	w.told(w.namespace, "huge", "InvalidTTL")
+	t.Logf("CPU time for one, with the poll for its Event: %v", cpu(t, m)-begin)
+	other.settle()
+	for i := range 19 {
+		w.create(fmt.Sprint("huge-", i), map[string]string{twinTTL: value})
+	}
+	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidTTL"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range events.Items {
+		if text := events.Items[i].Message; len(text) > 200 || !strings.Contains(text, "is longer than 100 bytes") {
+			t.Errorf("an Event of %d bytes: %.300s", len(text), text)
+		}
+	}
+	if log := m.Tail(1000); strings.Contains(log, strings.Repeat("1h", 60)) {
+		t.Error("the log has a value")
+	}
+	m.Kill()
+	shared.FreeLease(t, m)
+	m = shared.RunLeader(w.ctx, t, args()...)
+	other.settle()
+	t.Logf("CPU time of a start with twenty: %v", cpu(t, m))
+	w.deleted()
+}
+
+// cpu returns the CPU time that a manager has taken.
+func cpu(t *testing.T, m *cluster.Manager) time.Duration {
+	t.Helper()
+	_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds, err := strconv.ParseFloat(regexp.MustCompile(`(?m)^process_cpu_seconds_total (\S+)`).FindStringSubmatch(body)[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(seconds * float64(time.Second))
+}
