@@ -46,7 +46,7 @@ type world struct {
 	// late are creations of what was there already, which the cache did not show yet.
 	late map[string]int
 	c    *Controller
-	stop     func()
+	stop func()
 }
 
 // newWorld creates the namespaces a, b, c and kube-system and the objects, and starts the
