@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +26,16 @@ type paced struct {
 	source *fcache.FakeControllerSource // of its ConfigMaps
 	// reconcile is called at the end of each reconcile; may be nil.
 	reconcile func(ctx context.Context, key cache.ObjectName) (time.Duration, error)
-	done      []cache.ObjectName
+
+	mu   sync.Mutex
+	done []cache.ObjectName
+}
+
+// ended returns the keys whose reconciles have ended.
+func (p *paced) ended() []cache.ObjectName {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.done)
 }
 
 const pace = 100 * time.Millisecond
@@ -42,7 +52,9 @@ func newPaced(t *testing.T, names ...cache.ObjectName) *paced {
 	p.loop, err = NewLoop(Options{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())},
 		func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 			pass(pace)
+			p.mu.Lock()
 			p.done = append(p.done, key)
+			p.mu.Unlock()
 			if p.reconcile == nil {
 				return 0, nil
 			}
@@ -76,10 +88,10 @@ func (p *paced) lead(t *testing.T) {
 // expectNext fails if key is not among the next n reconciles to end.
 func (p *paced) expectNext(t *testing.T, n int, key cache.ObjectName) {
 	t.Helper()
-	ended := len(p.done)
+	before := len(p.ended())
 	pass(time.Duration(n)*pace + pace/2) // the one under way may have begun any time ago
 	synctest.Wait()
-	if got := p.done[ended:]; !slices.Contains(got, key) {
+	if got := p.ended()[before:]; !slices.Contains(got, key) {
 		t.Errorf("reconciled %v, without %v; %d keys are queued", got, key, p.loop.Status().QueueDepth)
 	}
 }
@@ -163,8 +175,8 @@ func TestATenantCannotDelayAKeyOfAnotherByMakingItDue(t *testing.T) {
 		p.loop.Enqueue(source)
 		pass(5*pace + pace/2)
 		last := cache.NewObjectName("target-299", "a")
-		if slices.Contains(p.done, last) {
-			t.Fatalf("already reconciled: %v", p.done)
+		if slices.Contains(p.ended(), last) {
+			t.Fatalf("already reconciled: %v", p.ended())
 		}
 		p.loop.Enqueue(last)
 		p.expectNext(t, 3, last)
@@ -178,8 +190,8 @@ func TestAChangeDoesNotWaitForWhatARelistShows(t *testing.T) {
 		p := newPaced(t, objects("shop", unchanged)...)
 		p.lead(t)
 		pass(time.Hour)
-		if len(p.done) != unchanged || p.loop.Status().QueueDepth != 0 {
-			t.Fatalf("%d reconciled at the start, want %d", len(p.done), unchanged)
+		if len(p.ended()) != unchanged || p.loop.Status().QueueDepth != 0 {
+			t.Fatalf("%d reconciled at the start, want %d", len(p.ended()), unchanged)
 		}
 		missed, mine := cache.NewObjectName("shop", "1999"), cache.NewObjectName("shop", "new")
 		p.source.ModifyDropWatch(object(missed, "2"))
@@ -197,7 +209,7 @@ func TestAChangeDoesNotWaitForWhatARelistShows(t *testing.T) {
 			p.expectNext(t, 3, mine)
 		}
 		pass(time.Hour)
-		if got := len(p.done); got != 2*unchanged+5 {
+		if got := len(p.ended()); got != 2*unchanged+5 {
 			t.Errorf("%d reconciled, want each object twice and one five times more", got)
 		}
 	})
