@@ -8,6 +8,19 @@
 // function, with the informers to watch:
 //
 //	c.Loop, err = controllers.NewLoop(host.Loop, c.reconcile, controllers.WatchSelf(informer))
+//
+// # Which keys come first
+//
+// The queue of a loop has two lanes. Changes, requeues and what [Loop.Enqueue] adds come before what is
+// merely shown again: by a resync or a relist, or to a new leader. For every four keys of the first lane
+// one of the second is taken, so that a tenant who writes all the time keeps nobody from what a new leader
+// has to look at.
+//
+// In each lane the tenants of the keys take turns, one key each. So a change of one tenant does not wait
+// for the hundreds of keys that another has due. The tenant of a [cache.ObjectName] is its namespace, that
+// of another type of key is what its method Tenant() string returns. Keys without either have one tenant
+// together. A reconcile that makes other keys due names the tenant whose object asked for that, see
+// [Loop.EnqueueFor].
 package controllers
 
 import "context"
