@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,12 +34,15 @@ func TestANamespaceWithMuchToRollDoesNotHoldUpAnother(t *testing.T) {
 		w := newWorld(t, nil, append(objects, noisy, cm1(), deploy(pod(reads("app-config")), kAuto, "true"))...)
 		w.pass(time.Minute)
 		w.resign()
+		var mu sync.Mutex
 		rolled := map[string]time.Time{}
 		k := w.c.kinds["Deployment"]
 		patch := k.patch
 		k.patch = func(ctx context.Context, name cache.ObjectName, as types.PatchType, data []byte) (string, error) {
 			<-time.After(100 * time.Millisecond)
+			mu.Lock()
 			rolled[name.Namespace] = time.Now()
+			mu.Unlock()
 			return patch(ctx, name, as, data)
 		}
 		w.lead()
