@@ -92,18 +92,6 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			},
 			rolled: map[string]int{web: 2, "statefulsets/web": 2, "daemonsets/web": 2},
 		},
-		"a source rolls also if the template carries the variable that it comes to": {
-			given: func(s shop) { s.configMap("app.config", "blue"); webUses(s, uses("configmap/app.config")) },
-			when: func(s shop) {
-				s.waitForState(web, cm, "configmap/app.config")
-				s.configMap("app.config", "red") // both names map to one variable
-				s.waitForState(web, cm, "configmap/app.config")
-				s.waitForController(web) // a write of it at the moment of the change would hide which was first
-				s.configMap("app-config", "red")
-				s.waitForState(web, cm, "configmap/app.config")
-			},
-			rolled: map[string]int{web: 2},
-		},
 		"what is in a source's metadata rolls nothing": {
 			given: justWeb,
 			when: func(s shop) {
