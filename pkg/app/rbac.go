@@ -202,7 +202,7 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 }
 
 // roles splits the entry's rules. The cache, which reads as the manager, lists and watches what is
-// in Needs. Everything else is what the controller itself does. It is an error if the rules do not
+// in Needs; a rule without watch is not for the cache. Everything else is what the controller itself does. It is an error if the rules do not
 // let the cache list and watch a resource in Needs. The cache also watches whatever the controller
 // follows.
 func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
@@ -230,14 +230,13 @@ func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 		}
 		var cached, others []string
 		for _, resource := range rule.Resources {
-			if follows && slices.Contains(rule.Verbs, "watch") {
-				cached = append(cached, resource)
-			} else if gr := (schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}); inCache[gr] {
-				cached = append(cached, resource)
-				readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list") && slices.Contains(rule.Verbs, "watch")
-			} else {
+			gr := schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}
+			if !slices.Contains(rule.Verbs, "watch") || !follows && !inCache[gr] {
 				others = append(others, resource)
+				continue
 			}
+			cached = append(cached, resource)
+			readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list")
 		}
 		var reads, does []string
 		for _, verb := range rule.Verbs {

@@ -137,6 +137,7 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
 			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
+			rule("apps", "deployments", "list"),
 		}},
 		"CronJobs alone create Jobs": {func(c *Config) {
 			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}

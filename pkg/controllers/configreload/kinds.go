@@ -149,6 +149,9 @@ func Rules(cfg Config) []rbacv1.PolicyRule {
 			allow(resource, "list", "watch")
 		}
 	}
+	if cfg.Compat {
+		allow(appsv1.SchemeGroupVersion.WithResource("deployments"), "list") // to warn of the original
+	}
 	return rules
 }
 
