@@ -73,6 +73,7 @@ func newPaced(t *testing.T, names ...cache.ObjectName) *paced {
 
 // lead runs the loop until the test ends.
 func (p *paced) lead(t *testing.T) {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
 	go func() { stopped <- p.loop.Run(ctx) }()

@@ -316,7 +316,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 				q.keys.add(a.key, a.in, a.tenant)
 				m.add(a)
 			},
-			"add as a delay does": func(t *rapid.T) {
+			"add as a delay does": func(*rapid.T) {
 				key := some("key", 8)
 				q.AddAfter(key, 0)
 				m.add(added{key, changed, ""})

@@ -62,8 +62,9 @@ func TestInteroperation(t *testing.T) {
 	}{
 		"ours releases to client-go": {"ours", "client-go", false, 0, 4500 * time.Millisecond},
 		"client-go releases to ours": {"client-go", "ours", false, 0, 20 * time.Millisecond},
-		"ours expires to client-go":  {"ours", "client-go", true, 12 * time.Second, 20 * time.Second},
-		"client-go expires to ours":  {"client-go", "ours", true, 12 * time.Second, 15*time.Second + 20*time.Millisecond},
+		// client-go polls after 2 to 4.4 s: once to see the last renewal, and once after the Lease has expired.
+		"ours expires to client-go": {"ours", "client-go", true, 12 * time.Second, 24 * time.Second},
+		"client-go expires to ours": {"client-go", "ours", true, 12 * time.Second, 15*time.Second + 20*time.Millisecond},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

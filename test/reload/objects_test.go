@@ -111,13 +111,6 @@ func sidecar(t *corev1.PodTemplateSpec) {
 	t.Spec.Containers = append(t.Spec.Containers, corev1.Container{Name: "sidecar", Image: "sidecar"})
 }
 
-// sets sets a variable of the first container.
-func sets(name, value string) option {
-	return func(t *corev1.PodTemplateSpec) {
-		t.Spec.Containers[0].Env = append(t.Spec.Containers[0].Env, corev1.EnvVar{Name: name, Value: value})
-	}
-}
-
 func onTemplate(pairs ...string) option {
 	return func(t *corev1.PodTemplateSpec) { annotated(&t.ObjectMeta, is(pairs...)) }
 }

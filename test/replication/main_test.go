@@ -178,7 +178,7 @@ func (w *world) byAge(a, b string) (older, younger string) {
 		}
 		age[i] = ns.CreationTimestamp
 	}
-	if cmp.Or(age[0].Time.Compare(age[1].Time), strings.Compare(w.namespaces[a], w.namespaces[b])) < 0 {
+	if cmp.Or(age[0].Compare(age[1].Time), strings.Compare(w.namespaces[a], w.namespaces[b])) < 0 {
 		return a, b
 	}
 	return b, a

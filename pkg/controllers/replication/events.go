@@ -145,12 +145,12 @@ func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.
 		c.report(s.Problems)
 		namespaces, after = append(namespaces, s.Wanted...), s.After
 	}
+	for _, copied := range c.indexed(key.Kind, copiesOf+key.NamespacedName.String()) {
+		namespaces = append(namespaces, copied.Namespace)
+	}
 	slices.Sort(namespaces)
 	for _, ns := range slices.Compact(namespaces) {
 		c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, policy.NewKey(key.Kind, ns, key.Name)})
-	}
-	for _, copied := range c.indexed(key.Kind, copiesOf+key.NamespacedName.String()) {
-		c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, copied})
 	}
 	for _, pull := range c.indexed(key.Kind, pullsOf+key.NamespacedName.String()) {
 		c.loop.EnqueueFor(ctx, pull.Namespace, task{theTarget, pull})

@@ -105,7 +105,7 @@ func TestNobodyElsePays(t *testing.T) {
 					return true, nil, apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("denied by a policy"))
 				})
 				w.edit("a/s", holding("w"))
-				w.pass(500 * time.Millisecond)
+				w.pass(100 * time.Millisecond)
 				w.expect("dry run: create b/s")
 				if got := string(w.secret("b/s").Data["k"]); got != "v" {
 					w.t.Errorf("b/s holds %s", got)
@@ -166,6 +166,28 @@ func manyNamespaces(n int) (list []runtime.Object) {
 		list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
 	}
 	return list
+}
+
+// TestAWideSourceTakesTurnsWithOthers has 600 targets of one namespace due, which take 5 s.
+func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0, nil, append(manyNamespaces(600), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
+		w.pass(time.Second)
+		w.put(secret("a/wide", "v", "Q:push-to=n-*"))
+		w.pass(time.Second)
+		if n := w.copies(); n < 100 || n > 200 {
+			t.Fatalf("%d targets are done, want some of 600", n)
+		}
+		w.edit("c/s", holding("w"))
+		w.pass(100 * time.Millisecond)
+		if got := string(w.secret("b/t").Data["k"]); got != "w" {
+			t.Errorf("another namespace's pull target still holds %s", got)
+		}
+		w.pass(time.Minute)
+		if n := w.copies(); n != 601 {
+			t.Errorf("%d copies in the end", n)
+		}
+	})
 }
 
 // TestAnEventIsNotExpandedWhereItArrives holds a handler to constant work, whatever an object asks for.
