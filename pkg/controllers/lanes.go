@@ -88,7 +88,7 @@ type lanes[K comparable] struct {
 	standing [2]int                       // queued places, by lane
 	queued   atomic.Int64                 // keys
 	inARow   int                          // keys taken from changed since the last one from shown
-	again    map[K]bool                   // keys that were taken from shown, until their worker calls took
+	again    map[K]bool                   // keys that stood in shown alone, until their worker calls took
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -183,10 +183,16 @@ func (l *lanes[K]) Pop() K {
 	t := l.order[from].first
 	l.order[from].first = t.next
 	key := t.value.keys.first.value.key
+	merelyShown := true
+	for p := l.places[key]; p != nil; p = p.value.next {
+		merelyShown = merelyShown && (!p.linked() || p.value.turn.value.lane == shown)
+	}
 	l.leave(key)
 	l.queued.Add(-1)
 	if l.inARow++; from == shown {
 		l.inARow = 0
+	}
+	if merelyShown {
 		l.again[key] = true
 	}
 	return key
@@ -223,7 +229,8 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 }
 
-// took returns the lane from which a key was popped. Each worker calls it once for its key.
+// took returns shown for a popped key that stood in no turn of changed. Each worker calls it once for its
+// key.
 func (l *lanes[K]) took(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()

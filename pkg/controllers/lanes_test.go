@@ -242,8 +242,9 @@ func (m *model) queued() map[string]bool {
 	return keys
 }
 
-func (m *model) take() (key string, from lane) {
-	from = changed
+// take returns the next key, and shown if that is the only lane in which it stands.
+func (m *model) take() (key string, in lane) {
+	from := changed
 	if len(m.lanes[changed]) == 0 || m.inARow >= 4 && len(m.lanes[shown]) > 0 {
 		from = shown
 	}
@@ -252,7 +253,12 @@ func (m *model) take() (key string, from lane) {
 	}
 	t := m.lanes[from][0]
 	m.lanes[from] = append(m.lanes[from][1:], t)
-	key = t.keys[0]
+	key, in = t.keys[0], shown
+	for _, t := range m.lanes[changed] {
+		if slices.Contains(t.keys, key) {
+			in = changed
+		}
+	}
 	for i := range m.lanes {
 		for _, t := range m.lanes[i] {
 			t.keys = slices.DeleteFunc(t.keys, func(k string) bool { return k == key })
@@ -260,7 +266,7 @@ func (m *model) take() (key string, from lane) {
 		m.lanes[i] = slices.DeleteFunc(m.lanes[i], func(t *modelTurn) bool { return len(t.keys) == 0 })
 	}
 	m.busy[key] = true
-	return key, from
+	return key, in
 }
 
 // done adds what was added meanwhile; the last is first, as in lanes.

@@ -309,7 +309,8 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K) (after time.Duratio
 		after, err = l.reconcile(work, key)
 		notLeading, final = IsNotLeading(err), isTerminal(err)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-			notBefore = time.Duration(seconds) * time.Second
+			// An answer may be a webhook's, which must not put a key off for ever.
+			notBefore = min(time.Duration(seconds)*time.Second, l.opts.MaxBackoff)
 		}
 		return err
 	})

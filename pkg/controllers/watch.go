@@ -146,7 +146,8 @@ func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	if isNil(before) || isNil(after) {
 		return true
 	}
-	return after.GetGeneration() == 0 || before.GetGeneration() != after.GetGeneration()
+	// A deletion and a creation that the watch has missed are one update.
+	return after.GetGeneration() == 0 || before.GetGeneration() != after.GetGeneration() || before.GetUID() != after.GetUID()
 }
 
 // isNil reports whether an event lacks the object: T is a pointer or an interface.

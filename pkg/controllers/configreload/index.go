@@ -69,6 +69,13 @@ func (c *Controller) addIndexers() error {
 			return err
 		}
 	}
+	if c.cfg.needsNamespaces() {
+		for _, k := range c.kinds {
+			if err := add(k.informer, cache.NamespaceIndex, cache.MetaNamespaceIndexFunc); err != nil {
+				return err
+			}
+		}
+	}
 	return add(c.sources[policy.SecretProviderClass], byClass, indexByClass)
 }
 

@@ -5,7 +5,6 @@ package configreload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
@@ -135,7 +135,7 @@ func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r
 		err = nil // the answer to the creation was lost, or somebody else was faster
 	}
 	switch {
-	case apierrors.IsNotFound(err) && isAboutNamespace(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+	case controllers.IsNamespaceMissing(err), apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		c.giveUpJob(ctx, key, "the namespace is gone or terminates")
 		return 0, nil
 	case err != nil:
@@ -144,12 +144,6 @@ func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r
 	c.announce(ctx, k, r.workload, reasonReloaded, "Reloaded for "+r.names, resultSuccess)
 	c.memory.forget(key)
 	return settle, nil // its event arrives sooner
-}
-
-// isAboutNamespace distinguishes a 404 for the namespace from one that admission returned.
-func isAboutNamespace(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
 func (c *Controller) giveUpJob(ctx context.Context, key policy.Key, why string) {

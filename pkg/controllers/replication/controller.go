@@ -22,8 +22,7 @@
 //	field    what it is                                  set by                cleared by
 //	targets  how each target stands, since when nobody   each decision, each   the decision that the
 //	         wants it, how often a drift was repaired    write                 object is no target
-//	sources  the namespaces that each source selects     its reconcile, and a  its reconcile
-//	                                                     new namespace's copy
+//	sources  how many namespaces each source selects     its reconcile         its reconcile
 //	notices  the Events of the last ten minutes          each Event            age
 package replication
 
@@ -164,14 +163,10 @@ func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 	if err := c.writes.Wait(ctx); err != nil {
 		return 0, err
 	}
+	outdated := func(err error) bool { return errors.Is(err, errOutdated) }
 	return controllers.DecideAgain(outdated, func(first, _ bool) (time.Duration, error) {
 		return c.act(ctx, key, p.Source, first)
 	})
-}
-
-// outdated reports whether the target is not what the decision was made on.
-func outdated(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
 // act reads target and source live, decides again on them, and writes. That the target does not
@@ -195,7 +190,7 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 			return p.After, nil
 		}
 		if _, read := l.bodies[p.Source]; read {
-			return 0, c.write(ctx, key, &p, l)
+			return c.write(ctx, key, &p, l)
 		}
 		wanted = []policy.Key{p.Source}
 	}
@@ -281,7 +276,7 @@ func (c *Controller) Spread(o *policy.Object, now time.Time) policy.Spread {
 		c.survey(o, now)
 		s, _ = c.memory.source(o.Key)
 	}
-	return policy.Spread{Namespaces: len(s.wanted), TooSlow: now.Before(s.notBefore)}
+	return policy.Spread{Namespaces: s.namespaces, TooSlow: now.Before(s.notBefore)}
 }
 
 // Maker implements policy.View.

@@ -132,18 +132,17 @@ func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 	return []task{{theNamespace, policy.NewKey("", obj.GetName(), "")}}
 }
 
-// expandSource enqueues what a source concerns: what it pushes to, did push to or has pushed, and what
-// has its data by a pull. Each pull target is enqueued in the turn of its own namespace.
-func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.Time) time.Duration {
-	before, _ := c.memory.source(key)
-	namespaces := slices.Clone(before.wanted)
-	after := time.Duration(0)
+// expandSource enqueues what a source concerns: what it pushes to or has pushed, and what has its data by a
+// pull. Each pull target is enqueued in the turn of its own namespace.
+func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
+	var namespaces []string
+	known, _ := c.memory.source(key)
 	if o := c.Get(key); o == nil || !c.rules.Pushes(o) {
 		c.memory.setSource(key, nil)
-	} else if after = before.notBefore.Sub(now); after <= 0 {
+	} else if after = known.notBefore.Sub(now); after <= 0 {
 		s := c.survey(o, now)
 		c.report(s.Problems)
-		namespaces, after = append(namespaces, s.Wanted...), s.After
+		namespaces, after = s.Wanted, s.After
 	}
 	for _, copied := range c.indexed(key.Kind, copiesOf+key.NamespacedName.String()) {
 		namespaces = append(namespaces, copied.Namespace)
@@ -161,7 +160,7 @@ func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.
 // survey asks a source what it wants of all namespaces, and remembers the answer.
 func (c *Controller) survey(o *policy.Object, now time.Time) policy.Survey {
 	s := c.rules.Survey(c, o, c.namespaces(), now)
-	remember := spread{wanted: s.Wanted}
+	remember := spread{namespaces: len(s.Wanted)}
 	if s.TooSlow {
 		remember.notBefore = now.Add(s.After)
 	}

@@ -168,15 +168,15 @@ func manyNamespaces(n int) (list []runtime.Object) {
 	return list
 }
 
-// TestAWideSourceTakesTurnsWithOthers has 600 targets of one namespace due, which take 5 s.
+// TestAWideSourceTakesTurnsWithOthers has 400 targets of one namespace due, which take 3 s.
 func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, nil, append(manyNamespaces(600), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
+		w := newWorld(t, 0, nil, append(manyNamespaces(400), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
 		w.pass(time.Second)
 		w.put(secret("a/wide", "v", "Q:push-to=n-*"))
 		w.pass(time.Second)
 		if n := w.copies(); n < 100 || n > 200 {
-			t.Fatalf("%d targets are done, want some of 600", n)
+			t.Fatalf("%d targets are done, want some of 400", n)
 		}
 		w.edit("c/s", holding("w"))
 		w.pass(100 * time.Millisecond)
@@ -184,7 +184,7 @@ func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
 			t.Errorf("another namespace's pull target still holds %s", got)
 		}
 		w.pass(time.Minute)
-		if n := w.copies(); n != 601 {
+		if n := w.copies(); n != 401 {
 			t.Errorf("%d copies in the end", n)
 		}
 	})

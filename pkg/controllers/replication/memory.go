@@ -4,7 +4,6 @@
 package replication
 
 import (
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -56,9 +55,9 @@ type entry struct {
 	maker    policy.Key
 }
 
-// spread is what is remembered of a source that pushes.
+// spread is what is remembered of a source that pushes. It is small, since anybody may have many of them.
 type spread struct {
-	wanted []string // the namespaces for which it asks
+	namespaces int // for so many it asked when it last changed
 	// notBefore is when it may be asked again; zero unless that took too long.
 	notBefore time.Time
 }
@@ -139,16 +138,6 @@ func (m *memory) setSource(key policy.Key, s *spread) {
 		return
 	}
 	m.sources[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = *s
-}
-
-// wants remembers that a source asks for one more namespace.
-func (m *memory) wants(key policy.Key, namespace string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, known := m.sources[key]; known && !slices.Contains(s.wanted, namespace) {
-		s.wanted = append(slices.Clip(s.wanted), strings.Clone(namespace))
-		m.sources[key] = s
-	}
 }
 
 // pace returns how long a write has to wait: for the next repair of the target, or for its turn if it

@@ -207,8 +207,8 @@ func TestReconcile(t *testing.T) {
 					return true, nil, err
 				})
 				w.put(secret("a/s", "v", "Q:push-to=b,c"))
-				w.pass(10 * time.Minute)
-				w.expect("create b/s, create c/s")
+				w.pass(9 * time.Minute)
+				w.expect("create b/s, create b/s, create c/s") // again after namespaceRetry
 				if got := w.count("errors_total", nil); got != 0 {
 					w.t.Errorf("%v errors", got)
 				}

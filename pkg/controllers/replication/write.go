@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,7 +36,7 @@ const (
 )
 
 // write carries out a plan that was made on what l has read.
-func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) error {
+func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) (time.Duration, error) {
 	now := c.clock.Now()
 	source, target := l.bodies[p.Source], l.bodies[key]
 	b := &policy.Body{}
@@ -51,18 +52,15 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	if source != nil && p.Action != policy.Delete {
 		repairs = c.memory.wrote(key, source.ResourceVersion, now)
 	}
-	if p.Action == policy.Create {
-		c.memory.wants(p.Source, key.Namespace)
-	}
 	if c.cfg.DryRun {
 		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
-		return nil
+		return 0, nil
 	}
 	logger.V(2).Info("Written", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 	reason, text := reasonReplicated, "replicated to "
 	switch {
 	case p.Action == policy.Mark:
-		return nil
+		return 0, nil
 	case p.Action == policy.Delete || p.Action == policy.Strip || p.Action == policy.Empty:
 		reason, text = reasonRemoved, "removed from "
 	case repairs > 0:
@@ -73,7 +71,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 		c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
 			key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom")
 	}
-	return nil
+	return 0, nil
 }
 
 // about returns whom an Event is for: the target of a pull, the source of a push.
@@ -96,19 +94,27 @@ func lastManager(b *policy.Body) string {
 	return ", at last by " + slices.MaxFunc(others, func(a, b metav1.ManagedFieldsEntry) int { return a.Time.Compare(b.Time.Time) }).Manager
 }
 
+// errOutdated says that the target is not what the decision was made on.
+var errOutdated = errors.New("the target has changed since it was read")
+
+// namespaceRetry is when to try again in a namespace that the API server says is terminating or not there:
+// its cache may be behind, and with --namespaces no event tells when a namespace is there again.
+const namespaceRetry = 5 * time.Minute
+
 // failed returns what the loop should know of a failed write.
-func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) error {
-	creates := p.Action == policy.Create || p.Action == policy.Recreate
+func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) (time.Duration, error) {
 	switch {
-	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), creates && apierrors.IsNotFound(err):
-		return nil // there is nothing to do in a namespace that goes or is gone
-	case outdated(err), controllers.IsNotLeading(err), ctx.Err() != nil:
-		return err
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), controllers.IsNamespaceMissing(err):
+		return namespaceRetry, nil
+	case apierrors.IsAlreadyExists(err), p.Action != policy.Create && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)):
+		return 0, fmt.Errorf("%w: %w", errOutdated, err)
+	case controllers.IsNotLeading(err), ctx.Err() != nil:
+		return 0, err
 	}
 	c.metrics.errors.WithLabelValues(string(key.Kind), string(apierrors.ReasonForError(err))).Inc()
 	// The message is for those who run the manager: it may show another namespace's quota.
 	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, fmt.Sprintf("%s %s: %s", p.Action, key, reasonOf(err)))
-	return newRejection(p.Action, key, err)
+	return 0, newRejection(p.Action, key, err)
 }
 
 // reasonOf returns the API server's reason in one word.

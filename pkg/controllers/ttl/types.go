@@ -7,6 +7,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -105,7 +106,17 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 		return
 	}
 	all := func(metav1.Object) bool { return true }
-	look := func() { timer.Reset(settle) }
+	var mu sync.Mutex
+	var due time.Time
+	// Later events do not put off the look that the first has asked for.
+	look := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := f.clock.Now(); !due.After(now) {
+			due = now.Add(settle)
+			timer.Reset(settle)
+		}
+	}
 	for _, resource := range definitions {
 		following, err := f.follow(ctx, policy.Type{GroupVersionResource: resource}, all, cache.ResourceEventHandlerFuncs{
 			AddFunc: func(any) { look() }, UpdateFunc: func(_, _ any) { look() }, DeleteFunc: func(any) { look() },

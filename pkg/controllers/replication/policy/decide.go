@@ -124,8 +124,11 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 	} else {
 		r.push(&p, v, key, target, role, ns, now)
 	}
-	if p.Action != Nothing {
+	switch {
+	case p.Action != Nothing:
 		p.State = Due
+	case p.State == Refused && p.After == 0:
+		p.After = refusedRecheck // nothing refers to its source, so nobody tells when that asks no more
 	}
 	return p
 }
@@ -234,6 +237,9 @@ func strongest(claims []claim, owner Key) *claim {
 	}
 	return &claims[i]
 }
+
+// refusedRecheck is when a target is decided on again that something in its place refuses.
+const refusedRecheck = 30 * time.Minute
 
 // missingGrace is the grace of a target whose source's namespace does not exist: a backup may be
 // restored in any order.
