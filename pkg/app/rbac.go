@@ -85,10 +85,7 @@ func (o *Options) rbac() (objects []any, err error) {
 		lease := o.Election.ResourceName
 		grant("host", manager, []string{home},
 			rule("coordination.k8s.io", "leases", lease, "get", "watch", "update"),
-			rule("coordination.k8s.io", "leases", "", "create"), // RBAC cannot limit create to a name
-			// A leader record in one of these means that replicas with another lock type still run.
-			rule("", "configmaps", lease, "get"),
-			rule("", "endpoints", lease, "get"))
+			rule("coordination.k8s.io", "leases", "", "create")) // RBAC cannot limit create to a name
 		if serverFence(o) == election.ServerFenceUnknown {
 			name := election.LeaderNamespaceName(types.NamespacedName{Namespace: home, Name: lease})
 			grant("fence", manager, []string{metav1.NamespaceAll}, rule("", "namespaces", name, "get", "patch"))

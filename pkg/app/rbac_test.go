@@ -80,8 +80,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		return []string{
 			"quartermaster-host in " + namespace + ": get,watch,update leases,quartermaster",
 			"quartermaster-host in " + namespace + ": create leases",
-			"quartermaster-host in " + namespace + ": get configmaps,quartermaster",
-			"quartermaster-host in " + namespace + ": get endpoints,quartermaster",
 		}
 	}
 	fence := []string{"quartermaster-fence: get,patch namespaces,quartermaster-leader"}

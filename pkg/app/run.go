@@ -140,9 +140,6 @@ func Run(ctx context.Context, o *Options) error {
 	} else if err != nil {
 		return err
 	}
-	if err := checkLegacyLocks(ctx, o, connection); err != nil {
-		return err
-	}
 	if o.Informers.Standby == informers.StandbyWarm {
 		cache.Start(rest)
 	}
@@ -249,16 +246,6 @@ func startAsking(ctx context.Context, n *election.LeaderNamespace) (stop func())
 		cancel()
 		wg.Wait()
 	}
-}
-
-// checkLegacyLocks returns an error if a leader of another lock type is running.
-func checkLegacyLocks(ctx context.Context, o *Options, c connection) error {
-	client, err := c.typed(c.named("startup"))
-	if err != nil {
-		return err
-	}
-	core, namespace := client.CoreV1(), o.Election.ResourceNamespace
-	return election.CheckLegacyLocks(ctx, o.election(), core.ConfigMaps(namespace), core.Endpoints(namespace))
 }
 
 // newCache returns the informers that the enabled controllers need, not started yet.
