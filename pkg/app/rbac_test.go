@@ -82,7 +82,11 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			"quartermaster-host in " + namespace + ": create leases",
 		}
 	}
-	fence := []string{"quartermaster-fence: get,patch namespaces,quartermaster-leader"}
+	fence := []string{
+		"quartermaster-fence: get,patch namespaces,quartermaster-leader",
+		"quartermaster-api-servers in default: get endpointslices,kubernetes",
+		"quartermaster-api-servers in kube-system: list leases",
+	}
 	secure := []string{
 		"quartermaster-authentication-reader in kube-system: list,watch configmaps,extension-apiserver-authentication",
 		"quartermaster-reviews: create tokenreviews",
