@@ -45,7 +45,7 @@ func TestServeHTTP(t *testing.T) {
 		if err := json.Unmarshal(rec.Body.Bytes(), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Phase != "Leading" || s.Holder != "first" || s.Identity != "first" || *s.Term != (protocol.Term{"uid-1", 1}) ||
+		if s.Phase != "Leading" || s.Holder != "first" || s.Identity != "first" || *s.Term != (protocol.Term{LeaseUID: "uid-1", Transitions: 1}) ||
 			s.Valid < 8 || s.Valid > 10 || s.LastRenewal == nil || s.LastRenewal.Latency <= 0 || !s.Watching ||
 			s.ServerFence != apifence.Unknown || len(s.History) != 2 {
 			t.Errorf("the leader shows %s", rec.Body)
@@ -118,7 +118,7 @@ func TestClocksAdvance(t *testing.T) {
 }
 
 func TestLostErrorIsTyped(t *testing.T) {
-	err := errors.Join(&LostError{Reason: protocol.ReasonRenewDeadline, Term: protocol.Term{"uid", 3}}, errLead)
+	err := errors.Join(&LostError{Reason: protocol.ReasonRenewDeadline, Term: protocol.Term{LeaseUID: "uid", Transitions: 3}}, errLead)
 	if got := err.Error(); got != "leadership of term uid/3 ended: RenewDeadline\nlead failed" {
 		t.Error(got)
 	}
