@@ -28,8 +28,9 @@ var strictPlans = map[string]strictPlan{
 		if second == nil {
 			return
 		}
-		pass(s.around(4 * time.Second))
+		pass(s.around(3500 * time.Millisecond))
 		second.stop()
+		pass(200*time.Millisecond + s.around(time.Second)) // the third leads and writes if the lease is released
 		leader.resume()
 	}},
 	"a replica starts after a take-over, and the new leader is killed before it may write": {3, func(s *simulation, leader *simProc) {
@@ -59,6 +60,16 @@ var strictPlans = map[string]strictPlan{
 	"the leader is stopped while its API server lags": {2, func(s *simulation, leader *simProc) {
 		leader.pin(s.servers[0])
 		s.servers[0].lagBehind(9*time.Second, 30*time.Second)
+		if s.replace(leader, time.Minute) == nil {
+			return
+		}
+		pass(2*time.Second + s.around(time.Second))
+		leader.resume()
+	}},
+	"the address of the leader's API server, which lags, is not known": {3, func(s *simulation, leader *simProc) {
+		s.hidden = 1
+		leader.pin(s.servers[2])
+		s.servers[2].lagBehind(9*time.Second, 30*time.Second)
 		if s.replace(leader, time.Minute) == nil {
 			return
 		}

@@ -49,6 +49,7 @@ func TestTakeOverOnEvidence(t *testing.T) {
 			}
 			shared.WaitForLeader(ctx, t, next)
 			expectEarly(ctx, t, ended)
+			expectProof(ctx, t, next)
 			s.Paint(ctx, t, "red")
 			s.WaitForReplicaSets(ctx, t, "web", 2)
 		})
@@ -146,6 +147,29 @@ func expectEarly(ctx context.Context, t *testing.T, ended time.Time) {
 	if took > early {
 		t.Errorf("the lease was taken after %s, when it had expired", took)
 	}
+}
+
+// expectProof expects that a leader that took the Lease early has started since the API server refuses its
+// predecessor, and not when the claim had ended.
+func expectProof(ctx context.Context, t *testing.T, m *cluster.Manager) {
+	t.Helper()
+	token, err := shared.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		_, body, err := fleet.Get(m.SecureURL+"/debug/leader?format=json", token)
+		var got struct {
+			Start struct{ After, Why string }
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(body), &got)
+		}
+		if err == nil && got.Start.After != "Proved" {
+			err = fmt.Errorf("it has started after %q: %s", got.Start.After, got.Start.Why)
+		}
+		return err
+	})
 }
 
 // detour is a way from standbys to the leader that can be cut. The Lease leads there.
