@@ -140,9 +140,7 @@ func playStrict(t *testing.T, plan strictPlan, seed uint64, twoSeconds bool) *si
 		}
 		plan.play(s, leader)
 		pass(70 * time.Second)
-		if s.leader() == nil {
-			s.audit.violate(ruleSomeoneLeads, "nobody leads in the end")
-		}
+		s.awaitLeader("in the end", s.claim(3), true)
 	})
 }
 

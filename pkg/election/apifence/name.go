@@ -28,6 +28,7 @@ const (
 	// A leader asks at such intervals whether it is still admitted.
 	keepPeriod = 50 * time.Second // to keepPeriod + keepJitter
 	keepJitter = 10 * time.Second
+	keepPause  = time.Second // between two times, however many writes are refused
 
 	// lagPatience is how long an API server may refuse the leader before something must be wrong: its
 	// watch shows the name after milliseconds.
@@ -74,6 +75,8 @@ func (f *Fence) Keep(ctx context.Context) error {
 		if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {
 			return err
 		}
+		// Writes that another API server refuses because it lags may come by the hundred.
+		pauseFor(ctx, keepPause)
 	}
 }
 
