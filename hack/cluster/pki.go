@@ -106,7 +106,7 @@ func (p *pki) issue(ca *authority, name, user, group string, usage x509.ExtKeyUs
 		template.Subject.Organization = []string{group}
 	}
 	if usage == x509.ExtKeyUsageServerAuth {
-		template.DNSNames = []string{"localhost"}
+		template.DNSNames = []string{"localhost", "kubernetes.default.svc"}
 		template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, signer.Public(), ca.key)

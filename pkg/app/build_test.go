@@ -68,7 +68,7 @@ func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
 		}
 	}
 	slices.Sort(names)
-	want := []string{"shopkeeper", "shopkeeper-authentication-reader-kube-system", "shopkeeper-cache-shelves", "shopkeeper-controller-shelves",
+	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers-kube-system", "shopkeeper-authentication-reader-kube-system", "shopkeeper-cache-shelves", "shopkeeper-controller-shelves",
 		"shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
 	want = slices.DeleteFunc(want, func(name string) bool { return name == "shopkeeper-authentication-reader-kube-system" })
 	names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "shopkeeper-authentication-reader") })

@@ -35,6 +35,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -172,7 +173,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 					return dyn.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
 				},
 			} {
-				if err := write(); !errors.Is(err, election.ErrNotLeading) {
+				if err := write(); !errors.Is(err, writefence.ErrNotLeading) {
 					t.Errorf("%s while not leading: %v, want ErrNotLeading", what, err)
 				}
 			}

@@ -17,8 +17,8 @@ import (
 const module = "github.com/quartermaster-dev/quartermaster/"
 
 // TestImportsPointOneWay checks the rule of ARCHITECTURE.md: cmd -> app -> {controllers/*,
-// election, election/witness, informers, healthz}, controllers/* -> controllers, election/witness ->
-// election, app/status -> {controllers, election}, and no other import between our packages. The
+// election/*, informers, healthz}, controllers/* -> controllers, election -> election/* -> election/apifence ->
+// election/protocol, app/status -> {controllers, election/*}, and no other import between our packages. The
 // test kit controllers/controllertest runs the whole manager.
 func TestImportsPointOneWay(t *testing.T) {
 	allowed := func(from, to string) bool {
@@ -29,10 +29,14 @@ func TestImportsPointOneWay(t *testing.T) {
 			return to == "pkg/app"
 		case from == "pkg/app":
 			return strings.HasPrefix(to, "pkg/")
-		case from == "pkg/election/witness":
-			return to == "pkg/election"
+		case from == "pkg/election":
+			return strings.HasPrefix(to, "pkg/election/")
+		case from == "pkg/election/witness", from == "pkg/election/apifence":
+			return to == "pkg/election/protocol"
+		case from == "pkg/election/debug":
+			return to == "pkg/election/apifence" || to == "pkg/election/protocol"
 		case from == "pkg/app/status":
-			return to == "pkg/controllers" || to == "pkg/election"
+			return to == "pkg/controllers" || strings.HasPrefix(to, "pkg/election/")
 		case strings.HasPrefix(from, "pkg/controllers/controllertest"):
 			return strings.HasPrefix(to, "pkg/") || to == "examples/greeter" // its tests run that
 		case strings.HasPrefix(from, "pkg/controllers/"):

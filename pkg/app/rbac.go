@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 )
 
 func newRBACCommand(o *Options) *cobra.Command {
@@ -85,13 +85,13 @@ func (o *Options) rbac() (objects []any, err error) {
 		lease := o.Election.ResourceName
 		grant("host", manager, []string{home},
 			rule("coordination.k8s.io", "leases", lease, "get", "watch", "update"),
-			rule("coordination.k8s.io", "leases", "", "create"), // RBAC cannot limit create to a name
-			// A leader record in one of these means that replicas with another lock type still run.
-			rule("", "configmaps", lease, "get"),
-			rule("", "endpoints", lease, "get"))
-		if serverFence(o) == election.ServerFenceUnknown {
-			name := election.LeaderNamespaceName(types.NamespacedName{Namespace: home, Name: lease})
+			rule("coordination.k8s.io", "leases", "", "create")) // RBAC cannot limit create to a name
+		if serverFence(o) == apifence.Unknown {
+			name := apifence.NamespaceFor(types.NamespacedName{Namespace: home, Name: lease})
 			grant("fence", manager, []string{metav1.NamespaceAll}, rule("", "namespaces", name, "get", "patch"))
+			// The addresses of the API servers, and how many there are.
+			grant("api-servers", manager, []string{metav1.NamespaceDefault}, rule("discovery.k8s.io", "endpointslices", "kubernetes", "get"))
+			grant("api-servers", manager, []string{metav1.NamespaceSystem}, rule("coordination.k8s.io", "leases", "", "list"))
 		}
 	}
 	recorded := scope

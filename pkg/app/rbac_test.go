@@ -80,11 +80,13 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		return []string{
 			"quartermaster-host in " + namespace + ": get,watch,update leases,quartermaster",
 			"quartermaster-host in " + namespace + ": create leases",
-			"quartermaster-host in " + namespace + ": get configmaps,quartermaster",
-			"quartermaster-host in " + namespace + ": get endpoints,quartermaster",
 		}
 	}
-	fence := []string{"quartermaster-fence: get,patch namespaces,quartermaster-leader"}
+	fence := []string{
+		"quartermaster-fence: get,patch namespaces,quartermaster-leader",
+		"quartermaster-api-servers-kube-system in default: get endpointslices,kubernetes",
+		"quartermaster-api-servers in kube-system: list leases",
+	}
 	secure := []string{
 		"quartermaster-authentication-reader in kube-system: list,watch configmaps,extension-apiserver-authentication",
 		"quartermaster-reviews: create tokenreviews",
@@ -100,6 +102,8 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			bindings: []string{
 				"quartermaster-host in kube-system: quartermaster in kube-system",
 				"quartermaster-fence: quartermaster in kube-system",
+				"quartermaster-api-servers-kube-system in default: quartermaster in kube-system",
+				"quartermaster-api-servers in kube-system: quartermaster in kube-system",
 				"quartermaster-events: quartermaster in kube-system",
 				"quartermaster-authentication-reader in kube-system: quartermaster in kube-system",
 				"quartermaster-reviews: quartermaster in kube-system",
@@ -141,7 +145,9 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		"the Namespace that names the leader is called after the Lease": {
 			args: []string{"--leader-elect-resource-namespace=home", "--secure-port=0", "--controllers=-config-reload"},
 			rules: slices.Concat(host("home"), []string{"quartermaster-events-home: create,patch events",
-				"quartermaster-fence-home: get,patch namespaces,quartermaster-leader-home"}),
+				"quartermaster-fence-home: get,patch namespaces,quartermaster-leader-home",
+				"quartermaster-api-servers-home in default: get endpointslices,kubernetes",
+				"quartermaster-api-servers-home in kube-system: list leases"}),
 		},
 		"in two namespaces nothing is granted in the cluster, and Events of the Lease are in its own": {
 			args: []string{"--namespaces=a,b", "--leader-elect-resource-namespace=home", "--secure-port=0"},

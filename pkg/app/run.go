@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,6 +20,8 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -67,19 +68,11 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	lock, leaderNamespace, err := newLock(o, connection, events, registry, seen)
+	lock, err := newLock(o, connection, events, registry, seen)
 	if err != nil {
 		return err
 	}
-	gate := election.NewGate(lock)
-	fence := func(next http.RoundTripper) http.RoundTripper {
-		fenced := lock.Fence(next)
-		if leaderNamespace != nil {
-			fenced = leaderNamespace.Retry(fenced)
-		}
-		return gate.Fence(fenced)
-	}
-	clients, err := newClients(o, connection, fence)
+	clients, err := newClients(o, connection, lock.Fence)
 	if err != nil {
 		return err
 	}
@@ -140,30 +133,20 @@ func Run(ctx context.Context, o *Options) error {
 	} else if err != nil {
 		return err
 	}
-	if err := checkLegacyLocks(ctx, o, connection); err != nil {
-		return err
-	}
 	if o.Informers.Standby == informers.StandbyWarm {
 		cache.Start(rest)
 	}
 	defer cache.Shutdown()
-	lock.OnRestored(cache.Relist)
 
 	// Lead, when elected. Work that has not ended when the election ends is cut off.
 	work, cutOff := context.WithCancelCause(rest)
 	lead := func(ctx context.Context) error {
-		gate.Open()
 		cache.Start(rest)
 		return running.on(false).run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
 	}
 	stopOthers := running.runOnEveryReplica(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval, o.Generic.ShutdownTimeout)
-	if leaderNamespace != nil {
-		defer startAsking(rest, leaderNamespace)()
-		if o.Election.LeaderElect {
-			lead = leaderNamespace.Lead(lead)
-		}
-	} else {
-		lock.SetServerFence(ctx, serverFence(o))
+	if known := serverFence(o); known != apifence.Unknown {
+		lock.SetServerFence(ctx, known)
 	}
 	err = lock.Run(ctx, lead)
 	if err != nil {
@@ -174,47 +157,46 @@ func Run(ctx context.Context, o *Options) error {
 	return err
 }
 
-// newLock returns the lock of this replica on the Lease, and the Namespace by which the API server's
-// fence knows the leader, nil if this installation does not use that fence.
-func newLock(
-	o *Options, c connection, e *events, registry metrics.KubeRegistry, seen *witness.Witness,
-) (*election.Lock, *election.LeaderNamespace, error) {
+// newLock returns the lock of this replica on the Lease, with the fence in the API server if this
+// installation uses it.
+func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry, seen *witness.Witness) (*election.Lock, error) {
 	// In a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set.
 	pod := os.Getenv("POD_NAME")
 	if pod == "" {
 		var err error
 		if pod, err = os.Hostname(); err != nil {
-			return nil, nil, fmt.Errorf("POD_NAME is not set: %w", err)
+			return nil, fmt.Errorf("POD_NAME is not set: %w", err)
 		}
 	}
-	client, err := c.typed(election.ClientConfig(c.base))
+	config := election.ClientConfig(c.base)
+	client, err := c.typed(config)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	electionMetrics, err := election.NewMetrics(registry, o.name)
+	electionMetrics, err := debug.NewMetrics(registry, o.name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	candidate := election.Candidate{
 		Identity: election.NewIdentity(pod),
 		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
 		Events:   e.recorder(o.name),
 		Metrics:  electionMetrics,
+		PodUID:   os.Getenv("POD_UID"),
 	}
 	if seen != nil {
 		candidate.Process, candidate.Witness = seen.Process(), seen
 	}
-	lock, err := election.NewLock(o.election(), candidate)
-	if err != nil || serverFence(o) != election.ServerFenceUnknown {
-		return lock, nil, err
+	if serverFence(o) == apifence.Unknown {
+		candidate.Namespaces, candidate.Servers = client.CoreV1().Namespaces(), apifence.NewDirectory(config, client)
 	}
-	return lock, election.NewLeaderNamespace(lock, client.CoreV1().Namespaces()), nil
+	return election.NewLock(o.election(), candidate)
 }
 
 // newWitness returns what standbys see of this process, and what this process sees as a standby. It is
 // nil if standbys cannot reach the secure port, or may not take over before the Lease has expired.
 func newWitness(o *Options) (*witness.Witness, error) {
-	if !o.Election.LeaderElect || o.Secure.BindPort == 0 || serverFence(o) != election.ServerFenceUnknown {
+	if !o.Election.LeaderElect || o.Secure.BindPort == 0 || serverFence(o) != apifence.Unknown {
 		return nil, nil
 	}
 	address, ok := netip.AddrFromSlice(o.Secure.BindAddress)
@@ -228,37 +210,16 @@ func newWitness(o *Options) (*witness.Witness, error) {
 }
 
 // serverFence returns what is known of the fence in the API server without asking.
-func serverFence(o *Options) election.ServerFence {
+func serverFence(o *Options) apifence.State {
 	switch {
 	case o.Generic.UseServiceAccountTokens:
 		// These tokens are not bound to our Pod, and the API server refuses to bind them.
-		return election.ServerFenceCannotJudge
+		return apifence.CannotJudge
 	case len(o.Informers.Namespaces) > 0:
 		// Such an installation needs no permission in the cluster, and a Namespace is of the cluster.
-		return election.ServerFenceAbsent
+		return apifence.Absent
 	}
-	return election.ServerFenceUnknown
-}
-
-// startAsking asks for the fence in the API server until the returned function is called.
-func startAsking(ctx context.Context, n *election.LeaderNamespace) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() { n.Run(ctx) })
-	return func() {
-		cancel()
-		wg.Wait()
-	}
-}
-
-// checkLegacyLocks returns an error if a leader of another lock type is running.
-func checkLegacyLocks(ctx context.Context, o *Options, c connection) error {
-	client, err := c.typed(c.named("startup"))
-	if err != nil {
-		return err
-	}
-	core, namespace := client.CoreV1(), o.Election.ResourceNamespace
-	return election.CheckLegacyLocks(ctx, o.election(), core.ConfigMaps(namespace), core.Endpoints(namespace))
+	return apifence.Unknown
 }
 
 // newCache returns the informers that the enabled controllers need, not started yet.

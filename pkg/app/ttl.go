@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -34,7 +34,7 @@ func ttlEntry(o *Options) Entry {
 		cfg.DryRun = cfg.DryRun || o.Generic.DryRun
 		cfg.Scope = o.Informers.Namespaces
 		lease := types.NamespacedName{Namespace: o.Election.ResourceNamespace, Name: o.Election.ResourceName}
-		cfg.OwnNamespaces = []string{lease.Namespace, election.LeaderNamespaceName(lease)}
+		cfg.OwnNamespaces = []string{lease.Namespace, apifence.NamespaceFor(lease)}
 		cfg.Pod = toolscache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")}
 		return &cfg
 	}

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 )
 
@@ -80,13 +80,13 @@ func TestTheSecureServerAnswersStandbys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen, done := make(chan election.LeaderState, 10), make(chan struct{})
+	seen, done := make(chan protocol.LeaderState, 10), make(chan struct{})
 	looking, stop := context.WithCancel(ctx)
 	go func() {
 		defer close(done)
-		other.Watch(looking, own.Process(), func(state election.LeaderState) { seen <- state })
+		other.Watch(looking, own.Process(), func(state protocol.LeaderState) { seen <- state })
 	}()
-	if got := <-seen; got != election.LeaderAnswers {
+	if got := <-seen; got != protocol.LeaderAnswers {
 		t.Errorf("the standby sees %s", got)
 	}
 	began := time.Now()

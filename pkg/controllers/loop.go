@@ -364,6 +364,14 @@ func IsNotLeading(err error) bool {
 	return errors.As(err, &refused) && refused.NotLeading()
 }
 
+// IsOutcomeUnknown reports whether err is that of a write that was in flight when the term of this
+// replica ended, which IsNotLeading reports too: whether an error in err's tree has a method
+// OutcomeUnknown() bool that returns true.
+func IsOutcomeUnknown(err error) bool {
+	var ended interface{ OutcomeUnknown() bool }
+	return errors.As(err, &ended) && ended.OutcomeUnknown()
+}
+
 // TerminalError returns an error with the text of err which says that it is not worth a retry, such as
 // for an object that nobody can make sense of. The loop counts and logs it, and calls reconcile again
 // at the object's next event, or after the duration that reconcile returned. For a nil err it returns

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 func newTestServer(t *testing.T, handler http.HandlerFunc) *rest.Config {
@@ -127,7 +129,7 @@ func TestClientLeavesRetryAfterToItsCaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = client.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
-			if f := failureOf(err); f.kind != failRefused || f.after != time.Hour || requests.Load() != 1 {
+			if f := failureOf(err); f.Kind != protocol.FailRefused || f.After != time.Hour || requests.Load() != 1 {
 				t.Errorf("%d requests, error %v, which means %+v", requests.Load(), err, f)
 			}
 		})

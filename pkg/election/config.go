@@ -15,25 +15,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	componentbaseconfig "k8s.io/component-base/config"
 	componentbaseoptions "k8s.io/component-base/config/options"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 const (
 	// resourceLockLeases is the only supported lock type.
 	resourceLockLeases = "leases"
 
-	// clockRateError is by how much, as a fraction, the clock of a replica may run too fast or too
-	// slow: one percent, twenty times what NTP corrects by slewing. Of two replicas, one may be
-	// fast and the other slow.
-	clockRateError = 0.01
-
-	// settleTime is how long the Lease still covers the holder after its fence has closed, if both
-	// clocks are off by clockRateError. In this time the API server, too, gives up a request that
-	// was cancelled when the fence closed.
-	settleTime = 250 * time.Millisecond
-
-	// minLease is the shortest lease duration. It is longer than releasedDuration, because a
-	// duration of releasedDuration marks a release.
-	minLease = releasedDuration + time.Second
+	// minLease is the shortest lease duration. It is longer than protocol.ReleasedDuration, because a
+	// duration of protocol.ReleasedDuration marks a release.
+	minLease = protocol.ReleasedDuration + time.Second
 
 	// minRetryPeriod keeps a mistyped flag from flooding the API server.
 	minRetryPeriod = 100 * time.Millisecond
@@ -98,11 +91,15 @@ func (c Config) validateLock() error {
 		errs = append(errs, fmt.Errorf("--leader-elect-resource-lock: %q is unknown, use %q",
 			c.ResourceLock, resourceLockLeases))
 	}
-	for _, problem := range validation.IsDNS1123Subdomain(c.ResourceName) {
+	for _, problem := range validation.IsDNS1123Label(c.ResourceName) {
 		errs = append(errs, fmt.Errorf("--leader-elect-resource-name: %q: %s", c.ResourceName, problem))
 	}
 	for _, problem := range validation.IsDNS1123Label(c.ResourceNamespace) {
 		errs = append(errs, fmt.Errorf("--leader-elect-resource-namespace: %q: %s", c.ResourceNamespace, problem))
+	}
+	if namespace := apifence.NamespaceFor(c.Lease()); len(errs) == 0 && len(validation.IsDNS1123Label(namespace)) > 0 {
+		errs = append(errs, fmt.Errorf("--leader-elect-resource-name: %q is too long: the Namespace %q, which names the leader, "+
+			"is named after it", c.ResourceName, namespace))
 	}
 	return errors.Join(errs...)
 }
@@ -121,11 +118,11 @@ func (c Config) validateTimings() error {
 	}
 	if deadline <= 0 {
 		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s must be positive", deadline))
-	} else if least := safeLease(deadline); lease < least {
+	} else if least := protocol.SafeLease(deadline); lease < least {
 		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s needs a --leader-elect-lease-duration of at least %s "+
 			"(the deadline, %.0f%% of clock error in either replica, and %s for cancelled requests to end) but that is %s: "+
 			"raise the lease duration or lower the renew deadline",
-			deadline, least, 100*clockRateError, settleTime, lease))
+			deadline, least, 100*protocol.ClockRateError, protocol.SettleTime, lease))
 	}
 	if retry < minRetryPeriod {
 		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: %s is shorter than %s", retry, minRetryPeriod))
@@ -140,37 +137,10 @@ func (c Config) validateTimings() error {
 	return errors.Join(errs...)
 }
 
-// safeLease returns the shortest lease duration, in whole seconds, that is safe with the renew
-// deadline. On a slow clock, the leader's deadline takes up to deadline/(1-e); on a fast clock, a
-// standby waits as little as lease/(1+e). The first must end before the second, by settleTime.
-func safeLease(deadline time.Duration) time.Duration {
-	needed := float64(deadline)*(1+clockRateError)/(1-clockRateError) + float64(settleTime)
-	return time.Duration(math.Ceil(needed/float64(time.Second))) * time.Second
-}
-
-// timing holds the durations of a valid Config.
-type timing struct {
-	lease    time.Duration // how long others wait after a write by the holder
-	deadline time.Duration // how long the holder acts after its own write
-	retry    time.Duration // between two renewals
-}
-
-func (c Config) timing() timing {
-	return timing{
-		lease:    c.LeaseDuration.Duration,
-		deadline: c.RenewDeadline.Duration,
-		retry:    c.RetryPeriod.Duration,
+func (c Config) timing() protocol.Timing {
+	return protocol.Timing{
+		Lease:    c.LeaseDuration.Duration,
+		Deadline: c.RenewDeadline.Duration,
+		Retry:    c.RetryPeriod.Duration,
 	}
-}
-
-// requestTimeout returns the limit for one request. After a renewal that hangs there is time for
-// another before the deadline: retry + 2 x requestTimeout = deadline.
-func (t timing) requestTimeout() time.Duration {
-	return (t.deadline - t.retry) / 2
-}
-
-// covered returns for how long after a write by the holder, on the holder's own clock, no standby
-// can have taken over.
-func (t timing) covered() time.Duration {
-	return time.Duration(float64(t.lease) * (1 - clockRateError) / (1 + clockRateError))
 }

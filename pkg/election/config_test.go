@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 func TestValidate(t *testing.T) {
@@ -84,12 +86,12 @@ func TestAddFlags(t *testing.T) {
 
 // TestRequestTimeout checks that one hanging request does not end the term.
 func TestRequestTimeout(t *testing.T) {
-	for _, t0 := range []timing{
-		{lease: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second},
-		{lease: 3 * time.Second, deadline: 2 * time.Second, retry: 500 * time.Millisecond},
-		{lease: 3 * time.Second, deadline: 2 * time.Second, retry: time.Second},
+	for _, t0 := range []protocol.Timing{
+		{Lease: 15 * time.Second, Deadline: 10 * time.Second, Retry: 2 * time.Second},
+		{Lease: 3 * time.Second, Deadline: 2 * time.Second, Retry: 500 * time.Millisecond},
+		{Lease: 3 * time.Second, Deadline: 2 * time.Second, Retry: time.Second},
 	} {
-		if hung := t0.retry + t0.requestTimeout(); hung >= t0.deadline || t0.requestTimeout() <= 0 {
+		if hung := t0.Retry + t0.RequestTimeout(); hung >= t0.Deadline || t0.RequestTimeout() <= 0 {
 			t.Errorf("%+v: a renewal that hangs ends %s after the last one", t0, hung)
 		}
 	}

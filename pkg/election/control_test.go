@@ -16,6 +16,10 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
 
 // simLeases makes the simulated client a client of client-go.
@@ -85,7 +89,7 @@ func runTheirs(ctx context.Context, p *simProc) error {
 		<-led
 	}
 	// The drain rule is checked at the release.
-	return &LostError{Reason: ReasonReleased}
+	return &LostError{Reason: protocol.ReasonReleased}
 }
 
 // contextFence refuses writes after the leader's context has ended.
@@ -96,7 +100,7 @@ type contextFence struct {
 
 func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 	if f.ctx.Err() != nil {
-		return nil, ErrNotLeading
+		return nil, writefence.ErrNotLeading
 	}
 	return f.next.RoundTrip(req)
 }
@@ -104,7 +108,7 @@ func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 // TestSimulationFindsFaultsOfClientGo is the control: the simulation must find the known faults of
 // client-go's elector, or it would be too weak.
 func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
-	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+	m, err := debug.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}

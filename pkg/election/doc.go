@@ -13,11 +13,10 @@
 //   - A term ends when the renew deadline has passed since the moment before the last acknowledged
 //     write was sent. Lock.Fence refuses writes outside of the term.
 //
-// protocol.go has the rules: what to do next, and what changes when something has happened, without
-// I/O and clock. run.go asks it and does what it says, from standing by to the release; requests.go
-// makes the requests. display.go and metrics.go show the state. fence.go is the write fence of the
-// client; serverfence.go finds out whether the API server has one too. evidence.go says when a standby
-// may take the Lease before it has expired, and the package witness looks for that evidence.
+// The package protocol has the rules: what to do next, and what changes when something has happened. run.go
+// asks it and does what it says, from standing by to the release; requests.go makes the requests. The
+// packages writefence and apifence refuse writes, in the client and in the API server, debug shows the
+// state, and witness looks for a hint that the Lease may be taken before it has expired.
 //
 // docs/adr/0003-leader-election.md explains why two replicas cannot pass the fence at the same
 // time.

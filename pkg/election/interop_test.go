@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // startClientGo runs a replica with client-go's elector, which releases the Lease.
@@ -89,7 +91,7 @@ func TestInteroperation(t *testing.T) {
 					t.Errorf("took %s, want %s to %s", took, test.min, test.max)
 				}
 				lease, err := store.get()
-				if err != nil || holderOf(lease) != "second" || transitionsOf(lease) != 2 {
+				if err != nil || protocol.HolderOf(lease) != "second" || transitionsOf(lease) != 2 {
 					t.Errorf("the lease is %s, %v", describe(lease), err)
 				}
 				first.stop(nil)

@@ -12,10 +12,15 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
 
 // LeaseClient is the part of the API that the elector needs, and the permissions to grant by RBAC:
@@ -29,9 +34,10 @@ type LeaseClient interface {
 	Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error)
 }
 
-// EventRecorder is the part of a record.EventRecorder that the elector needs.
-type EventRecorder interface {
-	Eventf(object runtime.Object, eventType, reason, messageFmt string, args ...any)
+// Witness looks at the leader's process.
+type Witness interface {
+	// Watch calls report with what it sees of the process, whenever that changes, until ctx ends.
+	Watch(ctx context.Context, process protocol.Process, report func(protocol.LeaderState))
 }
 
 // Candidate is a replica that competes for a Lease.
@@ -43,38 +49,39 @@ type Candidate struct {
 	// Clock defaults to NewBootClock.
 	Clock Clock
 	// Events receives the transitions of this replica. It may be nil.
-	Events EventRecorder
+	Events debug.EventRecorder
 	// Metrics may be nil.
-	Metrics *Metrics
+	Metrics *debug.Metrics
+
+	// Namespaces is how this replica names itself for the fence in the API server, and asks for it. It is
+	// nil where there is none.
+	Namespaces apifence.NamespaceClient
+	// Servers finds the API servers. Without it, which is nil, a Lease that was taken early is led only when
+	// the last claim has ended.
+	Servers apifence.Servers
+	// PodUID is that of this replica's Pod. It may be empty.
+	PodUID string
+
 	// Process says how standbys reach this process.
-	Process Process
+	Process protocol.Process
 	// Witness looks at the leader's process. Without one, which is nil, this replica does not take the
 	// Lease before it has expired or was released.
 	Witness Witness
 }
 
-// Lock is one replica's part in one election: a candidate, the fence that judges its writes, and
+// Lock is one replica's part in one election: a candidate, the fences that judge its writes, and
 // what shows them. It is built before the clients that it fences and serves one call of Run.
 type Lock struct {
-	cfg   Config
-	lease types.NamespacedName
-	who   Candidate
-	fence *fence
-	shown *display
-	used  atomic.Bool // by Run
-
-	restored func()                // may be nil
-	prepare  func(context.Context) // called right before the first attempt to take the Lease; may be nil
+	cfg      Config
+	lease    types.NamespacedName
+	who      Candidate
+	fence    *writefence.Fence
+	apiFence *apifence.Fence // nil: there is none
+	shown    *debug.Display
+	used     atomic.Bool // by Run
+	holds    atomic.Bool // the Lease, so that it need not ask for the API server's fence regularly
 
 	fenceChanged chan struct{} // receives when the state of the fence in the API server has changed
-	early        takeover      // how the term of this replica has begun, set before lead starts
-}
-
-// OnRestored makes Run call f when the Lease turns out to be at an earlier version than before: etcd was
-// restored from a snapshot, and whatever watches from a later version sees nothing. f must return at
-// once. It must be set before Run.
-func (l *Lock) OnRestored(f func()) {
-	l.restored = f
 }
 
 // NewIdentity returns an identity for a replica: the name of its Pod and a UUID, separated by an
@@ -95,9 +102,19 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 	if who.Clock == nil {
 		who.Clock = NewBootClock()
 	}
-	shown := newDisplay(cfg.Lease(), who)
-	return &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: newFence(who.Clock, shown.metrics), shown: shown,
-		fenceChanged: make(chan struct{}, 1)}, nil
+	shown := debug.New(cfg.Lease(), who.Identity, who.Clock, who.Events, who.Metrics)
+	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown,
+		fenceChanged: make(chan struct{}, 1)}
+	if who.Namespaces != nil {
+		t := cfg.timing()
+		l.apiFence = apifence.New(apifence.Config{
+			Lease: l.lease, Identity: who.Identity, PodUID: who.PodUID, Elected: cfg.LeaderElect,
+			Namespaces: who.Namespaces, Leases: who.Client, Servers: who.Servers, Clock: who.Clock,
+			RequestTimeout: t.RequestTimeout(), Deadline: t.Deadline, Patience: t.Lease,
+			Found: l.SetServerFence, Trouble: shown.Trouble,
+		})
+	}
+	return l, nil
 }
 
 // Identity returns the identity of the replica.
@@ -105,44 +122,73 @@ func (l *Lock) Identity() string {
 	return l.who.Identity
 }
 
-// Fence puts the write fence in front of a transport. A request other than GET, HEAD and OPTIONS,
-// and one that connects to a Pod, is refused with ErrNotLeading unless the term of this replica is
-// valid at that instant, and is cancelled when the term ends. Every client of every controller must
-// have the fence. The clients that a standby writes with must not: those of Leases, Events and
-// reviews.
+// Fence puts the fence in front of a transport. A request other than GET, HEAD and OPTIONS, and one that
+// connects to a Pod, is refused with writefence.ErrNotLeading unless this replica leads at that instant,
+// and is cancelled when its term ends. So is one that the API server's fence refuses. Every client of
+// every controller must have the fence. The clients that a standby writes with must not: those of
+// Leases, Events and reviews.
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
-	return &fencedTransport{fence: l.fence, next: next}
+	next = l.fence.Transport(next)
+	if l.apiFence != nil {
+		next = l.apiFence.Transport(next, l.fence.Admits, writefence.ErrNotLeading)
+	}
+	return next
 }
 
 // IsLeading reports whether a write would pass the fence at this instant.
 func (l *Lock) IsLeading() bool {
-	return l.fence.admits()
+	return l.fence.Admits()
 }
 
 // Healthy returns an error if this process led, did not renew its Lease for the lease duration plus
 // tolerance, and has neither released it nor exited. Such a process is stuck and should be
 // restarted. A standby is healthy.
 func (l *Lock) Healthy(tolerance time.Duration) error {
-	return l.shown.healthy(tolerance)
+	return l.shown.Healthy(tolerance)
 }
 
-// Problem returns what keeps this replica from competing for the Lease and will last until somebody
-// repairs it, or nil: a permission that is missing, or the namespace.
+// Problem returns what keeps this replica from competing for the Lease or from leading and will last
+// until somebody repairs it, or nil.
 func (l *Lock) Problem() error {
-	return l.shown.problem()
+	return l.shown.Problem()
 }
 
 // ServeHTTP implements http.Handler for /debug/leader. It writes JSON if the request accepts it or
 // has ?format=json, else text.
 func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	l.shown.serveHTTP(w, req)
+	l.shown.ServeHTTP(w, req)
 }
 
-// quietAt returns when no write of lead can be executed any more (rule 8). With the fence in the API
-// server that is now: it refuses what comes late.
-func (l *Lock) quietAt() time.Duration {
-	if l.shown.serverFence() == ServerFenceEnforced {
-		return l.who.Clock.Now()
+// SetServerFence sets what is known of the fence in the API server. The lock asks itself if it has a
+// client for Namespaces. Call it if each controller has its own ServiceAccount: no token is bound to a Pod
+// then and the policy does not apply to it, apifence.CannotJudge.
+func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
+	if !l.shown.SetServerFence(found) {
+		return
 	}
-	return l.fence.quietAt()
+	select {
+	case l.fenceChanged <- struct{}{}:
+	default:
+	}
+	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
+	switch found {
+	case apifence.Enforced:
+		logger.Info("The API server refuses writes of replicas that do not lead")
+	case apifence.Absent:
+		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off may be " +
+			"executed after another leads; install deploy/components/fence, which " +
+			"needs tokens that are bound to Pods")
+	case apifence.CannotJudge:
+		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
+			"a write that a replica sent before it was paused or cut off may be executed after another leads")
+	case apifence.Misconfigured:
+		if !l.cfg.LeaderElect {
+			logger.Error(nil, "The fence in the API server refuses every write of this replica, since --leader-elect=false: "+
+				"remove deploy/components/fence, or elect a leader")
+			return
+		}
+		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
+			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
+			"identity", l.who.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)
+	}
 }

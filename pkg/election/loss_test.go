@@ -12,26 +12,32 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 func TestLeadershipEndsAtOnce(t *testing.T) {
 	tests := map[string]struct {
 		lose func(*simStore)
-		want Reason
+		want protocol.Reason
 	}{
 		"when another holds the lease": {func(s *simStore) {
-			s.edit("thief", func(l *coordinationv1.Lease) { *l = *acquiredLease(l, "thief", 15*time.Second, time.Now()) })
-		}, ReasonHolderChanged},
+			s.edit("thief", func(l *coordinationv1.Lease) { *l = *protocol.AcquiredLease(l, "thief", 15*time.Second, time.Now()) })
+		}, protocol.ReasonHolderChanged},
 		"when its holder is edited away": {func(s *simStore) {
 			s.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("") })
-		}, ReasonHolderChanged},
-		"when it is deleted": {func(s *simStore) { s.delete("admin") }, ReasonLeaseDeleted},
+		}, protocol.ReasonHolderChanged},
+		"when it is deleted": {func(s *simStore) { s.delete("admin") }, protocol.ReasonLeaseDeleted},
 		"when it is replaced": {func(s *simStore) {
 			s.mu.Lock()
 			s.lease, s.watches = nil, nil // the deletion is not seen
 			s.mu.Unlock()
-			_, _ = s.create("admin", testLease("", 7, "r"))
-		}, ReasonLeaseReplaced},
+			_, _ = s.create("admin", func() *coordinationv1.Lease {
+				l := protocol.NewLease(leaseName, "r", 15*time.Second, time.Now())
+				l.Spec.LeaseTransitions = ptr.To[int32](7)
+				return l
+			}())
+		}, protocol.ReasonLeaseReplaced},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +47,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				var r *testReplica
 				r = startReplicaWith(t, store, "r", testConfig(), func(ctx context.Context) error {
 					<-ctx.Done()
-					fenced = !r.lock.fence.admits()
+					fenced = !r.lock.fence.Admits()
 					var lost *LostError
 					if !errors.As(context.Cause(ctx), &lost) || lost.Reason != test.want {
 						t.Errorf("lead's context ended by %v", context.Cause(ctx))
@@ -57,13 +63,13 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				if !errors.As(err, &lost) || lost.Reason != test.want || !errors.Is(err, errLead) {
 					t.Errorf("Run returned %v, want %s", err, test.want)
 				}
-				if took := time.Since(start); test.want != ReasonLeaseReplaced && took > 10*time.Millisecond || took > 3*time.Second {
+				if took := time.Since(start); test.want != protocol.ReasonLeaseReplaced && took > 10*time.Millisecond || took > 3*time.Second {
 					t.Errorf("it took %s", took)
 				}
 				if !fenced {
 					t.Error("the fence was open when lead's context ended")
 				}
-				if store.holder() == "" && test.want == ReasonLeaseReplaced {
+				if store.holder() == "" && test.want == protocol.ReasonLeaseReplaced {
 					t.Error("it has released what was not its own")
 				}
 				store.background.Wait()
@@ -114,7 +120,7 @@ func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
 			t.Error("it leads without an answer")
 		}
 		var lost *LostError
-		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != ReasonRenewDeadline {
+		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != protocol.ReasonRenewDeadline {
 			t.Errorf("Run returned %v", err)
 		}
 		store.background.Wait()
@@ -148,8 +154,8 @@ func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
 	}
 }
 
-// TestLostAnswerToAnAcquisition checks that the replica leads as soon as it sees its acquisition,
-// without waiting for its own claim to expire.
+// TestLostAnswerToAnAcquisition checks that a replica takes its own record for anybody's: it waits for a
+// lease duration.
 func TestLostAnswerToAnAcquisition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -159,10 +165,10 @@ func TestLostAnswerToAnAcquisition(t *testing.T) {
 		pass(time.Second)
 		r.client.set(func(c *storeClient) { c.hang["update"] = false })
 		<-r.led
-		if took := time.Since(start); took > 7*time.Second {
+		if took := time.Since(start); took < 15*time.Second || took > 17*time.Second {
 			t.Errorf("it leads after %s", took)
 		}
-		if lease, _ := store.get(); transitionsOf(lease) != 1 {
+		if lease, _ := store.get(); transitionsOf(lease) != 2 {
 			t.Errorf("the lease is %s", describe(lease))
 		}
 		r.end()
@@ -195,7 +201,7 @@ func TestReleaseThatFails(t *testing.T) {
 		r.client.set(func(c *storeClient) { c.fail["update"] = errors.New("network is down") })
 		r.stop(nil)
 		var lost *LostError
-		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != ReasonReleaseFailed {
+		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != protocol.ReasonReleaseFailed {
 			t.Errorf("Run returned %v", err)
 		}
 		store.background.Wait()

@@ -5,8 +5,9 @@ package election
 
 import (
 	"context"
+	"encoding/json"
+	"net/http/httptest"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,10 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // storeClient is a client of a simStore. Its only faults are those that a test asks for. A request
@@ -94,7 +99,7 @@ func (c *storeClient) Update(ctx context.Context, lease *coordinationv1.Lease, _
 func (c *storeClient) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	var w *simWatch
 	err := c.do(ctx, "watch", func() error {
-		w = c.store.watch(ctx, c.link, newJitter(c.who), opts.ResourceVersion, time.Duration(*opts.TimeoutSeconds)*time.Second)
+		w = c.store.watch(ctx, c.link, protocol.NewJitter(c.who), opts.ResourceVersion, time.Duration(*opts.TimeoutSeconds)*time.Second)
 		return nil
 	})
 	if err != nil {
@@ -113,7 +118,6 @@ type testReplica struct {
 	leave  chan error           // what lead returns once it is sent
 	done   chan error           // receives what Run has returned
 	events *testEvents
-	told   atomic.Int32 // how often it was told that the store was restored
 }
 
 // end stops a replica and expects it to release the Lease.
@@ -136,8 +140,8 @@ func (e *testEvents) Eventf(_ runtime.Object, eventType, reason, format string, 
 	e.seen = append(e.seen, eventType+" "+reason+" "+format)
 }
 
-var testMetrics = sync.OnceValue(func() *Metrics {
-	m, err := NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+var testMetrics = sync.OnceValue(func() *debug.Metrics {
+	m, err := debug.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		panic(err)
 	}
@@ -162,7 +166,6 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 		t.Fatal(err)
 	}
 	r.lock = lock
-	lock.OnRestored(func() { r.told.Add(1) })
 	if lead == nil {
 		lead = func(ctx context.Context) error {
 			select {
@@ -190,6 +193,25 @@ func freeStore() *simStore {
 	store := newSimStore()
 	_, _ = store.create("installer", &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"}})
 	return store
+}
+
+// shownStatus is what the tests read of /debug/leader.
+type shownStatus struct {
+	Lease, Identity, Phase, Holder, Problem string
+	ServerFence                             apifence.State
+	Valid                                   float64 `json:"validSeconds"`
+	Start                                   struct{ After, Evidence, Why string }
+	History                                 []struct{ Holder, Reason string }
+}
+
+// shown returns what /debug/leader shows of a lock.
+func shown(l *Lock) (s shownStatus) {
+	resp, req := httptest.NewRecorder(), httptest.NewRequest("GET", "/debug/leader?format=json", nil)
+	l.ServeHTTP(resp, req)
+	if err := json.Unmarshal(resp.Body.Bytes(), &s); err != nil {
+		panic(err)
+	}
+	return s
 }
 
 var leaseName = types.NamespacedName{Namespace: "ns", Name: "lease"}

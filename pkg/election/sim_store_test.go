@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 var leaseResource = coordinationv1.Resource("leases")
@@ -36,10 +38,12 @@ type simStore struct {
 	watches  []*simWatch                                              // in the order of their start
 	onChange func(writer string, before, after *coordinationv1.Lease) // called under mu
 	onNaming func(*simNaming)                                         // likewise
+	onPolicy func(gone bool)                                          // likewise
 	trouble  simTrouble
 	refused  time.Time // when it last stopped refusing requests
 
 	policyGone bool // the fence's policy is deleted
+	webhook    bool // one on Namespaces is away, and fails closed
 
 	background sync.WaitGroup // what the network and the API servers still do
 }
@@ -93,7 +97,7 @@ func (s *simStore) blindUntil() time.Time {
 	if s.refused.IsZero() {
 		return s.refused
 	}
-	return s.refused.Add(2 * maxBackoff)
+	return s.refused.Add(80 * time.Second)
 }
 
 // refusal returns the error with which the API servers respond to the verb, if any, and whether it
@@ -200,6 +204,24 @@ func (s *simStore) setPolicyGone(gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.policyGone = gone
+	s.onPolicy(gone)
+}
+
+// setWebhook takes the webhook on Namespaces away or brings it back.
+func (s *simStore) setWebhook(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.webhook = away
+}
+
+// webhookError is the error of a write of a Namespace, also of a dry run, while the webhook is away.
+func (s *simStore) webhookError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.webhook {
+		return apierrors.NewInternalError(errors.New("failed calling webhook"))
+	}
+	return nil
 }
 
 func (s *simStore) isPolicyGone() bool {
@@ -302,7 +324,7 @@ func (s *simStore) holder() string {
 	if s.lease == nil {
 		return ""
 	}
-	return holderOf(s.lease)
+	return protocol.HolderOf(s.lease)
 }
 
 // watch starts a watch after the version from, or with the present state if from is empty. A watch

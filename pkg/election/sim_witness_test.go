@@ -6,6 +6,8 @@ package election
 import (
 	"context"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // simWitness is the connection of one process to that of the leader. As pkg/election/witness, it says
@@ -19,24 +21,24 @@ type simWitness struct {
 func (s *simulation) silence() time.Duration { return s.cfg.LeaseDuration.Duration / 5 }
 
 // Watch implements Witness. The address of a process is its identity.
-func (w *simWitness) Watch(ctx context.Context, process Process, report func(LeaderState)) {
+func (w *simWitness) Watch(ctx context.Context, process protocol.Process, report func(protocol.LeaderState)) {
 	p := w.proc
 	leader := p.sim.find(process.Address)
 	p.gate()
 	if leader.pod == p.pod {
-		report(LeaderGone)
+		report(protocol.LeaderGone)
 		return
 	}
 	var heard time.Time
-	seen := LeaderUnknown
-	tell := func(state LeaderState) {
+	seen := protocol.LeaderUnknown
+	tell := func(state protocol.LeaderState) {
 		if state == seen {
 			return
 		}
 		seen = state
 		p.gate()
 		p.sim.log(p.identity, "sees of %s: %s", leader.identity, state)
-		if state == LeaderSilent || state == LeaderGone {
+		if state == protocol.LeaderSilent || state == protocol.LeaderGone {
 			p.mu.Lock()
 			p.evidence[leader] = state
 			p.mu.Unlock()
@@ -45,22 +47,22 @@ func (w *simWitness) Watch(ctx context.Context, process Process, report func(Lea
 	}
 	for ctx.Err() == nil {
 		state := w.look(leader, heard)
-		if state == LeaderAnswers {
+		if state == protocol.LeaderAnswers {
 			heard = time.Now()
 		}
-		if state != LeaderUnknown {
+		if state != protocol.LeaderUnknown {
 			tell(state)
 		}
 		ended := leader.hangsUp()
-		if state == LeaderGone {
+		if state == protocol.LeaderGone {
 			ended = nil
 		}
 		select {
 		case <-ctx.Done():
 		case <-ended: // the kernel closes the connection
 			pause := time.Duration(p.nextRNG("redial").Int64N(int64(10 * time.Millisecond)))
-			if seen == LeaderAnswers && pauseFor(ctx, pause) && p.reaches(leader) {
-				tell(LeaderGone)
+			if seen == protocol.LeaderAnswers && pauseFor(ctx, pause) && p.reaches(leader) {
+				tell(protocol.LeaderGone)
 				return
 			}
 			pauseFor(ctx, p.sim.silence()/3)
@@ -68,23 +70,23 @@ func (w *simWitness) Watch(ctx context.Context, process Process, report func(Lea
 		}
 		paused := time.Now()
 		p.gate()
-		if time.Since(paused) > p.sim.silence() && seen == LeaderAnswers && p.nextRNG("resume").IntN(2) == 0 {
-			tell(LeaderSilent) // its timer has come before what waits in the connection
+		if time.Since(paused) > p.sim.silence() && seen == protocol.LeaderAnswers && p.nextRNG("resume").IntN(2) == 0 {
+			tell(protocol.LeaderSilent) // its timer has come before what waits in the connection
 		}
 	}
 }
 
 // look returns what is seen of the leader now.
-func (w *simWitness) look(leader *simProc, heard time.Time) LeaderState {
+func (w *simWitness) look(leader *simProc, heard time.Time) protocol.LeaderState {
 	switch {
 	case w.proc.reaches(leader) && leader.answers():
-		return LeaderAnswers
+		return protocol.LeaderAnswers
 	case heard.IsZero():
-		return LeaderUnreachable
+		return protocol.LeaderUnreachable
 	case time.Since(heard) >= w.proc.sim.silence():
-		return LeaderSilent
+		return protocol.LeaderSilent
 	}
-	return LeaderUnknown
+	return protocol.LeaderUnknown
 }
 
 // answers reports whether the process beats.
@@ -151,6 +153,6 @@ func (p *simProc) hasEvidence(holder *simProc, written time.Time) bool {
 	p.mu.Lock()
 	evidence := p.evidence[holder]
 	p.mu.Unlock()
-	overdue := time.Duration(float64(p.sim.cfg.timing().unheardFor()) / (1 + clockRateError))
-	return holder.pod == p.pod && holder.isGone() || evidence == LeaderGone || evidence == LeaderSilent && time.Since(written) >= overdue
+	overdue := time.Duration(float64(p.sim.cfg.RetryPeriod.Duration) * 1.75 / 1.01)
+	return holder.pod == p.pod && holder.isGone() || evidence == protocol.LeaderGone || evidence == protocol.LeaderSilent && time.Since(written) >= overdue
 }

@@ -13,6 +13,9 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // simulation is the world of one seed: replicas on their networks, API servers over one store, the
@@ -22,13 +25,20 @@ type simulation struct {
 	cfg     Config
 	fences  simFences
 	elect   simElector
-	metrics *Metrics
+	metrics *debug.Metrics
 	start   time.Time
 	store   *simStore
 	servers []*simServer
 	audit   *auditor
 	calm    atomic.Bool // the faults are over
 	sparse  atomic.Bool // leaders write seldom
+	// API servers have what they have admitted in the store at once, and judge what was under way for long by
+	// what is true then. Else the limits in docs/adr/0006-fence-namespace.md show.
+	prompt, catchesUp bool
+
+	twoSeconds bool // instead of the proof, a wait as long
+	hidden     int  // addresses of API servers that nobody can find out
+	drawn      int  // by around
 
 	launching     sync.Mutex
 	noLaunchUntil time.Time
@@ -53,7 +63,7 @@ type simReplica struct {
 	proc               *simProc
 }
 
-func newSimulation(seed uint64, elect simElector, m *Metrics) *simulation {
+func newSimulation(seed uint64, elect simElector, m *debug.Metrics) *simulation {
 	s := &simulation{seed: seed, elect: elect, metrics: m, store: newSimStore(), start: time.Now()}
 	s.audit = newAuditor(s)
 	s.store.onChange = s.audit.leaseChanged
@@ -63,6 +73,11 @@ func newSimulation(seed uint64, elect simElector, m *Metrics) *simulation {
 func (s *simulation) addServers(n int) {
 	for i := range n {
 		s.servers = append(s.servers, newSimServer(s, i))
+	}
+	s.store.onPolicy = func(gone bool) {
+		for _, server := range s.servers {
+			server.willSeePolicy(gone)
+		}
 	}
 	s.store.onNaming = func(v *simNaming) {
 		s.audit.namingChanged(v)
@@ -101,11 +116,12 @@ func (s *simulation) runIn(r *simReplica, pod string, rng *rand.Rand) {
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	p := &simProc{
 		sim: s, replica: r, pod: pod, identity: fmt.Sprintf("%s_%d", pod, r.lives), link: newSimLink(), stop: stop,
-		rate:     1 + clockRateError*(2*rng.Float64()-1),
+		rate:     1 + 0.01*(2*rng.Float64()-1),
+		home:     s.servers[rng.IntN(len(s.servers))],
 		offset:   time.Duration(rng.Int64N(int64(1000 * time.Hour))),
 		done:     make(chan struct{}),
 		draws:    map[string]uint64{},
-		evidence: map[*simProc]LeaderState{},
+		evidence: map[*simProc]protocol.LeaderState{},
 		ended:    make(chan struct{}),
 		resumed:  make(chan struct{}),
 	}
@@ -189,6 +205,18 @@ func (s *simulation) leader() *simProc {
 }
 
 func (s *simulation) log(who, what string, args ...any) { s.audit.log(who, what, args...) }
+
+// pauseFor waits for d and reports whether it passed before ctx ended.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
 
 // pass lets virtual time pass, in a bubble.
 func pass(d time.Duration) { <-time.After(d) }

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -72,7 +72,7 @@ func flowSchemaOf(ctx context.Context, client *http.Client, method, url string) 
 // Namespace, and that the managers mean the same one.
 func TestTheFenceAndItsNamespaceAreInstalledTogether(t *testing.T) {
 	ctx := fleet.Context(t)
-	leader := election.LeaderNamespaceName(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
+	leader := apifence.NamespaceFor(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
 	fenced := 0
 	for name, kustomization := range installations(t) {
 		var namespaces, parameters []string

@@ -177,7 +177,7 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	leader := startManager(t, replica, fleet.ShortTimings...)
 	shared.WaitForLeader(ctx, t, leader)
-	shared.RunStandby(ctx, t, fleet.ShortTimings...)
+	standby := shared.RunStandby(ctx, t, fleet.ShortTimings...)
 
 	s := newShop(ctx, t)
 	s.createAll(ctx, rollouts)
@@ -194,5 +194,7 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	if err := fleet.Answers(leader.SecureURL+"/metrics", token, 200); err != nil {
 		t.Error(err)
 	}
+	leader.Kill() // the standby asks every API server
+	shared.WaitForLeader(ctx, t, standby)
 	s.deleteLease(ctx, metav1.NamespaceSystem)
 }

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -148,7 +148,7 @@ func refusedToStandby(ctx context.Context, t *testing.T, namespace, leader strin
 		for range standbysWrites {
 			_, err := client.AppsV1().Deployments(namespace).Patch(ctx, "shop", types.MergePatchType,
 				[]byte(`{"metadata":{"annotations":{"by":"a standby"}}}`), metav1.PatchOptions{})
-			if apierrors.IsForbidden(err) && strings.Contains(err.Error(), election.ServerFenceName+": written by Pod "+pod.Name) {
+			if apierrors.IsForbidden(err) && strings.Contains(err.Error(), apifence.PolicyName+": written by Pod "+pod.Name) {
 				refused++
 			} else {
 				t.Errorf("a write of %s while %s leads: %v", pod.Name, leader, err)

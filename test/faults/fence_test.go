@@ -30,7 +30,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -66,7 +66,7 @@ func impersonated() *rest.Config {
 }
 
 // leaderNamespace is the Namespace whose annotation names the leader.
-var leaderNamespace = election.LeaderNamespaceName(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
+var leaderNamespace = apifence.NamespaceFor(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
 
 // What the fence says to a probe.
 const (
@@ -115,7 +115,7 @@ func waitForVerdict(ctx context.Context, t testing.TB, client kubernetes.Interfa
 // nameLeader sets the annotation that names the leader.
 func nameLeader(ctx context.Context, t testing.TB, identity string) *corev1.Namespace {
 	t.Helper()
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, election.LeaderAnnotation, identity)
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, apifence.LeaderAnnotation, identity)
 	named, err := shared.Admin.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func withoutFence(t testing.TB) {
 func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.ValidationAction) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"validationActions":[%q]}}`, action)
-	_, err := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Patch(ctx, election.ServerFenceName,
+	_, err := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Patch(ctx, apifence.PolicyName,
 		types.MergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestFenceInTheAPIServer(t *testing.T) {
 }
 
 func isFenceRefusal(err error) bool {
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), election.ServerFenceName+": written by")
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), apifence.PolicyName+": written by")
 }
 
 // leaderWrites does writes that the managers' role permits and only a leader may do, and returns
@@ -293,7 +293,7 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 	ns, named := client.CoreV1().Namespaces().Get(ctx, leaderNamespace, metav1.GetOptions{})
 	if named == nil {
 		patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":%q,"annotations":{%q:%q}}}`,
-			ns.ResourceVersion, election.LeaderAnnotation, ns.Annotations[election.LeaderAnnotation])
+			ns.ResourceVersion, apifence.LeaderAnnotation, ns.Annotations[apifence.LeaderAnnotation])
 		_, named = client.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	return map[string]error{"name the leader": named, "record an Event": recorded, "count it again": counted, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -79,7 +79,7 @@ func (f *fencedWorld) refused(ctx context.Context) {
 }
 
 // says waits until the leader and the standby report the state of the fence.
-func (f *fencedWorld) says(ctx context.Context, state election.ServerFence) {
+func (f *fencedWorld) says(ctx context.Context, state apifence.State) {
 	f.t.Helper()
 	for _, r := range []*replica{f.leader, f.follower} {
 		fleet.Eventually(ctx, f.t, func() error {
@@ -111,8 +111,8 @@ func deletePolicy(ctx context.Context, t *testing.T) {
 	t.Helper()
 	admission := shared.Admin.AdmissionregistrationV1()
 	err := errors.Join(
-		admission.ValidatingAdmissionPolicyBindings().Delete(ctx, election.ServerFenceName, metav1.DeleteOptions{}),
-		admission.ValidatingAdmissionPolicies().Delete(ctx, election.ServerFenceName, metav1.DeleteOptions{}))
+		admission.ValidatingAdmissionPolicyBindings().Delete(ctx, apifence.PolicyName, metav1.DeleteOptions{}),
+		admission.ValidatingAdmissionPolicies().Delete(ctx, apifence.PolicyName, metav1.DeleteOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func deleteNamespace(ctx context.Context, t *testing.T) {
 func TestTheFenceChangesUnderALeader(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
 	f := newFencedWorld(ctx, t)
-	f.says(ctx, election.ServerFenceEnforced)
+	f.says(ctx, apifence.Enforced)
 	t.Cleanup(func() { applyFence(context.Background(), t) }) // should a step have failed
 
 	t.Run("deleted and applied again, four times", func(t *testing.T) {
@@ -211,15 +211,15 @@ func TestLongManagersNoticeWhatBecomesOfTheFence(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
 	f := newFencedWorld(ctx, t)
 	t.Cleanup(func() { applyFence(context.Background(), t) })
-	f.says(ctx, election.ServerFenceEnforced)
+	f.says(ctx, apifence.Enforced)
 	deletePolicy(ctx, t)
-	f.says(ctx, election.ServerFenceAbsent)
+	f.says(ctx, apifence.Absent)
 	applyFence(ctx, t)
-	f.says(ctx, election.ServerFenceEnforced)
+	f.says(ctx, apifence.Enforced)
 	deleteNamespace(ctx, t)
-	f.says(ctx, election.ServerFenceAbsent)
+	f.says(ctx, apifence.Absent)
 	applyFence(ctx, t)
-	f.says(ctx, election.ServerFenceEnforced)
+	f.says(ctx, apifence.Enforced)
 	f.writes(ctx)
 	f.refused(ctx)
 }

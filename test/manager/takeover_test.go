@@ -19,7 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -40,7 +41,7 @@ func TestTakeOverOnEvidence(t *testing.T) {
 			old := shared.RunLeader(ctx, t)
 			next := shared.RunStandby(ctx, t)
 			s.WaitUntilKnown(ctx, t, "web")
-			waitForEvidence(ctx, t, next, "Answers", election.ServerFenceEnforced)
+			waitForEvidence(ctx, t, next, "Answers", apifence.Enforced)
 
 			ended := time.Now()
 			if err := old.Signal(signal); err != nil {
@@ -48,6 +49,7 @@ func TestTakeOverOnEvidence(t *testing.T) {
 			}
 			shared.WaitForLeader(ctx, t, next)
 			expectEarly(ctx, t, ended)
+			expectProof(ctx, t, next)
 			s.Paint(ctx, t, "red")
 			s.WaitForReplicaSets(ctx, t, "web", 2)
 		})
@@ -64,7 +66,7 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 	shared.WaitForLeader(ctx, t, first)
 	s.WaitUntilKnown(ctx, t, "web")
 	holder := *shared.Lease(ctx, t).Spec.HolderIdentity
-	waitForEvidence(ctx, t, first, "Unknown", election.ServerFenceEnforced)
+	waitForEvidence(ctx, t, first, "Unknown", apifence.Enforced)
 
 	ended := time.Now()
 	first.Kill()
@@ -93,10 +95,10 @@ func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
 			leader := shared.RunLeader(ctx, t)
 			way := newDetour(ctx, t)
 			standby := shared.RunStandby(ctx, t)
-			waitForEvidence(ctx, t, standby, "Answers", election.ServerFenceEnforced)
+			waitForEvidence(ctx, t, standby, "Answers", apifence.Enforced)
 
 			cut(way)
-			waitForEvidence(ctx, t, standby, "Silent", election.ServerFenceEnforced)
+			waitForEvidence(ctx, t, standby, "Silent", apifence.Enforced)
 			renewed := shared.Lease(ctx, t).Spec.RenewTime
 			for range 3 {
 				fleet.Eventually(ctx, t, func() error {
@@ -115,7 +117,7 @@ func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
 }
 
 // waitForEvidence waits until a manager sees that of the leader, and knows that of the fence.
-func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, process election.LeaderState, fence election.ServerFence) {
+func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, process protocol.LeaderState, fence apifence.State) {
 	t.Helper()
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
@@ -124,8 +126,8 @@ func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, proc
 	fleet.Eventually(ctx, t, func() error {
 		code, body, err := fleet.Get(m.SecureURL+"/debug/leader?format=json", token)
 		var got struct {
-			ServerFence   election.ServerFence
-			LeaderProcess election.LeaderState
+			ServerFence   apifence.State
+			LeaderProcess protocol.LeaderState
 		}
 		if err == nil {
 			err = json.Unmarshal([]byte(body), &got)
@@ -147,6 +149,29 @@ func expectEarly(ctx context.Context, t *testing.T, ended time.Time) {
 	}
 }
 
+// expectProof expects that a leader that took the Lease early has started since the API server refuses its
+// predecessor, and not when the claim had ended.
+func expectProof(ctx context.Context, t *testing.T, m *cluster.Manager) {
+	t.Helper()
+	token, err := shared.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(ctx, t, func() error {
+		_, body, err := fleet.Get(m.SecureURL+"/debug/leader?format=json", token)
+		var got struct {
+			Start struct{ After, Why string }
+		}
+		if err == nil {
+			err = json.Unmarshal([]byte(body), &got)
+		}
+		if err == nil && got.Start.After != "Proved" {
+			err = fmt.Errorf("it has started after %q: %s", got.Start.After, got.Start.Why)
+		}
+		return err
+	})
+}
+
 // detour is a way from standbys to the leader that can be cut. The Lease leads there.
 type detour struct {
 	net.Listener
@@ -164,7 +189,7 @@ func newDetour(ctx context.Context, t *testing.T) *detour {
 	t.Cleanup(func() { _ = listener.Close() })
 	var note map[string]any
 	fleet.Eventually(ctx, t, func() error {
-		return json.Unmarshal([]byte(shared.Lease(ctx, t).Annotations[election.ProcessAnnotation]), &note)
+		return json.Unmarshal([]byte(shared.Lease(ctx, t).Annotations[protocol.ProcessAnnotation]), &note)
 	})
 	leader := note["address"].(string)
 	go d.serve(leader)
@@ -173,7 +198,7 @@ func newDetour(ctx context.Context, t *testing.T) *detour {
 	if err != nil {
 		t.Fatal(err)
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{election.ProcessAnnotation: string(value)}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{protocol.ProcessAnnotation: string(value)}}})
 	if err != nil {
 		t.Fatal(err)
 	}

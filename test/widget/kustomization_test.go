@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -96,7 +96,7 @@ func TestTheKustomizationIsAllThatItNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = client.AppsV1().Deployments(namespace).Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"paused":true}}`), metav1.PatchOptions{})
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), election.ServerFenceName+": written by Pod "+pods[1].Name) {
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), apifence.PolicyName+": written by Pod "+pods[1].Name) {
 		t.Errorf("a write of a Pod that does not lead: %v", err)
 	}
 
@@ -132,7 +132,7 @@ func awaitPods(ctx context.Context, t *testing.T) (pods []corev1.Pod) {
 }
 
 // ownFence is the name that the commands in the documentation give the policy.
-const ownFence = election.ServerFenceName + "-widget"
+const ownFence = apifence.PolicyName + "-widget"
 
 // applyFenceOfTheDocs runs the commands that docs/extend/own-controllers.md has for the fence.
 func applyFenceOfTheDocs(ctx context.Context, t *testing.T) {

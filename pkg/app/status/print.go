@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/yaml"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 const none = "<none>"
@@ -89,7 +89,7 @@ func (r *report) printReplicas(t table, now time.Time) {
 			endpoint = "not reached: " + replica.Error
 		case replica.Error != "":
 			endpoint += ", but " + replica.Error
-		case replica.LeaderProcess == string(election.LeaderUnreachable):
+		case replica.LeaderProcess == string(protocol.LeaderUnreachable):
 			endpoint += ", but it cannot reach the leader's"
 		}
 		t.row(replica.label(), replica.Phase, replica.PodPhase, ready, fmt.Sprint(replica.Restarts),

@@ -30,7 +30,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 )
 
 // errNobodyLeads makes the command exit with status 1.
@@ -322,7 +322,7 @@ func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r 
 			return fence{replica.serverFence, "tested by the leader"}
 		}
 	}
-	leader := election.LeaderNamespaceName(types.NamespacedName{Namespace: o.namespace, Name: o.leaseName})
+	leader := apifence.NamespaceFor(types.NamespacedName{Namespace: o.namespace, Name: o.leaseName})
 	found := fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace " + leader}
 	bindings, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -331,7 +331,7 @@ func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r 
 	}
 	for _, binding := range bindings.Items {
 		spec := &binding.Spec
-		if spec.ParamRef == nil || spec.ParamRef.Name != leader || !strings.HasPrefix(spec.PolicyName, election.ServerFenceName) {
+		if spec.ParamRef == nil || spec.ParamRef.Name != leader || !strings.HasPrefix(spec.PolicyName, apifence.PolicyName) {
 			continue
 		}
 		source := "ValidatingAdmissionPolicyBinding " + binding.Name

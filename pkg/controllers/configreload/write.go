@@ -97,7 +97,7 @@ func errOutdated(w *policy.Workload) error {
 func refused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		return controllers.IsNotLeading(err) // not sent; other errors may be broken connections
+		return controllers.IsNotLeading(err) && !controllers.IsOutcomeUnknown(err) // other errors may be broken connections
 	}
 	code := status.Status().Code
 	return code >= 400 && code < 500 && code != http.StatusRequestTimeout

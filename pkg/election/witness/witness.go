@@ -32,7 +32,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // Path is where the secure server serves a Witness to everybody.
@@ -64,7 +64,7 @@ var errOther = errors.New("another process answers at this address")
 
 // Witness serves standbys, and implements election.Witness for this process when it is a standby.
 type Witness struct {
-	process     election.Process
+	process     protocol.Process
 	certificate tls.Certificate
 	served      chan struct{} // holds one value for each standby
 }
@@ -77,7 +77,7 @@ func New(address netip.AddrPort, podUID string) (*Witness, error) {
 		return nil, fmt.Errorf("certificate for other replicas: %w", err)
 	}
 	return &Witness{
-		process:     election.Process{Address: address.String(), Certificate: hash(certificate.Certificate[0]), PodUID: podUID},
+		process:     protocol.Process{Address: address.String(), Certificate: hash(certificate.Certificate[0]), PodUID: podUID},
 		certificate: certificate,
 		served:      make(chan struct{}, most),
 	}, nil
@@ -101,7 +101,7 @@ func hash(certificate []byte) string {
 }
 
 // Process returns how standbys reach this process.
-func (w *Witness) Process() election.Process {
+func (w *Witness) Process() protocol.Process {
 	return w.process
 }
 
@@ -155,19 +155,19 @@ func (w *Witness) ServeHTTP(resp http.ResponseWriter, req *http.Request) {
 }
 
 // Watch implements election.Witness.
-func (w *Witness) Watch(ctx context.Context, process election.Process, report func(election.LeaderState)) {
+func (w *Witness) Watch(ctx context.Context, process protocol.Process, report func(protocol.LeaderState)) {
 	if w.succeeds(process) {
-		report(election.LeaderGone)
+		report(protocol.LeaderGone)
 		return
 	}
-	l := &look{process: process, report: report, state: election.LeaderUnknown, last: time.Now()}
+	l := &look{process: process, report: report, state: protocol.LeaderUnknown, last: time.Now()}
 	l.run(ctx)
 }
 
 // succeeds reports whether the process was one before this in the same Pod: the kubelet starts a
 // container when the last one has ended. That this process listens at the other's port, in the network
 // namespace that they share, proves it once more.
-func (w *Witness) succeeds(process election.Process) bool {
+func (w *Witness) succeeds(process protocol.Process) bool {
 	own, ours := netip.ParseAddrPort(w.process.Address)
 	other, theirs := netip.ParseAddrPort(process.Address)
 	return ours == nil && theirs == nil && w.process.PodUID != "" && w.process.PodUID == process.PodUID &&
@@ -176,14 +176,14 @@ func (w *Witness) succeeds(process election.Process) bool {
 
 // look is how one standby sees one process. Only the goroutine of run uses it.
 type look struct {
-	process election.Process
-	report  func(election.LeaderState)
-	state   election.LeaderState // as reported
+	process protocol.Process
+	report  func(protocol.LeaderState)
+	state   protocol.LeaderState // as reported
 	heard   bool                 // the process has answered
 	last    time.Time            // when it did, or when run began
 }
 
-func (l *look) see(state election.LeaderState) {
+func (l *look) see(state protocol.LeaderState) {
 	if state != l.state {
 		l.state = state
 		l.report(state)
@@ -211,12 +211,12 @@ func (l *look) run(ctx context.Context) {
 			return
 		case answered:
 		case l.heard && hungUp && (errors.Is(err, errOther) || errors.Is(err, syscall.ECONNREFUSED)):
-			l.see(election.LeaderGone)
+			l.see(protocol.LeaderGone)
 			return
 		case l.heard && quiet >= silence:
-			l.see(election.LeaderSilent)
+			l.see(protocol.LeaderSilent)
 		case !l.heard && quiet >= unreachableAfter:
-			l.see(election.LeaderUnreachable)
+			l.see(protocol.LeaderUnreachable)
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -267,7 +267,7 @@ func (l *look) dial(ctx context.Context, transport *http.Transport) (io.ReadClos
 		// It is alive, though it serves too many others.
 		if l.heard {
 			l.last = time.Now()
-			l.see(election.LeaderAnswers)
+			l.see(protocol.LeaderAnswers)
 		}
 		return nil, fmt.Errorf("%s: %s", req.URL, resp.Status)
 	}
@@ -299,10 +299,10 @@ func (l *look) follow(ctx context.Context, body io.ReadCloser) error {
 		select {
 		case <-beats:
 			l.heard, l.last = true, time.Now()
-			l.see(election.LeaderAnswers)
+			l.see(protocol.LeaderAnswers)
 			timer.Reset(silence)
 		case <-timer.C:
-			l.see(election.LeaderSilent)
+			l.see(protocol.LeaderSilent)
 		case err := <-ended:
 			return errors.Join(err, body.Close())
 		case <-ctx.Done():

@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -103,21 +103,21 @@ func reset(conn *net.TCPConn) {
 // standby watches a leader.
 type standby struct {
 	t    *testing.T
-	seen chan election.LeaderState
+	seen chan protocol.LeaderState
 }
 
-func watch(t *testing.T, process election.Process) *standby {
+func watch(t *testing.T, process protocol.Process) *standby {
 	t.Helper()
 	own, err := New(netip.MustParseAddrPort("127.0.0.1:1"), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &standby{t: t, seen: make(chan election.LeaderState, 100)}
+	s := &standby{t: t, seen: make(chan protocol.LeaderState, 100)}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		own.Watch(ctx, process, func(state election.LeaderState) { s.seen <- state })
+		own.Watch(ctx, process, func(state protocol.LeaderState) { s.seen <- state })
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -126,7 +126,7 @@ func watch(t *testing.T, process election.Process) *standby {
 	return s
 }
 
-func (s *standby) expect(want election.LeaderState) {
+func (s *standby) expect(want protocol.LeaderState) {
 	s.t.Helper()
 	select {
 	case got := <-s.seen:
@@ -141,43 +141,43 @@ func (s *standby) expect(want election.LeaderState) {
 func TestWatch(t *testing.T) {
 	tests := map[string]struct {
 		end  func(l *leader)
-		want []election.LeaderState
+		want []protocol.LeaderState
 	}{
 		"a killed process is gone": {
 			func(l *leader) { l.die() },
-			[]election.LeaderState{election.LeaderGone}},
+			[]protocol.LeaderState{protocol.LeaderGone}},
 		"one that was killed and whose address another has is gone": {
 			func(l *leader) {
 				l.die()
 				newLeader(l.t, l.Process().Address)
 			},
-			[]election.LeaderState{election.LeaderGone}},
+			[]protocol.LeaderState{protocol.LeaderGone}},
 		"one whose connection is reset and whose address another answers, as a Service may, is silent": {
 			func(l *leader) {
 				_ = l.listener.Close()
 				newLeader(l.t, l.Process().Address)
 				l.hangUp(reset)
 			},
-			[]election.LeaderState{election.LeaderSilent}},
+			[]protocol.LeaderState{protocol.LeaderSilent}},
 		"one whose connections are reset and refused, as by a firewall, is silent": {
 			func(l *leader) {
 				_ = l.listener.Close()
 				l.hangUp(reset)
 			},
-			[]election.LeaderState{election.LeaderSilent}},
+			[]protocol.LeaderState{protocol.LeaderSilent}},
 		"one that ends in good order is silent": {
 			func(l *leader) {
 				_ = l.listener.Close()
 				l.stopAll()
 			},
-			[]election.LeaderState{election.LeaderSilent}},
+			[]protocol.LeaderState{protocol.LeaderSilent}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLeader(t, "127.0.0.1:0")
 			s := watch(t, l.Process())
-			s.expect(election.LeaderAnswers)
+			s.expect(protocol.LeaderAnswers)
 			test.end(l)
 			for _, want := range test.want {
 				s.expect(want)
@@ -190,7 +190,7 @@ func TestWatchAgain(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
 	s := watch(t, l.Process())
-	s.expect(election.LeaderAnswers)
+	s.expect(protocol.LeaderAnswers)
 	<-l.listener.accepted
 	l.hangUp(func(conn *net.TCPConn) { _ = conn.Close() })
 	<-l.listener.accepted
@@ -200,14 +200,14 @@ func TestWatchAgain(t *testing.T) {
 	default:
 	}
 	l.die()
-	s.expect(election.LeaderGone)
+	s.expect(protocol.LeaderGone)
 }
 
 func TestWatchOneThatServesTooManyOthers(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
 	s := watch(t, l.Process())
-	s.expect(election.LeaderAnswers)
+	s.expect(protocol.LeaderAnswers)
 	for range most - 1 { // and the standby
 		l.served <- struct{}{}
 	}
@@ -234,11 +234,11 @@ func TestWatchSilent(t *testing.T) {
 	process := l.Process()
 	process.Address = proxy.Addr().String()
 	s := watch(t, process)
-	s.expect(election.LeaderAnswers)
+	s.expect(protocol.LeaderAnswers)
 	gate.mu.Lock() // nothing passes
-	s.expect(election.LeaderSilent)
+	s.expect(protocol.LeaderSilent)
 	gate.mu.Unlock()
-	s.expect(election.LeaderAnswers)
+	s.expect(protocol.LeaderAnswers)
 }
 
 // gate passes bytes on while nobody holds mu.
@@ -279,17 +279,17 @@ func (g *gate) pass(from, to net.Conn) {
 
 func TestWatchUnreachable(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(t *testing.T) election.Process{
-		"nobody listens": func(*testing.T) election.Process {
-			return election.Process{Address: "127.0.0.1:1", Certificate: "x"}
+	tests := map[string]func(t *testing.T) protocol.Process{
+		"nobody listens": func(*testing.T) protocol.Process {
+			return protocol.Process{Address: "127.0.0.1:1", Certificate: "x"}
 		},
-		"another process has answered from the beginning": func(t *testing.T) election.Process {
+		"another process has answered from the beginning": func(t *testing.T) protocol.Process {
 			t.Helper()
 			process := newLeader(t, "127.0.0.1:0").Process()
 			process.Certificate = "x"
 			return process
 		},
-		"it serves too many others": func(t *testing.T) election.Process {
+		"it serves too many others": func(t *testing.T) protocol.Process {
 			t.Helper()
 			l := newLeader(t, "127.0.0.1:0")
 			for range most {
@@ -301,31 +301,31 @@ func TestWatchUnreachable(t *testing.T) {
 	for name, process := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			watch(t, process(t)).expect(election.LeaderUnreachable)
+			watch(t, process(t)).expect(protocol.LeaderUnreachable)
 		})
 	}
 }
 
 func TestWatchPredecessor(t *testing.T) {
 	tests := map[string]struct {
-		own, before election.Process
+		own, before protocol.Process
 		want        bool
 	}{
 		"the last life of the same Pod has ended": {
-			election.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "2"},
-			election.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, true},
+			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "2"},
+			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, true},
 		"also if the Pod has another address since its node was started again": {
-			election.Process{Address: "10.0.0.2:10357", PodUID: "a", Certificate: "2"},
-			election.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, true},
+			protocol.Process{Address: "10.0.0.2:10357", PodUID: "a", Certificate: "2"},
+			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, true},
 		"another Pod of the same name may live": {
-			election.Process{Address: "10.0.0.1:10357", PodUID: "b", Certificate: "2"},
-			election.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, false},
+			protocol.Process{Address: "10.0.0.1:10357", PodUID: "b", Certificate: "2"},
+			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, false},
 		"a Pod without a known UID may be another": {
-			election.Process{Address: "10.0.0.1:10357", Certificate: "2"},
-			election.Process{Address: "10.0.0.1:10357", Certificate: "1"}, false},
+			protocol.Process{Address: "10.0.0.1:10357", Certificate: "2"},
+			protocol.Process{Address: "10.0.0.1:10357", Certificate: "1"}, false},
 		"another container of the Pod may live": {
-			election.Process{Address: "10.0.0.1:10358", PodUID: "a", Certificate: "2"},
-			election.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, false},
+			protocol.Process{Address: "10.0.0.1:10358", PodUID: "a", Certificate: "2"},
+			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

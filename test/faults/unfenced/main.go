@@ -37,6 +37,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -134,7 +135,7 @@ func runOurs(ctx context.Context, o options, config *rest.Config, identity strin
 	if err != nil {
 		return err
 	}
-	electionMetrics, err := election.NewMetrics(registry, "quartermaster")
+	electionMetrics, err := debug.NewMetrics(registry, "quartermaster")
 	if err != nil {
 		return err
 	}

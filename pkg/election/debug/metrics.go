@@ -1,14 +1,18 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package election
+package debug
 
 import (
 	"fmt"
 	"net/http"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 const metricsSubsystem = "leader_election"
@@ -27,6 +31,7 @@ type Metrics struct {
 	serverFence *metrics.GaugeVec
 	leaderSeen  *metrics.GaugeVec
 	takeovers   *metrics.CounterVec
+	starts      *metrics.CounterVec
 }
 
 // writeVerbs maps HTTP methods to values of the label verb.
@@ -39,10 +44,6 @@ var writeVerbs = map[string]string{
 
 const otherVerb = "other"
 
-// endReasons are the values of the label reason.
-var endReasons = []Reason{ReasonReleased, ReasonRenewDeadline, ReasonHolderChanged, ReasonLeaseReplaced,
-	ReasonLeaseDeleted, ReasonDrainTimeout, ReasonReleaseFailed}
-
 // Results of a write to the Lease, the values of the label result.
 const (
 	resultSuccess  = "success"
@@ -51,15 +52,24 @@ const (
 	resultError    = "error"
 )
 
-// evidenceMistaken is a value of the label evidence.
-const evidenceMistaken = "Mistaken"
+// Start says when lead may start, the values of the label start.
+type Start string
+
+// What a term may start after.
+const (
+	StartFree   Start = "Free"   // the Lease was released or had expired
+	StartProved Start = "Proved" // it was taken early, and every API server refuses the predecessors
+	StartWaited Start = "Waited" // it was taken early, and the predecessors' claims have ended since
+)
+
+var starts = []Start{StartFree, StartProved, StartWaited}
 
 // NewMetrics returns the metrics, registered on registry. Their names begin with the given
 // namespace.
 func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, error) {
 	m := newMetrics(namespace)
 	for _, metric := range []metrics.Registerable{m.leading, m.transitions, m.renewed, m.watching,
-		m.serverFence, m.leaderSeen, m.takeovers, m.renewals, m.failures, m.refusals, m.ended} {
+		m.serverFence, m.leaderSeen, m.takeovers, m.starts, m.renewals, m.failures, m.refusals, m.ended} {
 		if err := registry.Register(metric); err != nil {
 			return nil, fmt.Errorf("register the metrics of leader election: %w", err)
 		}
@@ -81,7 +91,7 @@ func newMetrics(namespace string) *Metrics {
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], label))
 	}
 	return &Metrics{
-		leading:     gauge("is_leader", "Whether this replica holds the Lease and its lead function runs."),
+		leading:     gauge("is_leader", "Whether this replica leads: its controllers run and may write."),
 		transitions: gauge("transitions", "Changes of holder recorded in the Lease, as last seen."),
 		renewed:     gauge("last_renewal_timestamp_seconds", "When the last acknowledged write of this replica to the Lease was sent, 0 if none."),
 		watching:    gauge("watch_up", "Whether the watch of the Lease is established; without it the Lease is polled."),
@@ -89,8 +99,9 @@ func newMetrics(namespace string) *Metrics {
 			"1 for the state that was found, 0 for the others.", "state"),
 		leaderSeen: gauge("leader_process", "What this standby sees of the leader's process, on a connection to its secure port: "+
 			"1 for that state, 0 for the others.", "state"),
-		takeovers: counter("early_takeovers_total", "Leases that this replica has taken before they expired, by what it saw of the holder's process; "+
-			"Mistaken counts those of a holder that then said that it was alive.", "evidence"),
+		takeovers: counter("early_takeovers_total", "Leases that this replica has taken before they expired, by what it saw of the holder's process.", "evidence"),
+		starts: counter("starts_total", "Terms that this replica began to lead: Free, the Lease was released or had expired; Proved, it was taken early and "+
+			"every API server refuses the predecessors; Waited, it was taken early and the predecessors' claims have ended since.", "start"),
 		renewals: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: "renewal_duration_seconds",
 			Help:           "Time from sending a renewal to its outcome.",
@@ -121,17 +132,20 @@ func (all *Metrics) of(lease types.NamespacedName) *lockMetrics {
 		m.counter(m.refusals, verb).Add(0)
 	}
 	m.counter(m.refusals, otherVerb).Add(0)
-	for _, reason := range endReasons {
+	for _, reason := range protocol.EndReasons {
 		m.counter(m.ended, string(reason)).Add(0)
 	}
-	for _, state := range serverFences {
-		m.set(m.serverFence, state == ServerFenceUnknown, string(state))
+	for _, state := range apifence.States {
+		m.set(m.serverFence, state == apifence.Unknown, string(state))
 	}
-	for _, state := range leaderStates {
-		m.set(m.leaderSeen, state == LeaderUnknown, string(state))
+	for _, state := range protocol.LeaderStates {
+		m.set(m.leaderSeen, state == protocol.LeaderUnknown, string(state))
 	}
-	for _, evidence := range []string{string(LeaderGone), string(LeaderSilent), evidenceMistaken} {
-		m.counter(m.takeovers, evidence).Add(0)
+	for _, evidence := range []protocol.LeaderState{protocol.LeaderGone, protocol.LeaderSilent} {
+		m.counter(m.takeovers, string(evidence)).Add(0)
+	}
+	for _, start := range starts {
+		m.counter(m.starts, string(start)).Add(0)
 	}
 	for _, result := range []string{resultSuccess, resultConflict, resultRefused, resultError} {
 		m.renewals.WithLabelValues(lease.Namespace, lease.Name, result)
@@ -158,6 +172,7 @@ func (m *lockMetrics) set(g *metrics.GaugeVec, value bool, labels ...string) {
 	}
 }
 
+// refused counts a write that the fence refused.
 func (m *lockMetrics) refused(method string) {
 	verb, known := writeVerbs[method]
 	if !known {
@@ -167,20 +182,15 @@ func (m *lockMetrics) refused(method string) {
 }
 
 // wrote counts the outcome of a write to the Lease.
-func (m *lockMetrics) wrote(msg writeDone, f failure) {
-	result := map[failureKind]string{failNone: resultSuccess, failConflict: resultConflict,
-		failRefused: resultRefused, failUnanswered: resultError}[f.kind]
-	switch msg.kind {
-	case actRenew:
-		m.renewals.WithLabelValues(m.lease.Namespace, m.lease.Name, result).Observe(msg.took.Seconds())
-	case actCreate, actAcquire, actResume:
-		if f.kind != failNone {
+func (m *lockMetrics) wrote(kind protocol.ActionKind, f protocol.Failure, took time.Duration) {
+	result := map[protocol.FailureKind]string{protocol.FailNone: resultSuccess, protocol.FailConflict: resultConflict,
+		protocol.FailRefused: resultRefused, protocol.FailUnauthorized: resultRefused, protocol.FailUnanswered: resultError}[f.Kind]
+	switch kind {
+	case protocol.ActRenew:
+		m.renewals.WithLabelValues(m.lease.Namespace, m.lease.Name, result).Observe(took.Seconds())
+	case protocol.ActCreate, protocol.ActAcquire:
+		if f.Kind != protocol.FailNone {
 			m.counter(m.failures, result).Inc()
 		}
 	}
-}
-
-// tookEarly counts a take-over before the Lease had expired.
-func (m *lockMetrics) tookEarly(evidence string) {
-	m.counter(m.takeovers, evidence).Inc()
 }

@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package election
+// Package writefence refuses the writes of a replica that does not lead, in its clients.
+package writefence
 
 import (
 	"context"
@@ -15,37 +16,53 @@ import (
 	"time"
 )
 
-// ErrNotLeading is the error of a write that the fence refused, which was not sent, and of a write
-// that was in flight when the term ended, whose outcome is unknown. Test for it with errors.Is.
+// ErrNotLeading is the error of a write that was not executed, since this replica does not lead: the
+// fence did not send it, or the API server's fence refused it. Test for it with errors.Is.
 var ErrNotLeading error = notLeading{}
 
-// notLeading lets the queue loop recognise the refusal without importing this package.
-type notLeading struct{}
+// ErrTermEnded is the error of a write that was in flight when the term ended, whose outcome is unknown.
+// It is an ErrNotLeading too.
+var ErrTermEnded error = notLeading{inFlight: true}
 
-func (notLeading) Error() string    { return "not leading" }
-func (notLeading) NotLeading() bool { return true }
+// notLeading lets controllers recognise the refusal without importing this package.
+type notLeading struct{ inFlight bool }
 
-// fenceState says what the fence does with a write.
-type fenceState int
+func (e notLeading) Error() string {
+	if e.inFlight {
+		return "the term ended, not leading any more"
+	}
+	return "not leading"
+}
+func (notLeading) NotLeading() bool       { return true }
+func (e notLeading) OutcomeUnknown() bool { return e.inFlight }
+func (e notLeading) Is(target error) bool { return target == ErrNotLeading || target == error(e) }
+
+// Clock returns the time since some fixed moment. It must neither stop nor go back.
+type Clock interface {
+	Now() time.Duration
+}
+
+// state says what the fence does with a write.
+type state int
 
 const (
-	fenceClosed fenceState = iota // refuse it, and cancel those in flight
-	fenceOpen                     // admit it while the term is valid
-	fenceShut                     // refuse it, and let those in flight finish
-	fenceOff                      // admit it: leader election is off
+	closed state = iota // refuse it, and cancel those in flight
+	open                // admit it while the term is valid
+	shut                // refuse it, and let those in flight finish
+	off                 // admit it: leader election is off
 )
 
-// fence admits writes while a term is valid by its clock.
-type fence struct {
+// Fence admits writes while a term is valid by its clock.
+type Fence struct {
 	clock   Clock
-	metrics *lockMetrics
+	refused func(method string)
 
 	mu       sync.Mutex
-	state    fenceState
+	state    state
 	deadline time.Duration // of the term, on clock
 	timer    *time.Timer   // at the deadline
 	inFlight map[*admission]struct{}
-	idle     chan struct{} // made by shut, closed when inFlight is empty
+	idle     chan struct{} // made by Shut, closed when inFlight is empty
 	quiet    time.Duration // when no write that got no answer can be executed any more
 }
 
@@ -60,30 +77,31 @@ type admission struct {
 	ended  bool // the term ended while it was in flight
 }
 
-func newFence(clock Clock, m *lockMetrics) *fence {
-	return &fence{clock: clock, metrics: m, inFlight: map[*admission]struct{}{}}
+// New returns a fence that refuses every write. It calls refused with the method of each.
+func New(clock Clock, refused func(method string)) *Fence {
+	return &Fence{clock: clock, refused: refused, inFlight: map[*admission]struct{}{}}
 }
 
-// turnOff admits every write from now on.
-func (f *fence) turnOff() {
+// TurnOff admits every write from now on.
+func (f *Fence) TurnOff() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.state = fenceOff
+	f.state = off
 }
 
-// openUntil begins a term that ends at deadline unless it is extended before, even if nobody calls
-// close.
-func (f *fence) openUntil(deadline time.Duration) {
+// OpenUntil begins a term that ends at deadline unless it is extended before, even if nobody calls
+// Close.
+func (f *Fence) OpenUntil(deadline time.Duration) {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.state, f.deadline = fenceOpen, deadline
+	f.state, f.deadline = open, deadline
 	f.timer = time.AfterFunc(deadline-now, f.expire)
 }
 
-// extend moves the deadline and reports whether the term was still valid. A term that has ended is
+// Extend moves the deadline and reports whether the term was still valid. A term that has ended is
 // not extended.
-func (f *fence) extend(deadline time.Duration) bool {
+func (f *Fence) Extend(deadline time.Duration) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,7 +114,7 @@ func (f *fence) extend(deadline time.Duration) bool {
 
 // expire cancels the writes in flight at the deadline. It checks the clock, because the deadline
 // may have moved and the timer's monotonic clock may be ahead of it.
-func (f *fence) expire() {
+func (f *Fence) expire() {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,56 +125,67 @@ func (f *fence) expire() {
 	f.closeLocked()
 }
 
-// close ends the term: from now on every write is refused, and those in flight are cancelled.
-func (f *fence) close() {
+// Close ends the term: from now on every write is refused, and those in flight are cancelled.
+func (f *Fence) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.closeLocked()
 }
 
-func (f *fence) closeLocked() {
-	f.state = fenceClosed
+func (f *Fence) closeLocked() {
+	f.state = closed
 	if f.timer != nil {
 		f.timer.Stop()
 	}
 	for a := range f.inFlight {
 		a.ended = true
-		a.cancel(ErrNotLeading)
+		a.cancel(ErrTermEnded)
 	}
 }
 
-// shut refuses every write from now on but lets those in flight finish. The returned channel is
+// Shut refuses every write from now on but lets those in flight finish. The returned channel is
 // closed when the last one has finished.
-func (f *fence) shut() <-chan struct{} {
+func (f *Fence) Shut() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.idle = make(chan struct{})
 	if len(f.inFlight) == 0 {
 		close(f.idle)
 	}
-	f.state = fenceShut
+	f.state = shut
 	return f.idle
 }
 
-// admits reports whether a write would pass at this instant.
-func (f *fence) admits() bool {
-	now := f.clock.Now()
+// Admits reports whether a write would pass at this instant.
+func (f *Fence) Admits() bool {
+	return f.AdmitsAt(f.clock.Now())
+}
+
+// AdmitsAt reports whether a write would pass at that time.
+func (f *Fence) AdmitsAt(now time.Duration) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.admitsAt(now)
 }
 
-func (f *fence) admitsAt(now time.Duration) bool {
-	return f.state == fenceOff || f.state == fenceOpen && f.withinTerm(now)
+func (f *Fence) admitsAt(now time.Duration) bool {
+	return f.state == off || f.state == open && f.withinTerm(now)
+}
+
+// IsOff reports whether every write passes because leader election is off.
+func (f *Fence) IsOff() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state == off
 }
 
 // withinTerm reports whether the writes in flight may continue.
-func (f *fence) withinTerm(now time.Duration) bool {
-	return (f.state == fenceOpen || f.state == fenceShut) && now < f.deadline
+func (f *Fence) withinTerm(now time.Duration) bool {
+	return (f.state == open || f.state == shut) && now < f.deadline
 }
 
 // admit returns nil if the write must not be sent.
-func (f *fence) admit(cancel context.CancelCauseFunc) *admission {
+func (f *Fence) admit(cancel context.CancelCauseFunc) *admission {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,18 +198,18 @@ func (f *fence) admit(cancel context.CancelCauseFunc) *admission {
 }
 
 // sendable reports whether an admitted write may still be sent.
-func (f *fence) sendable(a *admission) bool {
+func (f *Fence) sendable(a *admission) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.state != fenceOff && !f.withinTerm(now) {
+	if f.state != off && !f.withinTerm(now) {
 		a.ended = true
 	}
 	return !a.ended
 }
 
-// quietAt returns when no write that was admitted can be executed any more, if none is in flight.
-func (f *fence) quietAt() time.Duration {
+// QuietAt returns when no write that was admitted can be executed any more, if none is in flight.
+func (f *Fence) QuietAt() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.quiet
@@ -188,7 +217,7 @@ func (f *fence) quietAt() time.Duration {
 
 // done removes a write from those in flight and reports whether its term ended meanwhile. unknown
 // reports that the write may still be executed.
-func (f *fence) done(a *admission, unknown bool) bool {
+func (f *Fence) done(a *admission, unknown bool) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,14 +226,20 @@ func (f *fence) done(a *admission, unknown bool) bool {
 		f.quiet = now + lateness
 	}
 	if f.idle != nil && len(f.inFlight) == 0 {
-		close(f.idle) // at most once: after shut, nothing is admitted
+		close(f.idle) // at most once: after Shut, nothing is admitted
 	}
 	return a.ended
 }
 
-// fencedTransport is the RoundTripper in front of a client's transport.
+// Transport puts the fence in front of a transport. A request other than GET, HEAD and OPTIONS, and one
+// that connects to a Pod, is refused with ErrNotLeading unless the term is valid at that instant, and is
+// cancelled when the term ends.
+func (f *Fence) Transport(next http.RoundTripper) http.RoundTripper {
+	return &fencedTransport{fence: f, next: next}
+}
+
 type fencedTransport struct {
-	fence *fence
+	fence *Fence
 	next  http.RoundTripper
 }
 
@@ -225,7 +260,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper must close it; the error does not matter
 		}
-		t.fence.metrics.refused(req.Method)
+		t.fence.refused(req.Method)
 		return nil, fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, ErrNotLeading)
 	}
 	resp, err := t.next.RoundTrip(t.admitted(ctx, req, a))
@@ -233,8 +268,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		cancel(nil)
 		if ended {
-			return nil, fmt.Errorf("the term ended during %s %s, its outcome is unknown: %w: %w",
-				req.Method, req.URL.Path, ErrNotLeading, err)
+			return nil, fmt.Errorf("the outcome of %s %s is unknown: %w: %w", req.Method, req.URL.Path, ErrTermEnded, err)
 		}
 		return nil, err
 	}
@@ -297,13 +331,13 @@ func (t *fencedTransport) admitted(ctx context.Context, req *http.Request, a *ad
 
 type fencedBody struct {
 	io.ReadCloser
-	fence     *fence
+	fence     *Fence
 	admission *admission
 }
 
 func (b *fencedBody) Read(p []byte) (int, error) {
 	if !b.fence.sendable(b.admission) {
-		return 0, ErrNotLeading
+		return 0, ErrTermEnded
 	}
 	return b.ReadCloser.Read(p)
 }

@@ -6,13 +6,15 @@ package election
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 func get(lock *Lock, url, accept string) *httptest.ResponseRecorder {
@@ -31,14 +33,21 @@ func TestServeHTTP(t *testing.T) {
 		second := startReplica(t, store, "second", testConfig())
 		pass(3 * time.Second)
 
-		var s status
+		var s struct {
+			shownStatus
+			Term        *protocol.Term
+			LastRenewal *struct {
+				Latency float64 `json:"latencySeconds"`
+			}
+			Watching bool
+		}
 		rec := get(first.lock, "/debug/leader", "application/json")
 		if err := json.Unmarshal(rec.Body.Bytes(), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Phase != phaseLeading || s.Holder != "first" || s.Identity != "first" || *s.Term != (Term{"uid-1", 1}) ||
+		if s.Phase != "Leading" || s.Holder != "first" || s.Identity != "first" || *s.Term != (protocol.Term{LeaseUID: "uid-1", Transitions: 1}) ||
 			s.Valid < 8 || s.Valid > 10 || s.LastRenewal == nil || s.LastRenewal.Latency <= 0 || !s.Watching ||
-			s.ServerFence != ServerFenceUnknown || len(s.History) != 2 {
+			s.ServerFence != apifence.Unknown || len(s.History) != 2 {
 			t.Errorf("the leader shows %s", rec.Body)
 		}
 		text := get(second.lock, "/debug/leader", "*/*").Body.String()
@@ -60,13 +69,13 @@ func TestServeHTTP(t *testing.T) {
 			t.Error(err)
 		}
 		var reasons []string
-		for _, transition := range second.lock.shown.snapshot().History {
+		for _, transition := range shown(second.lock).History {
 			reasons = append(reasons, transition.Reason)
 		}
 		if got := strings.Join(reasons, ", "); got != "first seen, released, acquired by this replica" {
 			t.Errorf("the second has seen: %s", got)
 		}
-		if s := first.lock.shown.snapshot(); s.Phase != phaseStopped || s.History[len(s.History)-1].Reason != "this replica stopped: Released" {
+		if s := shown(first.lock); s.Phase != "Stopped" || s.History[len(s.History)-1].Reason != "this replica stopped: Released" {
 			t.Errorf("the first ends with %+v", s)
 		}
 		second.stop(nil)
@@ -77,20 +86,9 @@ func TestServeHTTP(t *testing.T) {
 	})
 }
 
-func TestHistoryIsBounded(t *testing.T) {
-	var s status
-	for i := range 3 * historySize {
-		s.Holder = fmt.Sprint(i)
-		s.remember("")
-	}
-	if len(s.History) != historySize || s.History[historySize-1].Holder != fmt.Sprint(3*historySize-1) {
-		t.Errorf("%d entries, the last of %s", len(s.History), s.History[historySize-1].Holder)
-	}
-}
-
 func TestBeforeRun(t *testing.T) {
 	lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
-	if text := get(lock, "/debug/leader", "").Body.String(); !strings.Contains(text, phaseNotStarted) {
+	if text := get(lock, "/debug/leader", "").Body.String(); !strings.Contains(text, "NotStarted") {
 		t.Error(text)
 	}
 	if lock.IsLeading() || lock.Healthy(0) != nil {
@@ -120,7 +118,7 @@ func TestClocksAdvance(t *testing.T) {
 }
 
 func TestLostErrorIsTyped(t *testing.T) {
-	err := errors.Join(&LostError{Reason: ReasonRenewDeadline, Term: Term{"uid", 3}}, errLead)
+	err := errors.Join(&LostError{Reason: protocol.ReasonRenewDeadline, Term: protocol.Term{LeaseUID: "uid", Transitions: 3}}, errLead)
 	if got := err.Error(); got != "leadership of term uid/3 ended: RenewDeadline\nlead failed" {
 		t.Error(got)
 	}

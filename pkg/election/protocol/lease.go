@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package election
+package protocol
 
 import (
 	"fmt"
@@ -15,9 +15,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// releasedDuration is the leaseDurationSeconds of a released Lease, as client-go writes it. It
+// ReleasedDuration is the leaseDurationSeconds of a released Lease, as client-go writes it. It
 // distinguishes a release from a holder that was edited away.
-const releasedDuration = time.Second
+const ReleasedDuration = time.Second
 
 // Term is one uninterrupted leadership. It does not repeat: within a Lease the transitions grow until
 // they wrap, and a Lease that was deleted returns with another UID. Only who restores the store to an
@@ -41,17 +41,19 @@ func (t Term) next() Term {
 	return Term{LeaseUID: t.LeaseUID, Transitions: t.Transitions + 1}
 }
 
-func termOf(lease *coordinationv1.Lease) Term {
+// TermOf returns the term of the Lease.
+func TermOf(lease *coordinationv1.Lease) Term {
 	return Term{LeaseUID: lease.UID, Transitions: ptr.Deref(lease.Spec.LeaseTransitions, 0)}
 }
 
-func holderOf(lease *coordinationv1.Lease) string {
+// HolderOf returns the identity of the holder, "" if there is none.
+func HolderOf(lease *coordinationv1.Lease) string {
 	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
-// durationOf returns how long others must wait after a write by the holder: what the holder has
+// DurationOf returns how long others must wait after a write by the holder: what the holder has
 // written, or fallback if it has written nothing.
-func durationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Duration {
+func DurationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Duration {
 	if lease == nil || lease.Spec.LeaseDurationSeconds == nil {
 		return fallback
 	}
@@ -62,12 +64,12 @@ func durationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Durati
 // installer created it and it was never held, or it was released. A release sets both times to the
 // same value; if somebody removes the holder by hand, they differ.
 func isFree(lease *coordinationv1.Lease) bool {
-	if holderOf(lease) != "" {
+	if HolderOf(lease) != "" {
 		return false
 	}
 	renewed, acquired := lease.Spec.RenewTime, lease.Spec.AcquireTime
 	return renewed == nil ||
-		durationOf(lease, releasedDuration) <= releasedDuration && acquired != nil && renewed.Equal(acquired)
+		DurationOf(lease, ReleasedDuration) <= ReleasedDuration && acquired != nil && renewed.Equal(acquired)
 }
 
 // isNewer reports whether a is a later version than b. Versions that cannot be ordered count as
@@ -91,37 +93,37 @@ func isOlder(a, b *coordinationv1.Lease) bool {
 
 // isNext reports whether the later version belongs to the next term.
 func isNext(earlier, later *coordinationv1.Lease) bool {
-	return termOf(later) == termOf(earlier).next()
+	return TermOf(later) == TermOf(earlier).next()
 }
 
 // isSameHolding reports whether the later version is a renewal, a release, or an edit of other
 // fields.
 func isSameHolding(earlier, later *coordinationv1.Lease) bool {
-	if termOf(earlier) != termOf(later) {
+	if TermOf(earlier) != TermOf(later) {
 		return false
 	}
-	return holderOf(earlier) == holderOf(later) || isRelease(earlier, later)
+	return HolderOf(earlier) == HolderOf(later) || isRelease(earlier, later)
 }
 
 // isRelease reports whether the later version of the same term is its release. A release sets both
 // times again; two manual edits that look like one do not.
 func isRelease(earlier, later *coordinationv1.Lease) bool {
-	return holderOf(earlier) != "" && isFree(later) && !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)
+	return HolderOf(earlier) != "" && isFree(later) && !later.Spec.RenewTime.Equal(earlier.Spec.RenewTime)
 }
 
-// newLease returns the Lease to create if there is none.
-func newLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
+// NewLease returns the Lease to create if there is none.
+func NewLease(name types.NamespacedName, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	lease.Spec.LeaseTransitions = ptr.To[int32](0)
 	hold(lease, identity, duration, now)
 	return lease
 }
 
-// acquiredLease returns the Lease with a new holder. The times are for people and dashboards; no
+// AcquiredLease returns the Lease with a new holder. The times are for people and dashboards; no
 // elector decides by them.
-func acquiredLease(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
+func AcquiredLease(lease *coordinationv1.Lease, identity string, duration time.Duration, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
-	lease.Spec.LeaseTransitions = ptr.To(termOf(lease).next().Transitions)
+	lease.Spec.LeaseTransitions = ptr.To(TermOf(lease).next().Transitions)
 	hold(lease, identity, duration, now)
 	return lease
 }
@@ -143,11 +145,11 @@ func renewedLease(lease *coordinationv1.Lease, duration time.Duration, now time.
 	return lease
 }
 
-// releasedLease returns the Lease as client-go releases it, so that its electors, too, take the
+// ReleasedLease returns the Lease as client-go releases it, so that its electors, too, take the
 // Lease without waiting.
-func releasedLease(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
+func ReleasedLease(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
 	lease = lease.DeepCopy()
-	hold(lease, "", releasedDuration, now)
+	hold(lease, "", ReleasedDuration, now)
 	lease.Spec.AcquireTime = lease.Spec.RenewTime
 	delete(lease.Annotations, ProcessAnnotation)
 	return lease

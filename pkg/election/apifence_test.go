@@ -28,6 +28,11 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
 
 // fenceServer is an API server with the Namespace, its watch, the policy and one workload.
@@ -71,7 +76,7 @@ func (s *fenceServer) set(leader, name string, uid types.UID) {
 	s.version++
 	s.ns = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid, ResourceVersion: strconv.Itoa(s.version)}}
 	if leader != "" {
-		s.ns.Annotations = map[string]string{LeaderAnnotation: leader}
+		s.ns.Annotations = map[string]string{apifence.LeaderAnnotation: leader}
 	}
 	s.past = append(s.past, seenName{time.Now(), leader})
 }
@@ -163,9 +168,14 @@ func (c namespaces) Patch(ctx context.Context, name string, _ types.PatchType, p
 	if want.UID != c.ns.UID || want.ResourceVersion != c.ns.ResourceVersion {
 		return nil, apierrors.NewConflict(corev1.Resource("namespaces"), name, errors.New("the object has been modified"))
 	}
-	c.set(want.Annotations[LeaderAnnotation], name, want.UID)
+	c.set(want.Annotations[apifence.LeaderAnnotation], name, want.UID)
 	return c.ns, nil
 }
+
+// roundTripper responds in place of a network.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 // writes is a transport to the workload.
 func (s *fenceServer) writes(pod string, limit *int) http.RoundTripper {
@@ -189,15 +199,15 @@ func (s *fenceServer) writes(pod string, limit *int) http.RoundTripper {
 type fenceTest struct {
 	*fenceServer
 	lock  *Lock
-	names *LeaderNamespace
 	sent  int // writes that the workload's API server has seen
 	write func() error
 }
 
 func newFenceTest(s *fenceServer) *fenceTest {
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: NewMonotonicClock(), Metrics: testMetrics()}))
-	f := &fenceTest{fenceServer: s, lock: lock, names: NewLeaderNamespace(lock, namespaces{s, "r"})}
-	client := &http.Client{Transport: f.names.Retry(lock.Fence(s.writes("r", &f.sent)))}
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: NewMonotonicClock(), Metrics: testMetrics(),
+		Namespaces: namespaces{s, "r"}}))
+	f := &fenceTest{fenceServer: s, lock: lock}
+	client := &http.Client{Transport: lock.Fence(s.writes("r", &f.sent))}
 	f.write = func() error {
 		resp, err := client.Post("http://api/deployments", "text/plain", strings.NewReader("content"))
 		if err != nil {
@@ -216,12 +226,7 @@ func newFenceTest(s *fenceServer) *fenceTest {
 func (f *fenceTest) run(ctx context.Context, lead func(context.Context) error) (ended chan error) {
 	ended = make(chan error, 1)
 	go func() {
-		asking, stop := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		wg.Go(func() { f.names.Run(asking) })
-		err := f.lock.Run(ctx, f.names.Lead(lead))
-		stop()
-		wg.Wait()
+		err := f.lock.Run(ctx, lead)
 		f.leases.background.Wait()
 		ended <- err
 	}()
@@ -230,7 +235,7 @@ func (f *fenceTest) run(ctx context.Context, lead func(context.Context) error) (
 
 func untilStopped(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func quiet(t *testing.T) (context.Context, context.CancelFunc) {
+func quietly(t *testing.T) (context.Context, context.CancelFunc) {
 	t.Helper()
 	return context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 }
@@ -240,19 +245,19 @@ func TestServerFence(t *testing.T) {
 		change func(*fenceServer) // before the start
 		later  func(*fenceServer) // while it leads
 		leads  bool               // 30 s after the start
-		want   ServerFence        // a minute after later
+		want   apifence.State     // a minute after later
 		named  string
 	}{
-		"a policy that judges rightly":                                 {leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a Namespace that names the former leader":                     {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a Namespace that names the process before it in the same Pod": {change: func(s *fenceServer) { s.install("r_0") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an API server whose watch lags":                               {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"no Namespace":                                                 {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent},
-		"no policy":                                                    {change: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"no permission, which comes with the policy":                   {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: ServerFenceAbsent},
-		"a token of another Pod":                                       {change: func(s *fenceServer) { s.tokenPod = "other" }, want: ServerFenceMisconfigured, named: "r_1"},
-		"a policy that goes by another Namespace":                      {change: func(s *fenceServer) { s.lag = time.Hour }, want: ServerFenceMisconfigured, named: "r_1"},
-		"an API server that does not answer":                           {change: func(s *fenceServer) { s.down = true }, want: ServerFenceUnknown},
+		"a policy that judges rightly":                                 {leads: true, want: apifence.Enforced, named: "r_1"},
+		"a Namespace that names the former leader":                     {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"a Namespace that names the process before it in the same Pod": {change: func(s *fenceServer) { s.install("r_0") }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"an API server whose watch lags":                               {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"no Namespace":                                                 {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: apifence.Absent},
+		"no policy":                                                    {change: func(s *fenceServer) { s.policy = false }, leads: true, want: apifence.Absent, named: "r_1"},
+		"no permission, which comes with the policy":                   {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: apifence.Absent},
+		"a token of another Pod":                                       {change: func(s *fenceServer) { s.tokenPod = "other" }, want: apifence.Misconfigured, named: "r_1"},
+		"a policy that goes by another Namespace":                      {change: func(s *fenceServer) { s.lag = time.Hour }, want: apifence.Misconfigured, named: "r_1"},
+		"an API server that does not answer":                           {change: func(s *fenceServer) { s.down = true }, want: apifence.Unknown},
 		"a webhook that is away, for which the API server waits": {change: func(s *fenceServer) {
 			s.webhook = func(ctx context.Context, dryRun bool) error {
 				if !dryRun && !pauseFor(ctx, 10*time.Second) {
@@ -260,19 +265,19 @@ func TestServerFence(t *testing.T) {
 				}
 				return nil
 			}
-		}, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		}, leads: true, want: apifence.Enforced, named: "r_1"},
 		"a webhook that refuses with the code of a missing permission": {change: func(s *fenceServer) {
 			s.webhook = func(context.Context, bool) error {
 				return apierrors.NewForbidden(corev1.Resource("namespaces"), "lease-leader-ns", errors.New("admission webhook denied the request"))
 			}
-		}, want: ServerFenceUnknown},
-		"a policy that is installed later":       {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a Namespace that is installed later":    {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"a policy that is removed":               {later: func(s *fenceServer) { s.policy = false }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"a Namespace that is deleted":            {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: ServerFenceAbsent, named: "r_1"},
-		"a Namespace that is created again":      {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an annotation that somebody has wiped":  {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
-		"an annotation that somebody has edited": {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: ServerFenceEnforced, named: "r_1"},
+		}, want: apifence.Unknown},
+		"a policy that is installed later":       {change: func(s *fenceServer) { s.policy = false }, later: func(s *fenceServer) { s.policy = true }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"a Namespace that is installed later":    {change: func(s *fenceServer) { s.ns = nil }, later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"a policy that is removed":               {later: func(s *fenceServer) { s.policy = false }, leads: true, want: apifence.Absent, named: "r_1"},
+		"a Namespace that is deleted":            {later: func(s *fenceServer) { s.ns = nil }, leads: true, want: apifence.Absent, named: "r_1"},
+		"a Namespace that is created again":      {later: func(s *fenceServer) { s.set("", "lease-leader-ns", "new") }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"an annotation that somebody has wiped":  {later: func(s *fenceServer) { s.set("", "lease-leader-ns", s.ns.UID) }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"an annotation that somebody has edited": {later: func(s *fenceServer) { s.set("a_1", "lease-leader-ns", s.ns.UID) }, leads: true, want: apifence.Enforced, named: "r_1"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -281,7 +286,7 @@ func TestServerFence(t *testing.T) {
 				if test.change != nil {
 					test.change(f.fenceServer)
 				}
-				ctx, stop := quiet(t)
+				ctx, stop := quietly(t)
 				leads := false
 				ended := f.run(ctx, func(ctx context.Context) error {
 					leads = true
@@ -299,7 +304,7 @@ func TestServerFence(t *testing.T) {
 				}
 				pass(61 * time.Second)
 				synctest.Wait()
-				if got := f.lock.shown.snapshot().ServerFence; got != test.want {
+				if got := shown(f.lock).ServerFence; got != test.want {
 					t.Errorf("found %s, want %s", got, test.want)
 				}
 				if got := f.named(); got != test.named && f.ns != nil {
@@ -309,7 +314,7 @@ func TestServerFence(t *testing.T) {
 					t.Errorf("%d requests in 90 s", f.requests)
 				}
 				stop()
-				if err := <-ended; err != nil {
+				if err := <-ended; (err == nil) != test.leads { // a holder that cannot lead gives up
 					t.Error(err)
 				}
 			})
@@ -326,12 +331,12 @@ func TestServerFenceOfAStandby(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFenceTest(newFenceServer())
 				f.install(leader)
-				ctx, stop := quiet(t)
+				ctx, stop := quietly(t)
 				var wg sync.WaitGroup
-				wg.Go(func() { f.names.Run(ctx) })
+				wg.Go(func() { f.lock.apiFence.Run(ctx, func() bool { return false }) })
 				pass(10 * time.Minute)
 				synctest.Wait()
-				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced || f.named() != leader || f.requests > 9 {
+				if got := shown(f.lock).ServerFence; got != apifence.Enforced || f.named() != leader || f.requests > 9 {
 					t.Errorf("found %s, %q is named, %d requests", got, f.named(), f.requests)
 				}
 				stop()
@@ -352,16 +357,16 @@ func TestStandbySoonKnowsANewFence(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFenceTest(newFenceServer())
 				late(f.fenceServer, true)
-				ctx, stop := quiet(t)
+				ctx, stop := quietly(t)
 				var wg sync.WaitGroup
-				wg.Go(func() { f.names.Run(ctx) })
+				wg.Go(func() { f.lock.apiFence.Run(ctx, func() bool { return false }) })
 				pass(2500 * time.Millisecond)
 				f.mu.Lock()
 				late(f.fenceServer, false)
 				f.mu.Unlock()
 				pass(time.Second)
 				synctest.Wait()
-				if got := f.lock.shown.snapshot().ServerFence; got != ServerFenceEnforced {
+				if got := shown(f.lock).ServerFence; got != apifence.Enforced {
 					t.Errorf("found %s", got)
 				}
 				stop()
@@ -381,14 +386,6 @@ func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 		s.set("b_1", s.ns.Name, s.ns.UID)
 	}
 	for name, hold := range map[string]func(context.Context, *fenceTest, func()){
-		"when it has taken the Lease": func(ctx context.Context, f *fenceTest, then func()) {
-			f.names.readAhead(ctx)
-			then()
-		},
-		"before its patch on the version that it read before it took the Lease": func(ctx context.Context, f *fenceTest, then func()) {
-			f.names.readAhead(ctx)
-			f.onPatch = then
-		},
 		"before it reads the Namespace": func(_ context.Context, _ *fenceTest, then func()) { then() },
 		"before its patch":              func(_ context.Context, f *fenceTest, then func()) { f.onPatch = then },
 	} {
@@ -397,16 +394,12 @@ func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 				f := newFenceTest(newFenceServer())
 				f.install("a_1")
 				f.leases.edit("r", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("r_1") })
-				f.lock.fence.turnOff()
-				ctx, stop := quiet(t)
+				f.lock.fence.TurnOff()
+				ctx, stop := quietly(t)
 				defer stop()
 				hold(ctx, f, sync.OnceFunc(func() { takeOver(f.fenceServer) }))
-				err := f.names.Lead(func(context.Context) error {
-					t.Error("it leads")
-					return nil
-				})(ctx)
-				var superseded *SupersededError
-				if !errors.As(err, &superseded) || superseded.Holder != "b_1" || f.named() != "b_1" {
+				err := f.lock.apiFence.Raise(ctx)
+				if !errors.Is(err, apifence.ErrSuperseded) || !strings.Contains(err.Error(), "b_1") || f.named() != "b_1" {
 					t.Errorf("got %v, %q is named", err, f.named())
 				}
 			})
@@ -415,7 +408,8 @@ func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 }
 
 // TestANewLeaderNamesItselfAtOnce counts the requests between the acquisition and lead, in which nobody
-// leads: the patch and the question how it is judged. A conflict costs two reads and another patch.
+// leads: two reads, the patch and the question how it is judged. A conflict costs two reads and another
+// patch.
 func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		onPatch      func(*fenceServer)
@@ -442,9 +436,9 @@ func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
 						test.onPatch(f.fenceServer)
 					}
 				})
-				ctx, stop := quiet(t)
-				err := f.lock.Run(ctx, f.names.Lead(func(context.Context) error {
-					if n := f.requests - taken; n != test.after || taken != 1 || f.named() != "r_1" {
+				ctx, stop := quietly(t)
+				err := f.lock.Run(ctx, func(context.Context) error {
+					if n := f.requests - taken; n != test.after || taken != 2 || f.named() != "r_1" {
 						t.Errorf("%d requests after %d before it named itself; %q is named", n, taken, f.named())
 					}
 					if n := client.count("get") - read; n != test.reads {
@@ -452,7 +446,7 @@ func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
 					}
 					stop()
 					return nil
-				}))
+				})
 				if err != nil {
 					t.Error(err)
 				}
@@ -468,7 +462,7 @@ func TestABusyAPIServerIsAskedWhenItSays(t *testing.T) {
 	for name, test := range map[string]struct{ after, most int }{
 		"it asks for 3 s":         {3, 4}, // at 0, 3, 6 and 9 s
 		"it asks for a long time": {100, 1},
-		"it asks for nothing":     {0, 14},
+		"it asks for nothing":     {0, 18},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -480,7 +474,7 @@ func TestABusyAPIServerIsAskedWhenItSays(t *testing.T) {
 					}
 					return apierrors.NewTooManyRequests("busy", test.after)
 				}
-				ctx, stop := quiet(t)
+				ctx, stop := quietly(t)
 				ended := f.run(ctx, untilStopped)
 				pass(9900 * time.Millisecond)
 				synctest.Wait()
@@ -501,25 +495,81 @@ func TestATermEndsWhenAnotherIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFenceTest(newFenceServer())
 		f.leases.edit("r", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("r_1") })
-		f.lock.fence.openUntil(time.Hour)
-		ctx, stop := quiet(t)
+		f.lock.fence.OpenUntil(time.Hour)
+		ctx, stop := quietly(t)
 		defer stop()
 		ended := make(chan error, 1)
-		go func() { ended <- f.names.Lead(untilStopped)(ctx) }()
+		go func() {
+			_ = f.lock.apiFence.Raise(ctx)
+			ended <- f.lock.apiFence.Keep(ctx)
+		}()
 		pass(time.Second)
 		if err := f.write(); err != nil {
 			t.Errorf("the leader's write: %v", err)
 		}
 		f.leases.edit("b", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("b_1") })
 		f.install("b_1")
-		if err := f.write(); !errors.Is(err, ErrNotLeading) || !strings.Contains(err.Error(), "b_1") {
+		if err := f.write(); !errors.Is(err, writefence.ErrNotLeading) || !strings.Contains(err.Error(), "b_1") {
 			t.Errorf("a write after the term: %v", err)
 		}
-		var superseded *SupersededError
-		if err := <-ended; !errors.As(err, &superseded) || f.named() != "b_1" {
+		if err := <-ended; !errors.Is(err, apifence.ErrSuperseded) || f.named() != "b_1" {
 			t.Errorf("lead ended with %v, %q is named", err, f.named())
 		}
-		f.lock.fence.close()
+		f.lock.fence.Close()
+	})
+}
+
+// TestReleaseAsksForTheFence lets a write of lead get no answer, and the policy be deleted after that: what
+// was known of the fence before does not let the Lease be released.
+func TestReleaseAsksForTheFence(t *testing.T) {
+	for name, policy := range map[string]bool{"in force": true, "deleted a moment ago": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFenceTest(newFenceServer())
+				ctx, stop := quietly(t)
+				ended := f.run(ctx, untilStopped)
+				pass(time.Second)
+				lost := f.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("reset") }))
+				if _, err := lost.RoundTrip(must(http.NewRequestWithContext(ctx, http.MethodPut, "http://api/x", nil))); err == nil { //nolint:bodyclose // there is no response
+					t.Error("the write was answered")
+				}
+				f.mu.Lock()
+				f.policy = policy
+				f.mu.Unlock()
+				start := time.Now()
+				stop()
+				err := <-ended
+				if took := time.Since(start); (took < time.Second) != policy || (err == nil) != policy {
+					t.Errorf("Run returned %v after %s", err, took)
+				}
+			})
+		})
+	}
+}
+
+// TestAWebhookThatIsAway keeps a holder from being named: that is a problem after a renew deadline, and
+// after a lease duration the Lease is given up.
+func TestAWebhookThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFenceTest(newFenceServer())
+		f.webhook = func(context.Context, bool) error {
+			return apierrors.NewInternalError(errors.New("failed calling webhook"))
+		}
+		ctx, stop := quietly(t)
+		defer stop()
+		ended := f.run(ctx, untilStopped)
+		pass(9 * time.Second)
+		if err := f.lock.Problem(); err != nil {
+			t.Errorf("after 9 s: %v", err)
+		}
+		pass(5 * time.Second)
+		if err := f.lock.Problem(); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
+			t.Errorf("after 14 s: %v", err)
+		}
+		var lost *LostError
+		if err := <-ended; !errors.As(err, &lost) || lost.Reason != protocol.ReasonCannotLead || f.leases.holder() != "" {
+			t.Errorf("Run returned %v, the lease is held by %q", err, f.leases.holder())
+		}
 	})
 }
 
@@ -527,29 +577,30 @@ func TestRefusedWrites(t *testing.T) {
 	tests := map[string]struct {
 		before  func(*fenceTest)
 		refused bool // for good
+		ends    bool // the term, after a lease duration
 		named   string
 	}{
 		"a name that has gone is set again": {before: func(f *fenceTest) { f.install("") }, named: "r_1"},
 		"a watch that lags is waited for":   {before: func(f *fenceTest) { f.setLag(100 * time.Millisecond); f.install("") }, named: "r_1"},
-		"a policy that always refuses":      {before: func(f *fenceTest) { f.setLag(time.Hour); f.install("") }, refused: true, named: "r_1"},
+		"a policy that always refuses":      {before: func(f *fenceTest) { f.setLag(time.Hour); f.install("") }, refused: true, ends: true, named: "r_1"},
 		"no policy":                         {before: func(f *fenceTest) { f.mu.Lock(); defer f.mu.Unlock(); f.policy = false }, named: "r_1"},
 		"an API server that lags for long behind the one that is asked": {before: func(f *fenceTest) {
 			f.install("a_1")
-			f.names.client = namespaces{newFenceServer(), "r"}
+			f.lock.apiFence.Namespaces = namespaces{newFenceServer(), "r"}
 		}, refused: true, named: "a_1"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFenceTest(newFenceServer())
-				ctx, stop := quiet(t)
+				ctx, stop := quietly(t)
 				ended := f.run(ctx, func(ctx context.Context) error {
 					test.before(f)
 					var writers sync.WaitGroup
 					for range 100 {
 						writers.Go(func() {
 							err := f.write()
-							if test.refused != errors.Is(err, ErrNotLeading) || !test.refused && err != nil {
+							if test.refused != errors.Is(err, writefence.ErrNotLeading) || !test.refused && err != nil {
 								t.Error(err)
 							}
 						})
@@ -559,47 +610,22 @@ func TestRefusedWrites(t *testing.T) {
 				})
 				pass(20 * time.Second)
 				synctest.Wait()
-				if f.named() != test.named || f.sent > 100*serverFenceAttempts || f.requests > 60 {
+				if f.named() != test.named || f.sent > 400 || f.requests > 60 {
 					t.Errorf("%q is named, %d writes were sent, %d other requests", f.named(), f.sent, f.requests)
 				}
 				stop()
-				if err := <-ended; err != nil {
+				if err := <-ended; (err != nil) != test.ends {
 					t.Error(err)
 				}
 			})
 		})
 	}
-	for name, text := range map[string]string{
-		"a long one": strings.Repeat("x", 2*refusalLimit) + serverFenceRefusal,
-		"one that repeats what a user has written": "ValidatingAdmissionPolicy 'echo' with binding 'echo' denied request: " +
-			serverFenceRefusal + "Pod r",
-	} {
-		t.Run("somebody else's refusal is left alone: "+name, func(t *testing.T) {
-			resp := &http.Response{StatusCode: http.StatusForbidden, Body: io.NopCloser(strings.NewReader(text))}
-			words, err := fenceRefusal(resp)
-			if got := must(io.ReadAll(resp.Body)); words != "" || err != nil || string(got) != text {
-				t.Errorf("got %q, %v, and a body of %d bytes", words, err, len(got))
-			}
-		})
-	}
-}
-
-func TestLeaderNamespaceName(t *testing.T) {
-	for want, lease := range map[string]types.NamespacedName{
-		"quartermaster-leader":        {Namespace: "kube-system", Name: "quartermaster"},
-		"other-leader":                {Namespace: "kube-system", Name: "other"},
-		"quartermaster-leader-team-a": {Namespace: "team-a", Name: "quartermaster"},
-	} {
-		if got := LeaderNamespaceName(lease); got != want {
-			t.Errorf("%s: got %s, want %s", lease, got, want)
-		}
-	}
 }
 
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(NewMetrics(registry, "quartermaster"))}))
-	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), ServerFenceCannotJudge)
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(debug.NewMetrics(registry, "quartermaster"))}))
+	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), apifence.CannotJudge)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
 		# TYPE quartermaster_leader_election_server_fence gauge
@@ -616,8 +642,8 @@ func TestSetServerFence(t *testing.T) {
 
 func TestMetricsAreRegisteredOnce(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	must(NewMetrics(registry, "quartermaster"))
-	if _, err := NewMetrics(registry, "quartermaster"); err == nil {
+	must(debug.NewMetrics(registry, "quartermaster"))
+	if _, err := debug.NewMetrics(registry, "quartermaster"); err == nil {
 		t.Error("the metrics were registered twice")
 	}
 }

@@ -1,0 +1,132 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package apifence knows the fence in the API server: a ValidatingAdmissionPolicy,
+// deploy/components/fence. Its parameter is an empty Namespace with an annotation that names the one
+// replica that may write. docs/adr/0006-fence-namespace.md has the rules.
+//
+// ask.go asks an API server how it judges this replica, name.go names the leader, proof.go asks every API
+// server whether it refuses the predecessors, directory.go finds them, and refusal.go handles writes that
+// the policy has refused.
+package apifence
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// PolicyName is the name of the policy and of its binding.
+	PolicyName = "quartermaster-fence"
+
+	// LeaderAnnotation is the annotation of the Namespace. Its value is the leader's identity, POD_UUID, and
+	// the UID of its Pod after a slash where that is known. The policy compares both with the Pod that the
+	// caller's token is bound to.
+	LeaderAnnotation = "quartermaster.dev/leader-pod"
+)
+
+// NamespaceFor returns the name of the Namespace that names the holder of the Lease. Only the default
+// installation's does not end in the Lease's namespace.
+func NamespaceFor(lease types.NamespacedName) string {
+	name := lease.Name + "-leader"
+	if lease.Namespace != metav1.NamespaceSystem {
+		name += "-" + lease.Namespace
+	}
+	return name
+}
+
+// State says whether the API server refuses writes of replicas that do not lead.
+type State string
+
+// The states of the fence in the API server.
+const (
+	Unknown       State = "Unknown"       // no response yet, or not asked
+	Enforced      State = "Enforced"      // it judges this replica correctly
+	Absent        State = "Absent"        // there is none
+	CannotJudge   State = "CannotJudge"   // controllers use other ServiceAccounts
+	Misconfigured State = "Misconfigured" // it refuses the leader, or any replica
+)
+
+// States are all of them.
+var States = []State{Unknown, Enforced, Absent, CannotJudge, Misconfigured}
+
+// NamespaceClient is the part of a client for Namespaces that the fence needs, and the permissions
+// to grant by RBAC: get and patch of the one Namespace. It must have the credentials of the
+// controllers' clients, because those are judged, and must not pass the client's fence: a standby
+// asks as well.
+type NamespaceClient interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, opts metav1.PatchOptions,
+		subresources ...string) (*corev1.Namespace, error)
+}
+
+// LeaseGetter reads the Lease.
+type LeaseGetter interface {
+	Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error)
+}
+
+// Clock returns the time since some fixed moment.
+type Clock interface {
+	Now() time.Duration
+}
+
+// Config is what a Fence goes by.
+type Config struct {
+	Lease    types.NamespacedName
+	Identity string
+	PodUID   string // may be empty
+	Elected  bool   // whether leader election is on
+
+	Namespaces NamespaceClient
+	Leases     LeaseGetter
+	Servers    Servers // nil: unknown
+	Clock      Clock
+
+	RequestTimeout time.Duration
+	Deadline       time.Duration // after which a holder that is not admitted is in trouble
+	Patience       time.Duration // after which a leader that is not admitted ends its term
+
+	// Found is called with every state that is found, and Trouble with what keeps a holder from being
+	// admitted for longer than Deadline, or with nil.
+	Found   func(context.Context, State)
+	Trouble func(error)
+}
+
+// Fence is the part of one replica in the fence of the API server.
+type Fence struct {
+	Config
+	name  string        // of the Namespace
+	value string        // of the annotation when this replica leads
+	pod   string        // of this replica
+	again chan struct{} // wakes Keep
+}
+
+// New returns the fence for a replica.
+func New(cfg Config) *Fence {
+	f := &Fence{Config: cfg, name: NamespaceFor(cfg.Lease), value: cfg.Identity, pod: cfg.Identity, again: make(chan struct{}, 1)}
+	if i := strings.LastIndex(f.pod, "_"); i >= 0 {
+		f.pod = f.pod[:i]
+	}
+	if cfg.PodUID != "" {
+		f.value += "/" + cfg.PodUID
+	}
+	return f
+}
+
+// pauseFor waits for d and reports whether it passed before ctx ended.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

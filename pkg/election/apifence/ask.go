@@ -1,0 +1,112 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifence
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+)
+
+// With these words the policy refuses a write. It answers a dry run, the probe, in the same way, and
+// always.
+const (
+	refusal         = PolicyName + ": written by "
+	refusalOfPod    = refusal + "Pod %s, "
+	refusalAdmitted = refusalOfPod + "the leader is '%s'"
+)
+
+// askAgain is after which time a standby asks again if it has found no fence; then twice as long each
+// time. No evidence counts before it has, and an API server goes by a new policy only after a second or
+// two.
+const askAgain = time.Second
+
+// verdict says how an API server judges this replica.
+type verdict string
+
+const (
+	verdictNone      verdict = "has not answered"
+	verdictAbsent    verdict = "has no fence"
+	verdictAdmits    verdict = "admits this replica"
+	verdictRefuses   verdict = "does not admit this replica yet" // another writes, or nobody
+	verdictMisjudges verdict = "does not recognise this replica"
+)
+
+// ask finds out how an API server judges this replica: by a dry run that changes nothing and that
+// the policy answers with what it sees, whoever asks. This shows more than reading the policy would:
+// that it is bound and enforced, recognises the replica's token, and how far the API server's watch
+// of the Namespace is.
+func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.RequestTimeout)
+	defer cancel()
+	_, err := client.Patch(ctx, f.name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	switch {
+	case err == nil, apierrors.IsNotFound(err):
+		return verdictAbsent, nil
+	case strings.Contains(err.Error(), fmt.Sprintf(refusalAdmitted, f.pod, f.value)):
+		return verdictAdmits, nil
+	case strings.Contains(err.Error(), fmt.Sprintf(refusalOfPod, f.pod)):
+		return verdictRefuses, nil
+	case strings.Contains(err.Error(), refusal):
+		return verdictMisjudges, nil
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot patch resource"):
+		// By the authorizer: the permission is installed with the policy. Webhooks and other policies
+		// refuse with the same code.
+		return verdictAbsent, nil
+	}
+	return verdictNone, fmt.Errorf("dry-run patch of Namespace %s: %w", f.name, err)
+}
+
+// Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends; at
+// first more often while it finds none. It does not ask while leads returns true, since Raise and Keep
+// do.
+func (f *Fence) Run(ctx context.Context, leads func() bool) {
+	jitter := protocol.NewJitter(f.Identity + "/ask")
+	for backoff := askAgain; ; {
+		pause := protocol.ReadPeriod + time.Duration(jitter.Int64N(int64(protocol.ReadJitter)))
+		if !leads() {
+			judged, err := f.ask(ctx, f.Namespaces)
+			if judged == verdictNone || judged == verdictAbsent {
+				pause, backoff = min(pause, backoff), min(2*backoff, protocol.ReadPeriod)
+			} else {
+				backoff = askAgain
+			}
+			if err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", f.Lease, "err", err)
+			}
+			if !leads() {
+				f.found(ctx, judged)
+			}
+		}
+		if !pauseFor(ctx, pause) {
+			return
+		}
+	}
+}
+
+// IsEnforced asks whether the API server refuses writes of replicas that are not named.
+func (f *Fence) IsEnforced(ctx context.Context) bool {
+	judged, _ := f.ask(ctx, f.Namespaces)
+	return judged == verdictAdmits || judged == verdictRefuses
+}
+
+// found tells the state after an answer that does not show a mistake.
+func (f *Fence) found(ctx context.Context, judged verdict) {
+	switch {
+	case judged == verdictAbsent:
+		f.Found(ctx, Absent)
+	case judged == verdictMisjudges, judged == verdictRefuses && !f.Elected:
+		f.Found(ctx, Misconfigured)
+	case judged != verdictNone: // a standby may be refused or, if it led before in the same Pod, admitted
+		f.Found(ctx, Enforced)
+	}
+}

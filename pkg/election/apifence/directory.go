@@ -1,0 +1,149 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifence
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	// The API servers write their addresses into this EndpointSlice. Others of the same Service do not
+	// count, since a tenant may be able to create one.
+	sliceNamespace = metav1.NamespaceDefault
+	sliceName      = "kubernetes"
+	slicePort      = "https"
+
+	// serverName is in the certificate of every API server.
+	serverName = "kubernetes.default.svc"
+
+	// identitySelector selects the Leases in kube-system of which each API server renews one.
+	identitySelector = "apiserver.kubernetes.io/identity=kube-apiserver"
+)
+
+// Directory finds the API servers by what they write themselves. It reads only when it is asked.
+type Directory struct {
+	config *rest.Config
+	client kubernetes.Interface
+
+	mu      sync.Mutex
+	clients map[string]NamespaceClient // by address
+}
+
+// NewDirectory returns a directory that reads by client, and whose API servers are reached with the
+// credentials of config.
+func NewDirectory(config *rest.Config, client kubernetes.Interface) *Directory {
+	return &Directory{config: config, client: client, clients: map[string]NamespaceClient{}}
+}
+
+// List implements Servers.
+func (d *Directory) List(ctx context.Context) ([]Server, int, error) {
+	type counted struct {
+		n   int
+		err error
+	}
+	counting := make(chan counted, 1)
+	go func() {
+		n, err := d.count(ctx)
+		counting <- counted{n, err}
+	}()
+	slice, err := d.client.DiscoveryV1().EndpointSlices(sliceNamespace).Get(ctx, sliceName, metav1.GetOptions{})
+	count := <-counting
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the addresses of the API servers: %w", err)
+	}
+	if count.err != nil {
+		return nil, 0, fmt.Errorf("count the API servers: %w", count.err)
+	}
+	var known []Server
+	for _, address := range addresses(slice) {
+		client, err := d.clientFor(address)
+		if err != nil {
+			return nil, 0, fmt.Errorf("client for the API server at %s: %w", address, err)
+		}
+		known = append(known, Server{Address: address, Namespaces: client})
+	}
+	return known, count.n, nil
+}
+
+// addresses returns the different addresses in the slice.
+func addresses(slice *discoveryv1.EndpointSlice) (found []string) {
+	seen := map[string]bool{}
+	for _, port := range slice.Ports {
+		if ptr.Deref(port.Name, "") != slicePort || port.Port == nil {
+			continue
+		}
+		for _, endpoint := range slice.Endpoints {
+			for _, ip := range endpoint.Addresses {
+				address := net.JoinHostPort(ip, strconv.Itoa(int(*port.Port)))
+				if !seen[address] {
+					seen[address], found = true, append(found, address)
+				}
+			}
+		}
+	}
+	return found
+}
+
+func (d *Directory) count(ctx context.Context) (int, error) {
+	leases, err := d.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: identitySelector})
+	if err != nil {
+		return 0, err
+	}
+	return unexpired(leases.Items), nil
+}
+
+// unexpired returns how many of the Leases have not expired, as of the newest renewal of any: the clock
+// of this replica does not count. An API server that stands still stops renewing, so that it was not
+// renewed lately means nothing.
+func unexpired(leases []coordinationv1.Lease) int {
+	var now time.Time
+	for _, l := range leases {
+		if t := l.Spec.RenewTime; t != nil && t.After(now) {
+			now = t.Time
+		}
+	}
+	n := 0
+	for _, l := range leases {
+		lasts := time.Duration(ptr.Deref(l.Spec.LeaseDurationSeconds, 0)) * time.Second
+		if l.Spec.RenewTime == nil || !now.After(l.Spec.RenewTime.Add(lasts)) {
+			n++
+		}
+	}
+	return n
+}
+
+// clientFor returns the client for one API server. There is one transport for each address that was ever
+// seen.
+func (d *Directory) clientFor(address string) (NamespaceClient, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if client := d.clients[address]; client != nil {
+		return client, nil
+	}
+	config := rest.CopyConfig(d.config)
+	config.Host, config.APIPath = "https://"+address, ""
+	config.ServerName = serverName
+	// Another dialer keeps the transport from being shared.
+	if config.Dial == nil {
+		config.Dial = (&net.Dialer{Timeout: proofTimeout}).DialContext
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	d.clients[address] = client.CoreV1().Namespaces()
+	return d.clients[address], nil
+}

@@ -1,0 +1,201 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifence
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+)
+
+// A replica names itself only in this order: it reads the Namespace, then it reads that it holds the
+// Lease, then it patches the Namespace on the condition that this is the version that it has read. So the
+// names follow each other in the order of the terms, whatever any clock does and however late a patch
+// arrives: see docs/adr/0006-fence-namespace.md.
+
+const (
+	// A leader asks at such intervals whether it is still admitted.
+	keepPeriod = 50 * time.Second // to keepPeriod + keepJitter
+	keepJitter = 10 * time.Second
+	keepPause  = time.Second // between two times, however many writes are refused
+
+	// lagPatience is how long an API server may refuse the leader before something must be wrong: its
+	// watch shows the name after milliseconds.
+	lagPatience = 2 * time.Second
+
+	patchTimeout = 40 * time.Second // longer than the longest that a webhook may take
+
+	notBarred = time.Duration(-1)
+
+	backoffMin = 2 * time.Millisecond
+	backoffMax = 2 * time.Second
+
+	retryAfterMax = 10 * time.Second
+)
+
+// ErrSuperseded is the error of a replica that does not hold the Lease any more.
+var ErrSuperseded = errors.New("this replica does not hold the lease any more")
+
+// errBarred is the error of a leader that the fence in the API server refuses for good.
+var errBarred = errors.New("the fence in the API server does not admit this replica")
+
+// Raise names this replica and returns nil when the API server admits its writes or has no fence. It
+// tries for as long as ctx lasts, unless it fails with ErrSuperseded.
+func (f *Fence) Raise(ctx context.Context) error {
+	return f.raise(ctx, false)
+}
+
+// Keep asks every minute, and whenever the API server has refused a write, whether this replica is still
+// admitted, and names it again where its name has gone. It returns nil when ctx ends, and an error if
+// the term must end: ErrSuperseded, or another if the replica cannot be named.
+func (f *Fence) Keep(ctx context.Context) error {
+	jitter := protocol.NewJitter(f.Identity + "/keep")
+	for {
+		timer := time.NewTimer(keepPeriod + time.Duration(jitter.Int64N(int64(keepJitter))))
+		select {
+		case <-timer.C:
+		case <-f.again:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {
+			return err
+		}
+		// Writes that another API server refuses because it lags may come by the hundred.
+		pauseFor(ctx, keepPause)
+	}
+}
+
+// raise is Raise. For a leader, keep, it fails when the API server has not admitted it for as long as
+// Patience; that nobody answers does not matter to it.
+func (f *Fence) raise(ctx context.Context, keep bool) error {
+	jitter := protocol.NewJitter(f.Identity + "/raise")
+	defer f.Trouble(nil)
+	began, barred := f.Clock.Now(), notBarred
+	logged := false
+	// A webhook that is away holds the patch up, for 10 s by default, and to cut it off each time would
+	// fail it for good. But an answer may have been lost.
+	patience := f.Patience
+	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
+		asked := f.Clock.Now()
+		judged, unnamed, err := f.stand(ctx, min(patience, patchTimeout))
+		if errors.Is(err, context.DeadlineExceeded) {
+			patience *= 2
+		}
+		now := f.Clock.Now()
+		if keep && !unnamed && judged == verdictNone {
+			barred = notBarred
+		} else if barred == notBarred {
+			barred = asked
+		}
+		late := now-began > lagPatience
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, ErrSuperseded):
+			return err
+		case judged == verdictAbsent, judged == verdictAdmits:
+			f.found(ctx, judged)
+			return nil
+		case judged == verdictMisjudges, judged == verdictRefuses && late:
+			f.Found(ctx, Misconfigured)
+		}
+		if err == nil {
+			err = fmt.Errorf("the API server %s", judged)
+		}
+		switch since := now - barred; {
+		case barred != notBarred && keep && since > f.Patience:
+			return fmt.Errorf("%w for %s: %w", errBarred, since.Truncate(time.Second), err)
+		case barred != notBarred && since > f.Deadline:
+			f.Trouble(fmt.Errorf("this replica holds the lease and cannot lead: %w", err))
+		}
+		if late && !logged {
+			logged = true
+			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
+				"lease", f.Lease, "namespace", f.name)
+		}
+		if !pauseFor(ctx, max(backoff/2+time.Duration(jitter.Int64N(int64(backoff))), retryAfter(err))) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// retryAfter returns for how long the API server asks to wait, within limits.
+func retryAfter(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return min(time.Duration(seconds)*time.Second, retryAfterMax)
+}
+
+// stand names this replica if it is not named, and asks how the API server judges it. unnamed reports
+// that it is not named for certain.
+func (f *Fence) stand(ctx context.Context, patience time.Duration) (judged verdict, unnamed bool, err error) {
+	unnamed, err = f.nameSelf(ctx, patience)
+	switch {
+	case apierrors.IsNotFound(err):
+		return verdictAbsent, true, nil
+	case apierrors.IsConflict(err), errors.Is(err, ErrSuperseded):
+		return verdictNone, true, err
+	}
+	// Even if it could not be named, the API server may have no fence.
+	judged, asked := f.ask(ctx, f.Namespaces)
+	return judged, unnamed, errors.Join(err, asked)
+}
+
+// nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
+// there is no Namespace, and ErrSuperseded if this replica does not hold the Lease. unnamed reports that
+// the Namespace does not name it. A patch that was cut off after patience does no harm if it is executed
+// late, since it is conditional.
+func (f *Fence) nameSelf(ctx context.Context, patience time.Duration) (unnamed bool, err error) {
+	reading, cancel := context.WithTimeout(ctx, f.RequestTimeout)
+	defer cancel()
+	ns, err := f.Namespaces.Get(reading, f.name, metav1.GetOptions{})
+	if err != nil || ns.Annotations[LeaderAnnotation] == f.value {
+		return false, err
+	}
+	if err := f.confirmHolder(reading); err != nil {
+		return true, err
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": ns.UID, "resourceVersion": ns.ResourceVersion,
+		"annotations": map[string]string{LeaderAnnotation: f.value},
+	}})
+	if err != nil {
+		return true, err
+	}
+	ctx, cancelPatch := context.WithTimeout(ctx, patience)
+	defer cancelPatch()
+	if _, err = f.Namespaces.Patch(ctx, f.name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return true, err
+	}
+	klog.FromContext(ctx).V(2).Info("Named this replica as the leader", "namespace", f.name, "identity", f.Identity)
+	return false, nil
+}
+
+// confirmHolder reads the Lease and returns nil if this replica holds it.
+func (f *Fence) confirmHolder(ctx context.Context) error {
+	lease, err := f.Leases.Get(ctx, f.Lease.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: it was deleted", ErrSuperseded)
+	}
+	if err != nil {
+		return fmt.Errorf("read lease %s: %w", f.Lease, err)
+	}
+	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != f.Identity {
+		return fmt.Errorf("%w, but %q", ErrSuperseded, holder)
+	}
+	return nil
+}

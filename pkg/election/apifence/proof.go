@@ -1,0 +1,86 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package apifence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+)
+
+// Server is one API server.
+type Server struct {
+	Address    string
+	Namespaces NamespaceClient // of this API server and no other
+}
+
+// Servers finds the API servers.
+type Servers interface {
+	// List returns the API servers whose addresses are known, and how many there are.
+	List(ctx context.Context) (known []Server, count int, err error)
+}
+
+const (
+	proofTimeout    = time.Second // of one round
+	proofBackoffMax = time.Second
+)
+
+// Prove returns when every API server refuses the predecessors of this replica, which Raise has named.
+// Each API server admits one Pod at a time, and the names follow each other in the order of the terms,
+// so one that admits this replica never admits a predecessor again (rule 11). It tells why it could not
+// prove that yet, and tries again until ctx ends.
+func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
+	jitter := protocol.NewJitter(f.Identity + "/prove")
+	for backoff := backoffMin; ; backoff = min(2*backoff, proofBackoffMax) {
+		err := f.proveOnce(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		tell(err)
+		if !pauseFor(ctx, backoff/2+time.Duration(jitter.Int64N(int64(backoff)))) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (f *Fence) proveOnce(ctx context.Context) error {
+	if f.Servers == nil {
+		return errors.New("the addresses of the API servers are not looked up")
+	}
+	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
+	defer cancel()
+	known, count, err := f.Servers.List(ctx)
+	switch {
+	case err != nil:
+		return err
+	case count == 0:
+		return errors.New("it is not known how many API servers there are")
+	case len(known) < count:
+		return fmt.Errorf("of %d API servers, the addresses of %d are known", count, len(known))
+	}
+	answers := make(chan error, len(known))
+	for _, server := range known {
+		go func() {
+			judged, err := f.ask(ctx, server.Namespaces)
+			if judged != verdictAdmits && err == nil {
+				err = errors.New(string(judged))
+			}
+			if err != nil {
+				err = fmt.Errorf("the API server at %s: %w", server.Address, err)
+			}
+			answers <- err
+		}()
+	}
+	var errs []error
+	for range known {
+		errs = append(errs, <-answers)
+	}
+	return errors.Join(errs...)
+}

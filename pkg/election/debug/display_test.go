@@ -1,0 +1,108 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package debug
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
+)
+
+var leaseName = types.NamespacedName{Namespace: "ns", Name: "lease"}
+
+type setClock struct{ now time.Duration }
+
+func (c *setClock) Now() time.Duration { return c.now }
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// TestLeadingMeansThatControllersRun checks the metric is_leader and the phase.
+func TestLeadingMeansThatControllersRun(t *testing.T) {
+	d := New(leaseName, "r", &setClock{}, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
+	leading := func() bool { return must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
+	held := protocol.View{Holding: true, Owes: protocol.Obligation{Until: time.Second, Evidence: protocol.LeaderGone}}
+	d.Update(held, false)
+	if leading() || d.snapshot().Phase != "Starting" {
+		t.Errorf("it leads before lead has started, phase %s", d.snapshot().Phase)
+	}
+	d.Unproved(errors.New("of 3 API servers, the addresses of 2 are known"))
+	d.Started(logr.Discard(), held)
+	held.Leading = true
+	d.Update(held, false)
+	if s := d.snapshot(); !leading() || s.Phase != "Leading" || s.Start.After != StartWaited || !strings.Contains(s.Start.Why, "2 are known") {
+		t.Errorf("it shows %+v", s)
+	}
+	d.Trouble(errors.New("webhook"))
+	if err := d.Problem(); err == nil || !strings.Contains(err.Error(), "webhook") {
+		t.Errorf("the problem is %v", err)
+	}
+	d.Update(held, true)
+	if leading() {
+		t.Error("it leads after the term")
+	}
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	var s status
+	for i := range 3 * historySize {
+		s.Holder = fmt.Sprint(i)
+		s.remember("")
+	}
+	if len(s.History) != historySize || s.History[historySize-1].Holder != fmt.Sprint(3*historySize-1) {
+		t.Errorf("%d entries, the last of %s", len(s.History), s.History[historySize-1].Holder)
+	}
+}
+
+func TestHealthy(t *testing.T) {
+	clock := &setClock{}
+	d := New(leaseName, "r", clock, nil, nil)
+	for name, test := range map[string]struct {
+		status status
+		now    time.Duration
+		want   bool
+	}{
+		"a standby is":                                    {status{Phase: phaseStandby}, time.Hour, true},
+		"a leader within its lease is":                    {status{Phase: "Leading", expires: 15 * time.Second}, 14 * time.Second, true},
+		"a little after it is":                            {status{Phase: "Leading", expires: 15 * time.Second}, 35 * time.Second, true},
+		"long after it is not":                            {status{Phase: "Leading", expires: 15 * time.Second}, 36 * time.Second, false},
+		"nor is one that drains for ever":                 {status{Phase: phaseDraining, expires: 15 * time.Second}, 36 * time.Second, false},
+		"nor is one that has lost and whose lead goes on": {status{Phase: "Lost", expires: 15 * time.Second}, 36 * time.Second, false},
+		"one that has released is":                        {status{Phase: "Stopped", expires: 15 * time.Second}, 36 * time.Second, true},
+		"one that has lost is not, for it should be gone": {status{Phase: "Stopped", lost: true, expires: 15 * time.Second}, 36 * time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d.status = test.status
+			clock.now = test.now
+			if err := d.Healthy(20 * time.Second); (err == nil) != test.want {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestLocksOfTwoNamespacesHaveTheirOwnSeries(t *testing.T) {
+	m := must(NewMetrics(metrics.NewKubeRegistry(), "x"))
+	one := m.of(leaseName)
+	other := leaseName
+	other.Namespace = "other"
+	two := m.of(other)
+	one.set(one.leading, true)
+	if must(testutil.GetGaugeMetricValue(two.gauge(two.leading))) != 0 {
+		t.Error("they share a series")
+	}
+}

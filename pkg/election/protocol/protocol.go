@@ -1,0 +1,112 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package protocol decides what a replica does in an election, by the rules of
+// docs/adr/0003-leader-election.md. It makes no request and reads no clock: times are those of the
+// replica's own clock and are always passed in.
+//
+// State has everything that the rules depend on. State.Decide says what to do next, and the methods
+// named On... record what has happened. state.go has these two, learn.go what follows from a version of
+// the Lease, term.go the term of this replica, lease.go the record on the wire, evidence.go what is
+// known of the leader's process.
+package protocol
+
+import (
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+)
+
+// ActionKind is a kind of Action.
+type ActionKind string
+
+// What a replica may do next.
+const (
+	ActWait    ActionKind = "wait"
+	ActRead    ActionKind = "read"
+	ActWatch   ActionKind = "watch"
+	ActCreate  ActionKind = "create"  // the Lease; leading takes an ActAcquire later
+	ActAcquire ActionKind = "acquire" // it from the last holder
+	ActRenew   ActionKind = "renew"
+	ActRelease ActionKind = "release"
+	ActLook    ActionKind = "look"    // at the process that is watchable now, instead of another
+	ActLead    ActionKind = "lead"    // start lead
+	ActGiveUp  ActionKind = "give up" // to begin to lead
+	ActEnd     ActionKind = "end"     // return from Run
+)
+
+// Action is what a replica does next.
+type Action struct {
+	Kind   ActionKind
+	Until  time.Duration // of ActWait
+	Reason Reason        // of ActEnd
+	Owes   Obligation    // of ActAcquire: what the term will owe
+}
+
+// Reason says why a term ended or why a replica did not get the Lease.
+type Reason string
+
+// The reasons why a term ends.
+const (
+	ReasonReleased      Reason = "Released"      // after the drain
+	ReasonRenewDeadline Reason = "RenewDeadline" // no renewal succeeded in time
+	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
+	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
+	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
+	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead or its writes did not end in time
+	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release failed
+	ReasonUnauthorized  Reason = "Unauthorized"  // the API server does not accept the replica's credentials any more
+	ReasonStoreRestored Reason = "StoreRestored" // the API server shows an earlier version of the Lease than before
+	ReasonCannotLead    Reason = "CannotLead"    // the API server's fence did not admit this replica
+	ReasonNeverLed      Reason = "NeverLed"      // the replica was stopped before it led
+)
+
+// EndReasons are the reasons why a term ends.
+var EndReasons = []Reason{ReasonReleased, ReasonRenewDeadline, ReasonHolderChanged, ReasonLeaseReplaced, ReasonLeaseDeleted,
+	ReasonDrainTimeout, ReasonReleaseFailed, ReasonUnauthorized, ReasonStoreRestored, ReasonCannotLead}
+
+// Obligation is what a term owes to the terms before it, because it took the Lease before their claims
+// had ended. The zero Obligation is that of a term that owes nothing.
+type Obligation struct {
+	// Until is when the last claim of a predecessor ends. Before that, unless every API server has refused
+	// the predecessors, the term may neither begin to write nor be released, since the next holder would
+	// not wait either.
+	Until time.Duration
+	// Evidence is why the Lease was taken early.
+	Evidence LeaderState
+}
+
+// View shows the state to people.
+type View struct {
+	Lease    *coordinationv1.Lease // the newest version, nil if there is none or none is known
+	Known    bool
+	Watching bool
+
+	Holding      bool
+	Term         Term
+	Sent         time.Duration // when the last acknowledged write was about to be sent
+	Deadline     time.Duration // when the term ends
+	Expires      time.Duration // when others may take over
+	Began        time.Duration
+	Owes         Obligation
+	Raised       bool // the API server's fence admits this replica, or there is none
+	Leading      bool // lead has started and may write
+	Stopping     bool
+	LeadReturned bool
+
+	Leader LeaderState // what a standby sees of the leader's process
+}
+
+// View returns what is shown of the state.
+func (p *State) View() View {
+	v := View{
+		Lease: p.lease, Known: p.known, Watching: p.watchUp, Holding: p.holding, Owes: p.owes, Raised: p.raised,
+		Leading: p.leading && !p.leadReturned, Stopping: p.stopping, LeadReturned: p.leadReturned, Leader: LeaderUnknown,
+	}
+	if p.holding {
+		v.Term, v.Sent, v.Deadline, v.Expires, v.Began = p.term, p.sent, p.Deadline(), p.sent+p.own.Lease, p.began
+	} else if p.leader != "" {
+		v.Leader = p.leader
+	}
+	return v
+}

@@ -1,0 +1,341 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package protocol
+
+import (
+	"math/rand/v2"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+)
+
+// State holds everything that the rules depend on, and nothing else changes it.
+type State struct {
+	own      Timing
+	identity string
+	process  Process
+	jitter   *rand.Rand
+	asked    bool // the API server is, for its fence
+
+	// What is known of the Lease.
+	known    bool                  // false before the first answer, and from a conflict until it is explained
+	lease    *coordinationv1.Lease // the newest version, nil if there is none
+	duration time.Duration         // that the holder has written, whatever an edit says
+	claim    time.Duration         // when the holder's claim expires
+	distrust time.Duration         // until when an earlier holder may act without a claim, see rule 5
+	restored bool                  // the store was (rule 10)
+	endAt    time.Duration         // after that
+
+	// What is known of the holder's process, see evidence.go.
+	witness     bool          // somebody looks at it
+	fenced      bool          // the fence in the API server is in force
+	note        holderNote    // of lease
+	watched     watched       // the process that is looked at
+	leader      LeaderState   // what is seen of it
+	leaderSince time.Duration // since when
+
+	// The term of this replica. Holding is for good: Run serves one term. See term.go.
+	holding bool
+	term    Term
+	began   time.Duration // when it was acknowledged
+	sent    time.Duration // when the last acknowledged write was about to be sent
+	owes    Obligation
+	raised  bool   // the API server's fence admits this replica, or there is none
+	leading bool   // lead was started
+	gaveUp  bool   // to begin to lead
+	lost    Reason // why the term has ended
+
+	// The end of lead.
+	stopping     bool          // Run was asked to return
+	leadReturned bool          // its writes may still be under way
+	drainUntil   time.Duration // when lead must have returned and its writes must have ended
+	quietAt      time.Duration // when lead has returned and none of its writes can be executed any more
+
+	// The requests. At most one of each kind is in flight.
+	writing, reading, watching        bool
+	taking                            Obligation    // of the acquisition in flight
+	writeAt, readAt, watchAt          time.Duration // none before this time
+	writeFails, readFails, watchFails failures
+	readFrom                          *coordinationv1.Lease // the newest version when the read was sent
+	watchUp, watchCaughtUp            bool                  // established; has shown a version
+	watchUpAt                         time.Duration
+}
+
+// New returns the state of a replica that knows nothing yet. Standbys reach it as process says. witness
+// says that somebody looks at the leader's process, and asked that the API server is asked for its fence
+// regularly.
+func New(identity string, own Timing, process Process, witness, asked bool) *State {
+	return &State{own: own, identity: identity, process: process, witness: witness, asked: asked,
+		jitter: NewJitter(identity), drainUntil: never, quietAt: never}
+}
+
+// Decide returns the next action. It is called again after every event, and when the time of an
+// ActWait has come.
+func (p *State) Decide(now time.Duration) Action {
+	if p.holding {
+		return p.decideHolding(now)
+	}
+	switch {
+	case p.stopping && !p.writing:
+		return Action{Kind: ActEnd, Reason: ReasonNeverLed}
+	case p.restored && p.writing:
+		return Action{Kind: ActWait, Until: never}
+	case p.restored && now < p.endAt:
+		return Action{Kind: ActWait, Until: p.endAt}
+	case p.restored:
+		return Action{Kind: ActEnd, Reason: ReasonStoreRestored}
+	case p.watched != p.watchable():
+		return Action{Kind: ActLook}
+	case !p.reading && now >= p.readAt:
+		return Action{Kind: ActRead}
+	case p.isWatchWanted() && now >= p.watchAt:
+		return Action{Kind: ActWatch}
+	}
+	wait := Action{Kind: ActWait, Until: never}
+	if !p.reading {
+		wait.Until = p.readAt
+	}
+	if p.isWatchWanted() {
+		wait.Until = min(wait.Until, p.watchAt)
+	}
+	if !p.known || p.writing {
+		return wait
+	}
+	act, at := Action{Kind: ActAcquire}, min(p.freeAt(), p.earlyAt()) // rules 3, 4, 5 and 11
+	if p.lease == nil {
+		act, at = Action{Kind: ActCreate}, 0 // rule 6: it does not lead by that
+	}
+	if at = max(at, p.writeAt); now < at {
+		wait.Until = min(wait.Until, at)
+		return wait
+	}
+	if act.Kind == ActAcquire && now < p.freeAt() {
+		act.Owes = Obligation{Until: p.freeAt(), Evidence: p.leader}
+	}
+	return act
+}
+
+func (p *State) decideHolding(now time.Duration) Action {
+	if end := p.endOfTerm(now); end != "" {
+		return Action{Kind: ActEnd, Reason: end}
+	}
+	if kind := p.nextStep(now); kind != "" {
+		return Action{Kind: kind}
+	}
+	switch {
+	case !p.known && !p.reading && now >= p.readAt:
+		return Action{Kind: ActRead}
+	case p.isWatchWanted() && now >= p.watchAt:
+		return Action{Kind: ActWatch}
+	}
+	wait := Action{Kind: ActWait, Until: min(p.Deadline(), p.nextStepAt(now))}
+	if !p.known && !p.reading {
+		wait.Until = min(wait.Until, p.readAt)
+	}
+	if p.isWatchWanted() {
+		wait.Until = min(wait.Until, p.watchAt)
+	}
+	if !p.known || p.writing {
+		return wait
+	}
+	kind, at := ActRenew, max(p.sent+p.own.Retry, p.writeAt)
+	if now >= p.releaseAt() {
+		kind, at = ActRelease, p.writeAt
+	}
+	if now >= at {
+		return Action{Kind: kind}
+	}
+	wait.Until = min(wait.Until, at)
+	return wait
+}
+
+// Proposal returns the Lease as the action writes it. The write requires the version that is known
+// (rule 1). now is the replica's clock, and day the time of day.
+func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordinationv1.Lease {
+	switch act.Kind {
+	case ActAcquire:
+		lease := AcquiredLease(p.lease, p.identity, p.claimed(act.Owes, now), day)
+		setNote(lease, holderNote{Holder: p.identity, Process: p.process, Early: act.Owes.Evidence})
+		return lease
+	case ActRenew:
+		return renewedLease(p.lease, p.claimed(p.owes, now), day)
+	case ActRelease:
+		return ReleasedLease(p.lease, day)
+	}
+	return nil
+}
+
+// isWatchWanted reports whether a watch is missing. A replica whose reads fail does not try to
+// watch, nor does one that has only the Lease left to release.
+func (p *State) isWatchWanted() bool {
+	return !p.watching && p.known && p.readFails.n == 0 && p.quietAt == never
+}
+
+// OnSent begins a write. Its answer, if it gets one, is passed to another method.
+func (p *State) OnSent(act Action) {
+	p.writing, p.taking = true, act.Owes
+}
+
+// OnCreated processes the Lease that this replica has created. No term begins (rule 6).
+func (p *State) OnCreated(lease *coordinationv1.Lease, now time.Duration) {
+	p.writing, p.reading = false, false // a read in flight is from before
+	p.learn(lease, now, false)
+}
+
+// OnWriteFailed postpones the next write. After a conflict nothing is written until the newer
+// version is known: the watch shows it, or a read does. base is the version that the write
+// required.
+func (p *State) OnWriteFailed(base *coordinationv1.Lease, f Failure, now time.Duration) {
+	p.writing = false
+	p.writeFails.count(f)
+	switch f.Kind {
+	case FailConflict:
+		if p.lease == base {
+			p.known, p.reading = false, false // a read in flight is from before
+			p.readAt = now + p.backoff(p.writeFails, p.own.Retry/16, p.patience(f), f)
+		}
+	case FailUnauthorized:
+		if p.holding { // rule 9: no write of this replica is accepted any more
+			p.lost = ReasonUnauthorized
+		}
+		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)
+	case FailRefused:
+		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)
+	case FailUnanswered:
+		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry/2, p.patience(f), f)
+		p.restartWatch(now) // it may hang as well
+	}
+}
+
+// OnReading begins a read.
+func (p *State) OnReading() {
+	p.reading, p.readFrom = true, p.lease
+}
+
+// OnRead processes the answer to a read, nil if there is no Lease. The read was consistent: it
+// returned what the store held after it was sent.
+func (p *State) OnRead(lease *coordinationv1.Lease, now time.Duration) {
+	newest := p.lease
+	p.reading, p.readFails = false, failures{}
+	switch {
+	case p.readFrom != newest && lease == nil: // the watch has shown a creation since
+	case p.readFrom == newest && isOlder(lease, newest): // rule 10
+		p.onRestored(now)
+		return
+	default:
+		p.learn(lease, now, false)
+		if p.lease != newest && p.watchUp && now-p.watchUpAt > p.own.Retry {
+			p.restartWatch(now) // it should have shown this: it may be dead
+		}
+	}
+	p.known = true
+	p.readAt = p.nextRead(now)
+}
+
+// OnReadFailed postpones the next read.
+func (p *State) OnReadFailed(f Failure, now time.Duration) {
+	p.reading = false
+	p.readFails.count(f)
+	p.readAt = now + p.backoff(p.readFails, p.own.Retry, p.patience(f), f)
+}
+
+// IsReading reports whether the answer to a read is awaited.
+func (p *State) IsReading() bool { return p.reading }
+
+// IsWatching reports whether there is a watch, or an attempt to have one.
+func (p *State) IsWatching() bool { return p.watching }
+
+// OnWatching begins a watch, with the present state.
+func (p *State) OnWatching() {
+	p.watching, p.watchUp, p.watchCaughtUp = true, false, false
+}
+
+// OnWatchUp processes that the watch is established. From now on it shows all changes. But it does
+// not show that the Lease was deleted before, or that the store was restored; a standby reads it.
+func (p *State) OnWatchUp(now time.Duration) {
+	p.watchUp, p.watchUpAt = true, now
+	if !p.holding {
+		p.reading, p.readAt = false, now
+	}
+}
+
+// OnEvent processes what the watch shows: a version, or a deletion, which has a version too.
+func (p *State) OnEvent(lease *coordinationv1.Lease, deleted bool, now time.Duration) {
+	gapless := p.watchCaughtUp
+	p.watchCaughtUp = true
+	switch {
+	case !deleted:
+		p.learn(lease, now, gapless)
+	case p.lease == nil || isNewer(lease, p.lease):
+		p.learn(nil, now, gapless)
+	}
+}
+
+// OnWatchEnd starts the watch again: at once if it has lived. Meanwhile a standby polls.
+func (p *State) OnWatchEnd(f Failure, now time.Duration) {
+	lived := p.watchUp && now-p.watchUpAt > p.own.Retry
+	p.watching, p.watchUp = false, false
+	if lived {
+		p.watchFails = failures{}
+	}
+	switch {
+	case lived && f.Kind == FailNone:
+		p.watchAt = now
+		return
+	case f.Kind == FailUnanswered:
+		p.watchAt = now + p.around(p.own.Retry)
+	default:
+		f.Kind = FailRefused
+		p.watchFails.count(f)
+		p.watchAt = now + p.backoff(p.watchFails, p.own.Retry, MaxBackoff, f)
+	}
+	if p.readFails.n == 0 {
+		p.readAt = min(p.readAt, now+p.around(p.own.Retry))
+	}
+}
+
+// restartWatch starts the watch again.
+func (p *State) restartWatch(now time.Duration) {
+	if p.watching {
+		p.watching, p.watchUp, p.watchAt = false, false, now
+	}
+}
+
+// nextRead returns when a standby reads the Lease next, if nothing happens before.
+func (p *State) nextRead(now time.Duration) time.Duration {
+	if p.watchUp && p.asked {
+		return never // but when the next watch begins
+	}
+	if p.watchUp {
+		return now + ReadPeriod + time.Duration(p.jitter.Int64N(int64(ReadJitter)))
+	}
+	return now + p.around(p.own.Retry)
+}
+
+// patience returns how long to wait between two reads or writes that fail, at most. A refusal will
+// last; but the term of a leader runs.
+func (p *State) patience(f Failure) time.Duration {
+	if p.holding || f.Kind == FailUnanswered {
+		return p.own.Retry
+	}
+	return max(p.own.Retry, MaxBackoff)
+}
+
+// backoff returns how long to wait after failures: around first, then four times as long each time,
+// up to most; and for as long as the API server asks, unless that costs the term.
+func (p *State) backoff(fails failures, first, most time.Duration, f Failure) time.Duration {
+	d := first
+	for n := 1; n < fails.n && d < most; n++ {
+		d *= 4
+	}
+	if p.holding {
+		f.After = min(f.After, p.own.Retry)
+	}
+	return max(p.around(min(d, most)), f.After)
+}
+
+// around returns a random duration between half of d and one and a half d.
+func (p *State) around(d time.Duration) time.Duration {
+	return d/2 + time.Duration(p.jitter.Int64N(int64(d)))
+}

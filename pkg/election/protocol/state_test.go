@@ -1,0 +1,452 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package protocol
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+var testTiming = Timing{Lease: 15 * time.Second, Deadline: 10 * time.Second, Retry: 2 * time.Second}
+
+// testLease returns a Lease as renewed at the second that is its version.
+func testLease(version string, transitions int32, holder string, change ...func(*coordinationv1.Lease)) *coordinationv1.Lease {
+	lease := NewLease(types.NamespacedName{Namespace: "ns", Name: "lease"}, holder, 15*time.Second, time.Unix(0, 0))
+	lease.UID, lease.ResourceVersion = "uid", version
+	lease.Spec.LeaseTransitions = ptr.To(transitions)
+	seconds := time.Duration(len(version)) * time.Second
+	lease.Spec.RenewTime = ptr.To(metav1.NewMicroTime(time.Unix(0, 0).Add(seconds)))
+	for _, c := range change {
+		c(lease)
+	}
+	return lease
+}
+
+func released(l *coordinationv1.Lease) { *l = *ReleasedLease(l, time.Unix(99, 0)) }
+func renewed(l *coordinationv1.Lease) {
+	l.Spec.RenewTime = ptr.To(metav1.NewMicroTime(time.Unix(50, 0)))
+}
+func recreated(l *coordinationv1.Lease) { l.UID = "other" }
+func lasting(d time.Duration) func(*coordinationv1.Lease) {
+	return func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To(int32(d / time.Second)) }
+}
+
+func TestLearn(t *testing.T) {
+	const s = time.Second
+	type step struct {
+		at    time.Duration
+		lease *coordinationv1.Lease
+		gap   bool
+	}
+	tests := map[string]struct {
+		steps []step
+		want  time.Duration // when the Lease is free
+	}{
+		"a held lease is free when its duration has passed since it was seen first": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("1", 1, "a"), false}}, 15 * s},
+		"a renewal starts it anew": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a"), false}}, 20 * s},
+		"a late echo does not": {
+			[]step{{0, testLease("2", 1, "a"), false}, {5 * s, testLease("1", 1, "a"), false}}, 15 * s},
+		"the duration is the holder's": {
+			[]step{{0, testLease("1", 1, "a", lasting(40*s)), false}}, 40 * s},
+		"also if it is shorter than one's own": {
+			[]step{{0, testLease("1", 1, "a", lasting(3*s)), false}}, 3 * s},
+		"without a duration it is one's own": {
+			[]step{{0, testLease("1", 1, "a", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = nil }), false}}, 15 * s},
+		"a released lease is free": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false}}, 0},
+		"also if the release was not seen as it happened": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), true}}, 0},
+		"also at first sight": {[]step{{0, testLease("1", 1, "", released), false}}, 0},
+		"a lease that was never held is free": {
+			[]step{{0, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "uid", ResourceVersion: "1"}}, false}}, 0},
+		"a lease whose holder was edited away is not": {
+			[]step{{0, testLease("1", 1, ""), false}}, 15 * s},
+		"nor one whose holder and duration were edited": {
+			[]step{{0, testLease("1", 1, ""), false}, {5 * s, testLease("2", 1, "", lasting(s), func(l *coordinationv1.Lease) { l.Spec.AcquireTime = l.Spec.RenewTime }), false}}, 20 * s},
+		"a released lease that is edited stays free": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false}, {6 * s, testLease("3", 1, "", released), false}}, 0},
+		"an edit that shortens the duration does not count": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a", lasting(s)), false}}, 20 * s},
+		"nor does one that lengthens it": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a", lasting(86400*s)), false}}, 20 * s},
+		"nor does one that changes the holder too, and is undone": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "b", lasting(86400*s)), false},
+				{6 * s, testLease("3", 1, "b"), false}, {9 * s, testLease("4", 2, "c", renewed), false},
+				{10 * s, testLease("5", 2, "", released), false}}, 24 * s},
+		"a renewal replaces the claim, also one that was edited before": {
+			[]step{{0, testLease("1", 1, "a", lasting(86400*s)), false}, {5 * s, testLease("2", 1, "a", renewed), false}}, 20 * s},
+		"a renewal that was edited unseen does not shorten it": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("3", 1, "a", renewed, lasting(s)), true}}, 20 * s},
+		"nor one that was edited before and after it": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a", lasting(s)), false},
+				{9 * s, testLease("4", 1, "a", renewed, lasting(s)), true}}, 24 * s},
+		"the transitions wrap": {
+			[]step{{0, testLease("1", math.MaxInt32, "a"), false}, {15 * s, testLease("2", 0, "b"), false},
+				{16 * s, testLease("3", 0, "", released), false}}, 0},
+		"a takeover after the expiry clears the earlier claim": {
+			[]step{{0, testLease("1", 1, "a"), false}, {15 * s, testLease("2", 2, "b"), false},
+				{16 * s, testLease("3", 2, "", released), false}}, 0},
+		"so does a takeover after a release, seen or not": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false},
+				{6 * s, testLease("4", 2, "b"), true}, {7 * s, testLease("5", 2, "", released), true}}, 0},
+		"a takeover from a live holder does not": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 2, "b"), false},
+				{6 * s, testLease("3", 2, "", released), false}}, 20 * s},
+		"nor does a takeover of which it is not known whether it was": {
+			[]step{{0, testLease("1", 1, "a"), false}, {15 * s, testLease("2", 2, "b"), true},
+				{16 * s, testLease("3", 2, "", released), false}}, 30 * s},
+		"the release of another term than the last one seen": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("3", 2, "", released), true}}, 20 * s},
+		"absence says nothing of who may lead": {[]step{{0, nil, false}}, 15 * s},
+		"a deletion leaves what the holder may have renewed unseen": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, nil, false}}, 20 * s},
+		"absence is counted from the first time": {[]step{{0, nil, false}, {5 * s, nil, false}}, 15 * s},
+		"a lease that was replaced": {
+			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 0, "", released, recreated), false}}, 20 * s},
+		"a lease that was created after it was seen absent": {
+			[]step{{0, nil, false}, {5 * s, testLease("2", 0, "b"), false}, {6 * s, testLease("3", 0, "", released), false}}, 15 * s},
+		"versions that cannot be ordered count as newer": {
+			[]step{{0, testLease("b", 1, "a"), false}, {5 * s, testLease("a", 1, "a"), false}}, 20 * s},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := New("me", testTiming, Process{}, false, false)
+			for _, step := range test.steps {
+				p.learn(step.lease, step.at, !step.gap)
+			}
+			if got := p.freeAt(); got != test.want {
+				t.Errorf("free at %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDecide(t *testing.T) {
+	const s = time.Second
+	// Without jitter in the cases: a read and the watch are done.
+	standby := func(change ...func(*State)) *State {
+		p := New("me", testTiming, Process{}, false, false)
+		p.learn(testLease("1", 1, "a"), 0, true)
+		p.readAt, p.watching, p.watchUp = never, true, true
+		for _, c := range change {
+			c(p)
+		}
+		return p
+	}
+	leader := func(change ...func(*State)) *State {
+		p := standby()
+		p.OnAcquired(testLease("2", 2, "me"), 100*s, 100*s)
+		p.OnRaised()
+		p.OnLead()
+		for _, c := range change {
+			c(p)
+		}
+		return p
+	}
+	// holder has taken the Lease early and has not begun to lead.
+	holder := func(change ...func(*State)) *State {
+		p := standby(func(p *State) { p.taking = Obligation{Until: 110 * s, Evidence: LeaderGone} })
+		p.OnAcquired(testLease("2", 2, "me"), 100*s, 100*s)
+		for _, c := range change {
+			c(p)
+		}
+		return p
+	}
+	end := func(r Reason) Action { return Action{Kind: ActEnd, Reason: r} }
+	wait := func(until time.Duration) Action { return Action{Kind: ActWait, Until: until} }
+	tests := map[string]struct {
+		p    *State
+		now  time.Duration
+		want Action
+	}{
+		"a replica that knows nothing reads":         {New("me", testTiming, Process{}, false, false), 0, Action{Kind: ActRead}},
+		"it waits for the answer":                    {standby(func(p *State) { p.known, p.reading = false, true }), 0, wait(never)},
+		"then it watches":                            {standby(func(p *State) { p.watching = false }), 0, Action{Kind: ActWatch}},
+		"but not while its reads fail":               {standby(func(p *State) { p.watching, p.readFails.n = false, 1 }), 5 * s, wait(15 * s)},
+		"when the watch is up it reads once more":    {standby(func(p *State) { p.OnWatchUp(5 * s) }), 5 * s, Action{Kind: ActRead}},
+		"a standby waits for the expiry":             {standby(), 5 * s, wait(15 * s)},
+		"or for the next read":                       {standby(func(p *State) { p.readAt = 7 * s }), 5 * s, wait(7 * s)},
+		"it takes an expired lease":                  {standby(), 15 * s, Action{Kind: ActAcquire}},
+		"and a released one at once":                 {standby(func(p *State) { p.learn(testLease("2", 1, "", released), 1, true) }), 1, Action{Kind: ActAcquire}},
+		"but not while an earlier holder may lead":   {standby(func(p *State) { p.distrust = 20 * s }), 16 * s, wait(20 * s)},
+		"nor while another write is under way":       {standby(func(p *State) { p.writing = true }), 15 * s, wait(never)},
+		"nor right after one that failed":            {standby(func(p *State) { p.writeAt = 16 * s }), 15 * s, wait(16 * s)},
+		"nor before a conflict is explained":         {standby(func(p *State) { p.known, p.reading = false, true }), 15 * s, wait(never)},
+		"it creates a lease that is absent":          {standby(func(p *State) { p.learn(nil, 0, true) }), 0, Action{Kind: ActCreate}},
+		"its own name alone gives it nothing":        {standby(func(p *State) { p.identity = "a" }), 0, wait(15 * s)},
+		"a standby that is to stop stops":            {standby(func(p *State) { p.OnStop(never, 15*s) }), 15 * s, end(ReasonNeverLed)},
+		"but not before it knows what its write did": {standby(func(p *State) { p.OnStop(never, 15*s); p.writing = true }), 15 * s, wait(never)},
+		"a leader renews":                            {leader(), 102 * s, Action{Kind: ActRenew}},
+		"not earlier":                                {leader(), 101 * s, wait(102 * s)},
+		"nor while it does":                          {leader(func(p *State) { p.writing = true }), 102 * s, wait(110 * s)},
+		"a leader watches its own lease":             {leader(func(p *State) { p.watching = false }), 101 * s, Action{Kind: ActWatch}},
+		"a conflict is explained by a read":          {leader(func(p *State) { p.known, p.readAt = false, 102*s }), 102 * s, Action{Kind: ActRead}},
+		"and nothing is written meanwhile":           {leader(func(p *State) { p.known, p.reading = false, true }), 105 * s, wait(110 * s)},
+		"a leader ends at the renew deadline":        {leader(), 110 * s, end(ReasonRenewDeadline)},
+		"also while a renewal is under way":          {leader(func(p *State) { p.writing = true }), 110 * s, end(ReasonRenewDeadline)},
+		"a leader ends when its lease is lost":       {leader(func(p *State) { p.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
+		"a leader that drains renews":                {leader(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"a drain has an end":                         {leader(func(p *State) { p.OnStop(103*s, 101*s) }), 103 * s, end(ReasonDrainTimeout)},
+		"work that was left behind ends it":          {leader(func(p *State) { p.OnLeadReturned(130*s, 101*s, true) }), 101 * s, end(ReasonDrainTimeout)},
+		"the lease is released when lead is quiet":   {leader(func(p *State) { p.OnQuiet(101 * s) }), 101 * s, Action{Kind: ActRelease}},
+		"not before":                                                  {leader(func(p *State) { p.OnQuiet(161 * s) }), 101 * s, wait(102 * s)},
+		"it is renewed until then":                                    {leader(func(p *State) { p.OnQuiet(161 * s) }), 102 * s, Action{Kind: ActRenew}},
+		"but not for longer than the drain":                           {leader(func(p *State) { p.OnStop(105*s, 101*s); p.OnQuiet(161 * s) }), 105 * s, end(ReasonDrainTimeout)},
+		"nor while a renewal is under way":                            {leader(func(p *State) { p.OnQuiet(0); p.writing = true }), 101 * s, wait(110 * s)},
+		"nor before a conflict is explained, as before":               {leader(func(p *State) { p.OnQuiet(0); p.known, p.reading = false, true }), 101 * s, wait(110 * s)},
+		"a release has an end":                                        {leader(func(p *State) { p.OnQuiet(0) }), 110 * s, end(ReasonReleaseFailed)},
+		"a holder that is not admitted yet renews":                    {holder(), 102 * s, Action{Kind: ActRenew}},
+		"it does not lead when nothing is owed any more":              {holder(func(p *State) { p.writing = true }), 110*s - 1, wait(110 * s)},
+		"nor before, though it is admitted":                           {holder((*State).OnRaised), 101 * s, wait(102 * s)},
+		"but at once when every API server refuses the predecessors":  {holder((*State).OnRaised, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
+		"or when their claims have ended":                             {holder((*State).OnRaised, func(p *State) { p.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
+		"after a lease duration it gives up":                          {holder(func(p *State) { p.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
+		"then it releases the lease":                                  {holder(func(p *State) { p.sent = 114 * s; p.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
+		"a holder that is stopped does not release what it owes":      {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
+		"but renews it":                                               {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"until that is over":                                          {holder(func(p *State) { p.OnStop(130*s, 101*s); p.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
+		"or proved":                                                   {holder(func(p *State) { p.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
+		"or it lets the lease expire":                                 {holder(func(p *State) { p.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
+		"a replica whose store was restored waits, whatever it knows": {standby(func(p *State) { p.onRestored(5 * s) }), 16 * s, wait(20 * s)},
+		"and ends":                                   {standby(func(p *State) { p.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
+		"a leader whose store was ends":              {leader(func(p *State) { p.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
+		"one whose credentials are not accepted too": {leader(func(p *State) { p.OnWriteFailed(p.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
+		"a releasing replica does not watch":         {leader(func(p *State) { p.OnQuiet(0); p.watching, p.writing = false, true }), 101 * s, wait(110 * s)},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, test.p.Decide(test.now)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestJudgeTerm(t *testing.T) {
+	tests := map[string]struct {
+		lease *coordinationv1.Lease
+		read  bool // the answer to a read that was sent when the newest version was known
+		want  Reason
+	}{
+		"a renewal of its own":                           {testLease("8", 2, "me"), false, ""},
+		"an echo of the holder before":                   {testLease("6", 1, "a"), false, ""},
+		"another holder":                                 {testLease("8", 3, "b"), false, ReasonHolderChanged},
+		"another holder in the same term":                {testLease("8", 2, "b"), false, ReasonHolderChanged},
+		"itself in another term":                         {testLease("8", 3, "me"), false, ReasonHolderChanged},
+		"a release that it has not sent":                 {testLease("8", 2, "", released), false, ReasonHolderChanged},
+		"another lease":                                  {testLease("8", 2, "me", recreated), false, ReasonLeaseReplaced},
+		"none":                                           {nil, false, ReasonLeaseDeleted},
+		"an echo of the lease before that":               {testLease("5", 2, "me", recreated), false, ""},
+		"an earlier version, read from a restored store": {testLease("6", 2, "me"), true, ReasonStoreRestored},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := New("me", testTiming, Process{}, false, false)
+			p.learn(testLease("6", 1, "a"), 0, true)
+			p.OnAcquired(testLease("7", 2, "me"), 100*time.Second, 100*time.Second)
+			if test.read {
+				p.OnReading()
+				p.OnRead(test.lease, 101*time.Second)
+			} else {
+				p.learn(test.lease, 101*time.Second, true)
+			}
+			if p.lost != test.want {
+				t.Errorf("got %q, want %q", p.lost, test.want)
+			}
+			if p.sent != 100*time.Second {
+				t.Error("what was seen has extended the term")
+			}
+		})
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	const s = time.Second
+	// acquiring has sent an acquisition from version 1.
+	acquiring := func() (*State, *coordinationv1.Lease) {
+		p := New("me", testTiming, Process{}, false, false)
+		p.learn(testLease("1", 1, "a"), 0, true)
+		lease := p.Proposal(Action{Kind: ActAcquire}, 0, time.Unix(1000, 0))
+		p.OnSent(Action{Kind: ActAcquire})
+		return p, lease
+	}
+	// stored returns what was written as a version.
+	stored := func(lease *coordinationv1.Lease, version string) *coordinationv1.Lease {
+		lease = lease.DeepCopy()
+		lease.ResourceVersion = version
+		return lease
+	}
+	noAnswer, conflict := Failure{Kind: FailUnanswered}, Failure{Kind: FailConflict}
+	t.Run("an answer in time begins a term from before it was asked for", func(t *testing.T) {
+		p, wrote := acquiring()
+		if !p.OnAcquired(stored(wrote, "2"), 20*s, 29*s) || p.sent != 20*s || p.term != (Term{"uid", 2}) {
+			t.Errorf("sent %s, term %s", p.sent, p.term)
+		}
+	})
+	t.Run("an answer that comes too late begins none", func(t *testing.T) {
+		p, wrote := acquiring()
+		if p.OnAcquired(stored(wrote, "2"), 20*s, 30*s) || p.holding {
+			t.Fatal("it leads")
+		}
+		p.watching, p.readAt = true, never
+		if got := p.Decide(30 * s); got.Kind != ActWait {
+			t.Errorf("then it takes its own record for more than anybody's: %+v", got)
+		}
+	})
+	t.Run("the watch may be ahead of the answer", func(t *testing.T) {
+		for name, ahead := range map[string]*coordinationv1.Lease{"with a thief": testLease("3", 3, "thief"), "with a deletion": nil} {
+			p, wrote := acquiring()
+			p.learn(ahead, 21*s, true)
+			p.OnAcquired(stored(wrote, "2"), 20*s, 22*s)
+			if got := p.Decide(22 * s); got.Kind != ActEnd {
+				t.Errorf("%s: got %+v", name, got)
+			}
+		}
+	})
+	t.Run("an acquisition without an answer counts as anybody's", func(t *testing.T) {
+		p, wrote := acquiring()
+		p.OnWriteFailed(p.lease, noAnswer, 16*s)
+		p.learn(stored(wrote, "2"), 17*s, true)
+		p.reading, p.watching = true, true
+		if got := p.Decide(17 * s); got.Kind != ActWait || got.Until != 32*s {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("a conflict that the watch has explained needs no read", func(t *testing.T) {
+		p, _ := acquiring()
+		base := p.lease
+		p.learn(testLease("2", 2, "b"), 21*s, true)
+		p.OnWriteFailed(base, conflict, 22*s)
+		if !p.known {
+			t.Error("it reads")
+		}
+	})
+	t.Run("a conflict is explained by a read, once", func(t *testing.T) {
+		p, _ := acquiring()
+		p.watching = true
+		p.OnWriteFailed(p.lease, conflict, 22*s)
+		if got := p.Decide(p.readAt).Kind; got != ActRead || p.readAt > 22*s+testTiming.Retry/8 {
+			t.Fatalf("got %s at %s", got, p.readAt)
+		}
+		p.OnReading()
+		p.OnRead(testLease("2", 2, "b"), 23*s)
+		if got := p.Decide(23 * s); got.Kind != ActWait || got.Until < 24*s {
+			t.Errorf("then %+v", got)
+		}
+	})
+	t.Run("a conflict that a read does not explain is not tried again at once", func(t *testing.T) {
+		p, _ := acquiring()
+		p.watching = true
+		now := 22 * s
+		for range 10 {
+			p.OnWriteFailed(p.lease, conflict, now)
+			now = p.readAt
+			p.OnReading()
+			p.OnRead(p.lease, now)
+			p.OnSent(Action{Kind: ActAcquire})
+		}
+		if now < 2*time.Minute {
+			t.Errorf("10 attempts in %s", now-22*s)
+		}
+	})
+	t.Run("a late answer to a read does not undo what the watch has shown since", func(t *testing.T) {
+		for name, late := range map[string]*coordinationv1.Lease{"an earlier version": testLease("1", 1, "a"), "none": nil} {
+			p := New("me", testTiming, Process{}, false, false)
+			p.learn(testLease("1", 1, "a"), 0, true)
+			p.OnReading()
+			p.learn(testLease("2", 2, "b"), s, true)
+			p.OnRead(late, 2*s)
+			if p.lease == late || p.distrust > 16*s {
+				t.Errorf("%s: the lease is %v, distrust until %s", name, p.lease, p.distrust)
+			}
+		}
+	})
+	t.Run("a renewal that was answered after the deadline does not extend the term", func(t *testing.T) {
+		p, wrote := acquiring()
+		p.OnAcquired(stored(wrote, "2"), 20*s, 21*s)
+		p.OnRenewed(stored(wrote, "3"), 29*s, 30*s)
+		if got := p.Decide(30 * s); got.Reason != ReasonRenewDeadline {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("the echo of a release counts as its answer", func(t *testing.T) {
+		p, wrote := acquiring()
+		p.OnStop(never, 20*s)
+		p.OnAcquired(stored(wrote, "2"), 20*s, 21*s)
+		p.learn(testLease("3", 2, "", released), 22*s, true)
+		if got := p.Decide(22 * s); got.Reason != ReasonReleased {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
+func TestBackoff(t *testing.T) {
+	const s = time.Second
+	after := func(p *State, n int, first time.Duration, f Failure) time.Duration {
+		var c failures
+		for range n {
+			c.count(f)
+		}
+		return p.backoff(c, first, p.patience(f), f)
+	}
+	leads := func(p *State) { p.holding = true }
+	tests := map[string]struct {
+		prepare  func(*State)
+		n        int
+		f        Failure
+		min, max time.Duration
+	}{
+		"the first refusal":               {nil, 1, Failure{Kind: FailRefused}, s, 3 * s},
+		"the second":                      {nil, 2, Failure{Kind: FailRefused}, 4 * s, 12 * s},
+		"the hundredth":                   {nil, 100, Failure{Kind: FailRefused}, 20 * s, 60 * s},
+		"a wish of the API server":        {nil, 1, Failure{Kind: FailRefused, After: 20 * s}, 20 * s, 20 * s},
+		"no answer, for the tenth time":   {nil, 10, Failure{Kind: FailUnanswered}, s, 3 * s},
+		"a leader's tenth refusal":        {leads, 10, Failure{Kind: FailRefused}, s, 3 * s},
+		"a wish that would cost the term": {leads, 1, Failure{Kind: FailRefused, After: 20 * s}, 2 * s, 3 * s},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := New("me", testTiming, Process{}, false, false)
+			if test.prepare != nil {
+				test.prepare(p)
+			}
+			for range 100 {
+				if d := after(p, test.n, p.own.Retry, test.f); d < test.min || d > test.max {
+					t.Fatalf("got %s, want %s to %s", d, test.min, test.max)
+				}
+			}
+		})
+	}
+}
+
+// TestClaimed checks that a record covers what its writer owes, for who knows nothing but this record.
+func TestClaimed(t *testing.T) {
+	const s = time.Second
+	p := New("me", testTiming, Process{Address: "10.0.0.2:10357"}, true, false)
+	p.learn(testLease("1", 1, "a", lasting(60*s)), 0, true)
+	act := Action{Kind: ActAcquire, Owes: Obligation{Until: 60 * s, Evidence: LeaderGone}}
+	wrote := p.Proposal(act, 2500*time.Millisecond, time.Unix(1000, 0))
+	if got := DurationOf(wrote, 0); got != 58*s {
+		t.Errorf("it claims %s, and owes 57.5 s", got)
+	}
+	if got := noteOf(wrote); got.Early != LeaderGone {
+		t.Errorf("the note is %+v", got)
+	}
+	p.OnSent(act)
+	p.OnAcquired(wrote, 3*s, 3*s)
+	for at, want := range map[time.Duration]time.Duration{5 * s: 55 * s, 50 * s: 15 * s, 60 * s: 15 * s} {
+		if got := DurationOf(p.Proposal(Action{Kind: ActRenew}, at, time.Unix(1000, 0)), 0); got != want {
+			t.Errorf("at %s a renewal claims %s, want %s", at, got, want)
+		}
+	}
+}

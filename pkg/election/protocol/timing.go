@@ -1,0 +1,108 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package protocol
+
+import (
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// ClockRateError is by how much, as a fraction, the clock of a replica may run too fast or too
+	// slow: one percent, twenty times what NTP corrects by slewing. Of two replicas, one may be
+	// fast and the other slow.
+	ClockRateError = 0.01
+
+	// SettleTime is how long the Lease still covers the holder after its fence has closed, if both
+	// clocks are off by ClockRateError. In this time the API server, too, gives up a request that
+	// was cancelled when the fence closed.
+	SettleTime = 250 * time.Millisecond
+
+	// A standby with a watch still reads the Lease every ReadPeriod to ReadPeriod + ReadJitter, or asks
+	// for the fence in the API server instead. That is less than once a minute, and often enough that
+	// the connection on which it will take the Lease is not closed as idle, which client and API server
+	// do after 90 s. A watch that is dead shows when the claim of the Lease that is known has expired.
+	ReadPeriod = 70 * time.Second
+	ReadJitter = 10 * time.Second
+
+	// MaxBackoff limits the time between two requests of one kind that are refused. With the
+	// jitter, a standby makes less than six requests a minute.
+	MaxBackoff = 40 * time.Second
+
+	// never is a time that never comes.
+	never = time.Duration(math.MaxInt64)
+)
+
+// Timing holds the durations of an election.
+type Timing struct {
+	Lease    time.Duration // how long others wait after a write by the holder
+	Deadline time.Duration // how long the holder acts after its own write
+	Retry    time.Duration // between two renewals
+}
+
+// SafeLease returns the shortest lease duration, in whole seconds, that is safe with the renew
+// deadline. On a slow clock, the leader's deadline takes up to deadline/(1-e); on a fast clock, a
+// standby waits as little as lease/(1+e). The first must end before the second, by SettleTime.
+func SafeLease(deadline time.Duration) time.Duration {
+	needed := float64(deadline)*(1+ClockRateError)/(1-ClockRateError) + float64(SettleTime)
+	return time.Duration(math.Ceil(needed/float64(time.Second))) * time.Second
+}
+
+// RequestTimeout returns the limit for one request. After a renewal that hangs there is time for
+// another before the deadline: Retry + 2 x RequestTimeout = Deadline.
+func (t Timing) RequestTimeout() time.Duration {
+	return (t.Deadline - t.Retry) / 2
+}
+
+// Covered returns for how long after a write by the holder, on the holder's own clock, no standby
+// can have taken over.
+func (t Timing) Covered() time.Duration {
+	return time.Duration(float64(t.Lease) * (1 - ClockRateError) / (1 + ClockRateError))
+}
+
+// unheardFor returns after which time without a renewal the next one is overdue: not yet the second.
+func (t Timing) unheardFor() time.Duration {
+	return t.Retry * 7 / 4
+}
+
+// Failure says what follows from the error of a request.
+type Failure struct {
+	Kind  FailureKind
+	After time.Duration // how long the API server asks to wait
+}
+
+// FailureKind is a kind of Failure.
+type FailureKind int
+
+// The kinds of failures.
+const (
+	FailNone         FailureKind = iota
+	FailConflict                 // another version than the known one is current
+	FailRefused                  // the request was not executed, and will be refused again
+	FailUnauthorized             // the same: the credentials of this replica are not accepted
+	FailUnanswered               // it may have been executed, or the API server is in trouble
+)
+
+// failures counts the failures of one kind in a row.
+type failures struct {
+	kind FailureKind
+	n    int
+}
+
+func (c *failures) count(f Failure) {
+	if c.kind != f.Kind {
+		c.n = 0
+	}
+	c.kind = f.Kind
+	c.n++
+}
+
+// NewJitter returns a source of random delays. Replicas have different ones.
+func NewJitter(name string) *rand.Rand {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(name)) // never fails
+	return rand.New(rand.NewPCG(hash.Sum64(), 0))
+}

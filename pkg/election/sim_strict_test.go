@@ -1,0 +1,170 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package election
+
+import (
+	"flag"
+	"strconv"
+	"testing"
+	"time"
+)
+
+var planSeeds = flag.Int("plan-seeds", 20, "how many seeds each plan with a former leader runs")
+
+// strictPlan is a plan in which a former leader goes on while its fence is open. No write of it may be
+// stored after the first one of its successor.
+type strictPlan struct {
+	servers int
+	play    func(s *simulation, leader *simProc)
+}
+
+// strictPlans are the ways in which a second writer got in when the leader waited two seconds instead of
+// asking every API server.
+var strictPlans = map[string]strictPlan{
+	"a successor that may not write yet is stopped, and the next one takes the lease": {1, func(s *simulation, leader *simProc) {
+		s.store.setPolicyGone(true) // a moment ago: the standbys do not know it yet
+		second := s.replace(leader, 8*time.Second)
+		if second == nil {
+			return
+		}
+		pass(s.around(3500 * time.Millisecond))
+		second.stop()
+		pass(200*time.Millisecond + s.around(time.Second)) // the third leads and writes if the lease is released
+		leader.resume()
+	}},
+	"a replica starts after a take-over, and the new leader is killed before it may write": {3, func(s *simulation, leader *simProc) {
+		leader.pin(s.servers[0])
+		s.servers[0].lagBehind(14*time.Second, 0)
+		second := s.replace(leader, 9*time.Second)
+		if second == nil {
+			return
+		}
+		third := s.add()
+		for _, other := range s.others(leader) { // the newcomer is the only one left
+			if other != second && other != third {
+				other.kill()
+			}
+		}
+		pass(100*time.Millisecond + s.around(time.Second))
+		second.kill()
+		pass(time.Second)
+		leader.resume()
+	}},
+	"the leader and its API server are cut off, which catches up at once": {3, func(s *simulation, leader *simProc) {
+		s.isolate(leader, 7*time.Second+s.around(time.Second), 20*time.Millisecond)
+	}},
+	"the leader and its API server are cut off, which needs a second to catch up": {3, func(s *simulation, leader *simProc) {
+		s.isolate(leader, 7*time.Second+s.around(time.Second), time.Second)
+	}},
+	"the leader is stopped while its API server lags": {2, func(s *simulation, leader *simProc) {
+		leader.pin(s.servers[0])
+		s.servers[0].lagBehind(9*time.Second, 30*time.Second)
+		if s.replace(leader, time.Minute) == nil {
+			return
+		}
+		pass(2*time.Second + s.around(time.Second))
+		leader.resume()
+	}},
+	"the address of the leader's API server, which lags, is not known": {3, func(s *simulation, leader *simProc) {
+		s.hidden = 1
+		leader.pin(s.servers[2])
+		s.servers[2].lagBehind(9*time.Second, 30*time.Second)
+		if s.replace(leader, time.Minute) == nil {
+			return
+		}
+		pass(2*time.Second + s.around(time.Second))
+		leader.resume()
+	}},
+	"the leader's API server stands still and keeps its requests": {3, func(s *simulation, leader *simProc) {
+		leader.pin(s.servers[0])
+		s.servers[0].standStill(6*time.Second+s.around(2*time.Second), 500*time.Millisecond)
+		s.store.background.Go(func() { leader.separate(time.Minute) })
+	}},
+	"the policy disappears on the leader's API server first": {2, func(s *simulation, leader *simProc) {
+		leader.pin(s.servers[0])
+		s.servers[0].losePolicy()
+		if s.replace(leader, time.Minute) == nil {
+			return
+		}
+		pass(2*time.Second + s.around(time.Second))
+		leader.resume()
+	}},
+}
+
+// TestSimulatedFormerLeaders plays the plans.
+func TestSimulatedFormerLeaders(t *testing.T) {
+	for name, plan := range strictPlans {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stale := 0
+			for seed := range uint64(*planSeeds) {
+				stale += playStrict(t, plan, seed, false).audit.count.led
+			}
+			t.Logf("%d stale writes in %d seeds", stale, *planSeeds)
+		})
+	}
+}
+
+// TestSimulatedStrictPlansAreStrong plays the plans with two seconds in place of the proof: each of them
+// must find stale writes.
+func TestSimulatedStrictPlansAreStrong(t *testing.T) {
+	for name, plan := range strictPlans {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := 0
+			for seed := range uint64(*planSeeds) {
+				if playStrict(t, plan, seed, true).audit.count.led > 0 {
+					found++
+				}
+			}
+			t.Logf("found in %d of %d seeds", found, *planSeeds)
+			if found == 0 {
+				t.Error("the plan is too weak")
+			}
+		})
+	}
+}
+
+func playStrict(t *testing.T, plan strictPlan, seed uint64, twoSeconds bool) *simulation {
+	t.Helper()
+	return runPlan(t, ours, simFences{client: true, server: true}, plan.servers, seed, func(s *simulation) {
+		s.prompt, s.twoSeconds, s.audit.strict = true, twoSeconds, !twoSeconds
+		s.install()
+		s.launchReplicas(3)
+		pass(time.Minute)
+		leader := s.leader()
+		if !passUntil(500*time.Microsecond, leader.isDialing) {
+			s.audit.violate(ruleSomeoneLeads, "%s does not write", leader.identity)
+			return
+		}
+		plan.play(s, leader)
+		pass(70 * time.Second)
+		s.awaitLeader("in the end", s.claim(3), true)
+	})
+}
+
+// replace stops a leader for d and returns the replica that takes its Lease.
+func (s *simulation) replace(leader *simProc, d time.Duration) *simProc {
+	s.store.background.Go(func() { leader.pause(d) })
+	if !s.awaitOtherHolder(time.Millisecond, leader) {
+		return nil
+	}
+	return s.find(s.store.holder())
+}
+
+// add launches another replica.
+func (s *simulation) add() *simProc {
+	r := &simReplica{index: len(s.replicas)}
+	s.mu.Lock()
+	s.replicas = append(s.replicas, r)
+	s.mu.Unlock()
+	s.launch(r)
+	return r.proc
+}
+
+// around returns a random duration of less than d.
+func (s *simulation) around(d time.Duration) time.Duration {
+	s.drawn++
+	return time.Duration(s.rng("around"+strconv.Itoa(s.drawn), 0).Int64N(int64(d)))
+}

@@ -1,0 +1,78 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// publish gives the API server an address in the EndpointSlice default/kubernetes, as API servers do that
+// do not listen on the loopback interface only, which no EndpointSlice may name. Without such an address a
+// manager that takes the Lease early waits for the end of its predecessor's claim.
+func (f *Fleet) publish(ctx context.Context) error {
+	ip, err := ownAddress()
+	if err != nil || ip == nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(ip.String(), "0"))
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			from, err := listener.Accept() // until the tests end
+			if err != nil {
+				return
+			}
+			go forward(from, strings.TrimPrefix(f.URL(), "https://"))
+		}
+	}()
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(listener.Addr().(*net.TCPAddr).Port))}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{ip.String()}}},
+	}
+	_, err = f.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, slice, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // it does so itself
+		return listener.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("publish the address of the API server: %w", err)
+	}
+	return nil
+}
+
+// ownAddress returns an IPv4 address of this machine that others can reach, nil if there is none.
+func ownAddress() (net.IP, error) {
+	addresses, err := net.InterfaceAddrs()
+	for _, a := range addresses {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
+			return ip.IP, nil
+		}
+	}
+	return nil, err
+}
+
+func forward(from net.Conn, address string) {
+	defer func() { _ = from.Close() }() // either end may have closed it
+	to, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	go func() {
+		_, _ = io.Copy(to, from) // until either end closes
+		_ = to.Close()
+	}()
+	_, _ = io.Copy(from, to)
+}
