@@ -9,17 +9,17 @@
 //	p.Hold("namespaces", "leases")
 //	p.Release("namespaces", "leases")
 //
-// kube-apiserver has one connection for each resource. The first key on it, /registry/RESOURCE/...,
+// kube-apiserver has one connection for each resource. The first key on it, /registry/RESOURCE...,
 // says which, since gRPC sends keys in plain text. What a held connection is sent, in either
 // direction, arrives after the release. So the API server's cache of a held resource stands still,
 // and its reads and writes of that resource wait; all other resources work.
 package holdproxy
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"sync"
 )
@@ -27,8 +27,9 @@ import (
 // Everything holds all connections, new ones too: a partition between the API server and etcd.
 const Everything = "*"
 
-// keyPrefix is what all keys of kube-apiserver begin with.
-var keyPrefix = []byte("/registry/")
+// key finds a key of kube-apiserver. Not all have a slash behind the resource, and what follows is
+// binary.
+var key = regexp.MustCompile(`/registry/([a-z0-9.-]+)[^a-z0-9.-]`)
 
 // Proxy is a running proxy. Its methods may be called from several goroutines.
 type Proxy struct {
@@ -155,12 +156,11 @@ func (p *Proxy) pass(l *link, sent []byte, byAPIServer bool) {
 
 // resourceIn returns the resource of the first key, or "" if there is no complete one.
 func resourceIn(sent []byte) string {
-	_, key, found := bytes.Cut(sent, keyPrefix)
-	end := bytes.IndexByte(key, '/')
-	if !found || end < 0 {
+	found := key.FindSubmatch(sent)
+	if found == nil {
 		return ""
 	}
-	return string(key[:end])
+	return string(found[1])
 }
 
 func (l *link) close() error {

@@ -93,7 +93,7 @@ func TestOnlyConnectionsOfHeldResourcesStandStill(t *testing.T) {
 	p.Hold("namespaces", "leases")
 	opened := dial()
 	send(t, open, "one")
-	send(t, opened, "/registry/leases/kube-system/a")
+	send(t, opened, "/registry/leases\x12\x00")
 	send(t, other, "two")
 	answered(t, other, "two")
 	silent(t, open)
@@ -103,7 +103,7 @@ func TestOnlyConnectionsOfHeldResourcesStandStill(t *testing.T) {
 	answered(t, open, "one")
 	silent(t, opened)
 	p.Release("leases")
-	answered(t, opened, "/registry/leases/kube-system/a")
+	answered(t, opened, "/registry/leases\x12\x00")
 }
 
 func TestAPartitionHoldsEveryConnection(t *testing.T) {
