@@ -50,8 +50,8 @@ type Options struct {
 	// Nodes is how many simulated nodes there are, with kube-scheduler. They need
 	// kube-controller-manager.
 	Nodes int
-	// SecondAPIServer adds a second kube-apiserver, see second.go. This process must be in a network
-	// namespace of its own, see package netns.
+	// SecondAPIServer adds a second kube-apiserver, see SecondConfig and SecondEtcd. This process must
+	// be in a network namespace of its own, see package netns, and so on Linux.
 	SecondAPIServer bool
 	// Progress gets lines about the build of the control plane and the start; nil means none.
 	Progress io.Writer
