@@ -79,6 +79,7 @@ func TestLongFaultsWithALaggingServer(t *testing.T) {
 
 // play lets one fault happen to a leader whose API server lags.
 func play(t *testing.T, f fault, lag time.Duration) {
+	t.Helper()
 	ctx := fleet.Within(t.Context(), t, 2*time.Minute+lag)
 	waitForFence(ctx, t)
 	w := shared.NewWorld(ctx, t, 12)
