@@ -88,9 +88,10 @@ test-unit: ## The part of test that needs no control plane.
 .PHONY: test-integration
 test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
 	@# Three packages at a time, since they often wait, the longest first, which are last in the alphabet. faults runs alone,
-	@# because its leases are short.
-	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v /faults | sort -r)
+	@# because its leases are short, and servers, because it measures.
+	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v -e /faults -e /servers | sort -r)
 	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
+	$(INTEGRATION) -skip '^TestLong' ./test/servers
 
 .PHONY: test-chart
 test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and installing it.
@@ -100,8 +101,10 @@ test-chart: controlplane ## The Helm chart, with Helm's own module: what it rend
 test-long: nodes test-chart ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
 	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -seeds=2000
 	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
-	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v /faults | sort -ru | sed 's,^,./,')
+	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v -e /faults -e /servers | sort -ru | sed 's,^,./,')
 	$(INTEGRATION) -run '^Test(Long|Faults$$)' ./test/faults -faults=25
+	@# Ten rounds take an hour, most of which is spent waiting for a lag to end.
+	$(INTEGRATION) -run '^TestLong' -timeout 2h ./test/servers
 
 .PHONY: lint
 lint: $(LINT) ## golangci-lint, pinned in hack/tools.

@@ -19,16 +19,33 @@ const podNameExtra = "authentication.kubernetes.io/pod-name"
 // AuditLog returns the path of kube-apiserver's audit log, one JSON object a line.
 func (c *Cluster) AuditLog() string { return filepath.Join(c.box.Dir, "audit.log") }
 
-// AuditEvents reads the audit log. It has every request except for health checks, at level
+// AuditLogs returns the paths of the audit logs of all API servers.
+func (c *Cluster) AuditLogs() []string {
+	logs := []string{c.AuditLog()}
+	if c.second != nil {
+		logs = append(logs, c.second.auditLog)
+	}
+	return logs
+}
+
+// AuditEvents reads the audit logs of all API servers, one after the other. A log has every request except for health checks, at level
 // Metadata. Patches and writes of Leases have their bodies; no body of a Secret or a token is
 // logged. A request is in the log once its response was read to the end. A watch is in it twice, at
 // its start and at its end.
-func (c *Cluster) AuditEvents() ([]auditv1.Event, error) {
-	log, err := os.ReadFile(c.AuditLog())
+func (c *Cluster) AuditEvents() (events []auditv1.Event, err error) {
+	for _, path := range c.AuditLogs() {
+		if events, err = appendAuditEvents(events, path); err != nil {
+			return nil, err
+		}
+	}
+	return events, nil
+}
+
+func appendAuditEvents(events []auditv1.Event, path string) ([]auditv1.Event, error) {
+	log, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
-	var events []auditv1.Event
 	for line := range bytes.Lines(log) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // kube-apiserver is still writing it

@@ -50,6 +50,9 @@ type Options struct {
 	// Nodes is how many simulated nodes there are, with kube-scheduler. They need
 	// kube-controller-manager.
 	Nodes int
+	// SecondAPIServer adds a second kube-apiserver, see SecondConfig and SecondEtcd. This process must
+	// be in a network namespace of its own, see package netns, and so on Linux.
+	SecondAPIServer bool
 	// Progress gets lines about the build of the control plane and the start; nil means none.
 	Progress io.Writer
 }
@@ -71,6 +74,8 @@ type Cluster struct {
 
 	apiServerMu sync.Mutex // held while it is started or stopped
 	apiServer   *sandbox.Process
+
+	second *second // nil without Options.SecondAPIServer
 
 	mu      sync.Mutex
 	ports   portSet
@@ -143,6 +148,11 @@ func (c *Cluster) startAll(ctx context.Context) error {
 	if err := c.StartAPIServer(ctx); err != nil {
 		return err
 	}
+	if c.opts.SecondAPIServer {
+		if err := c.startSecond(ctx); err != nil {
+			return err
+		}
+	}
 	if !c.opts.WithoutControllerManager {
 		if err := c.startControllerManager(ctx); err != nil {
 			return err
@@ -162,6 +172,9 @@ func (c *Cluster) startAll(ctx context.Context) error {
 func (c *Cluster) Stop() error {
 	c.stopping.Do(func() {
 		c.stopErr = c.box.Close()
+		if c.second != nil {
+			c.stopErr = errors.Join(c.stopErr, c.second.etcd.Close())
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.unwatch != nil {
@@ -177,7 +190,11 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) Check() error {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
-	for _, p := range []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager, c.scheduler, c.kubelets} {
+	all := []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager, c.scheduler, c.kubelets}
+	if c.second != nil {
+		all = append(all, c.second.process)
+	}
+	for _, p := range all {
 		if p != nil && p.ExitCode() >= 0 {
 			return fmt.Errorf("%s ended with code %d; its last lines:\n%s", p.Name, p.ExitCode(), p.Tail(15))
 		}
@@ -197,9 +214,19 @@ func (c *Cluster) Dir() string { return c.box.Dir }
 // Binary returns the path of one of the built programs, such as "kubectl".
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.bin, name) }
 
-// URL returns that of kube-apiserver.
-func (c *Cluster) URL() string {
-	return "https://" + net.JoinHostPort(loopback, strconv.Itoa(c.apiServerPort))
+// URL returns that of kube-apiserver, of the first one if there are two.
+func (c *Cluster) URL() string { return c.urlOf(c.address()) }
+
+func (c *Cluster) urlOf(address string) string {
+	return "https://" + net.JoinHostPort(address, strconv.Itoa(c.apiServerPort))
+}
+
+// address returns that of the first kube-apiserver.
+func (c *Cluster) address() string {
+	if c.opts.SecondAPIServer {
+		return firstAddress
+	}
+	return loopback
 }
 
 // config returns a configuration with the server and its CA, without credentials.

@@ -29,7 +29,8 @@ const (
 	// etcd listens on unix sockets: they need no port, and only this user can open them. The names
 	// are relative, because the path of a socket must not be longer than about 100 bytes, and look
 	// like host:port, as etcd requires.
-	etcdSocket     = "unix://localhost:1"
+	etcdName       = "localhost:1"
+	etcdSocket     = "unix://" + etcdName
 	etcdPeerSocket = "unix://localhost:2"
 
 	// apiServerGrace is how long kube-apiserver may take to finish its requests.
@@ -52,13 +53,12 @@ func (c *Cluster) startEtcd() (err error) {
 
 // apiServerArgs returns the flags of a hardened installation, as far as one machine without nodes
 // allows.
-func (c *Cluster) apiServerArgs() []string {
+func (c *Cluster) apiServerArgs(address, etcd, auditLog string) []string {
 	args := []string{
-		"--bind-address=" + loopback,
+		"--bind-address=" + address,
 		fmt.Sprintf("--secure-port=%d", c.apiServerPort),
-		"--advertise-address=" + loopback,
-		"--endpoint-reconciler-type=none", // a loopback address is not a valid endpoint
-		"--etcd-servers=" + etcdSocket,
+		"--advertise-address=" + address,
+		"--etcd-servers=" + etcd,
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--tls-cert-file=" + c.pki.path("apiserver.crt"),
 		"--tls-private-key-file=" + c.pki.path("apiserver.key"),
@@ -78,10 +78,13 @@ func (c *Cluster) apiServerArgs() []string {
 		"--profiling=false",
 		"--shutdown-watch-termination-grace-period=1s", // else open watches delay the end by a minute
 		"--audit-policy-file=" + filepath.Join(c.box.Dir, "audit-policy.yaml"),
-		"--audit-log-path=" + c.AuditLog(),
+		"--audit-log-path=" + auditLog,
 		"--audit-log-mode=blocking", // once a request was answered, it is in the log
 		"--audit-log-format=json",
 		"--audit-log-maxsize=100000", // MiB: never rotated
+	}
+	if address == loopback {
+		args = append(args, "--endpoint-reconciler-type=none") // it is not a valid endpoint
 	}
 	if c.opts.FeatureGates != "" {
 		args = append(args, "--feature-gates="+c.opts.FeatureGates)
@@ -97,18 +100,23 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	if c.apiServer != nil && c.apiServer.ExitCode() < 0 {
 		return nil
 	}
-	p, err := c.start("kube-apiserver", c.apiServerArgs()...)
+	p, err := c.start("kube-apiserver", c.apiServerArgs(c.address(), etcdSocket, c.AuditLog())...)
 	if err != nil {
 		return err
 	}
 	c.apiServer = p
-	client, err := rest.HTTPClientFor(c.AdminConfig())
+	return waitUntilReady(ctx, p, c.AdminConfig())
+}
+
+// waitUntilReady waits until the API server of config, which is the process, is ready.
+func waitUntilReady(ctx context.Context, p *sandbox.Process, config *rest.Config) error {
+	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err
 	}
 	defer client.CloseIdleConnections()
 	return poll(ctx, p, func(ctx context.Context) error {
-		return get(ctx, client, c.URL()+"/readyz?verbose")
+		return get(ctx, client, config.Host+"/readyz?verbose")
 	})
 }
 

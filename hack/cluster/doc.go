@@ -26,6 +26,10 @@
 // Package faultproxy stands between a manager and the API server and injects faults. StopAPIServer,
 // KillAPIServer and RestartAPIServer stop the server itself.
 //
+// With Options.SecondAPIServer there is a second API server on the same etcd. Package holdproxy stands
+// between the two, and makes what the API server knows of chosen resources lag behind. This needs
+// addresses that only a network namespace has, see test/internal/netns.
+//
 // The processes run in a sandbox of package sandbox and not in controller-runtime's envtest.
 // envtest does not expose process ids, so nothing could end its processes when a test binary is
 // killed, and it leaves files in the user's cache folder. Functions of envtest that only need a

@@ -107,7 +107,7 @@ func (p *pki) issue(ca *authority, name, user, group string, usage x509.ExtKeyUs
 	}
 	if usage == x509.ExtKeyUsageServerAuth {
 		template.DNSNames = []string{"localhost", "kubernetes.default.svc"}
-		template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+		template.IPAddresses = []net.IP{net.ParseIP(loopback), net.ParseIP(firstAddress), net.ParseIP(secondAddress)}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, signer.Public(), ca.key)
 	if err != nil {

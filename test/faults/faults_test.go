@@ -80,14 +80,14 @@ var faults = []fault{
 	{name: "API server restarted", alone: true, inject: func(ctx context.Context, _ *drill) error { return shared.RestartAPIServer(ctx) }},
 	{name: "API server killed", alone: true, inject: func(ctx context.Context, d *drill) error {
 		shared.KillAPIServer()
-		wait(ctx, d.between(0, 4000))
+		fleet.Wait(ctx, d.between(0, 4000))
 		return shared.StartAPIServer(ctx)
 	}},
 	{name: "API server paused", alone: true, inject: func(ctx context.Context, d *drill) error {
 		if err := shared.SignalAPIServer(syscall.SIGSTOP); err != nil {
 			return err
 		}
-		wait(ctx, d.between(500, 5000))
+		fleet.Wait(ctx, d.between(500, 5000))
 		return shared.SignalAPIServer(syscall.SIGCONT)
 	}},
 	{name: "lease deleted", inject: func(ctx context.Context, _ *drill) error {
@@ -150,7 +150,7 @@ func (d *drill) rule(ctx context.Context, at replicas, while time.Duration, rule
 	for _, r := range at {
 		defer r.proxy.Add(rule).Remove()
 	}
-	wait(ctx, while)
+	fleet.Wait(ctx, while)
 	return nil
 }
 
@@ -159,7 +159,7 @@ func partition(mode faultproxy.Mode, whom func(*drill) *replica) func(context.Co
 		proxy := whom(d).proxy
 		proxy.Partition(mode)
 		defer proxy.Heal()
-		wait(ctx, d.between(100, 6000))
+		fleet.Wait(ctx, d.between(100, 6000))
 		return nil
 	}
 }
@@ -185,7 +185,7 @@ func pause(ctx context.Context, r *replica, while time.Duration) error {
 	if err := m.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	wait(ctx, while)
+	fleet.Wait(ctx, while)
 	return m.Signal(syscall.SIGCONT)
 }
 
@@ -195,7 +195,7 @@ func pauseUntilReplaced(ctx context.Context, d *drill) error {
 		return err
 	}
 	_, err := d.all.waitForLeader(ctx, d.leader)
-	wait(ctx, d.between(0, 500))
+	fleet.Wait(ctx, d.between(0, 500))
 	if err := m.Signal(syscall.SIGCONT); err != nil {
 		return err
 	}
@@ -212,10 +212,10 @@ func pauseWithWritesQueued(ctx context.Context, d *drill) error {
 		return err
 	}
 	_, err := d.all.waitForLeader(ctx, d.leader)
-	wait(ctx, d.between(0, 500))
+	fleet.Wait(ctx, d.between(0, 500))
 	if d.IntN(2) == 0 {
 		release()
-		wait(ctx, d.between(0, 50))
+		fleet.Wait(ctx, d.between(0, 50))
 	}
 	if err := m.Signal(syscall.SIGCONT); err != nil {
 		return err

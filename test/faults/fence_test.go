@@ -157,8 +157,8 @@ func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.V
 
 func TestFenceInTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
-	w := newWorld(ctx, t, 1)
-	permitDeletions(ctx, t, w.namespace)
+	w := shared.NewWorld(ctx, t, 1)
+	permitDeletions(ctx, t, w.Namespace)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	clients := map[string]*kubernetes.Clientset{
 		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t),
@@ -191,7 +191,7 @@ func TestFenceInTheAPIServer(t *testing.T) {
 			for who, client := range clients {
 				admitted := tc.admitted[who] || who == "somebody else"
 				writes := leaderWrites(ctx, w, client)
-				maps.Copy(writes, deletions(ctx, w.namespace, client))
+				maps.Copy(writes, deletions(ctx, w.Namespace, client))
 				for what, err := range writes {
 					switch refused := isFenceRefusal(err); {
 					case admitted && err != nil:
@@ -216,20 +216,20 @@ func isFenceRefusal(err error) bool {
 
 // leaderWrites does writes that the managers' role permits and only a leader may do, and returns
 // their errors.
-func leaderWrites(ctx context.Context, w *world, client kubernetes.Interface) map[string]error {
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.content.Add(1))
-	deployments, jobs := client.AppsV1().Deployments(w.namespace), client.BatchV1().Jobs(w.namespace)
-	_, patched := deployments.Patch(ctx, deployment(0), types.MergePatchType, patch, metav1.PatchOptions{})
-	_, dry := deployments.Patch(ctx, deployment(0), types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+func leaderWrites(ctx context.Context, w *fleet.World, client kubernetes.Interface) map[string]error {
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.NextContent())
+	deployments, jobs := client.AppsV1().Deployments(w.Namespace), client.BatchV1().Jobs(w.Namespace)
+	_, patched := deployments.Patch(ctx, fleet.DeploymentName(0), types.MergePatchType, patch, metav1.PatchOptions{})
+	_, dry := deployments.Patch(ctx, fleet.DeploymentName(0), types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "job"}}
 	job.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "c"}}}
 	_, created := jobs.Create(ctx, job, metav1.CreateOptions{})
 	if created != nil { // for the deletion
-		_, _ = shared.Admin.BatchV1().Jobs(w.namespace).Create(ctx, job, metav1.CreateOptions{})
+		_, _ = shared.Admin.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{})
 	}
 	deleted := jobs.Delete(ctx, job.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
 	if deleted != nil {
-		_ = shared.Admin.BatchV1().Jobs(w.namespace).Delete(ctx, job.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
+		_ = shared.Admin.BatchV1().Jobs(w.Namespace).Delete(ctx, job.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
 	}
 	return map[string]error{"patch a Deployment": patched, "try to patch a Deployment": dry, "create a Job": created, "delete a Job": deleted}
 }
@@ -305,7 +305,7 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 func TestHowSoonTheFenceFollowsTheName(t *testing.T) {
 	const rounds, writers = 20, 2
 	ctx := fleet.Context(t)
-	w := newWorld(ctx, t, writers)
+	w := shared.NewWorld(ctx, t, writers)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	former, next := clientOf(t, a.Config()), clientOf(t, b.Config())
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
@@ -325,8 +325,8 @@ func TestHowSoonTheFenceFollowsTheName(t *testing.T) {
 		for i := range writers {
 			running.Go(func() { // until it is refused
 				for {
-					patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.content.Add(1))
-					d, err := former.AppsV1().Deployments(w.namespace).Patch(ctx, deployment(i), types.MergePatchType, patch, metav1.PatchOptions{})
+					patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.NextContent())
+					d, err := former.AppsV1().Deployments(w.Namespace).Patch(ctx, fleet.DeploymentName(i), types.MergePatchType, patch, metav1.PatchOptions{})
 					if err != nil {
 						if !isFenceRefusal(err) {
 							t.Error(err)
@@ -344,7 +344,7 @@ func TestHowSoonTheFenceFollowsTheName(t *testing.T) {
 				}
 			})
 		}
-		wait(ctx, 50*time.Millisecond)
+		fleet.Wait(ctx, 50*time.Millisecond)
 		named := nameLeader(ctx, t, b.Pod+"_x")
 		changed := time.Now()
 		waitForVerdict(ctx, t, next, admits)

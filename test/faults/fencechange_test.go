@@ -22,7 +22,7 @@ import (
 
 // fencedWorld is a leader and a standby that run while somebody changes the fence in the API server.
 type fencedWorld struct {
-	*world
+	*fleet.World
 	t             *testing.T
 	leader        *replica
 	follower      *replica
@@ -32,15 +32,15 @@ type fencedWorld struct {
 func newFencedWorld(ctx context.Context, t *testing.T) *fencedWorld {
 	t.Helper()
 	withFence(ctx, t)
-	w := newWorld(ctx, t, 1)
+	w := shared.NewWorld(ctx, t, 1)
 	all := newReplicas(ctx, t, 2, setup{args: []string{"--insecure-metrics"}})
 	leader, err := all.waitForLeader(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fencedWorld{world: w, t: t, leader: leader, follower: all.others(leader)[0]}
+	f := &fencedWorld{World: w, t: t, leader: leader, follower: all.others(leader)[0]}
 	f.leaders, f.next = clientOf(t, f.leader.Config()), clientOf(t, f.follower.Config())
-	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
+	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	return f
 }
 
@@ -49,15 +49,15 @@ func newFencedWorld(ctx context.Context, t *testing.T) *fencedWorld {
 func (f *fencedWorld) writes(ctx context.Context) time.Duration {
 	f.t.Helper()
 	begin := time.Now()
-	if err := f.change(ctx, 0); err != nil {
+	if err := f.Change(ctx, 0); err != nil {
 		f.t.Fatal(err)
 	}
-	fleet.Eventually(ctx, f.t, func() error { return f.settled(ctx) })
+	fleet.Eventually(ctx, f.t, func() error { return f.Settled(ctx) })
 	took := time.Since(begin)
 	if f.leader.ended() {
 		f.t.Fatal("the leader has ended")
 	}
-	events, err := shared.Admin.CoreV1().Events(f.namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning"})
+	events, err := shared.Admin.CoreV1().Events(f.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning"})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func (f *fencedWorld) writes(ctx context.Context) time.Duration {
 func (f *fencedWorld) refused(ctx context.Context) {
 	f.t.Helper()
 	waitForVerdict(ctx, f.t, f.next, refuses)
-	for what, err := range leaderWrites(ctx, f.world, f.next) {
+	for what, err := range leaderWrites(ctx, f.World, f.next) {
 		if !isFenceRefusal(err) {
 			f.t.Errorf("a standby may %s: %v", what, err)
 		}
@@ -175,7 +175,7 @@ func TestTheFenceChangesUnderALeader(t *testing.T) {
 		deleteNamespace(ctx, t)
 		waitForVerdict(ctx, t, f.next, noFence) // without it the fence refuses nobody
 		for who, client := range map[string]kubernetes.Interface{"somebody else": shared.Admin, "the standby": f.next} {
-			for what, err := range leaderWrites(ctx, f.world, client) {
+			for what, err := range leaderWrites(ctx, f.World, client) {
 				if err != nil {
 					t.Errorf("%s may not %s: %v", who, what, err)
 				}

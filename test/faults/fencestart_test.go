@@ -31,16 +31,16 @@ func TestLongABusyAPIServerStarts(t *testing.T) {
 	withFence(ctx, t)
 	nameLeader(ctx, t, "somebody_x")
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
-	w := newWorld(ctx, t, 1)
+	w := shared.NewWorld(ctx, t, 1)
 	standby := clientOf(t, shared.NewReplica(ctx, t).Config())
-	createLeases(ctx, t, w.namespace, leases)
+	createLeases(ctx, t, w.Namespace, leases)
 	defer burn()()
 	for range starts {
 		if err := shared.StopAPIServer(ctx); err != nil {
 			t.Fatal(err)
 		}
-		others := startWriting(ctx, func(ctx context.Context) error { return w.change(ctx, 0) })
-		fenced := startWriting(ctx, func(ctx context.Context) error { return annotate(ctx, standby, w.namespace) })
+		others := startWriting(ctx, func(ctx context.Context) error { return w.Change(ctx, 0) })
+		fenced := startWriting(ctx, func(ctx context.Context) error { return annotate(ctx, standby, w.Namespace) })
 		begin := time.Now()
 		if err := shared.StartAPIServer(ctx); err != nil {
 			t.Fatal(err)
@@ -110,12 +110,12 @@ func (w *writing) count(ctx context.Context, err error) {
 		w.refusal = err
 		w.mu.Unlock()
 	default: // it does not listen yet
-		wait(ctx, time.Millisecond)
+		fleet.Wait(ctx, time.Millisecond)
 	}
 }
 
 func annotate(ctx context.Context, client kubernetes.Interface, namespace string) error {
-	_, err := client.AppsV1().Deployments(namespace).Patch(ctx, deployment(0), types.MergePatchType,
+	_, err := client.AppsV1().Deployments(namespace).Patch(ctx, fleet.DeploymentName(0), types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"by":"a standby"}}}`), metav1.PatchOptions{})
 	return err
 }

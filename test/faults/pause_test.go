@@ -52,10 +52,10 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	} else {
 		withoutFence(t)
 	}
-	w := newWorld(ctx, t, workers+4)
-	history := newWitness(t.Context(), t, w)
+	w := shared.NewWorld(ctx, t, workers+4)
+	history := shared.NewWitness(t.Context(), t, w)
 	all := newReplicas(ctx, t, 2, p.setup)
-	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
+	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	former, err := all.waitForLeader(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	}
 	p.change(ctx, t, w, p.queued)
 	p.change(ctx, t, w, p.done)
-	fleet.Eventually(ctx, t, func() error { return w.settled(ctx, p.done...) })
+	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx, p.done...) })
 
 	held.Remove()
 	close(gate)
@@ -92,21 +92,21 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	// Work that has failed often waits for its back-off. The next change does not.
 	p.change(ctx, t, w, p.underWay)
 	p.change(ctx, t, w, p.queued)
-	fleet.Eventually(ctx, t, func() error { return w.settled(ctx) })
-	got, err := history.judge()
+	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
+	got, err := history.Judge()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range got.Findings {
 		t.Log(f)
 	}
-	return got, history.refused
+	return got, history.Refused()
 }
 
-func (p pauseScene) change(ctx context.Context, t *testing.T, w *world, which []int) {
+func (p pauseScene) change(ctx context.Context, t *testing.T, w *fleet.World, which []int) {
 	t.Helper()
 	for _, i := range which {
-		if err := w.change(ctx, i); err != nil {
+		if err := w.Change(ctx, i); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -117,7 +117,7 @@ func isWorkOn(groups ...[]int) func(*http.Request) bool {
 	var paths []string
 	for _, group := range groups {
 		for _, i := range group {
-			paths = append(paths, "/deployments/"+deployment(i))
+			paths = append(paths, "/deployments/"+fleet.DeploymentName(i))
 		}
 	}
 	return func(r *http.Request) bool {
@@ -127,14 +127,14 @@ func isWorkOn(groups ...[]int) func(*http.Request) bool {
 
 // answered waits until the API server has responded to the requests that were held. They are the
 // last that the former leader sent: those before got their responses before the pause.
-func answered(r *replica, w *world, n int) error {
+func answered(r *replica, w *fleet.World, n int) error {
 	events, err := shared.AuditEvents()
 	if err != nil {
 		return err
 	}
 	got := map[string]int{}
 	for _, e := range events {
-		if cluster.AuditPod(e) == r.Pod && e.Verb == "patch" && e.Stage == auditv1.StageResponseComplete && e.ObjectRef.Namespace == w.namespace {
+		if cluster.AuditPod(e) == r.Pod && e.Verb == "patch" && e.Stage == auditv1.StageResponseComplete && e.ObjectRef.Namespace == w.Namespace {
 			got[e.ObjectRef.Name]++
 		}
 	}
@@ -181,7 +181,7 @@ func TestLongPausedLeaderWithoutTheFenceInTheAPIServer(t *testing.T) {
 		got, _ := scene.play(t)
 		stale := got.Stale()
 		for _, f := range stale {
-			if !slices.ContainsFunc(scene.underWay, func(i int) bool { return f.Object == "deployments/"+deployment(i) }) {
+			if !slices.ContainsFunc(scene.underWay, func(i int) bool { return f.Object == "deployments/"+fleet.DeploymentName(i) }) {
 				t.Errorf("was not under way: %s", f)
 			}
 		}

@@ -98,9 +98,9 @@ type campaign struct {
 	t       *testing.T
 	seed    uint64
 	rand    *rand.Rand
-	world   *world
+	world   *fleet.World
 	all     replicas
-	witness *witness
+	witness *fleet.Witness
 	last    *judge.Judgement
 	seen    map[uint64]judge.Verdict // findings that were reported
 	kinds   map[string]*tally
@@ -118,13 +118,13 @@ func newCampaign(t *testing.T, seed uint64, managers setup) *campaign {
 	t.Helper()
 	ctx := fleet.Context(t)
 	c := &campaign{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)), kinds: map[string]*tally{}, last: &judge.Judgement{}, seen: map[uint64]judge.Verdict{}}
-	c.world = newWorld(ctx, t, 12)
-	c.witness = newWitness(t.Context(), t, c.world)
+	c.world = shared.NewWorld(ctx, t, 12)
+	c.witness = shared.NewWitness(t.Context(), t, c.world)
 	c.all = newReplicas(ctx, t, 3, managers)
 	for _, r := range c.all {
 		r.proxy.Add(faultproxy.Rule{Match: isWork, Delay: workDelay})
 	}
-	fleet.Eventually(ctx, t, func() error { return c.world.settled(ctx) })
+	fleet.Eventually(ctx, t, func() error { return c.world.Settled(ctx) })
 	return c
 }
 
@@ -139,8 +139,8 @@ func (c *campaign) inject(i int, f fault) {
 		together = append(together, second)
 		name += " + " + second.name
 	}
-	stop := c.world.stream(ctx, changePeriod)
-	wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // at any phase of the renewals
+	stop := c.world.Stream(ctx, changePeriod)
+	fleet.Wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // at any phase of the renewals
 	begin := time.Now()
 	err := c.injectAll(ctx, together)
 	healed := time.Now()
@@ -150,9 +150,9 @@ func (c *campaign) inject(i int, f fault) {
 	stop()
 	// Work that has failed often waits for its back-off, after some faults for minutes. The next
 	// change does not.
-	for i := range c.world.size {
+	for i := range c.world.Size {
 		if err == nil {
-			err = fleet.Poll(ctx, func() error { return c.world.change(ctx, i) })
+			err = fleet.Poll(ctx, func() error { return c.world.Change(ctx, i) })
 		}
 	}
 	if err == nil {
@@ -209,14 +209,14 @@ func (c *campaign) healthy(ctx context.Context) error {
 	if _, err := c.all.leader(ctx); err != nil {
 		return err
 	}
-	return c.world.settled(ctx)
+	return c.world.Settled(ctx)
 }
 
 // judge judges everything that has happened and adds up what is new.
 func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery time.Duration) {
 	t := c.t
 	t.Helper()
-	got, err := c.witness.judge()
+	got, err := c.witness.Judge()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,5 +277,5 @@ func (c *campaign) report() {
 		counts[f.Verdict]++
 	}
 	c.t.Logf("seed %d, %d faults (some with a second one): %d writes judged, %d of them by what a watch has shown; %d refused by the fence in the API server; %d stale; findings %v\n%s",
-		c.seed, total, c.last.Writes, c.last.Unlogged, c.witness.refused, len(c.last.Stale()), counts, text.String())
+		c.seed, total, c.last.Writes, c.last.Unlogged, c.witness.Refused(), len(c.last.Stale()), counts, text.String())
 }

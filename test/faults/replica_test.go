@@ -8,9 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -46,18 +43,9 @@ type setup struct {
 // replicas are the replicas of a test.
 type replicas []*replica
 
-// processName matches the names of the replicas' processes, POD-LIFE, see start. Other programs of
-// the tests have names with the same prefix.
-var processName = regexp.MustCompile(`^quartermaster-\d+-\d+$`)
-
-func isReplica(process string) bool { return processName.MatchString(process) }
-
 // newReplicas starts n replicas and waits until they are ready. They end with the test.
 func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
 	t.Helper()
-	if s.program == "" {
-		s.program = shared.Binary
-	}
 	var all replicas
 	for range n {
 		pod, proxy := shared.NewReplicaBehindProxy(ctx, t)
@@ -74,18 +62,13 @@ func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
 	return all
 }
 
-// start begins a life. The user agent of the program's requests begins with the program's name, so
-// each life gets another name: this is how the audit log distinguishes the processes of one Pod.
+// start begins a life.
 func (r *replica) start() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lives++
-	name := filepath.Join(shared.Dir(), fmt.Sprintf("%s-%d", r.Pod, r.lives))
-	if err := os.Symlink(r.setup.program, name); err != nil {
-		return err
-	}
 	args := append([]string{"--config-reload-quiet-period=0", "--kube-api-qps=500", "--kube-api-burst=1000"}, fleet.ShortTimings...)
-	m, err := shared.StartManager(r.Replica, cluster.ManagerOptions{Binary: name, Args: append(args, r.setup.args...)})
+	m, err := shared.StartLife(r.Replica, r.lives, cluster.ManagerOptions{Binary: r.setup.program, Args: append(args, r.setup.args...)})
 	if err == nil {
 		r.manager = m
 	}

@@ -56,3 +56,13 @@ func Eventually(ctx context.Context, t testing.TB, check func() error) {
 		t.Fatal(err)
 	}
 }
+
+// Wait waits for d, the time that a fault lasts, or until ctx ends.
+func Wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

@@ -55,7 +55,7 @@ type Verdict string
 const (
 	// NeverLed means that the process had not acquired the Lease.
 	NeverLed Verdict = "never led"
-	// Overlap means that another process had acquired the Lease, and written.
+	// Overlap means that another process had acquired the Lease afterwards, and written.
 	Overlap Verdict = "overlaps with the successor's writes"
 	// Late means that another process had acquired the Lease, but not yet written.
 	Late Verdict = "late, before the successor's first write"
@@ -118,11 +118,19 @@ type Judgement struct {
 	Unlogged     int // those of them that the audit log does not have as successful
 	Findings     []Finding
 	Acquisitions []Acquisition
+	First        map[string]Write // the first write of each process
+	Last         Write
 }
 
 // Stale returns the findings that must not occur.
 func (j *Judgement) Stale() []Finding {
 	return slices.DeleteFunc(slices.Clone(j.Findings), func(f Finding) bool { return !f.Stale() })
+}
+
+// Former returns the writes of former leaders that were stored after the first write of a successor,
+// and those of processes that never led. No rule of the election excuses any.
+func (j *Judgement) Former() []Finding {
+	return slices.DeleteFunc(slices.Clone(j.Findings), func(f Finding) bool { return f.Verdict != Overlap && f.Verdict != NeverLed })
 }
 
 // judging is the state of judging one history.
@@ -141,8 +149,12 @@ func judge(versions []LeaseVersion, writes []Write, processOf map[string]string,
 	for _, w := range writes {
 		j.wrote[w.By] = append(j.wrote[w.By], w.Revision)
 	}
-	result := &Judgement{Writes: len(writes), Acquisitions: j.acquisitions}
+	result := &Judgement{Writes: len(writes), Acquisitions: j.acquisitions, First: map[string]Write{}}
 	for _, w := range writes {
+		if _, known := result.First[w.By]; !known {
+			result.First[w.By] = w
+		}
+		result.Last = w
 		if f, ok := j.find(w); ok {
 			result.Findings = append(result.Findings, f)
 		}
@@ -185,7 +197,7 @@ func (j *judging) find(w Write) (Finding, bool) {
 	if last+1 < len(before) {
 		successor := before[last+1]
 		f := Finding{Write: w, Verdict: Late, Since: successor.LeaseVersion}
-		if first, ok := j.firstWriteSince(successor); ok && first < w.Revision {
+		if j.anyWroteBefore(before[last+1:], w) {
 			f.Verdict = Overlap
 		} else if (j.fenced || successor.early()) && last+2 == len(before) {
 			f.Verdict = InOrder
@@ -211,6 +223,14 @@ func (j *judging) findEnd(w Write, term Acquisition) (Finding, bool) {
 		}
 	}
 	return Finding{}, false
+}
+
+// anyWroteBefore reports whether one of the later leaders has written before the write.
+func (j *judging) anyWroteBefore(later []Acquisition, w Write) bool {
+	return slices.ContainsFunc(later, func(a Acquisition) bool {
+		first, ok := j.firstWriteSince(a)
+		return ok && first < w.Revision
+	})
 }
 
 func (j *judging) firstWriteSince(a Acquisition) (uint64, bool) {

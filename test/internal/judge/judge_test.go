@@ -101,6 +101,7 @@ func TestJudge(t *testing.T) {
 		findings     []string // REVISION VERDICT
 		acquisitions int
 		unlogged     int
+		former       int // at least
 	}{
 		"the holder may write, also between renewals": {
 			steps: []string{"a acquires", "a writes", "a renews", "a writes"}, acquisitions: 1},
@@ -130,6 +131,9 @@ func TestJudge(t *testing.T) {
 		"nor after a third has acquired": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "c acquires", "a writes"},
 			findings: []string{"5 late, before the successor's first write"}, acquisitions: 3},
+		"but counts once any successor has written": {
+			steps:    []string{"a acquires", "b acquires", "c acquires", "c writes", "a writes"},
+			findings: []string{"5 overlaps with the successor's writes"}, former: 1, acquisitions: 3},
 		"nor when the successor is gone already": {
 			steps: []string{"a acquires", "b acquires", "b releases", "a writes"}, findings: []string{"4 late, before the successor's first write"}, acquisitions: 2},
 		"who leads again may write again": {
@@ -172,6 +176,9 @@ func TestJudge(t *testing.T) {
 			}
 			if len(got.Acquisitions) != tc.acquisitions || got.Unlogged != tc.unlogged {
 				t.Errorf("%d acquisitions, %d unlogged, want %d, %d", len(got.Acquisitions), got.Unlogged, tc.acquisitions, tc.unlogged)
+			}
+			if former := len(got.Former()); former < tc.former {
+				t.Errorf("%d writes of former leaders, want %d", former, tc.former)
 			}
 			for _, f := range got.Stale() {
 				if f.Verdict == InOrder || f.Verdict == Revoked || f.Verdict == Unknown {

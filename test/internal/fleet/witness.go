@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package faults
+package fleet
 
 import (
 	"bufio"
@@ -28,40 +28,47 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
-	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// witness collects the history of one test from the audit log, and from watches what the log does
+// Witness collects the history of one test from the audit logs, and from watches what the log does
 // not have.
-type witness struct {
+type Witness struct {
 	*judge.History
-	world *world
+	world *World
 
-	mu       sync.Mutex // guards reading the log
-	log      *os.File
-	rest     []byte // of an incomplete line
+	mu       sync.Mutex // guards what follows
+	logs     []*auditLog
 	failures []error
-	refused  int // writes that the fence in the API server has refused
+	refused  int
 }
 
-// newWitness begins to watch before the test's replicas exist.
-func newWitness(ctx context.Context, t testing.TB, w *world) *witness {
+// auditLog is the audit log of one API server.
+type auditLog struct {
+	*os.File
+	rest []byte // of an incomplete line
+}
+
+// NewWitness begins to watch before the test's replicas exist.
+func (f *Fleet) NewWitness(ctx context.Context, t testing.TB, w *World) *Witness {
 	t.Helper()
-	log, err := os.Open(shared.AuditLog())
-	if err != nil {
-		t.Fatal(err)
+	v := &Witness{
+		History: judge.New(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: LeaseName}, StateAnnotation, IsReplica),
+		world:   w,
 	}
-	v := &witness{
-		History: judge.New(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName}, fleet.StateAnnotation, isReplica),
-		world:   w, log: log,
-	}
-	if _, err := log.Seek(0, io.SeekEnd); err != nil {
-		t.Fatal(err)
+	for _, path := range f.AuditLogs() {
+		log, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.logs = append(v.logs, &auditLog{File: log})
+		if _, err := log.Seek(0, io.SeekEnd); err != nil {
+			t.Fatal(err)
+		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var watches sync.WaitGroup
-	leases, deployments := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem), shared.Admin.AppsV1().Deployments(w.namespace)
+	leases, deployments := f.Admin.CoordinationV1().Leases(metav1.NamespaceSystem), f.Admin.AppsV1().Deployments(w.Namespace)
 	watches.Go(func() {
 		v.follow(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return leases.List(ctx, o) }, leases.Watch)
 	})
@@ -73,14 +80,16 @@ func newWitness(ctx context.Context, t testing.TB, w *world) *witness {
 	t.Cleanup(func() {
 		cancel()
 		watches.Wait()
-		_ = log.Close()
+		for _, log := range v.logs {
+			_ = log.Close()
+		}
 	})
 	return v
 }
 
 // follow sees every version of a resource's objects, except for those that come and go while the
 // API server is down.
-func (v *witness) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+func (v *Witness) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	open func(context.Context, metav1.ListOptions) (watch.Interface, error)) {
 	from := ""
 	for ctx.Err() == nil {
@@ -91,14 +100,14 @@ func (v *witness) follow(ctx context.Context, list func(context.Context, metav1.
 				from = all.(metav1.ListInterface).GetResourceVersion()
 			}
 			if err != nil {
-				wait(ctx, 50*time.Millisecond)
+				Wait(ctx, 50*time.Millisecond)
 				continue
 			}
 		}
 		w, err := open(ctx, metav1.ListOptions{ResourceVersion: from})
 		if err != nil {
 			from = "" // the version may be too old
-			wait(ctx, 50*time.Millisecond)
+			Wait(ctx, 50*time.Millisecond)
 			continue
 		}
 		for e := range w.ResultChan() {
@@ -115,7 +124,7 @@ func (v *witness) follow(ctx context.Context, list func(context.Context, metav1.
 	}
 }
 
-func (v *witness) see(o runtime.Object, deleted bool) error {
+func (v *Witness) see(o runtime.Object, deleted bool) error {
 	switch o := o.(type) {
 	case *coordinationv1.Lease:
 		return v.AddLease(o, deleted)
@@ -128,30 +137,39 @@ func (v *witness) see(o runtime.Object, deleted bool) error {
 	return fmt.Errorf("a watch has shown a %T", o)
 }
 
-func (v *witness) fail(err error) {
+func (v *Witness) fail(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.failures = append(v.failures, err)
 }
 
-// judge reads what is new in the audit log and judges everything.
-func (v *witness) judge() (*judge.Judgement, error) {
+// Refused returns how many writes the fence in the API server has refused, as of the last Judge.
+func (v *Witness) Refused() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if err := v.readLog(); err != nil {
-		return nil, err
-	}
-	return v.Judge(), errors.Join(v.failures...)
+	return v.refused
 }
 
-func (v *witness) readLog() error {
-	reader := bufio.NewReaderSize(v.log, 1<<20)
+// Judge reads what is new in the audit logs and judges everything.
+func (v *Witness) Judge() (*judge.Judgement, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, log := range v.logs {
+		if err := v.read(log); err != nil {
+			return nil, err
+		}
+	}
+	return v.History.Judge(), errors.Join(v.failures...)
+}
+
+func (v *Witness) read(log *auditLog) error {
+	reader := bufio.NewReaderSize(log, 1<<20)
 	for {
 		line, err := reader.ReadBytes('\n')
-		line = append(v.rest, line...)
-		v.rest = nil
+		line = append(log.rest, line...)
+		log.rest = nil
 		if errors.Is(err, io.EOF) {
-			v.rest = line
+			log.rest = line
 			return nil
 		}
 		if err != nil {
@@ -166,7 +184,7 @@ func (v *witness) readLog() error {
 		if err := json.Unmarshal(line, &event); err != nil {
 			return fmt.Errorf("read the audit log: %w", err)
 		}
-		if ref := event.ObjectRef; ref != nil && ref.Resource == "deployments" && ref.Namespace != v.world.namespace {
+		if ref := event.ObjectRef; ref != nil && ref.Resource == "deployments" && ref.Namespace != v.world.Namespace {
 			continue
 		}
 		if isRefusal(event) {
@@ -181,14 +199,4 @@ func (v *witness) readLog() error {
 // isRefusal reports whether the fence in the API server has refused a request.
 func isRefusal(e auditv1.Event) bool {
 	return e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusForbidden && strings.Contains(e.ResponseStatus.Message, apifence.PolicyName)
-}
-
-// wait waits for d or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

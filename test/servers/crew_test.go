@@ -1,0 +1,80 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
+)
+
+// crew are the managers of a case: the leader and a standby on the second API server, and a standby
+// on the first.
+type crew struct {
+	leader *cluster.Manager
+}
+
+func newCrew(ctx context.Context, t *testing.T) *crew {
+	t.Helper()
+	c := &crew{leader: startManager(ctx, t, shared.SecondConfig())}
+	shared.WaitForLeader(ctx, t, c.leader)
+	for _, config := range []*rest.Config{shared.AdminConfig(), shared.SecondConfig()} {
+		standby := startManager(ctx, t, config)
+		fleet.Eventually(ctx, t, func() error { return fleet.Ready(standby) })
+	}
+	return c
+}
+
+// startManager starts a manager on an API server, through a proxy of its own. It trusts the API
+// servers' certificates too.
+func startManager(ctx context.Context, t *testing.T, server *rest.Config) *cluster.Manager {
+	t.Helper()
+	proxy, err := faultproxy.Start(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := shared.NewReplica(ctx, t)
+	if err := r.Via(proxy.URL(), slices.Concat(proxy.CA(), server.CAData)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := shared.StartLife(r, 1, cluster.ManagerOptions{Args: []string{"--config-reload-quiet-period=0", "--kube-api-qps=500", "--kube-api-burst=1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", m.Pod, m.Tail(40))
+		}
+		_ = proxy.Close()
+		_ = m.Signal(syscall.SIGCONT)
+		m.Kill()
+		shared.FreeLease(t, m)
+	})
+	return m
+}
+
+// succession says when another process than the leader has written first after begin.
+func (c *crew) succession(got *judge.Judgement, begin time.Time) string {
+	former := fleet.ProcessName(c.leader.Pod, 1)
+	first := judge.Write{}
+	for by, w := range got.First {
+		if by != former && fleet.IsReplica(by) && (first.By == "" || w.Revision < first.Revision) {
+			first = w
+		}
+	}
+	if first.By == "" {
+		return "the leader led on"
+	}
+	return fmt.Sprintf("the next leader's first write %v after the fault began", first.Done.Sub(begin).Round(time.Millisecond))
+}

@@ -1,0 +1,153 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package servers
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/holdproxy"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+var (
+	flagRounds = flag.Int("rounds", 10, "how often TestLongFaultsWithALaggingServer plays each case")
+	flagCount  = flag.Bool("count", false, "report writes of former leaders without failing")
+)
+
+// away is how long a leader is paused or partitioned: longer than a standby waits before it takes the
+// Lease of a leader that seems to be gone, and shorter than the leader's own renew deadline of 10 s.
+const away = 7 * time.Second
+
+// fault is what happens to the leader. Its API server has begun to lag when inject is called, and
+// catches up a lag after inject returns.
+type fault struct {
+	name   string
+	inject func(ctx context.Context, c *crew) error
+}
+
+var faults = []fault{
+	{"crash", func(_ context.Context, c *crew) error { c.leader.Kill(); return nil }},
+	{"pause", func(ctx context.Context, c *crew) error {
+		if err := c.leader.Signal(syscall.SIGSTOP); err != nil {
+			return err
+		}
+		fleet.Wait(ctx, away)
+		return c.leader.Signal(syscall.SIGCONT)
+	}},
+	{"partition with its API server", func(ctx context.Context, _ *crew) error {
+		shared.SecondEtcd().Hold(holdproxy.Everything)
+		defer shared.SecondEtcd().Release(holdproxy.Everything)
+		fleet.Wait(ctx, away)
+		return nil
+	}},
+	{"hand-over", func(_ context.Context, c *crew) error { return c.leader.Signal(syscall.SIGTERM) }},
+}
+
+var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}
+
+func TestFaultsWithALaggingServer(t *testing.T) {
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) { play(t, f, 3*time.Second) })
+	}
+}
+
+func TestLongFaultsWithALaggingServer(t *testing.T) {
+	for _, f := range faults {
+		for _, lag := range lags {
+			t.Run(fmt.Sprintf("%s, lag %v", f.name, lag), func(t *testing.T) {
+				for i := range *flagRounds {
+					t.Run(fmt.Sprint("round ", i+1), func(t *testing.T) { play(t, f, lag) })
+				}
+			})
+		}
+	}
+}
+
+// play lets one fault happen to a leader whose API server lags.
+func play(t *testing.T, f fault, lag time.Duration) {
+	t.Helper()
+	ctx := fleet.Within(t.Context(), t, 2*time.Minute+lag)
+	waitForFence(ctx, t)
+	w := shared.NewWorld(ctx, t, 12)
+	history := shared.NewWitness(t.Context(), t, w)
+	c := newCrew(ctx, t)
+	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
+	stop := w.Stream(ctx, 30*time.Millisecond)
+	defer stop()
+
+	lagging := []string{"namespaces", "leases"}
+	shared.SecondEtcd().Hold(lagging...)
+	defer shared.SecondEtcd().Release(lagging...)
+	begin := time.Now()
+	if err := f.inject(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Wait(ctx, lag)
+	shared.SecondEtcd().Release(lagging...)
+	released := time.Now()
+
+	fleet.Eventually(ctx, t, func() error {
+		got, err := history.Judge()
+		if err == nil && !got.Last.Done.After(released) {
+			err = errors.New("nobody writes")
+		}
+		return err
+	})
+	fleet.Wait(ctx, time.Second) // in which any other may write as well
+	stop()
+	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
+	got, err := history.Judge()
+	if err != nil {
+		t.Fatal(err)
+	}
+	former := got.Former()
+	t.Logf("%s, lag %v: %d writes, %d of former leaders after a successor's, %d refused; %s",
+		f.name, lag, got.Writes, len(former), history.Refused(), c.succession(got, begin))
+	for i, finding := range former {
+		if !*flagCount {
+			t.Error(finding)
+		} else if i == 0 || i == len(former)-1 {
+			t.Log(finding)
+		}
+	}
+}
+
+// waitForFence waits until both API servers enforce the fence: until they answer the probe, which a
+// token that is bound to no Pod may send too.
+func waitForFence(ctx context.Context, t *testing.T) {
+	t.Helper()
+	token, err := shared.TokenOf(ctx, metav1.NamespaceSystem, "quartermaster")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := apifence.NamespaceFor(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
+	for _, config := range []*rest.Config{shared.AdminConfig(), shared.SecondConfig()} {
+		config = rest.AnonymousClientConfig(config)
+		config.BearerToken = token
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fleet.Eventually(ctx, t, func() error {
+			_, err := client.CoreV1().Namespaces().Patch(ctx, name, types.MergePatchType, []byte("{}"), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+			if err == nil || !strings.Contains(err.Error(), apifence.PolicyName) {
+				return errors.Join(fmt.Errorf("%s does not enforce the fence", config.Host), err)
+			}
+			return nil
+		})
+	}
+}
