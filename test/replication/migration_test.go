@@ -52,7 +52,7 @@ func TestMigrationWritesNothing(t *testing.T) {
 			setup: func(w *world) {
 				w.secret("a/s", "k=v j=w", w.with("M:replicate-to={b}", "M:replicate-to-matching=world={id},name=c",
 					"M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
-				made := w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=j,k")
+				made := w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+w.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
 				labelled := func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} }
 				w.secret("b/s", "k=v j=w", made, labelled)
 				w.secret("c/s", "k=v j=w own=1", made, labelled)

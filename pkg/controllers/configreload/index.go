@@ -90,7 +90,7 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 	if err != nil {
 		return nil
 	}
-	r := c.keys.Rules(w)
+	r := c.keys.Outline(w)
 	if r.Empty() {
 		return nil
 	}
@@ -106,9 +106,16 @@ func (c *Controller) indexBySource(k *kind, obj any) []string {
 	for key := range r.Names {
 		values = append(values, sourceIndexValue(w.Namespace, key))
 	}
+	if len(values) > maxIndexed {
+		return []string{w.Namespace + "/" + byPattern}
+	}
 	slices.Sort(values)
 	return slices.Compact(values)
 }
+
+// maxIndexed is for how many sources a workload is indexed one by one. One with more is looked at for each
+// source of its namespace, in its own turn.
+const maxIndexed = 300
 
 // jobKind is that of the Jobs of CronJobs, which may not be rolled themselves.
 var jobKind = policy.Kind{Name: "Job"}

@@ -44,8 +44,9 @@ func DefaultConfig() Config {
 			ProtectedNamespaces: []string{"kube-system", "kube-public", "kube-node-lease"},
 			ProtectedNames:      []string{"kube-root-ca.crt", "sh.helm.release.*", "bootstrap-token-*"},
 			DeniedLabels: []string{
-				"app.kubernetes.io/managed-by", "argocd.argoproj.io/*", "cluster.x-k8s.io/*", "helm.toolkit.fluxcd.io/*",
-				"istio/multiCluster", "kustomize.toolkit.fluxcd.io/*", "sealedsecrets.bitnami.com/*",
+				"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "argocd.argoproj.io/*", "cluster.x-k8s.io/*",
+				"*.toolkit.fluxcd.io/*", "istio/multiCluster", "olm.managed", "reconcile.external-secrets.io/*",
+				"sealedsecrets.bitnami.com/*",
 			},
 		},
 		Kinds:     []string{string(policy.Secret), string(policy.ConfigMap)},

@@ -23,8 +23,10 @@ const (
 	quietRepair = 30 * time.Minute
 	// fightAfter is the repair from which on the source's owner is told.
 	fightAfter = 5
-	// marksPerSecond limits the markers that are added to copies of the replicator.
+	// marksPerSecond limits the markers that are added to copies of the replicator; one that has to wait is
+	// tried again after markRetry.
 	marksPerSecond = 5
+	markRetry      = time.Second
 	// eventInterval is how long no second Event of an object and reason is sent.
 	eventInterval = 10 * time.Minute
 )
@@ -47,7 +49,6 @@ type entry struct {
 	source  string
 	repairs int
 	next    time.Time
-	markAt  time.Time // when its turn for a marker comes
 	// unwanted is why nobody wants it, and since when; maker is the source whose copy it is, without a
 	// marker.
 	unwanted policy.Unwanted
@@ -68,7 +69,7 @@ type event struct {
 }
 
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, 1), notices: controllers.NewNotices(eventInterval)}
+	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: controllers.NewNotices(eventInterval)}
 	all.clear()
 	return all
 }
@@ -149,16 +150,13 @@ func (m *memory) pace(key policy.Key, a policy.Action, source string, now time.T
 	if e == nil {
 		return 0
 	}
-	if a == policy.Mark {
-		if e.markAt.IsZero() {
-			e.markAt = now.Add(m.marks.ReserveN(now, 1).DelayFrom(now))
-		}
-		wait = e.markAt.Sub(now)
-	}
 	if source == e.source && source != "" {
-		wait = max(wait, e.next.Sub(now))
+		wait = max(e.next.Sub(now), 0)
 	}
-	return max(wait, 0)
+	if wait == 0 && a == policy.Mark && !m.marks.AllowN(now, 1) {
+		wait = markRetry // no place in a line is kept, which could be taken again and again
+	}
+	return wait
 }
 
 // wrote remembers a write, and returns how many drifts in a row have been repaired with it.
@@ -177,7 +175,7 @@ func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 	default:
 		e.repairs++
 	}
-	e.source, e.next, e.markAt = source, now, time.Time{}
+	e.source, e.next = source, now
 	if e.repairs > 0 {
 		e.next = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
 	}

@@ -100,18 +100,15 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"M16: markers are added a few per second": {
-			objects: func() (list []runtime.Object) {
+			run: func(w *world) {
 				for i := range 20 {
 					name := fmt.Sprintf("s%d", i)
-					list = append(list, secret("a/"+name, "v", "M:replicate-to=b"),
-						secret("b/"+name, "v", "M:replicated-from-version=1", "M:replicated-keys=k", "M:replicated-at=x"))
+					w.put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
+					w.edit("b/"+name, annotate("M:replicated-from-version="+w.secret("a/"+name).ResourceVersion))
 				}
-				return list
-			}(),
-			run: func(w *world) {
 				w.pass(2 * time.Second)
-				if n := len(w.marked()); n < 8 || n > 12 {
-					w.t.Errorf("%d markers after 2 s, want about 10", n)
+				if n := len(w.marked()); n < 8 || n > 17 {
+					w.t.Errorf("%d markers after 2 s, want about 15", n)
 				}
 				w.edit("a/s19", holding("w"))
 				w.edit("a/s18", holding("w"))

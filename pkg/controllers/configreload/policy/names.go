@@ -20,6 +20,8 @@ type names struct {
 	exact map[string]struct{} // a source of that name may be waited for
 	globs []string
 	re    *regexp.Regexp // all expressions of the list; nil: there is none
+	// outlined is set in an outline if there are expressions.
+	outlined bool
 	// steps is what each character of a name costs to match, see [Rules.Steps].
 	steps int
 }
@@ -27,7 +29,7 @@ type names struct {
 func (n *names) empty() bool { return len(n.exact) == 0 && !n.patterns() }
 
 // patterns reports whether anything but an exact name is in the list.
-func (n *names) patterns() bool { return len(n.globs) > 0 || n.re != nil }
+func (n *names) patterns() bool { return len(n.globs) > 0 || n.re != nil || n.outlined }
 
 func (n *names) has(name string) bool {
 	_, ok := n.exact[name]

@@ -28,8 +28,9 @@ const (
 
 // Rules are the parsed annotations of a workload. They are shared and must not be changed.
 type Rules struct {
-	native bool // it has the native annotation, so it is marked by annotation under the native key
-	types  [NumTypes]typeRules
+	outline bool // see [Keys.Outline]
+	native  bool // it has the native annotation, so it is marked by annotation under the native key
+	types   [NumTypes]typeRules
 	// Delay replaces the quiet period; 0 does not.
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
@@ -218,9 +219,18 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 	return clipped
 }
 
+// Outline returns the rules of a workload without their expressions, of which it only has that there are
+// some. It is for an index, where the events of all workloads wait.
+func (k *Keys) Outline(w *Workload) *Rules {
+	return k.read(&Rules{outline: true}, clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
+}
+
 // parse reads the annotations of a workload (meta) and of its template.
 func (k *Keys) parse(meta, template map[string]string) *Rules {
-	r := &Rules{cost: rulesCost}
+	return k.read(&Rules{cost: rulesCost}, meta, template)
+}
+
+func (k *Keys) read(r *Rules, meta, template map[string]string) *Rules {
 	if value, ok := fallback(meta, template, nativeReload); ok {
 		k.parseNative(r, value)
 	} else {
@@ -295,6 +305,10 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 				rules.named.addGlob(strings.ReplaceAll(item, ".", "?"))
 			}
 			r.cost += itemCost
+			continue
+		}
+		if r.outline {
+			rules.named.outlined = true
 			continue
 		}
 		parsed, err := parseExpression(item, &steps)

@@ -48,7 +48,7 @@ const (
 
 // annotations are all keys that decisions depend on.
 var annotations = []string{
-	PushTo, AllowPull, PullFrom, Marker,
+	Marker, PushTo, AllowPull, PullFrom,
 	reflectionAllowed, allowedNamespaces, allowedSelector, autoEnabled, autoNamespaces, autoSelector, reflects, autoReflects,
 	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels, keepOwners,
 	replicatedFrom, replicatedKeys,

@@ -37,12 +37,12 @@ type asked struct {
 }
 
 // match evaluates an annotation. Only what is held has a text, which then names the annotation.
-func (a asked) match(key, grammar string, parse func(string) matcher) Verdict {
+func (a asked) match(key, grammar string, parse func(string) matcher, run bool) Verdict {
 	text := a.source.Annotations[key]
 	if text == tooLongValue {
 		return held(InvalidAnnotation, key+": "+tooLongText)
 	}
-	v := a.matchers.get(grammar, text, parse)(a.ns, a.now, true)
+	v := a.matchers.get(grammar, text, parse)(a.ns, a.now, run)
 	if v.Text != "" {
 		v.Text = key + ": " + v.Text
 	}
@@ -54,7 +54,7 @@ func (a asked) native(key string) Verdict {
 	if !a.source.has(key) {
 		return no
 	}
-	return a.match(key, "clauses", a.matchers.clauses)
+	return a.match(key, "clauses", a.matchers.clauses, true)
 }
 
 // allowed is the reflector's permission.
@@ -85,19 +85,19 @@ func (a asked) reflectorList(key, selector string) Verdict {
 	}
 	v := no
 	if hasList {
-		v = a.match(key, "net", a.matchers.netList)
+		v = a.netMatch(key)
 	}
 	if hasSelector && v.Claim != Yes {
-		v = v.or(a.match(selector, "strict", a.matchers.strictSelector))
+		v = v.or(a.match(selector, "strict", a.matchers.strictSelector, true))
 	}
 	return v
 }
 
 // replicates is the replicator's push.
 func (a asked) replicates() Verdict {
-	v := a.match(replicateTo, "go", goList)
+	v := a.match(replicateTo, "go", goList, true)
 	if a.source.has(replicateToMatching) && v.Claim != Yes {
-		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector))
+		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector, true))
 	}
 	return v
 }
@@ -111,7 +111,7 @@ func (a asked) permits() Verdict {
 	case !permitted:
 		return no
 	}
-	return a.match(replicationAllowedN, "go", goList)
+	return a.match(replicationAllowedN, "go", goList, true)
 }
 
 // claim is what one source wants of a target.
@@ -274,8 +274,8 @@ func unsupported(o *Object) Verdict {
 		return Verdict{Claim: Held}
 	case t == corev1.SecretTypeServiceAccountToken || t == "bootstrap.kubernetes.io/token":
 		return held(UnsupportedType, "Secrets of type "+o.Type+" are not copied")
-	case o.Content == nil && o.Keys > maxKeys:
-		return held(TooManyKeys, fmt.Sprintf("objects with more than %d keys are not copied", maxKeys))
+	case o.TooLarge:
+		return held(TooManyKeys, fmt.Sprintf("objects with more than %d keys, or of %d bytes together, are not copied", maxKeys, maxKeyText))
 	}
 	return yes
 }

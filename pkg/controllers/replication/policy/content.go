@@ -121,7 +121,9 @@ func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]s
 		return nil
 	}
 	labels = maps.Clone(labels)
-	maps.DeleteFunc(labels, func(key, _ string) bool { return glob.MatchAny(r.DeniedLabels, key) })
+	maps.DeleteFunc(labels, func(key, value string) bool {
+		return glob.MatchAny(r.DeniedLabels, key) || key == "owner" && value == "helm" // by which alone Helm finds its releases
+	})
 	return labels
 }
 

@@ -158,7 +158,7 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 		}
 		return
 	case winner == nil:
-		r.release(p, v, target, role, now)
+		r.release(p, v, target, role, false, now)
 		return
 	case winner.Claim == Held:
 		p.State, p.Dialect, p.Source = OnHold, winner.dialect, winner.source.Key
@@ -184,30 +184,18 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 }
 
 // makerOf returns the claim of the source from which the replicator made a copy, or nil. Whoever pushes
-// that name next is not its maker: the source's present version or its content must be in the copy, or
-// have been there when this run first looked, since the marker that says so is written slowly.
+// that name next is not its maker, and equal data prove nothing, since much is public: the copy must name
+// the source's present version, or have named it when this run first looked, since the marker that says so
+// is written slowly.
 func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
-	content := map[Slot]Sum{}
-	for _, key := range keyList(target.Annotations[replicatedKeys]) {
-		for _, section := range []string{inData, inBinaryData} {
-			if sum, has := target.Content[Slot(section+key)]; has {
-				content[Slot(section+key)] = sum
-			}
-		}
+	i := slices.IndexFunc(claims, func(c claim) bool {
+		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == known
+		return made && asked{r, c.source, ns, now}.replicates().Claim != No
+	})
+	if i < 0 {
+		return nil
 	}
-	for _, made := range []func(*Object) bool{
-		func(source *Object) bool { return source.Key == known },
-		func(source *Object) bool { return source.Version == target.Annotations[replicatedFrom] },
-		func(source *Object) bool { return len(content) > 0 && maps.Equal(source.Content, content) },
-	} {
-		i := slices.IndexFunc(claims, func(c claim) bool {
-			return made(c.source) && asked{r, c.source, ns, now}.replicates().Claim != No
-		})
-		if i >= 0 {
-			return &claims[i]
-		}
-	}
-	return nil
+	return &claims[i]
 }
 
 // giveWay decides on the copy of a source that has no claim, or a weaker one than another source. The
@@ -216,7 +204,7 @@ func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace
 func (r *Rules) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
 	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.from })
 	if !claimed {
-		r.release(p, v, target, role, now)
+		r.release(p, v, target, role, true, now)
 		return
 	}
 	p.State, p.Source = InSync, winner.source.Key
@@ -264,13 +252,13 @@ func (r *Rules) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
 	return p.After > 0
 }
 
-// release removes a copy that its source does not want.
-func (r *Rules) release(p *Plan, v View, target *Object, role role, now time.Time) {
+// release removes a copy that its source does not want. contested says that another source wants the name.
+func (r *Rules) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
 	switch {
 	case !r.enabled(role.dialect), source != nil && source.Deleting:
-	case role.dialect == Native && r.PushNamespaces == "" && source != nil && source.has(PushTo):
+	case !contested && role.dialect == Native && r.PushNamespaces == "" && source != nil && source.has(PushTo):
 		// The flag was never set, so nobody has decided that this source may push no more.
 		p.Problems = append(p.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
 	case !r.mustWait(p, v, target, now):

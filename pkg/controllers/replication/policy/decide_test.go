@@ -108,7 +108,7 @@ func TestThePatternsOfAnAnnotationEndAtTheFirstThatTakesTooLong(t *testing.T) {
 		}
 	}
 	const tooLong = `PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: pattern "(x+x+)+y" takes too long to match`
-	const paused = "PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: has a pattern that took too long to match a while ago"
+	const paused = "PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: a pattern in this namespace took too long to match a while ago"
 	ask("c", "yes")
 	ask(long, tooLong) // and not "yes", although the next pattern matches
 	ask("c", paused)
@@ -159,7 +159,7 @@ func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
 func TestAnAdoptedCopyFollowsItsSourceBeforeItHasItsMarker(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.MarkAdopted = false })
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-	w.put(secret("b/s", "k=v", replicatorMade("0", "k")))
+	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
 	w.settle()
 	w.edit("a/s", data("k=w"))
 	w.settle()

@@ -21,7 +21,7 @@ func FuzzGrammars(f *testing.F) {
 		ns := &Namespace{Name: name}
 		now := time.Unix(0, 0)
 		for grammar, parse := range map[string]func(string) matcher{
-			"net": m.netList, "go": goList, "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
+			"net": list(netRegex), "go": goList, "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
 		} {
 			match := m.get(grammar, text, parse)
 			full, cheap := match(ns, now, true), match(ns, now, false)

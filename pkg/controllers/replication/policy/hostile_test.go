@@ -61,11 +61,23 @@ func TestNobodyElsePays(t *testing.T) {
 			w.expect("", "TargetExists c/s")
 			w.holds("b/s", "k=theirs")
 		}},
-		"an object without replicated keys is nobody's copy": {nil, func(w *world) {
-			w.put(secret("b/s", "k=theirs", replicatorMade("77", "")))
-			w.put(secret("c/s", "", with("M:replicate-to=b")))
+		"the replicator's copy of public data is not adopted by who has the same": {nil, func(w *world) {
+			w.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")))
+			w.put(secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
+			w.settle()
+			w.edit("c/s", data("ca.crt=attack"))
 			w.settle()
 			w.expect("", "TargetExists c/s")
+			w.holds("b/s", "ca.crt=public")
+		}},
+		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(w *world) {
+			w.put(secret("c/s", "k=attack", mine))
+			w.settle()
+			w.rules.PushNamespaces = ""
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			w.settle()
+			w.expect("create b/s, create b/s, delete b/s")
+			w.holds("b/s", "k=v")
 		}},
 		"the copy of an older namespace is not taken over": {nil, func(w *world) {
 			w.put(secret("c/s", "k=attack", mine)) // is there first
@@ -110,7 +122,7 @@ func TestNobodyElsePays(t *testing.T) {
 		"no label is copied by which another controller trusts an object": {nil, func(w *world) {
 			w.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
-				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "team=c")))
+				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "owner=helm", "team=c")))
 			w.settle()
 			w.expect("create b/s")
 			if got := fmt.Sprint(w.get("b/s").Labels); got != "map[team:c]" {
@@ -168,6 +180,16 @@ func TestNobodyElsePays(t *testing.T) {
 				if problems := w.survey(o, w.now).Problems; len(problems) != 1 || !strings.Contains(problems[0].Text, full(key)) {
 					w.t.Errorf("%s: problems %v", key, problems)
 				}
+			}
+		}},
+		"no annotations of an object are read that are too long together": {nil, func(w *world) {
+			b := secret("c/s", "k=v")
+			for _, key := range annotations {
+				b.Annotations[key] = strings.Repeat("x", maxPatternLength)
+			}
+			b.Annotations[Marker] = strings.Repeat("x", 200<<10)
+			if size := len(w.digester.Digest(asObject(b))); size > 2*maxAnnotations {
+				w.t.Errorf("the cache keeps %d bytes", size)
 			}
 		}},
 		"a pattern is not longer than what it matches": {nil, func(w *world) {

@@ -52,21 +52,26 @@ type Object struct {
 	Annotations map[string]string `json:"a,omitempty"`
 	// Labels are kept for the mittwald dialect only, which copies them.
 	Labels map[string]string `json:"l,omitempty"`
-	// Size is that of all values, in bytes. Keys is their number.
+	// Size is that of all values, in bytes.
 	Size int `json:"s,omitempty"`
-	Keys int `json:"n,omitempty"`
+	// TooLarge says that the object has too many keys to be copied, or to be a copy. It has no Content.
+	TooLarge bool `json:"x,omitempty"`
 
-	// Content is nil if there are more than maxKeys.
 	Content map[Slot]Sum `json:"-"`
 }
 
-// maxKeys is how many keys an object may have that is copied. Each costs several times its length, in
-// the cache and with every decision.
-const maxKeys = 1024
-
-// tooLongValue stands for the value of an annotation that exceeds maxPatternLength. No valid value is
-// equal to it.
-const tooLongValue = "\x00"
+const (
+	// maxKeys is how many keys an object may have, and maxKeyText how long they may be together, which
+	// replicated-keys has to hold. Each costs several times its length, in the cache and with every
+	// decision.
+	maxKeys    = 1024
+	maxKeyText = 16 << 10
+	// maxAnnotations is how long the values of all annotations that decisions depend on may be together:
+	// each event of the object costs as much, where the events of all others wait.
+	maxAnnotations = 24 << 10
+	// tooLongValue stands for a value that exceeds this or maxPatternLength. No valid value is equal to it.
+	tooLongValue = "\x00"
+)
 
 func (o *Object) has(annotation string) bool {
 	_, has := o.Annotations[annotation]
@@ -102,13 +107,14 @@ func (d *Digester) Describe(b *Body) *Object {
 	o := &Object{
 		Key: b.Key(), UID: string(b.UID), Version: b.ResourceVersion, Deleting: b.DeletionTimestamp != nil,
 		Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
-		Annotations: map[string]string{}, Keys: len(b.Content),
+		Annotations: map[string]string{},
 	}
-	mittwald := false
+	mittwald, left, keyText := false, maxAnnotations, 0
 	for _, key := range annotations {
 		if value, has := b.Annotations[key]; has {
-			if len(value) > maxPatternLength && key != replicatedKeys { // which names all keys
+			if left -= len(value); left < 0 || len(value) > maxPatternLength {
 				value = tooLongValue
+				o.TooLarge = o.TooLarge || key == replicatedKeys // what of it was replicated is not known
 			}
 			o.Annotations[key] = value
 			mittwald = mittwald || strings.HasPrefix(key, mittwaldPrefix)
@@ -117,13 +123,14 @@ func (d *Digester) Describe(b *Body) *Object {
 	if mittwald {
 		o.Labels = b.Labels
 	}
-	for _, value := range b.Content {
+	for slot, value := range b.Content {
 		o.Size += len(value)
+		keyText += len(slot)
 	}
-	if o.Keys > maxKeys {
+	if o.TooLarge = o.TooLarge || len(b.Content) > maxKeys || keyText > maxKeyText; o.TooLarge {
 		return o
 	}
-	o.Content = make(map[Slot]Sum, o.Keys)
+	o.Content = make(map[Slot]Sum, len(b.Content))
 	mac := d.mac.Get().(hash.Hash)
 	defer d.mac.Put(mac)
 	for slot, value := range b.Content {

@@ -25,16 +25,16 @@ const (
 	maxPatternLength = 16 << 10
 	// matchTimeout limits a match of a .NET regular expression, which may take exponential time.
 	// The clock of regexp2 adds up to 100 ms. listTimeout is for all patterns of an annotation; much
-	// longer than a process is ever kept from running. After either, none of the annotation's patterns
-	// is run for timeoutPause, so that one author does not keep all workers busy.
+	// longer than a process is ever kept from running. After either, no such pattern of the namespace is
+	// run for timeoutPause, so that one author does not keep all workers busy.
 	matchTimeout = 50 * time.Millisecond
 	listTimeout  = 250 * time.Millisecond
 	timeoutPause = 10 * time.Minute
 	// maxProgram limits what the RE2 patterns of an annotation are compiled to, in about the
 	// instructions and runes of character classes: a few bytes of text can take megabytes.
 	maxProgram = 5000
-	// maxParsed limits the values of annotations that are kept parsed, and those that are known to
-	// take too long.
+	// maxParsed limits the values of annotations that are kept parsed, and the namespaces with one that
+	// takes too long.
 	maxParsed = 1000
 )
 
@@ -45,7 +45,7 @@ type matcher func(ns *Namespace, now time.Time, run bool) Verdict
 // matchers keeps parsed values.
 type matchers struct {
 	parsed     *lru.Cache // of a grammar and a text: its matcher
-	paused     *lru.Cache // of a list that took too long: until when its patterns are not run
+	paused     *lru.Cache // of a namespace with a list that took too long: until when no .NET pattern of it is run
 	unreadable bool       // the labels of Namespaces are
 }
 
@@ -104,24 +104,24 @@ func anyOf(items []matcher) matcher {
 	}
 }
 
-// netList parses the reflector's lists. What items without a pattern decide needs no pattern to run.
-func (m *matchers) netList(text string) matcher {
-	match := list(netRegex)(text)
-	return func(ns *Namespace, now time.Time, run bool) Verdict {
-		quick := match(ns, now, false)
-		if quick.Claim != Held || !run {
-			return quick
-		}
-		if until, paused := m.paused.Get(text); paused && now.Before(until.(time.Time)) {
-			return held(PatternTimeout, "has a pattern that took too long to match a while ago")
-		}
-		start := time.Now()
-		v := match(ns, now, true)
-		if v.Reason == PatternTimeout || time.Since(start) > listTimeout {
-			m.paused.Add(text, now.Add(timeoutPause))
-		}
+// netMatch evaluates one of the reflector's lists of a source. What items without a pattern decide needs no
+// pattern to run. After a list that took too long, no pattern of its namespace is run for a while, whatever
+// is written in its place: other tenants wait for it.
+func (a asked) netMatch(key string) Verdict {
+	v := a.match(key, "net", list(netRegex), false)
+	if v.Claim != Held {
 		return v
 	}
+	author := a.source.Namespace
+	if until, paused := a.matchers.paused.Get(author); paused && a.now.Before(until.(time.Time)) {
+		return held(PatternTimeout, key+": a pattern in this namespace took too long to match a while ago")
+	}
+	start := time.Now()
+	v = a.match(key, "net", list(netRegex), true)
+	if v.Reason == PatternTimeout || time.Since(start) > listTimeout {
+		a.matchers.paused.Add(author, a.now.Add(timeoutPause))
+	}
+	return v
 }
 
 // netRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose

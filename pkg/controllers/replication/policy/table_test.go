@@ -392,18 +392,18 @@ func TestTheTable(t *testing.T) {
 		}},
 		"M16: what the replicator made and is right gets a marker and nothing else": {nil, func(w *world) {
 			w.put(secret("a/s", "k=v", labelled("t=1"), permits, with("M:replicate-to=b")))
-			w.put(secret("b/s", "k=v", labelled("t=1", "own=1"), replicatorMade("0", "k")))
+			w.put(secret("b/s", "k=v", labelled("t=1", "own=1"), replicatorMade("1", "k")))
 			w.put(secret("b/t", "k=v", pull, replicatorMade("0", "k")))
 			w.settle()
 			w.expect("mark b/s")
-			w.holds("b/s", "k=v", "Q:source=*", "M:replicated-from-version=0")
+			w.holds("b/s", "k=v", "Q:source=*", "M:replicated-from-version=1")
 			if got := w.get("b/s").Labels; got["own"] != "1" || got["t"] != "1" {
 				w.t.Errorf("labels %v", got)
 			}
 		}},
 		"M16: without mark-adopted nothing is written": {func(o *Options) { o.MarkAdopted = false }, func(w *world) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			w.put(secret("b/s", "k=v", replicatorMade("0", "k")))
+			w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
 			w.settle()
 			w.expect("")
 		}},
