@@ -61,6 +61,8 @@ func TestAHostileSourceKeepsNobodyWaiting(t *testing.T) {
 		"200 KiB for the original":  "M:replicate-to=" + strings.Repeat("(a?)*", 40<<10),
 		"the costliest expressions": "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("(a?){70}b,", 60), ","),
 		"backtracking expressions":  "R:reflection-auto-namespaces=" + strings.TrimSuffix(strings.Repeat("(.+.+)+_,", 60), ","),
+		"a marker of 200 KiB":       `Q:source={"copy":"` + strings.Repeat("x", 200<<10) + `"}`,
+		"200 KiB of keys":           "M:replicated-keys=" + strings.Repeat("k,", 100<<10),
 	} {
 		push := f.with(annotation, "R:reflection-allowed=true", "R:reflection-auto-enabled=true")
 		if !strings.HasPrefix(annotation, "R:") {
@@ -69,13 +71,15 @@ func TestAHostileSourceKeepsNobodyWaiting(t *testing.T) {
 		f.secret("a/hostile", "k=v", push)
 		ctx, stop := context.WithCancel(f.ctx)
 		var writer sync.WaitGroup
-		writer.Go(func() {
-			secrets := shared.Admin.CoreV1().Secrets(f.namespaces["a"])
-			for i := 0; ctx.Err() == nil; i++ {
-				patch := fmt.Sprintf(`{"stringData":{"k":"%d"}}`, i)
-				_, _ = secrets.Patch(ctx, "hostile", types.MergePatchType, []byte(patch), metav1.PatchOptions{}) // many, whatever becomes of one
-			}
-		})
+		for range 4 {
+			writer.Go(func() {
+				secrets := shared.Admin.CoreV1().Secrets(f.namespaces["a"])
+				for i := 0; ctx.Err() == nil; i++ {
+					patch := fmt.Sprintf(`{"stringData":{"k":"%d"}}`, i)
+					_, _ = secrets.Patch(ctx, "hostile", types.MergePatchType, []byte(patch), metav1.PatchOptions{}) // many, whatever becomes of one
+				}
+			})
+		}
 		took := median(name)
 		stop()
 		writer.Wait()
