@@ -289,6 +289,33 @@ func TestATextIsParsedOnce(t *testing.T) {
 	}
 }
 
+// An index is asked where the events of all workloads wait, so no expression is parsed for it.
+func TestAnOutlineHasNoExpressions(t *testing.T) {
+	k := compatKeys()
+	for name, tc := range map[string]struct {
+		list     string
+		patterns bool
+		names    int
+	}{
+		"expressions":      {strings.Repeat("(x*y?){30},", 100), true, 0},
+		"names":            {"a,b,c", false, 3},
+		"what is no list":  {"[", true, 0},
+		"some of each":     {"a,b.*", true, 1},
+		"a name with dots": {"a.b", true, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := k.Outline(&Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{kCM: tc.list}})
+			names := 0
+			for range r.Names {
+				names++
+			}
+			if r.NamesByPattern(ConfigMap) != tc.patterns || names != tc.names || r.types[ConfigMap].named.re != nil || len(r.Problems) > 0 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
 func FuzzParseCompat(f *testing.F) {
 	for _, seed := range []string{"app-config", "x, app-.*", "[, a", "a|b", ",,", "(?i)A", "a{1000}", "db.creds"} {
 		f.Add(seed, "other, x", "app-config")
