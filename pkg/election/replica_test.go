@@ -6,6 +6,7 @@ package election
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"net/http/httptest"
 	"sync"
 	"testing"
@@ -206,7 +207,7 @@ type shownStatus struct {
 
 // shown returns what /debug/leader shows of a lock.
 func shown(l *Lock) (s shownStatus) {
-	resp, req := httptest.NewRecorder(), httptest.NewRequest("GET", "/debug/leader?format=json", nil)
+	resp, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/leader?format=json", nil)
 	l.ServeHTTP(resp, req)
 	if err := json.Unmarshal(resp.Body.Bytes(), &s); err != nil {
 		panic(err)

@@ -7,9 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"net/http"
 	"strings"
 	"sync"
@@ -20,7 +17,10 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
@@ -409,7 +409,7 @@ func TestElectionIsOffBesideTheFence(t *testing.T) {
 			logged.WriteString(args)
 		}, funcr.Options{})
 		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
-		err := lock.Run(ctx, func(ctx context.Context) error {
+		err := lock.Run(ctx, func(context.Context) error {
 			pass(time.Minute)
 			return nil
 		})

@@ -145,7 +145,7 @@ func exchangeWith[T any](ctx context.Context, p *simProc, server *simServer, ver
 		if dead {
 			return
 		}
-		if !p.sees(server) && !(late && p.awaitSide(server)) {
+		if !p.sees(server) && (!late || !p.awaitSide(server)) {
 			return
 		}
 		pass(queued)

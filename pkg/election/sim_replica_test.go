@@ -45,7 +45,6 @@ type simProc struct {
 	apart    time.Time                         // until this time, other replicas do not reach it
 	evidence map[*simProc]protocol.LeaderState // that another is silent or gone
 	ended    chan struct{}                     // closed by kill; nil if that closes no connection
-	maligned bool                              // others believe that it has ended
 	gone     bool
 	leading  bool // lead runs
 	lost     bool // lead has seen that its term was lost

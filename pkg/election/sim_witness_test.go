@@ -133,20 +133,6 @@ func (p *simProc) losePower() {
 	p.kill()
 }
 
-// malign closes the connections to the process and lets others believe that it has ended.
-func (p *simProc) malign() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.ended)
-	p.ended, p.maligned = nil, true
-}
-
-func (p *simProc) isMaligned() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.maligned
-}
-
 // hasEvidence reports whether the process may take the Lease early from the last holder, which has
 // written it last at that time. The request may have been under way since the evidence was seen.
 func (p *simProc) hasEvidence(holder *simProc, written time.Time) bool {

@@ -21,11 +21,12 @@ const (
 	// was cancelled when the fence closed.
 	SettleTime = 250 * time.Millisecond
 
-	// A standby with a watch still reads the Lease every ReadPeriod to ReadPeriod + ReadJitter, or asks
+	// ReadPeriod is how often a standby with a watch still reads the Lease, with ReadJitter added, or asks
 	// for the fence in the API server instead. That is less than once a minute, and often enough that
 	// the connection on which it will take the Lease is not closed as idle, which client and API server
 	// do after 90 s. A watch that is dead shows when the claim of the Lease that is known has expired.
 	ReadPeriod = 70 * time.Second
+	// ReadJitter is the most that is added to a ReadPeriod.
 	ReadJitter = 10 * time.Second
 
 	// MaxBackoff limits the time between two requests of one kind that are refused. With the
