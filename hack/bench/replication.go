@@ -32,7 +32,7 @@ const inOrder = 1000
 
 // replication measures the controller of that name.
 func (b *bench) replication(ctx context.Context) error {
-	s := managerSubject(b, ours, b.binaries.manager, "--controllers=*,replication", "--compat=reflector,replicator")
+	s := managerSubject(b, ours, b.binaries.manager, "--controllers=*,replication", "--compat=reflector,replicator", "--replication-push-namespaces=*")
 	if !b.opts.wants(s.name) {
 		return nil
 	}
@@ -365,7 +365,7 @@ func (b *bench) replicationMemory(ctx context.Context) error {
 		}
 	}
 	// Each leads on a Lease of its own.
-	with := managerSubject(b, oursReplication, b.binaries.manager, "--controllers=*,replication", "--compat=reflector,replicator")
+	with := managerSubject(b, oursReplication, b.binaries.manager, "--controllers=*,replication", "--compat=reflector,replicator", "--replication-push-namespaces=*")
 	without := managerSubject(b, ours, b.binaries.manager, "--leader-elect-resource-namespace="+namespace)
 	before := map[string]float64{}
 	for _, d := range dataSets(b.opts.scale)[:2] {
