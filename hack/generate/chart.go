@@ -91,7 +91,7 @@ var settings = map[string]string{
 type chartRole struct {
 	Name       string      `json:"name"`
 	Controller string      `json:"controller,omitempty"` // that the role is for
-	In         []string    `json:"in"`                   // cluster, release, kube-system, or watched, which is the cluster without --namespaces
+	In         []string    `json:"in"`                   // cluster, release, default, kube-system, or watched, which is the cluster without --namespaces
 	Rules      []chartRule `json:"rules"`
 }
 
@@ -141,7 +141,7 @@ func chartRoles() (roles []*chartRole, err error) {
 			r.compare(name, granted[r])
 		}
 	}
-	return roles, place(roles)
+	return roles, place(roles, base)
 }
 
 // compare notes which rules are there because of a setting, and which are not.
@@ -166,8 +166,9 @@ func (r *chartRole) compare(setting string, granted []rbacv1.PolicyRule) {
 	}
 }
 
-// place finds out where the roles stand, from those of an installation in another namespace.
-func place(roles []*chartRole) error {
+// place finds out where the roles stand, from those of an installation in another namespace or, if they are
+// not used with --namespaces, from base.
+func place(roles []*chartRole, base []object) error {
 	scoped, err := rbac(append(slices.Clone(allOn),
 		"--dry-run", "--namespaces=watched", "--leader-elect-resource-namespace=release")...)
 	if err != nil {
@@ -179,9 +180,15 @@ func place(roles []*chartRole) error {
 				r.In = append(r.In, cmp.Or(o.Namespace, "cluster"))
 			}
 		}
-		if r.In == nil {
-			r.In = []string{"cluster"} // the fence's, which is not used with --namespaces
+		if r.In != nil {
+			continue
 		}
+		for _, o := range base {
+			if strings.HasSuffix(o.Kind, "Role") && o.Name == "quartermaster-"+r.Name {
+				r.In = append(r.In, cmp.Or(o.Namespace, "cluster"))
+			}
+		}
+		r.Name = strings.TrimSuffix(r.Name, "-kube-system") // the chart adds its own namespace
 	}
 	return nil
 }

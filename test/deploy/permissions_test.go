@@ -196,5 +196,6 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	}
 	leader.Kill() // the standby asks every API server
 	shared.WaitForLeader(ctx, t, standby)
+	shared.RunStandby(ctx, t, fleet.ShortTimings...) // a leader whose Lease is deleted ends
 	s.deleteLease(ctx, metav1.NamespaceSystem)
 }
