@@ -280,6 +280,7 @@ var ofFlags = map[string]any{
 	"log-text-info-buffer-size":        0,
 	"logging-format":                   "text",
 	"replication-kinds":                []any{"ConfigMap"},
+	"replication-max-spread":           "32Mi",
 	"replication-push-namespaces":      "team-*",
 	"show-hidden-metrics-for-version":  "",
 	"standby":                          "cold",
