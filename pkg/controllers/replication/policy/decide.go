@@ -32,12 +32,11 @@ type View interface {
 	UnwantedSince(target Key, why Unwanted, now time.Time) time.Time
 }
 
-// Unwanted is why a target is to lose its data. The reasons have graces of their own.
+// Unwanted is why a target is to lose its data; empty if it is not. The reasons have graces of their own.
 type Unwanted string
 
 // The reasons.
 const (
-	Wanted    Unwanted = ""
 	Withdrawn Unwanted = "withdrawn" // its source is gone, or asks for it no more
 	Homeless  Unwanted = "homeless"  // the namespace of its source does not exist
 )
