@@ -30,30 +30,13 @@ const metricPrefix = "quartermaster_config_reload_"
 
 // domainMetrics are the metrics of this controller; those of the loop are in package controllers.
 type domainMetrics struct {
-	reloads       series[metrics.CounterMetric] // kind, result
-	sourceChanges series[metrics.CounterMetric] // type, event
-	stateWrites   series[metrics.CounterMetric] // result
+	reloads       *metrics.CounterVec // kind, result
+	sourceChanges *metrics.CounterVec // type, event
+	stateWrites   *metrics.CounterVec // result
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
 	lostJobs      *metrics.Counter
 	changeToPatch *metrics.Histogram
-}
-
-// series are those of a vector, resolved once, by up to two label values.
-type series[M any] map[[2]string]M
-
-// WithLabelValues returns a series that was resolved.
-func (s series[M]) WithLabelValues(labels ...string) M {
-	var key [2]string
-	copy(key[:], labels)
-	return s[key]
-}
-
-func (s series[M]) resolve(from func(...string) M, labels ...string) M {
-	var key [2]string
-	copy(key[:], labels)
-	s[key] = from(labels...)
-	return s[key]
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
@@ -63,15 +46,13 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
-	reloads := metrics.NewCounterVec(counter("reloads_total",
-		"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"})
-	sourceChanges := metrics.NewCounterVec(counter("source_changes_total",
-		"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"})
-	stateWrites := metrics.NewCounterVec(counter("state_writes_total",
-		"Patches of the state annotation alone, by result."), []string{"result"})
 	d := &domainMetrics{
-		reloads: series[metrics.CounterMetric]{}, sourceChanges: series[metrics.CounterMetric]{},
-		stateWrites: series[metrics.CounterMetric]{},
+		reloads: metrics.NewCounterVec(counter("reloads_total",
+			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"}),
+		sourceChanges: metrics.NewCounterVec(counter("source_changes_total",
+			"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"}),
+		stateWrites: metrics.NewCounterVec(counter("state_writes_total",
+			"Patches of the state annotation alone, by result."), []string{"result"}),
 		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
 			"Changes that joined a reload that was already waiting.")),
 		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
@@ -87,20 +68,20 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(reloads, sourceChanges, stateWrites, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(d.reloads, d.sourceChanges, d.stateWrites, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
 	reg.RawMustRegister(pending, paused)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
 		for _, result := range []string{resultSuccess, resultError, resultSkipped, resultDryRun} {
-			d.reloads.resolve(reloads.WithLabelValues, name, result).Add(0)
+			d.reloads.WithLabelValues(name, result).Add(0)
 		}
 	}
 	for _, result := range []string{resultSuccess, resultError} {
-		d.stateWrites.resolve(stateWrites.WithLabelValues, result).Add(0)
+		d.stateWrites.WithLabelValues(result).Add(0)
 	}
 	for _, t := range policy.SourceTypes {
 		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges.resolve(sourceChanges.WithLabelValues, t.String(), event).Add(0)
+			d.sourceChanges.WithLabelValues(t.String(), event).Add(0)
 		}
 	}
 	return d

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/turn"
 )
 
 // names are the items of a list of names of one type of source.
@@ -37,7 +38,9 @@ func (n *names) has(name string) bool {
 }
 
 func (n *names) match(name string) bool {
-	return n.has(name) || glob.MatchAny(n.globs, name) || n.re != nil && n.re.MatchString(name)
+	return n.has(name) || n.patterns() && turn.Do(func() bool {
+		return glob.MatchAny(n.globs, name) || n.re != nil && n.re.MatchString(name)
+	})
 }
 
 func (n *names) add(name string) {
@@ -95,7 +98,7 @@ func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 	if err != nil {
 		return nil, err
 	}
-	if *steps -= size(parsed); *steps < 0 {
+	if *steps -= glob.ExpressionSize(parsed); *steps < 0 {
 		return nil, errTooLarge
 	}
 	return parsed, nil
@@ -122,20 +125,4 @@ func prepare(re *syntax.Regexp) {
 	for _, sub := range re.Sub {
 		prepare(sub)
 	}
-}
-
-// size returns about how many steps an expression takes, including the ranges of its classes. Plain
-// text takes few. The parser limits nested repetitions to 1,000 in all.
-func size(re *syntax.Regexp) int {
-	n := 1 + len(re.Rune)
-	if re.Op == syntax.OpLiteral {
-		n = 1 + len(re.Rune)/8
-	}
-	for _, sub := range re.Sub {
-		n += size(sub)
-	}
-	if re.Op == syntax.OpRepeat {
-		n *= max(re.Min, re.Max, 1)
-	}
-	return n
 }

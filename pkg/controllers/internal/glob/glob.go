@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package glob matches names against patterns that tenants and operators write. It is the only
-// matcher of globs in the project. Matching needs no memory, and no pattern makes it slow.
+// matcher of globs in the project. Matching needs no memory, and no pattern makes it slow. Of regular
+// expressions, which the originals have too, it says how large they are.
 package glob
 
 import (
 	"fmt"
+	"regexp/syntax"
 	"slices"
 	"strings"
 )
@@ -72,4 +74,18 @@ func begins(name, part string) bool {
 		}
 	}
 	return true
+}
+
+// ExpressionSize returns about how many steps an expression takes for each character of a name, and how
+// many instructions it is compiled to, which writes repetitions out. Plain text takes few. The parser
+// limits nested repetitions to 1,000 in all.
+func ExpressionSize(re *syntax.Regexp) int {
+	n := 1 + len(re.Rune) // the ranges of a class
+	if re.Op == syntax.OpLiteral {
+		n = 1 + len(re.Rune)/8
+	}
+	for _, sub := range re.Sub {
+		n += ExpressionSize(sub)
+	}
+	return n * max(1, re.Min, re.Max) // 0 but for a repetition
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/turn"
 )
 
 // Rules decide. Build them with [NewRules].
@@ -221,9 +223,10 @@ type Survey struct {
 	After time.Duration
 }
 
-// surveyTime is how long the evaluation of one source for all namespaces may keep a worker, in real
-// time: several times what the costliest of ordinary lists needs for 10,000 namespaces.
-const surveyTime = 500 * time.Millisecond
+// surveyTime is how long the evaluation of one source for all namespaces may take, in real time and
+// without the waits for its turns: many times what an ordinary list needs for 10,000 namespaces, and much
+// longer than a process is ever kept from running.
+const surveyTime = 250 * time.Millisecond
 
 // Survey evaluates a source that pushes for all namespaces, and what is wrong with it.
 func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
@@ -247,15 +250,18 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 		problem(held(OwnerReferenceDropped, keepOwners+" has no effect: a copy with an owner in another namespace would be collected as garbage"))
 	}
 	problem(unsupported(source))
-	start := time.Now()
+	var used time.Duration
 	for _, ns := range namespaces {
-		if s.TooSlow = time.Since(start) > surveyTime; s.TooSlow {
+		if s.TooSlow = used > surveyTime; s.TooSlow {
 			break
 		}
 		if ns.Name == source.Namespace {
 			continue
 		}
-		c := r.pushes(source, home, ns, now)
+		c := turn.Do(func() claim {
+			defer func(start time.Time) { used += time.Since(start) }(time.Now())
+			return r.pushes(source, home, ns, now)
+		})
 		if c.Claim == Yes {
 			s.Wanted = append(s.Wanted, ns.Name)
 		}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/turn"
 )
 
 // TestNobodyElsePays has what whoever writes objects in namespace c, the youngest, could do to others.
@@ -229,13 +231,34 @@ func TestASourceThatTakesTooLongIsHeld(t *testing.T) {
 	}
 }
 
+// TestTheWaitForOthersIsNotASourcesOwn has another evaluation run for longer than a source may take. It is in
+// real time, since what is limited is.
+func TestTheWaitForOthersIsNotASourcesOwn(t *testing.T) {
+	w := newWorld(t, nil)
+	w.put(secret("c/s", "k=v", with("Q:push-to=*")))
+	begun := make(chan bool)
+	go turn.Do(func() bool {
+		close(begun)
+		<-time.After(surveyTime + 100*time.Millisecond)
+		return true
+	})
+	<-begun
+	if s := w.survey(w.Get(NewKey(Secret, "c", "s")), w.now); s.TooSlow || len(s.Wanted) == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // BenchmarkSurvey evaluates what one source asks for in 2,000 namespaces: what a worker does when the
 // source changes, and when a replica begins to lead.
 func BenchmarkSurvey(b *testing.B) {
-	for name, value := range map[string]string{
-		"256KiB":   strings.Repeat("*", 256<<10),
-		"costly":   strings.TrimSuffix(strings.Repeat(strings.Repeat("*a", 31)+"b,", 64), ","),
-		"ordinary": "team-*,!team-old",
+	for name, annotation := range map[string]string{
+		"256KiB":                     "Q:push-to=" + strings.Repeat("*", 256<<10),
+		"costly globs":               "Q:push-to=" + strings.TrimSuffix(strings.Repeat(strings.Repeat("*a", 31)+"b,", 64), ","),
+		"costly expressions":         "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("(a?){70}b,", 60), ","),
+		"ambiguous ones":             "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("(.*)(.*)a*b,", 60), ","),
+		"classes":                    "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("[a-z0-9]+-[a-z0-9]+b,", 60), ","),
+		"ordinary":                   "Q:push-to=team-*,!team-old",
+		"ordinary, for the original": "M:replicate-to=team-.*,default,stage-[0-9]+",
 	} {
 		b.Run(name, func(b *testing.B) {
 			w := newWorld(b, nil)
@@ -246,7 +269,7 @@ func BenchmarkSurvey(b *testing.B) {
 			for _, ns := range w.ns {
 				list = append(list, ns)
 			}
-			body := secret("c/s", "k=v", with("Q:push-to="+value))
+			body := secret("c/s", "k=v", with(annotation))
 			for b.Loop() {
 				key := body.Key()
 				o := Decode(key.Kind, cached{body, w.digester.Digest(asObject(body))}, "")

@@ -162,20 +162,11 @@ func goList(text string) matcher {
 		if err != nil {
 			return always(held(InvalidPattern, invalid(item)))
 		}
-		if left -= programSize(tree); left < 0 {
+		if left -= glob.ExpressionSize(tree); left < 0 {
 			return always(held(InvalidPattern, fmt.Sprintf("pattern %.80q is too large, or those before it are", item)))
 		}
 		return goRegex(item)
 	})(text)
-}
-
-// programSize is about what a regular expression takes when it is compiled, which writes repeats out.
-func programSize(tree *syntax.Regexp) int {
-	size := 1 + len(tree.Rune)
-	for _, sub := range tree.Sub {
-		size += programSize(sub)
-	}
-	return size * max(1, tree.Min, tree.Max)
 }
 
 // goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the
@@ -186,11 +177,12 @@ func goRegex(item string) matcher {
 	if err != nil || alsoErr != nil {
 		return always(held(InvalidPattern, invalid(item)))
 	}
+	ambiguous := strings.ContainsAny(item, "|^$") // else both are one
 	return func(ns *Namespace, _ time.Time, _ bool) Verdict {
 		switch {
 		case grouped.MatchString(ns.Name):
 			return yes
-		case ungrouped.MatchString(ns.Name):
+		case ambiguous && ungrouped.MatchString(ns.Name):
 			return held(AmbiguousPattern, fmt.Sprintf("pattern %.80q matches only a part of the name", item))
 		}
 		return no

@@ -1,0 +1,39 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package turn
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// TestOneAtATime has a call that panics among others, since a worker's panic is recovered.
+func TestOneAtATime(t *testing.T) {
+	var running, most atomic.Int32
+	var callers sync.WaitGroup
+	for i := range 8 {
+		callers.Go(func() {
+			defer func() { _ = recover() }()
+			for range 100 {
+				Do(func() bool {
+					defer running.Add(-1)
+					if now := running.Add(1); now > most.Load() {
+						most.Store(now)
+					}
+					runtime.Gosched()
+					if i == 0 {
+						panic("a pattern")
+					}
+					return true
+				})
+			}
+		})
+	}
+	callers.Wait()
+	if most.Load() != 1 {
+		t.Errorf("%d calls ran at once", most.Load())
+	}
+}
