@@ -115,7 +115,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lock, err := election.NewLock(o.election(), election.Candidate{Identity: "pod", Clock: election.NewMonotonicClock(),
+			lock, err := election.NewLock(o.election(), election.Candidate{Identity: "pod",
 				Client: kubernetes.NewForConfigOrDie(connection.base).CoordinationV1().Leases(metav1.NamespaceSystem)})
 			if err != nil {
 				t.Fatal(err)

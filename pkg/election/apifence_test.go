@@ -204,7 +204,7 @@ type fenceTest struct {
 }
 
 func newFenceTest(s *fenceServer) *fenceTest {
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: NewMonotonicClock(), Metrics: testMetrics(),
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: newBubbleClock(), Metrics: testMetrics(),
 		Namespaces: namespaces{s, "r"}}))
 	f := &fenceTest{fenceServer: s, lock: lock}
 	client := &http.Client{Transport: lock.Fence(s.writes("r", &f.sent))}
@@ -333,7 +333,7 @@ func TestServerFenceOfAStandby(t *testing.T) {
 				f.install(leader)
 				ctx, stop := quietly(t)
 				var wg sync.WaitGroup
-				wg.Go(func() { f.lock.apiFence.Run(ctx, func() bool { return false }) })
+				wg.Go(func() { f.lock.apiFence.Run(ctx) })
 				pass(10 * time.Minute)
 				synctest.Wait()
 				if got := shown(f.lock).ServerFence; got != apifence.Enforced || f.named() != leader || f.requests > 9 {
@@ -359,7 +359,7 @@ func TestStandbySoonKnowsANewFence(t *testing.T) {
 				late(f.fenceServer, true)
 				ctx, stop := quietly(t)
 				var wg sync.WaitGroup
-				wg.Go(func() { f.lock.apiFence.Run(ctx, func() bool { return false }) })
+				wg.Go(func() { f.lock.apiFence.Run(ctx) })
 				pass(2500 * time.Millisecond)
 				f.mu.Lock()
 				late(f.fenceServer, false)
@@ -573,21 +573,22 @@ func TestAWebhookThatIsAway(t *testing.T) {
 	})
 }
 
+// TestRefusedWrites checks what becomes of writes that the API server refuses a leader, and of those that
+// follow 10 s later.
 func TestRefusedWrites(t *testing.T) {
 	tests := map[string]struct {
-		before  func(*fenceTest)
-		refused bool // for good
-		ends    bool // the term, after a lease duration
-		named   string
+		before         func(*fenceTest)
+		refused, later bool
+		ends           bool // the term, after a lease duration
+		named          string
 	}{
-		"a name that has gone is set again": {before: func(f *fenceTest) { f.install("") }, named: "r_1"},
-		"a watch that lags is waited for":   {before: func(f *fenceTest) { f.setLag(100 * time.Millisecond); f.install("") }, named: "r_1"},
-		"a policy that always refuses":      {before: func(f *fenceTest) { f.setLag(time.Hour); f.install("") }, refused: true, ends: true, named: "r_1"},
+		"a name that has gone is set again": {before: func(f *fenceTest) { f.install("") }, refused: true, named: "r_1"},
+		"a policy that always refuses":      {before: func(f *fenceTest) { f.setLag(time.Hour); f.install("") }, refused: true, later: true, ends: true, named: "r_1"},
 		"no policy":                         {before: func(f *fenceTest) { f.mu.Lock(); defer f.mu.Unlock(); f.policy = false }, named: "r_1"},
 		"an API server that lags for long behind the one that is asked": {before: func(f *fenceTest) {
 			f.install("a_1")
 			f.lock.apiFence.Namespaces = namespaces{newFenceServer(), "r"}
-		}, refused: true, named: "a_1"},
+		}, refused: true, later: true, named: "a_1"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -596,22 +597,20 @@ func TestRefusedWrites(t *testing.T) {
 				ctx, stop := quietly(t)
 				ended := f.run(ctx, func(ctx context.Context) error {
 					test.before(f)
-					var writers sync.WaitGroup
-					for range 100 {
-						writers.Go(func() {
-							err := f.write()
-							if test.refused != errors.Is(err, writefence.ErrNotLeading) || !test.refused && err != nil {
+					for _, refused := range []bool{test.refused, test.later} {
+						for range 100 {
+							if err := f.write(); refused != errors.Is(err, writefence.ErrNotLeading) || !refused && err != nil {
 								t.Error(err)
 							}
-						})
+						}
+						pass(10 * time.Second)
 					}
-					writers.Wait()
 					return untilStopped(ctx)
 				})
-				pass(20 * time.Second)
+				pass(30 * time.Second)
 				synctest.Wait()
-				if f.named() != test.named || f.sent > 400 || f.requests > 60 {
-					t.Errorf("%q is named, %d writes were sent, %d other requests", f.named(), f.sent, f.requests)
+				if f.named() != test.named || f.requests > 90 {
+					t.Errorf("%q is named, %d other requests", f.named(), f.requests)
 				}
 				stop()
 				if err := <-ended; (err != nil) != test.ends {

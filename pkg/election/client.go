@@ -4,17 +4,10 @@
 package election
 
 import (
-	"bytes"
-	"encoding/json"
-	"io"
 	"net"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 )
 
@@ -49,9 +42,9 @@ func ClientConfig(base *rest.Config) *rest.Config {
 	return rest.AddUserAgent(cfg, "leader-election")
 }
 
-// ownRetries keeps client-go from retrying: it moves a Retry-After from the header, which client-go
-// obeys, to the error that the caller gets. The API server's errors have it in both places, those
-// from before its handlers, such as priority and fairness, only in the header.
+// ownRetries keeps client-go from retrying: it hides the header that client-go obeys. The API server's
+// errors have the delay in their body too, except for those from before its handlers, such as priority
+// and fairness.
 type ownRetries struct {
 	http.RoundTripper
 }
@@ -59,30 +52,10 @@ type ownRetries struct {
 // RoundTrip implements http.RoundTripper.
 func (t ownRetries) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := t.RoundTripper.RoundTrip(req)
-	if err != nil || resp.Header.Get("Retry-After") == "" {
-		return resp, err
+	if err == nil {
+		resp.Header.Del("Retry-After")
 	}
-	seconds, _ := strconv.ParseInt(resp.Header.Get("Retry-After"), 10, 32) // a date is not obeyed
-	resp.Header.Del("Retry-After")
-	if resp.StatusCode < http.StatusBadRequest || strings.HasPrefix(resp.Header.Get("Content-Type"), "application/") {
-		return resp, nil
-	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1024))
-	_ = resp.Body.Close() // it was read
-	if err != nil {
-		return nil, err
-	}
-	failed := apierrors.NewGenericServerResponse(resp.StatusCode, req.Method, coordinationv1.Resource("leases"), "",
-		strings.TrimSpace(string(text)), int(seconds), true).Status()
-	failed.Kind, failed.APIVersion = "Status", "v1"
-	body, err := json.Marshal(failed)
-	if err != nil {
-		return nil, err
-	}
-	resp.Header.Set("Content-Type", "application/json")
-	resp.ContentLength = int64(len(body))
-	resp.Body = io.NopCloser(bytes.NewReader(body))
-	return resp, nil
+	return resp, err
 }
 
 // WrappedRoundTripper lets client-go find the transport underneath.

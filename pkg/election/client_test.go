@@ -101,35 +101,37 @@ func TestClientDialsAnewAfterATimeout(t *testing.T) {
 	}
 }
 
-// TestClientLeavesRetryAfterToItsCaller checks that the client returns every 429 at once, with the
-// wish of the API server: the elector, which knows how much of its term is left, decides when to
-// retry.
+// TestClientLeavesRetryAfterToItsCaller checks that the client returns every 429 at once: the elector,
+// which knows how much of its term is left, decides when to retry.
 func TestClientLeavesRetryAfterToItsCaller(t *testing.T) {
-	for name, answer := range map[string]func(http.ResponseWriter){
-		"of priority and fairness, as text": func(w http.ResponseWriter) {
+	for name, test := range map[string]struct {
+		answer func(http.ResponseWriter)
+		after  time.Duration
+	}{
+		"of priority and fairness, as text": {func(w http.ResponseWriter) {
 			http.Error(w, "Too many requests, please try again later.", http.StatusTooManyRequests)
-		},
-		"of a handler, as JSON": func(w http.ResponseWriter) {
+		}, 0},
+		"of a handler, as JSON": {func(w http.ResponseWriter) {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusTooManyRequests)
 			_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"TooManyRequests",` +
 				`"details":{"retryAfterSeconds":3600},"code":429}`))
-		},
-		"without a body": func(w http.ResponseWriter) { w.WriteHeader(http.StatusTooManyRequests) },
+		}, time.Hour},
+		"without a body": {func(w http.ResponseWriter) { w.WriteHeader(http.StatusTooManyRequests) }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var requests atomic.Int32
 			config := newTestServer(t, func(w http.ResponseWriter, _ *http.Request) {
 				requests.Add(1)
 				w.Header().Set("Retry-After", "3600")
-				answer(w)
+				test.answer(w)
 			})
 			client, err := kubernetes.NewForConfig(ClientConfig(config))
 			if err != nil {
 				t.Fatal(err)
 			}
 			_, err = client.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
-			if f := failureOf(err); f.Kind != protocol.FailRefused || f.After != time.Hour || requests.Load() != 1 {
+			if f := failureOf(err); f.Kind != protocol.FailRefused || f.After != test.after || requests.Load() != 1 {
 				t.Errorf("%d requests, error %v, which means %+v", requests.Load(), err, f)
 			}
 		})

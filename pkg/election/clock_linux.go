@@ -7,25 +7,19 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // bootClock reads CLOCK_BOOTTIME.
 type bootClock struct{}
 
-// NewBootClock returns a clock that advances while the machine is suspended. It falls back to the
-// monotonic clock if the kernel has no such clock.
-func NewBootClock() Clock {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return NewMonotonicClock()
-	}
-	return bootClock{}
-}
+// NewBootClock returns a clock that advances while the machine is suspended.
+func NewBootClock() protocol.Clock { return bootClock{} }
 
-// Now implements Clock.
+// Now implements protocol.Clock.
 func (bootClock) Now() time.Duration {
 	var ts unix.Timespec
-	// It worked in NewBootClock with the same arguments.
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // it fails for clocks that the kernel lacks, not for this one
 	return time.Duration(ts.Nano())
 }

@@ -81,15 +81,9 @@ func (c Config) Validate() error {
 
 func (c Config) validateLock() error {
 	var errs []error
-	switch c.ResourceLock {
-	case resourceLockLeases:
-	case "endpoints", "configmaps", "endpointsleases", "configmapsleases":
-		errs = append(errs, fmt.Errorf("--leader-elect-resource-lock: %q was removed from Kubernetes, use %q; "+
-			"a fleet that still elects through it must be stopped before this one is started",
-			c.ResourceLock, resourceLockLeases))
-	default:
-		errs = append(errs, fmt.Errorf("--leader-elect-resource-lock: %q is unknown, use %q",
-			c.ResourceLock, resourceLockLeases))
+	if c.ResourceLock != resourceLockLeases {
+		errs = append(errs, fmt.Errorf("--leader-elect-resource-lock: %q is not supported, use %q; a fleet that elects through another "+
+			"must be stopped before this one is started", c.ResourceLock, resourceLockLeases))
 	}
 	for _, problem := range validation.IsDNS1123Label(c.ResourceName) {
 		errs = append(errs, fmt.Errorf("--leader-elect-resource-name: %q: %s", c.ResourceName, problem))

@@ -35,10 +35,7 @@ func TestServeHTTP(t *testing.T) {
 
 		var s struct {
 			shownStatus
-			Term        *protocol.Term
-			LastRenewal *struct {
-				Latency float64 `json:"latencySeconds"`
-			}
+			Term     *protocol.Term
 			Watching bool
 		}
 		rec := get(first.lock, "/debug/leader", "application/json")
@@ -46,12 +43,12 @@ func TestServeHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s.Phase != "Leading" || s.Holder != "first" || s.Identity != "first" || *s.Term != (protocol.Term{LeaseUID: "uid-1", Transitions: 1}) ||
-			s.Valid < 8 || s.Valid > 10 || s.LastRenewal == nil || s.LastRenewal.Latency <= 0 || !s.Watching ||
-			s.ServerFence != apifence.Unknown || len(s.History) != 2 {
+			s.Valid < 8 || s.Valid > 10 || !s.Watching ||
+			s.ServerFence != apifence.Unknown {
 			t.Errorf("the leader shows %s", rec.Body)
 		}
 		text := get(second.lock, "/debug/leader", "*/*").Body.String()
-		for _, want := range []string{"phase:         Standby", "holder:        first", "term:          uid-1/1", "first seen"} {
+		for _, want := range []string{"phase: Standby", "holder: first", "leaseUID: uid-1"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("the standby's text lacks %q:\n%s", want, text)
 			}
@@ -68,14 +65,7 @@ func TestServeHTTP(t *testing.T) {
 		if err := <-first.done; err != nil {
 			t.Error(err)
 		}
-		var reasons []string
-		for _, transition := range shown(second.lock).History {
-			reasons = append(reasons, transition.Reason)
-		}
-		if got := strings.Join(reasons, ", "); got != "first seen, released, acquired by this replica" {
-			t.Errorf("the second has seen: %s", got)
-		}
-		if s := shown(first.lock); s.Phase != "Stopped" || s.History[len(s.History)-1].Reason != "this replica stopped: Released" {
+		if s := shown(first.lock); s.Phase != "Stopped" {
 			t.Errorf("the first ends with %+v", s)
 		}
 		second.stop(nil)
@@ -106,14 +96,13 @@ func TestNewIdentity(t *testing.T) {
 	}
 }
 
-func TestClocksAdvance(t *testing.T) {
-	for name, clock := range map[string]Clock{"boot": NewBootClock(), "monotonic": NewMonotonicClock()} {
-		before := clock.Now()
-		for clock.Now() == before {
-		}
-		if clock.Now() < before {
-			t.Errorf("%s goes back", name)
-		}
+func TestTheBootClockAdvances(t *testing.T) {
+	clock := NewBootClock()
+	before := clock.Now()
+	for clock.Now() == before {
+	}
+	if clock.Now() < before {
+		t.Error("it goes back")
 	}
 }
 

@@ -47,7 +47,7 @@ type Candidate struct {
 	// Client is for the Lease's namespace and used by the elector alone; see ClientConfig.
 	Client LeaseClient
 	// Clock defaults to NewBootClock.
-	Clock Clock
+	Clock protocol.Clock
 	// Events receives the transitions of this replica. It may be nil.
 	Events debug.EventRecorder
 	// Metrics may be nil.
@@ -79,7 +79,6 @@ type Lock struct {
 	apiFence *apifence.Fence // nil: there is none
 	shown    *debug.Display
 	used     atomic.Bool // by Run
-	holds    atomic.Bool // the Lease, so that it need not ask for the API server's fence regularly
 
 	fenceChanged chan struct{} // receives when the state of the fence in the API server has changed
 }
@@ -105,10 +104,10 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 	shown := debug.New(cfg.Lease(), who.Identity, who.Clock, who.Events, who.Metrics)
 	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown,
 		fenceChanged: make(chan struct{}, 1)}
-	if who.Namespaces != nil {
+	if who.Namespaces != nil && cfg.LeaderElect {
 		t := cfg.timing()
 		l.apiFence = apifence.New(apifence.Config{
-			Lease: l.lease, Identity: who.Identity, PodUID: who.PodUID, Elected: cfg.LeaderElect,
+			Lease: l.lease, Identity: who.Identity, PodUID: who.PodUID,
 			Namespaces: who.Namespaces, Leases: who.Client, Servers: who.Servers, Clock: who.Clock,
 			RequestTimeout: t.RequestTimeout(), Deadline: t.Deadline, Patience: t.Lease,
 			Found: l.SetServerFence, Trouble: shown.Trouble,
@@ -130,7 +129,7 @@ func (l *Lock) Identity() string {
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	next = l.fence.Transport(next)
 	if l.apiFence != nil {
-		next = l.apiFence.Transport(next, l.fence.Admits, writefence.ErrNotLeading)
+		next = l.apiFence.Transport(next, writefence.ErrNotLeading)
 	}
 	return next
 }
@@ -171,22 +170,15 @@ func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 	default:
 	}
 	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
+	const late = "a write that a replica sent before it was paused or cut off may be executed after another leads"
 	switch found {
 	case apifence.Enforced:
 		logger.Info("The API server refuses writes of replicas that do not lead")
 	case apifence.Absent:
-		logger.Info("The API server has no fence: a write that a replica sent before it was paused or cut off may be " +
-			"executed after another leads; install deploy/components/fence, which " +
-			"needs tokens that are bound to Pods")
+		logger.Info("The API server has no fence, install deploy/components/fence: " + late)
 	case apifence.CannotJudge:
-		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " +
-			"a write that a replica sent before it was paused or cut off may be executed after another leads")
+		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " + late)
 	case apifence.Misconfigured:
-		if !l.cfg.LeaderElect {
-			logger.Error(nil, "The fence in the API server refuses every write of this replica, since --leader-elect=false: "+
-				"remove deploy/components/fence, or elect a leader")
-			return
-		}
 		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
 			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
 			"identity", l.who.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
@@ -18,17 +19,17 @@ import (
 
 func TestLeadershipEndsAtOnce(t *testing.T) {
 	tests := map[string]struct {
-		lose func(*simStore)
+		lose func(*simStore, *storeClient)
 		want protocol.Reason
 	}{
-		"when another holds the lease": {func(s *simStore) {
+		"when another holds the lease": {func(s *simStore, _ *storeClient) {
 			s.edit("thief", func(l *coordinationv1.Lease) { *l = *protocol.AcquiredLease(l, "thief", 15*time.Second, time.Now()) })
 		}, protocol.ReasonHolderChanged},
-		"when its holder is edited away": {func(s *simStore) {
+		"when its holder is edited away": {func(s *simStore, _ *storeClient) {
 			s.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("") })
 		}, protocol.ReasonHolderChanged},
-		"when it is deleted": {func(s *simStore) { s.delete("admin") }, protocol.ReasonLeaseDeleted},
-		"when it is replaced": {func(s *simStore) {
+		"when it is deleted": {func(s *simStore, _ *storeClient) { s.delete("admin") }, protocol.ReasonLeaseDeleted},
+		"when it is replaced": {func(s *simStore, _ *storeClient) {
 			s.mu.Lock()
 			s.lease, s.watches = nil, nil // the deletion is not seen
 			s.mu.Unlock()
@@ -38,6 +39,9 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				return l
 			}())
 		}, protocol.ReasonLeaseReplaced},
+		"when a renewal is answered 401, as after its Pod was deleted by force": {func(_ *simStore, c *storeClient) {
+			c.set(func(c *storeClient) { c.fail["update"] = apierrors.NewUnauthorized("no") })
+		}, protocol.ReasonUnauthorized},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -57,13 +61,14 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				<-r.led
 				pass(time.Minute + 1)
 				start := time.Now()
-				test.lose(store)
+				test.lose(store, r.client)
 				err := <-r.done
 				var lost *LostError
 				if !errors.As(err, &lost) || lost.Reason != test.want || !errors.Is(err, errLead) {
 					t.Errorf("Run returned %v, want %s", err, test.want)
 				}
-				if took := time.Since(start); test.want != protocol.ReasonLeaseReplaced && took > 10*time.Millisecond || took > 3*time.Second {
+				next := test.want == protocol.ReasonLeaseReplaced || test.want == protocol.ReasonUnauthorized // with the next renewal
+				if took := time.Since(start); !next && took > 10*time.Millisecond || took > 3*time.Second {
 					t.Errorf("it took %s", took)
 				}
 				if !fenced {

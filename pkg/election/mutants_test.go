@@ -6,19 +6,13 @@ package election
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
-)
-
-var (
-	mutants     = flag.String("mutants", "", "check that the simulation notices when a rule is broken: quick (one of each rule) or all")
-	mutantSeeds = flag.Int("mutant-seeds", 2000, "how many seeds it has to notice")
 )
 
 // mutant breaks one rule of docs/adr/0003-leader-election.md, or of the fence in the API server, by
@@ -32,13 +26,13 @@ type mutant struct {
 var allMutants = []mutant{
 	// 1: writes are conditional.
 	{"1: a write goes by the version of now instead of the one that was judged", true, "requests.go",
-		"done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})",
-		"if now, err := r.client.Get(request, r.name, metav1.GetOptions{}); err == nil {\nlease.ResourceVersion = now.ResourceVersion\n}\n" +
-			"done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})"},
+		"return e.lock.who.Client.Update(ctx, lease, metav1.UpdateOptions{})",
+		"if now, err := e.lock.who.Client.Get(ctx, e.lock.lease.Name, metav1.GetOptions{}); err == nil {\nlease.ResourceVersion = now.ResourceVersion\n}\n" +
+			"return e.lock.who.Client.Update(ctx, lease, metav1.UpdateOptions{})"},
 
 	// 2: a term is valid from before the request.
 	{"2: validity counts from after the answer", true, "requests.go",
-		"done.took = r.clock.Now() - sent", "done.took = r.clock.Now() - sent\ndone.sent = r.clock.Now()"},
+		"took := e.now() - sent", "took := e.now() - sent\nsent = e.now()"},
 	{"2: the renew deadline leaves no margin", false, "config.go",
 		"Deadline: c.RenewDeadline.Duration,", "Deadline: c.LeaseDuration.Duration,"},
 	{"2: the fence opens anew by an answer that came too late", false, "writefence/fence.go",
@@ -70,8 +64,8 @@ var allMutants = []mutant{
 		"case !p.isExpired(now) || !gapless:", "case !p.isExpired(now):"},
 
 	// 6: who creates the Lease does not lead by that.
-	{"6: whoever creates the lease leads at once", true, "run.go",
-		"p.OnCreated(msg.lease, now)", "return p.OnAcquired(msg.lease, msg.sent, now)"},
+	{"6: whoever creates the lease leads at once", true, "requests.go",
+		"p.OnCreated(lease, now)", "if p.OnAcquired(lease, sent, now) {\ne.begin()\n}"},
 
 	// 7: the client's fence.
 	{"7: the fence goes by a timer instead of the clock", true, "writefence/fence.go",
@@ -133,9 +127,9 @@ var allMutants = []mutant{
 	{"11: an API server without the policy admits this replica", false, "apifence/proof.go",
 		"if judged != verdictAdmits && err == nil {", "if judged != verdictAdmits && judged != verdictAbsent && err == nil {"},
 	{"11: an API server that does not answer is ignored", false, "apifence/proof.go",
-		"answers <- err", "if judged == verdictNone {\nerr = nil\n}\nanswers <- err"},
-	{"11: only the last answer counts", false, "apifence/proof.go",
-		"errs = append(errs, <-answers)", "errs = []error{<-answers}"},
+		"if err != nil {\n\t\t\treturn fmt.Errorf(\"the API server", "if err != nil && judged != verdictNone {\n\t\t\treturn fmt.Errorf(\"the API server"},
+	{"11: only the first API server is asked", false, "apifence/proof.go",
+		"range known {", "range known[:1] {"},
 
 	// Liveness.
 	{"liveness: nobody looks again when the watch is dead", false, "protocol/state.go",
@@ -157,14 +151,16 @@ var allMutants = []mutant{
 }
 
 // TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,
-// so that the tested code needs no switches.
+// so that the tested code needs no switches. MUTANTS says which: quick (one of each rule) or all.
+// MUTANT_SEEDS says in how many seeds the simulation has to notice.
 func TestMutants(t *testing.T) {
-	if *mutants == "" {
-		t.Skip("takes a build per mutant; run it with -mutants=quick or -mutants=all")
+	mutants := os.Getenv("MUTANTS")
+	if mutants == "" {
+		t.Skip("takes a build per mutant; run it with MUTANTS=quick or MUTANTS=all")
 	}
 	rules := regexp.MustCompile(`(?m)((?:seed \d+: )?(?:` + quotedRules() + `)).*$|^panic: .*$`)
 	for _, m := range allMutants {
-		if !m.quick && *mutants != "all" {
+		if !m.quick && mutants != "all" {
 			continue
 		}
 		t.Run(m.what, func(t *testing.T) {
@@ -217,7 +213,9 @@ func runMutant(t *testing.T, m mutant) ([]byte, error) {
 	if err := os.WriteFile(list, overlay, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	seeds := setting(t, "MUTANT_SEEDS", 2000)
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-failfast",
-		"-run", "^TestSimulat(ion$|ed)", "-skip", "^TestSimulated(StaleWrites|StrictPlansAreStrong)$", ".", "-seeds", strconv.Itoa(*mutantSeeds))
+		"-run", "^TestSimulat(ion$|ed)", "-skip", "^TestSimulated(StaleWrites|StrictPlansAreStrong)$", ".")
+	cmd.Env = append(os.Environ(), fmt.Sprint("SEEDS=", seeds))
 	return cmd.CombinedOutput()
 }

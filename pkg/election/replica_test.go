@@ -27,6 +27,13 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
+// bubbleClock is the clock of the synctest bubble in which it was made.
+type bubbleClock struct{ origin time.Time }
+
+func newBubbleClock() bubbleClock { return bubbleClock{time.Now()} }
+
+func (c bubbleClock) Now() time.Duration { return time.Since(c.origin) }
+
 // storeClient is a client of a simStore. Its only faults are those that a test asks for. A request
 // takes a millisecond.
 type storeClient struct {
@@ -162,7 +169,7 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 	r := &testReplica{t: t, client: newStoreClient(store, name), led: make(chan context.Context, 1),
 		leave: make(chan error), done: make(chan error, 1), events: &testEvents{}}
 	lock, err := NewLock(cfg, Candidate{Identity: name, Client: r.client, Events: r.events,
-		Clock: NewMonotonicClock(), Metrics: testMetrics()})
+		Clock: newBubbleClock(), Metrics: testMetrics()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,177 +23,218 @@ import (
 // taken for a quiet one for ever.
 const watchLifetime = 5 * time.Minute
 
-// requester makes the requests of one elector. Each request runs in its own goroutine and reports
-// to inbox, so that a hanging request does not block the elector. The methods are called only by
-// the goroutine of Run.
-type requester struct {
-	client  LeaseClient
-	clock   Clock
-	name    string
+// requests are those of one elector. Each runs in its own goroutine, so that one that hangs does not
+// block the elector, and hands its answer to the goroutine of Run.
+type requests struct {
+	ctx     context.Context // of all
+	wg      sync.WaitGroup
+	answers chan func()
 	timeout time.Duration // of one request, except for watches
 	jitter  *rand.Rand
 
-	inbox chan message
-	wg    sync.WaitGroup
-
-	readID    int // of the current read; answers to others are stale
-	watchID   int // of the current watch, likewise
-	stopWatch context.CancelFunc
-
-	witness  Witness
-	lookID   int // of the process that the witness looks at, likewise
-	stopLook context.CancelFunc
+	// Answers to other requests than the present ones are stale.
+	readID, watchID, lookID int
+	stopWatch, stopLook     context.CancelFunc
 }
 
-// message is the outcome of a request.
-type message any
-
-type (
-	readDone struct {
-		id    int
-		lease *coordinationv1.Lease
-		err   error
-	}
-	writeDone struct {
-		kind  protocol.ActionKind
-		base  *coordinationv1.Lease // the version that it required, nil for protocol.ActCreate
-		lease *coordinationv1.Lease // the answer
-		err   error
-		sent  time.Duration // on the clock, before it was sent
-		took  time.Duration
-	}
-	watchStarted struct{ id int }
-	watchEvent   struct {
-		id    int
-		event watch.Event
-	}
-	watchEnded struct {
-		id  int
-		err error // nil if it ended normally
-	}
-	raised     struct{ err error }     // by the fence in the API server
-	proved     struct{}                // every API server refuses the predecessors
-	kept       struct{ err error }     // the fence in the API server cannot name this replica any more
-	quiet      struct{ enforced bool } // the fence in the API server is in force
-	leaderSeen struct {
-		id    int
-		state protocol.LeaderState
-	}
-)
-
-func newRequester(who Candidate, name string, timeout time.Duration) *requester {
-	return &requester{client: who.Client, clock: who.Clock, name: name, timeout: timeout,
-		jitter: protocol.NewJitter(who.Identity + "/watch"), inbox: make(chan message), stopWatch: func() {},
-		witness: who.Witness, stopLook: func() {}}
-}
-
-// report sends a message to the elector, or drops it if the elector has returned.
-func (r *requester) report(ctx context.Context, msg message) {
+// answer lets the goroutine of Run process an answer, unless ctx has ended.
+func (r *requests) answer(ctx context.Context, process func()) {
 	select {
-	case r.inbox <- msg:
+	case r.answers <- process:
 	case <-ctx.Done():
 	}
 }
 
-func (r *requester) read(ctx context.Context) {
-	r.readID++
-	id := r.readID
-	r.wg.Go(func() {
-		request, cancel := context.WithTimeout(ctx, r.timeout)
+// start starts an action that is a request.
+func (e *elector) start(act protocol.Action, now time.Duration) {
+	switch act.Kind {
+	case protocol.ActRead:
+		e.read()
+	case protocol.ActWatch:
+		e.watch()
+	case protocol.ActLook:
+		e.protocol.OnLook()
+		_, process := e.protocol.Watched()
+		e.look(process)
+	default:
+		e.write(act, now)
+	}
+}
+
+func (e *elector) read() {
+	e.protocol.OnReading()
+	e.readID++
+	id := e.readID
+	e.wg.Go(func() {
+		request, cancel := context.WithTimeout(e.ctx, e.timeout)
 		defer cancel()
 		// Without a resourceVersion the read is consistent: the API server asks the store.
-		lease, err := r.client.Get(request, r.name, metav1.GetOptions{})
+		lease, err := e.lock.who.Client.Get(request, e.lock.lease.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			lease, err = nil, nil
 		}
-		r.report(ctx, readDone{id: id, lease: lease, err: err})
+		e.answer(e.ctx, func() {
+			if id != e.readID || !e.protocol.IsReading() {
+				return
+			}
+			f := failureOf(err)
+			e.lock.shown.Finished(e.logger(), "get", err, f)
+			if f.Kind != protocol.FailNone {
+				e.protocol.OnReadFailed(f, e.now())
+				return
+			}
+			e.protocol.OnRead(lease, e.now())
+		})
 	})
 }
 
-// write creates the Lease, or updates it from the version base (rule 1). The
-// term that it begins or extends counts from before the request (rule 2). The API server cannot
-// have executed the write earlier, so no standby can have seen it earlier.
-func (r *requester) write(
-	ctx context.Context, kind protocol.ActionKind, base, lease *coordinationv1.Lease, timeout time.Duration,
-) {
-	r.wg.Go(func() {
-		sent := r.clock.Now()
-		request, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		done := writeDone{kind: kind, base: base, sent: sent}
-		if kind == protocol.ActCreate {
-			done.lease, done.err = r.client.Create(request, lease, metav1.CreateOptions{})
-		} else {
-			done.lease, done.err = r.client.Update(request, lease, metav1.UpdateOptions{})
+// write creates the Lease, or updates it from the version that is known (rule 1). The term that it begins
+// or extends counts from before the request (rule 2). The API server cannot have executed the write
+// earlier, so no standby can have seen it earlier.
+func (e *elector) write(act protocol.Action, now time.Duration) {
+	p, timeout := e.protocol, e.timeout
+	if _, holding := p.Term(); holding { // an answer after the deadline is useless
+		timeout = min(timeout, p.Deadline()-now)
+	}
+	day := time.Now().Truncate(time.Microsecond) // the precision of the Lease
+	base, lease := p.View().Lease, p.Proposal(act, now, day)
+	send := func(ctx context.Context) (*coordinationv1.Lease, error) {
+		return e.lock.who.Client.Update(ctx, lease, metav1.UpdateOptions{})
+	}
+	if act.Kind == protocol.ActCreate {
+		lease = protocol.NewLease(e.lock.lease, e.lock.who.Identity, e.lock.cfg.LeaseDuration.Duration, day)
+		send = func(ctx context.Context) (*coordinationv1.Lease, error) {
+			return e.lock.who.Client.Create(ctx, lease, metav1.CreateOptions{})
 		}
-		done.took = r.clock.Now() - sent
-		r.report(ctx, done)
+	}
+	p.OnSent(act)
+	e.wg.Go(func() {
+		sent := e.now()
+		request, cancel := context.WithTimeout(e.ctx, timeout)
+		defer cancel()
+		stored, err := send(request)
+		took := e.now() - sent
+		e.answer(e.ctx, func() {
+			f := failureOf(err)
+			e.lock.shown.Wrote(e.logger(), act.Kind, err, f, took)
+			if f.Kind != protocol.FailNone {
+				p.OnWriteFailed(base, f, e.now())
+				return
+			}
+			e.onWritten(act.Kind, stored, sent)
+		})
 	})
+}
+
+// onWritten processes the answer to a write that was about to be sent at that time.
+func (e *elector) onWritten(kind protocol.ActionKind, lease *coordinationv1.Lease, sent time.Duration) {
+	p, now := e.protocol, e.now()
+	switch kind {
+	case protocol.ActCreate:
+		e.logger().Info("Created the lease, waiting for its duration: somebody may lead on one that was deleted",
+			"lease", e.lock.lease, "duration", e.lock.cfg.LeaseDuration.Duration)
+		p.OnCreated(lease, now)
+	case protocol.ActAcquire:
+		if p.OnAcquired(lease, sent, now) {
+			e.begin()
+		}
+	case protocol.ActRenew:
+		p.OnRenewed(lease, sent, now)
+		if e.cancelLead != nil && !e.lock.fence.Extend(sent+e.lock.cfg.RenewDeadline.Duration) {
+			p.OnExpired() // the deadline has passed since now was read
+		}
+	case protocol.ActRelease:
+		p.OnReleased()
+	}
 }
 
 // watch follows the Lease from the present on, in place of the last watch. A watch from a known
 // version would be silent if the store was restored to an earlier one.
-func (r *requester) watch(ctx context.Context) {
-	r.stopWatch()
-	r.watchID++
-	id := r.watchID
-	lifetime := watchLifetime + time.Duration(r.jitter.Int64N(int64(watchLifetime)))
+func (e *elector) watch() {
+	e.protocol.OnWatching()
+	e.stopWatch()
+	e.watchID++
+	id := e.watchID
+	lifetime := watchLifetime + time.Duration(e.jitter.Int64N(int64(watchLifetime)))
 	opts := metav1.ListOptions{
-		FieldSelector:  fields.OneTermEqualSelector(metav1.ObjectNameField, r.name).String(),
+		FieldSelector:  fields.OneTermEqualSelector(metav1.ObjectNameField, e.lock.lease.Name).String(),
 		TimeoutSeconds: ptr.To(int64(lifetime / time.Second)),
 	}
-	own, stop := context.WithCancel(ctx)
-	r.stopWatch = stop
-	r.wg.Go(func() {
+	own, stop := context.WithCancel(e.ctx)
+	e.stopWatch = stop
+	answer := func(process func()) {
+		e.answer(e.ctx, func() {
+			if id == e.watchID && e.protocol.IsWatching() {
+				process()
+			}
+		})
+	}
+	ended := func(err error) {
+		answer(func() {
+			f := failureOf(err)
+			e.lock.shown.Finished(e.logger(), "watch", err, f)
+			e.protocol.OnWatchEnd(f, e.now())
+		})
+	}
+	e.wg.Go(func() {
 		defer stop()
 		// The context must outlive the call, so a timer limits the call.
-		hung := time.AfterFunc(r.timeout, stop)
-		w, err := r.client.Watch(own, opts)
+		hung := time.AfterFunc(e.timeout, stop)
+		w, err := e.lock.who.Client.Watch(own, opts)
 		if inTime := hung.Stop(); err == nil && !inTime {
 			w.Stop()
 			err = context.DeadlineExceeded
 		}
 		if err != nil {
-			r.report(ctx, watchEnded{id: id, err: err})
+			ended(err)
 			return
 		}
 		defer w.Stop()
-		r.report(own, watchStarted{id: id})
-		r.follow(own, id, w.ResultChan())
+		answer(func() {
+			e.protocol.OnWatchUp(e.now())
+			e.lock.shown.Finished(e.logger(), "watch", nil, protocol.Failure{})
+		})
+		for {
+			select {
+			case <-own.Done():
+				return
+			case event, open := <-w.ResultChan():
+				switch {
+				case !open:
+					ended(nil)
+					return
+				case event.Type == watch.Error:
+					ended(apierrors.FromObject(event.Object))
+					return
+				}
+				if lease, ok := event.Object.(*coordinationv1.Lease); ok {
+					answer(func() { e.protocol.OnEvent(lease, event.Type == watch.Deleted, e.now()) })
+				}
+			}
+		}
 	})
 }
 
-func (r *requester) follow(ctx context.Context, id int, events <-chan watch.Event) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case event, open := <-events:
-			switch {
-			case !open:
-				r.report(ctx, watchEnded{id: id, err: nil})
-				return
-			case event.Type == watch.Error:
-				r.report(ctx, watchEnded{id: id, err: apierrors.FromObject(event.Object)})
-				return
-			}
-			r.report(ctx, watchEvent{id: id, event: event})
-		}
-	}
-}
-
 // look lets the witness look at a process, in place of the last one. The zero Process is none.
-func (r *requester) look(ctx context.Context, process protocol.Process) {
-	r.stopLook()
-	r.lookID++
+func (e *elector) look(process protocol.Process) {
+	e.stopLook()
+	e.lookID++
 	if process == (protocol.Process{}) {
 		return
 	}
-	id := r.lookID
-	own, stop := context.WithCancel(ctx)
-	r.stopLook = stop
-	r.wg.Go(func() {
+	id := e.lookID
+	own, stop := context.WithCancel(e.ctx)
+	e.stopLook = stop
+	e.wg.Go(func() {
 		defer stop()
-		r.witness.Watch(own, process, func(state protocol.LeaderState) { r.report(own, leaderSeen{id: id, state: state}) })
+		e.lock.who.Witness.Watch(own, process, func(state protocol.LeaderState) {
+			e.answer(own, func() {
+				if id == e.lookID {
+					e.protocol.OnLeader(state, e.now())
+					holder, _ := e.protocol.Watched()
+					e.lock.shown.SawLeader(e.logger(), holder, process, state)
+				}
+			})
+		})
 	})
 }

@@ -7,11 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
@@ -38,22 +35,19 @@ var ErrRestored = errors.New("the API server shows an earlier version of the lea
 // instance a goroutine that did not return. The Lease is then not released but expires.
 var ErrUnfinished = errors.New("work may be unfinished")
 
-// Run competes for the Lease until it is won, then calls lead and returns when lead has returned,
-// or when Run gives it up:
+// Run competes for the Lease until it is won, calls lead when the fence in the API server admits this
+// replica and no predecessor can write any more, and returns when lead has returned:
 //
 //   - ctx ends while standing by: Run returns nil.
-//   - the Lease is won: the fence in the API server names this replica. lead is called, and the client's
-//     fence opened, when the API server admits it and no predecessor can write any more. If it is not
-//     admitted for a lease duration, the Lease is given up and Run returns a *LostError.
-//   - ctx ends while leading: the context of lead is cancelled. The Lease is renewed while lead
-//     drains. It is released after lead has returned, its last writes have finished and none that
-//     got no answer can be executed any more. Run returns the error of lead. If that takes longer
-//     than the DrainTimeout or lead returns ErrUnfinished, the Lease is not released and Run
+//   - ctx ends while leading, or lead returns by itself: the context of lead is cancelled. The Lease is
+//     renewed while lead drains, and released when lead has returned, its last writes have finished and
+//     none that got no answer can be executed any more. Run returns the error of lead. If that takes
+//     longer than the DrainTimeout or lead returns ErrUnfinished, the Lease is not released and Run
 //     returns a *LostError.
-//   - lead returns by itself: its context is cancelled, then the same.
 //   - the term is lost: the fence closes, then the context of lead is cancelled with a *LostError
 //     as its cause. Run waits for lead for as long as the Lease would still have covered it, and
-//     returns the *LostError joined with the error of lead.
+//     returns the *LostError joined with the error of lead. So does a replica that is not admitted for a
+//     lease duration, which gives the Lease up.
 //
 // So Run may return while a lead that ignores its context still runs. That lead cannot write any
 // more, and the process should exit. A lock serves one Run. With LeaderElect off, the fence is
@@ -65,45 +59,36 @@ func (l *Lock) Run(ctx context.Context, lead func(ctx context.Context) error) er
 	if !l.cfg.LeaderElect {
 		return l.runUnelected(ctx, lead)
 	}
-	requests, stopRequests := context.WithCancel(context.WithoutCancel(ctx))
 	e := newElector(l)
+	var stopRequests context.CancelFunc
+	e.ctx, stopRequests = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		l.fence.Close()
 		stopRequests()
-		e.requests.wg.Wait()
+		e.wg.Wait()
 		e.timer.Stop()
 	}()
 	if l.apiFence != nil {
-		e.requests.wg.Go(func() { l.apiFence.Run(requests, l.holds.Load) })
+		asking, stop := context.WithCancel(e.ctx)
+		e.stopAsking = stop
+		e.wg.Go(func() { l.apiFence.Run(asking) })
 	}
 	klog.FromContext(ctx).Info("Competing for the lease", "lease", l.lease, "identity", l.who.Identity)
-	return e.run(ctx, requests, lead)
+	return e.run(ctx, lead)
 }
 
 // runUnelected calls lead without an election.
 func (l *Lock) runUnelected(ctx context.Context, lead func(context.Context) error) error {
 	l.fence.TurnOff()
 	l.shown.Unelected()
-	if l.apiFence != nil {
-		asking, stop := context.WithCancel(context.WithoutCancel(ctx))
-		var asked sync.WaitGroup
-		asked.Go(func() { l.apiFence.Run(asking, func() bool { return false }) })
-		defer asked.Wait()
-		defer stop()
-	}
 	done := make(chan error, 1)
 	go func() { done <- lead(ctx) }()
+	late := make(chan struct{})
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(l.cfg.DrainTimeout, func() { close(late) }) })()
 	select {
 	case err := <-done:
 		return err
-	case <-ctx.Done():
-	}
-	timer := time.NewTimer(l.cfg.DrainTimeout)
-	defer timer.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-timer.C:
+	case <-late:
 		l.fence.Close()
 		return fmt.Errorf("%w: the controllers did not drain within %s", ErrUnfinished, l.cfg.DrainTimeout)
 	}
@@ -114,9 +99,10 @@ func (l *Lock) runUnelected(ctx context.Context, lead func(context.Context) erro
 type elector struct {
 	lock     *Lock
 	protocol *protocol.State
-	requests *requester
 	timer    *time.Timer
+	requests // see requests.go
 
+	stopAsking   context.CancelFunc      // a standby's asking for the fence in the API server
 	stopStarting context.CancelFunc      // stops naming this replica, and the proof
 	cancelLead   context.CancelCauseFunc // nil before lead has started
 	leadDone     chan error              // receives once, when lead has returned
@@ -129,14 +115,15 @@ func newElector(l *Lock) *elector {
 	return &elector{
 		lock:     l,
 		protocol: protocol.New(l.who.Identity, t, l.who.Process, l.who.Witness != nil, l.apiFence != nil),
-		requests: newRequester(l.who, l.lease.Name, t.RequestTimeout()),
 		timer:    time.NewTimer(0),
+		requests: requests{answers: make(chan func()), timeout: t.RequestTimeout(),
+			jitter: protocol.NewJitter(l.who.Identity + "/watch"), stopWatch: func() {}, stopLook: func() {}},
 
-		stopStarting: func() {},
+		stopAsking: func() {}, stopStarting: func() {},
 	}
 }
 
-func (e *elector) run(ctx, requests context.Context, lead func(context.Context) error) error {
+func (e *elector) run(ctx context.Context, lead func(context.Context) error) error {
 	stop := ctx.Done()
 	for {
 		now := e.now()
@@ -146,7 +133,7 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 		case protocol.ActEnd:
 			return e.end(ctx, act.Reason)
 		case protocol.ActLead:
-			e.lead(ctx, requests, lead)
+			e.lead(ctx, lead)
 			continue
 		case protocol.ActGiveUp:
 			klog.FromContext(ctx).Error(e.lock.shown.Problem(), "Giving the lease up: this replica cannot begin to lead", "lease", e.lock.lease)
@@ -155,7 +142,7 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 			continue
 		case protocol.ActWait:
 		default:
-			e.start(requests, act, now)
+			e.start(act, now)
 			continue
 		}
 		// The timer stops while the machine is suspended, the clock does not. Check it soon after
@@ -165,15 +152,13 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 		case <-stop:
 			stop = nil
 			e.drain(ctx)
-		case msg := <-e.requests.inbox:
-			if e.handle(klog.FromContext(ctx), msg) {
-				e.begin(requests)
-			}
+		case process := <-e.answers:
+			process()
 		case e.leadErr = <-e.leadDone:
 			e.leadReturned()
 		case <-e.idle:
 			e.idle = nil
-			e.quiet(requests)
+			e.quiet()
 		case <-e.lock.fenceChanged:
 			e.protocol.OnServerFence(e.lock.shown.ServerFence() == apifence.Enforced)
 		case <-e.timer.C:
@@ -181,161 +166,53 @@ func (e *elector) run(ctx, requests context.Context, lead func(context.Context) 
 	}
 }
 
-func (e *elector) now() time.Duration {
-	return e.lock.who.Clock.Now()
-}
+func (e *elector) now() time.Duration { return e.lock.who.Clock.Now() }
 
-// start starts an action that is a request.
-func (e *elector) start(ctx context.Context, act protocol.Action, now time.Duration) {
-	p := e.protocol
-	switch act.Kind {
-	case protocol.ActRead:
-		p.OnReading()
-		e.requests.read(ctx)
-	case protocol.ActWatch:
-		p.OnWatching()
-		e.requests.watch(ctx)
-	case protocol.ActLook:
-		p.OnLook()
-		_, process := p.Watched()
-		e.requests.look(ctx, process)
-	default:
-		timeout := e.requests.timeout
-		if _, holding := p.Term(); holding { // an answer after the deadline is useless
-			timeout = min(timeout, p.Deadline()-now)
-		}
-		day := time.Now().Truncate(time.Microsecond) // the precision of the Lease
-		base, lease := p.View().Lease, p.Proposal(act, now, day)
-		if act.Kind == protocol.ActCreate {
-			lease = protocol.NewLease(e.lock.lease, e.lock.who.Identity, e.lock.cfg.LeaseDuration.Duration, day)
-		}
-		p.OnSent(act)
-		e.requests.write(ctx, act.Kind, base, lease, timeout)
-	}
-}
-
-// handle processes the outcome of a request and reports whether the Lease was won.
-func (e *elector) handle(logger klog.Logger, msg message) bool {
-	p, now := e.protocol, e.now()
-	switch msg := msg.(type) {
-	case readDone:
-		if msg.id != e.requests.readID || !p.IsReading() {
-			return false
-		}
-		f := failureOf(msg.err)
-		e.lock.shown.Finished(logger, "get", msg.err, f)
-		if f.Kind != protocol.FailNone {
-			p.OnReadFailed(f, now)
-			return false
-		}
-		p.OnRead(msg.lease, now)
-	case writeDone:
-		return e.handleWrite(logger, msg, now)
-	case watchStarted:
-		if msg.id == e.requests.watchID && p.IsWatching() {
-			p.OnWatchUp(now)
-			e.lock.shown.Finished(logger, "watch", nil, protocol.Failure{})
-		}
-	case watchEvent:
-		if lease, ok := msg.event.Object.(*coordinationv1.Lease); ok && msg.id == e.requests.watchID && p.IsWatching() {
-			p.OnEvent(lease, msg.event.Type == watch.Deleted, now)
-		}
-	case watchEnded:
-		if msg.id == e.requests.watchID && p.IsWatching() {
-			f := failureOf(msg.err)
-			e.lock.shown.Finished(logger, "watch", msg.err, f)
-			p.OnWatchEnd(f, now)
-		}
-	case leaderSeen:
-		if msg.id == e.requests.lookID {
-			p.OnLeader(msg.state, now)
-			holder, process := p.Watched()
-			e.lock.shown.SawLeader(logger, holder, process, msg.state)
-		}
-	case raised:
-		e.handleRaised(logger, msg.err)
-	case proved:
-		p.OnProved()
-	case kept:
-		e.handleRaised(logger, msg.err)
-	case quiet:
-		at := now
-		if !msg.enforced {
-			at = e.lock.fence.QuietAt()
-		}
-		p.OnQuiet(at)
-	}
-	return false
-}
-
-// handleRaised processes that the fence in the API server admits this replica, or why it never will.
-func (e *elector) handleRaised(logger klog.Logger, err error) {
-	switch {
-	case err == nil:
-		e.protocol.OnRaised()
-	case errors.Is(err, apifence.ErrSuperseded):
-		logger.Error(err, "Another replica holds the lease", "lease", e.lock.lease)
-		e.protocol.OnEvicted(protocol.ReasonHolderChanged)
-	default:
-		logger.Error(err, "This replica cannot lead any more", "lease", e.lock.lease)
-		e.protocol.OnEvicted(protocol.ReasonCannotLead)
-	}
-}
-
-func (e *elector) handleWrite(logger klog.Logger, msg writeDone, now time.Duration) bool {
-	p, f := e.protocol, failureOf(msg.err)
-	e.lock.shown.Wrote(logger, msg.kind, msg.err, f, msg.took)
-	if f.Kind != protocol.FailNone {
-		p.OnWriteFailed(msg.base, f, now)
-		return false
-	}
-	switch msg.kind {
-	case protocol.ActCreate:
-		logger.Info("Created the lease, waiting for its duration: somebody may lead on one that was deleted",
-			"lease", e.lock.lease, "duration", e.lock.cfg.LeaseDuration.Duration)
-		p.OnCreated(msg.lease, now)
-	case protocol.ActAcquire:
-		return p.OnAcquired(msg.lease, msg.sent, now)
-	case protocol.ActRenew:
-		p.OnRenewed(msg.lease, msg.sent, now)
-		if e.cancelLead != nil && !e.lock.fence.Extend(msg.sent+e.lock.cfg.RenewDeadline.Duration) {
-			p.OnExpired() // the deadline has passed since now was read
-		}
-	case protocol.ActRelease:
-		p.OnReleased()
-	}
-	return false
-}
+func (e *elector) logger() klog.Logger { return klog.FromContext(e.ctx) }
 
 // begin lets the fence in the API server name this replica, which has won the Lease, and proves that no
 // predecessor can write if the term owes that.
-func (e *elector) begin(requests context.Context) {
-	e.lock.holds.Store(true)
-	e.requests.look(requests, protocol.Process{})
-	starting, stop := context.WithCancel(requests)
-	e.stopStarting = stop
+func (e *elector) begin() {
+	e.stopAsking() // Raise and Keep ask
+	e.look(protocol.Process{})
 	if e.lock.apiFence == nil {
 		e.protocol.OnRaised()
 		return
 	}
+	starting, stop := context.WithCancel(e.ctx)
+	e.stopStarting = stop
 	owes := e.protocol.Owes(e.now()) != protocol.Obligation{}
-	e.requests.wg.Go(func() {
+	e.wg.Go(func() {
 		err := e.lock.apiFence.Raise(starting)
 		if starting.Err() != nil {
 			return
 		}
-		e.requests.report(starting, raised{err})
+		e.answer(starting, func() { e.onRaised(err) })
 		if err == nil && owes && e.lock.apiFence.Prove(starting, e.lock.shown.Unproved) == nil {
-			e.requests.report(starting, proved{})
+			e.answer(starting, e.protocol.OnProved)
 		}
 	})
 }
 
+// onRaised processes that the fence in the API server admits this replica, or why it never will.
+func (e *elector) onRaised(err error) {
+	switch {
+	case err == nil:
+		e.protocol.OnRaised()
+	case errors.Is(err, apifence.ErrSuperseded):
+		e.logger().Error(err, "Another replica holds the lease", "lease", e.lock.lease)
+		e.protocol.OnEvicted(protocol.ReasonHolderChanged)
+	default:
+		e.logger().Error(err, "This replica cannot lead any more", "lease", e.lock.lease)
+		e.protocol.OnEvicted(protocol.ReasonCannotLead)
+	}
+}
+
 // lead opens the fence for the term and starts lead.
-func (e *elector) lead(ctx, requests context.Context, lead func(context.Context) error) {
+func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
 	p := e.protocol
 	e.stopStarting()
-	e.lock.shown.Started(klog.FromContext(ctx), p.View())
+	e.lock.shown.Started(e.logger(), p.View())
 	p.OnLead()
 	e.lock.fence.OpenUntil(p.Deadline())
 	e.lock.shown.Update(p.View(), false)
@@ -345,10 +222,9 @@ func (e *elector) lead(ctx, requests context.Context, lead func(context.Context)
 	done := e.leadDone
 	go func() { done <- lead(leadCtx) }()
 	if e.lock.apiFence != nil {
-		keeping := klog.NewContext(requests, klog.FromContext(ctx))
-		e.requests.wg.Go(func() {
-			if err := e.lock.apiFence.Keep(keeping); err != nil {
-				e.requests.report(requests, kept{err})
+		e.wg.Go(func() {
+			if err := e.lock.apiFence.Keep(e.ctx); err != nil {
+				e.answer(e.ctx, func() { e.onRaised(err) })
 			}
 		})
 	}
@@ -380,13 +256,17 @@ func (e *elector) leadReturned() {
 
 // quiet lets the Lease be released when no write of lead can be executed any more (rule 8). A write
 // without an answer may still be, unless the API server refuses what comes late, which is asked for now.
-func (e *elector) quiet(requests context.Context) {
+func (e *elector) quiet() {
 	at := e.lock.fence.QuietAt()
 	e.protocol.OnQuiet(at)
 	if at <= e.now() || e.lock.apiFence == nil {
 		return
 	}
-	e.requests.wg.Go(func() { e.requests.report(requests, quiet{e.lock.apiFence.IsEnforced(requests)}) })
+	e.wg.Go(func() {
+		if e.lock.apiFence.IsEnforced(e.ctx) {
+			e.answer(e.ctx, func() { e.protocol.OnQuiet(e.now()) })
+		}
+	})
 }
 
 // end returns from Run.

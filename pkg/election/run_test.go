@@ -8,20 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -393,45 +386,6 @@ func TestElectionIsOff(t *testing.T) {
 	if len(r.client.requests) > 0 {
 		t.Errorf("requests: %v", r.client.requests)
 	}
-}
-
-// TestElectionIsOffBesideTheFence checks that the log says why every write is refused.
-func TestElectionIsOffBesideTheFence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		cfg := testConfig()
-		cfg.LeaderElect = false
-		lock := must(NewLock(cfg, Candidate{Identity: "r", Clock: NewMonotonicClock(), Namespaces: refusing{}}))
-		var mu sync.Mutex
-		var logged strings.Builder
-		logger := funcr.New(func(_, args string) {
-			mu.Lock()
-			defer mu.Unlock()
-			logged.WriteString(args)
-		}, funcr.Options{})
-		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
-		err := lock.Run(ctx, func(context.Context) error {
-			pass(time.Minute)
-			return nil
-		})
-		stop()
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil || strings.Count(logged.String(), "--leader-elect=false") != 1 {
-			t.Errorf("Run returned %v, the log has %s", err, logged.String())
-		}
-	})
-}
-
-// refusing is a Namespace of a fence that refuses everybody.
-type refusing struct{}
-
-func (refusing) Get(context.Context, string, metav1.GetOptions) (*corev1.Namespace, error) {
-	return &corev1.Namespace{}, nil
-}
-
-func (refusing) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Namespace, error) {
-	return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind(),
-		"quartermaster-fence: written by Pod r, the leader is ''", nil)
 }
 
 func TestDrainWithoutAnElectionHasAnEnd(t *testing.T) {

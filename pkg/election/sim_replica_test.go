@@ -89,7 +89,7 @@ func runOurs(ctx context.Context, p *simProc) error {
 	if p.sim.fences.client {
 		writes = lock.Fence(writes)
 	} else if p.sim.fences.server {
-		writes = lock.apiFence.Transport(writes, func() bool { return true }, writefence.ErrNotLeading)
+		writes = lock.apiFence.Transport(writes, writefence.ErrNotLeading)
 	}
 	return lock.Run(ctx, func(ctx context.Context) error { return p.lead(ctx, &http.Client{Transport: writes}) })
 }

@@ -4,13 +4,16 @@
 package election
 
 import (
-	"flag"
 	"strconv"
 	"testing"
 	"time"
 )
 
-var planSeeds = flag.Int("plan-seeds", 20, "how many seeds each plan with a former leader runs")
+// planSeeds returns how many seeds each plan with a former leader runs.
+func planSeeds(t *testing.T) int {
+	t.Helper()
+	return setting(t, "PLAN_SEEDS", 20)
+}
 
 // strictPlan is a plan in which a former leader goes on while its fence is open. No write of it may be
 // stored after the first one of its successor.
@@ -97,11 +100,11 @@ func TestSimulatedFormerLeaders(t *testing.T) {
 	for name, plan := range strictPlans {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			stale := 0
-			for seed := range uint64(*planSeeds) {
+			stale, seeds := 0, planSeeds(t)
+			for seed := range uint64(seeds) {
 				stale += playStrict(t, plan, seed, false).audit.count.led
 			}
-			t.Logf("%d stale writes in %d seeds", stale, *planSeeds)
+			t.Logf("%d stale writes in %d seeds", stale, seeds)
 		})
 	}
 }
@@ -112,13 +115,13 @@ func TestSimulatedStrictPlansAreStrong(t *testing.T) {
 	for name, plan := range strictPlans {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			found := 0
-			for seed := range uint64(*planSeeds) {
+			found, seeds := 0, planSeeds(t)
+			for seed := range uint64(seeds) {
 				if playStrict(t, plan, seed, true).audit.count.led > 0 {
 					found++
 				}
 			}
-			t.Logf("found in %d of %d seeds", found, *planSeeds)
+			t.Logf("found in %d of %d seeds", found, seeds)
 			if found == 0 {
 				t.Error("the plan is too weak")
 			}

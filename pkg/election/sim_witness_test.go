@@ -53,6 +53,10 @@ func (w *simWitness) Watch(ctx context.Context, process protocol.Process, report
 		if state != protocol.LeaderUnknown {
 			tell(state)
 		}
+		if state == protocol.LeaderAnswers && p.sim.wrongHints && !p.sim.calm.Load() && p.nextRNG("wrong hint").IntN(8) == 0 {
+			tell(protocol.LeaderGone) // a proxy in the Pods closes the connection and refuses another
+			return
+		}
 		ended := leader.hangsUp()
 		if state == protocol.LeaderGone {
 			ended = nil

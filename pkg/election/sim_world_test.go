@@ -38,6 +38,7 @@ type simulation struct {
 
 	twoSeconds bool // instead of the proof, a wait as long
 	hidden     int  // addresses of API servers that nobody can find out
+	wrongHints bool // standbys may take a process that answers for one that has ended
 	drawn      int  // by around
 
 	launching     sync.Mutex

@@ -19,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 const (
@@ -71,22 +73,16 @@ type LeaseGetter interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error)
 }
 
-// Clock returns the time since some fixed moment.
-type Clock interface {
-	Now() time.Duration
-}
-
 // Config is what a Fence goes by.
 type Config struct {
 	Lease    types.NamespacedName
 	Identity string
 	PodUID   string // may be empty
-	Elected  bool   // whether leader election is on
 
 	Namespaces NamespaceClient
 	Leases     LeaseGetter
 	Servers    Servers // nil: unknown
-	Clock      Clock
+	Clock      protocol.Clock
 
 	RequestTimeout time.Duration
 	Deadline       time.Duration // after which a holder that is not admitted is in trouble

@@ -67,26 +67,24 @@ func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error
 }
 
 // Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends; at
-// first more often while it finds none. It does not ask while leads returns true, since Raise and Keep
-// do.
-func (f *Fence) Run(ctx context.Context, leads func() bool) {
+// first more often while it finds none.
+func (f *Fence) Run(ctx context.Context) {
 	jitter := protocol.NewJitter(f.Identity + "/ask")
 	for backoff := askAgain; ; {
 		pause := protocol.ReadPeriod + time.Duration(jitter.Int64N(int64(protocol.ReadJitter)))
-		if !leads() {
-			judged, err := f.ask(ctx, f.Namespaces)
-			if judged == verdictNone || judged == verdictAbsent {
-				pause, backoff = min(pause, backoff), min(2*backoff, protocol.ReadPeriod)
-			} else {
-				backoff = askAgain
-			}
-			if err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", f.Lease, "err", err)
-			}
-			if !leads() {
-				f.found(ctx, judged)
-			}
+		judged, err := f.ask(ctx, f.Namespaces)
+		if ctx.Err() != nil {
+			return
 		}
+		if judged == verdictNone || judged == verdictAbsent {
+			pause, backoff = min(pause, backoff), min(2*backoff, protocol.ReadPeriod)
+		} else {
+			backoff = askAgain
+		}
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", f.Lease, "err", err)
+		}
+		f.found(ctx, judged)
 		if !pauseFor(ctx, pause) {
 			return
 		}
@@ -104,7 +102,7 @@ func (f *Fence) found(ctx context.Context, judged verdict) {
 	switch {
 	case judged == verdictAbsent:
 		f.Found(ctx, Absent)
-	case judged == verdictMisjudges, judged == verdictRefuses && !f.Elected:
+	case judged == verdictMisjudges:
 		f.Found(ctx, Misconfigured)
 	case judged != verdictNone: // a standby may be refused or, if it led before in the same Pod, admitted
 		f.Found(ctx, Enforced)

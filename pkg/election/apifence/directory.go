@@ -7,8 +7,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -37,35 +37,23 @@ const (
 type Directory struct {
 	config *rest.Config
 	client kubernetes.Interface
-
-	mu      sync.Mutex
-	clients map[string]NamespaceClient // by address
 }
 
 // NewDirectory returns a directory that reads by client, and whose API servers are reached with the
 // credentials of config.
 func NewDirectory(config *rest.Config, client kubernetes.Interface) *Directory {
-	return &Directory{config: config, client: client, clients: map[string]NamespaceClient{}}
+	return &Directory{config: config, client: client}
 }
 
 // List implements Servers.
 func (d *Directory) List(ctx context.Context) ([]Server, int, error) {
-	type counted struct {
-		n   int
-		err error
-	}
-	counting := make(chan counted, 1)
-	go func() {
-		n, err := d.count(ctx)
-		counting <- counted{n, err}
-	}()
 	slice, err := d.client.DiscoveryV1().EndpointSlices(sliceNamespace).Get(ctx, sliceName, metav1.GetOptions{})
-	count := <-counting
 	if err != nil {
 		return nil, 0, fmt.Errorf("read the addresses of the API servers: %w", err)
 	}
-	if count.err != nil {
-		return nil, 0, fmt.Errorf("count the API servers: %w", count.err)
+	leases, err := d.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: identitySelector})
+	if err != nil {
+		return nil, 0, fmt.Errorf("count the API servers: %w", err)
 	}
 	var known []Server
 	for _, address := range addresses(slice) {
@@ -75,12 +63,11 @@ func (d *Directory) List(ctx context.Context) ([]Server, int, error) {
 		}
 		known = append(known, Server{Address: address, Namespaces: client})
 	}
-	return known, count.n, nil
+	return known, unexpired(leases.Items), nil
 }
 
 // addresses returns the different addresses in the slice.
 func addresses(slice *discoveryv1.EndpointSlice) (found []string) {
-	seen := map[string]bool{}
 	for _, port := range slice.Ports {
 		if ptr.Deref(port.Name, "") != slicePort || port.Port == nil {
 			continue
@@ -88,21 +75,13 @@ func addresses(slice *discoveryv1.EndpointSlice) (found []string) {
 		for _, endpoint := range slice.Endpoints {
 			for _, ip := range endpoint.Addresses {
 				address := net.JoinHostPort(ip, strconv.Itoa(int(*port.Port)))
-				if !seen[address] {
-					seen[address], found = true, append(found, address)
+				if !slices.Contains(found, address) {
+					found = append(found, address)
 				}
 			}
 		}
 	}
 	return found
-}
-
-func (d *Directory) count(ctx context.Context) (int, error) {
-	leases, err := d.client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: identitySelector})
-	if err != nil {
-		return 0, err
-	}
-	return unexpired(leases.Items), nil
 }
 
 // unexpired returns how many of the Leases have not expired, as of the newest renewal of any: the clock
@@ -125,25 +104,15 @@ func unexpired(leases []coordinationv1.Lease) int {
 	return n
 }
 
-// clientFor returns the client for one API server. There is one transport for each address that was ever
-// seen.
+// clientFor returns the client for one API server.
 func (d *Directory) clientFor(address string) (NamespaceClient, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if client := d.clients[address]; client != nil {
-		return client, nil
-	}
 	config := rest.CopyConfig(d.config)
 	config.Host, config.APIPath = "https://"+address, ""
 	config.ServerName = serverName
-	// Another dialer keeps the transport from being shared.
-	if config.Dial == nil {
-		config.Dial = (&net.Dialer{Timeout: proofTimeout}).DialContext
-	}
+	config.Dial = nil // client-go then has one transport for all, however often Prove asks
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	d.clients[address] = client.CoreV1().Namespaces()
-	return d.clients[address], nil
+	return client.CoreV1().Namespaces(), nil
 }

@@ -36,8 +36,6 @@ const (
 
 	patchTimeout = 40 * time.Second // longer than the longest that a webhook may take
 
-	notBarred = time.Duration(-1)
-
 	backoffMin = 2 * time.Millisecond
 	backoffMax = 2 * time.Second
 
@@ -80,29 +78,24 @@ func (f *Fence) Keep(ctx context.Context) error {
 	}
 }
 
-// raise is Raise. For a leader, keep, it fails when the API server has not admitted it for as long as
-// Patience; that nobody answers does not matter to it.
-func (f *Fence) raise(ctx context.Context, keep bool) error {
+// raise is Raise. For a leader it fails when the API server has not admitted it for as long as Patience;
+// that nobody answers does not matter to it.
+func (f *Fence) raise(ctx context.Context, leads bool) error {
 	jitter := protocol.NewJitter(f.Identity + "/raise")
 	defer f.Trouble(nil)
-	began, barred := f.Clock.Now(), notBarred
-	logged := false
+	barred := f.Clock.Now() // since when this replica is not admitted
 	// A webhook that is away holds the patch up, for 10 s by default, and to cut it off each time would
 	// fail it for good. But an answer may have been lost.
 	patience := f.Patience
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
-		asked := f.Clock.Now()
 		judged, unnamed, err := f.stand(ctx, min(patience, patchTimeout))
 		if errors.Is(err, context.DeadlineExceeded) {
 			patience *= 2
 		}
-		now := f.Clock.Now()
-		if keep && !unnamed && judged == verdictNone {
-			barred = notBarred
-		} else if barred == notBarred {
-			barred = asked
+		if leads && !unnamed && judged == verdictNone {
+			barred = f.Clock.Now()
 		}
-		late := now-began > lagPatience
+		since := f.Clock.Now() - barred
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -111,22 +104,20 @@ func (f *Fence) raise(ctx context.Context, keep bool) error {
 		case judged == verdictAbsent, judged == verdictAdmits:
 			f.found(ctx, judged)
 			return nil
-		case judged == verdictMisjudges, judged == verdictRefuses && late:
+		case judged == verdictMisjudges, judged == verdictRefuses && since > lagPatience:
 			f.Found(ctx, Misconfigured)
 		}
 		if err == nil {
 			err = fmt.Errorf("the API server %s", judged)
 		}
-		switch since := now - barred; {
-		case barred != notBarred && keep && since > f.Patience:
+		switch {
+		case leads && since > f.Patience:
 			return fmt.Errorf("%w for %s: %w", errBarred, since.Truncate(time.Second), err)
-		case barred != notBarred && since > f.Deadline:
+		case since > f.Deadline:
 			f.Trouble(fmt.Errorf("this replica holds the lease and cannot lead: %w", err))
 		}
-		if late && !logged {
-			logged = true
-			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader, the fence in the API server may refuse its writes",
-				"lease", f.Lease, "namespace", f.name)
+		if since > lagPatience {
+			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader", "lease", f.Lease, "namespace", f.name)
 		}
 		if !pauseFor(ctx, max(backoff/2+time.Duration(jitter.Int64N(int64(backoff))), retryAfter(err))) {
 			return context.Cause(ctx)

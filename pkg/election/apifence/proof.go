@@ -65,22 +65,14 @@ func (f *Fence) proveOnce(ctx context.Context) error {
 	case len(known) < count:
 		return fmt.Errorf("of %d API servers, the addresses of %d are known", count, len(known))
 	}
-	answers := make(chan error, len(known))
 	for _, server := range known {
-		go func() {
-			judged, err := f.ask(ctx, server.Namespaces)
-			if judged != verdictAdmits && err == nil {
-				err = errors.New(string(judged))
-			}
-			if err != nil {
-				err = fmt.Errorf("the API server at %s: %w", server.Address, err)
-			}
-			answers <- err
-		}()
+		judged, err := f.ask(ctx, server.Namespaces)
+		if judged != verdictAdmits && err == nil {
+			err = errors.New(string(judged))
+		}
+		if err != nil {
+			return fmt.Errorf("the API server at %s: %w", server.Address, err)
+		}
 	}
-	var errs []error
-	for range known {
-		errs = append(errs, <-answers)
-	}
-	return errors.Join(errs...)
+	return nil
 }

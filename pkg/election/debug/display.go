@@ -9,11 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -23,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
@@ -41,76 +40,51 @@ const (
 	phaseStopped    = "Stopped"
 )
 
-const (
-	// historySize is how many changes of holder are remembered.
-	historySize = 32
-
-	// complaintPeriod is how often a refusal that lasts is logged.
-	complaintPeriod = 10 * time.Minute
-
-	// complaintLifetime is how long a refusal is shown unless it is repeated. A standby learns only
-	// at its next attempt that it may update the Lease now, and that may be in years.
-	complaintLifetime = 2 * protocol.MaxBackoff
-)
+// refusalLifetime is how long a refusal is shown unless it is repeated. A standby learns only at its
+// next attempt that it may update the Lease now, and that may be in years.
+const refusalLifetime = 2 * protocol.MaxBackoff
 
 // EventRecorder is the part of a record.EventRecorder that a Display needs.
 type EventRecorder interface {
 	Eventf(object runtime.Object, eventType, reason, messageFmt string, args ...any)
 }
 
-// Clock returns the time since some fixed moment.
-type Clock interface {
-	Now() time.Duration
-}
-
 // Display shows one lock. Its status is derived from the protocol.
 type Display struct {
 	lease   types.NamespacedName
-	clock   Clock
+	clock   protocol.Clock
 	events  EventRecorder
 	metrics *lockMetrics
 
-	mu         sync.Mutex
-	status     status
-	unseen     bool                 // the last holder that was to be looked at could not be reached
-	complaints map[string]complaint // by verb
-	trouble    error                // what keeps the holder from leading
+	mu       sync.Mutex
+	status   status
+	refusals map[string]refusal // by verb
+	trouble  error              // what keeps the holder from leading
 }
 
-// complaint is a refusal.
-type complaint struct {
-	err    error
-	at     time.Duration
-	logged time.Duration
+// refusal is a request that the API server has refused.
+type refusal struct {
+	err error
+	at  time.Duration
 }
 
-// status is what /debug/leader shows. The times of day are only for readers; the validity is
-// computed from the lock's clock.
+// status is what /debug/leader shows.
 type status struct {
 	Lease       string               `json:"lease"`
 	Identity    string               `json:"identity"`
 	Phase       string               `json:"phase"`
 	Holder      string               `json:"holder"`
 	Term        *protocol.Term       `json:"term,omitempty"`
-	Acquired    *time.Time           `json:"acquired,omitempty"`
 	Valid       float64              `json:"validSeconds"`
-	LastRenewal *renewal             `json:"lastRenewal,omitempty"`
 	Start       *start               `json:"start,omitempty"` // of the term of this replica
 	Watching    bool                 `json:"watching"`
 	Problem     string               `json:"problem,omitempty"`
 	ServerFence apifence.State       `json:"serverFence"`
 	Leader      protocol.LeaderState `json:"leaderProcess"` // as seen by a standby
-	History     []transition         `json:"history"`
 
 	deadline time.Duration // when the own term ends on the clock, 0 if there is none
 	expires  time.Duration // when others may take over, on the clock
 	lost     bool          // Run has returned without a release
-}
-
-// renewal is the last acknowledged write of this replica to the Lease.
-type renewal struct {
-	Sent    time.Time `json:"sent"`
-	Latency float64   `json:"latencySeconds"`
 }
 
 // start says how the term of this replica began.
@@ -120,16 +94,8 @@ type start struct {
 	Why      string               `json:"why,omitempty"`      // could not be proved that the predecessors are refused
 }
 
-// transition is a change of holder as seen by this replica.
-type transition struct {
-	Time   time.Time      `json:"time"`
-	Holder string         `json:"holder"` // empty if the Lease was released or is absent
-	Term   *protocol.Term `json:"term,omitempty"`
-	Reason string         `json:"reason"`
-}
-
 // New returns the display of a lock on the Lease. events and all may be nil.
-func New(lease types.NamespacedName, identity string, clock Clock, events EventRecorder, all *Metrics) *Display {
+func New(lease types.NamespacedName, identity string, clock protocol.Clock, events EventRecorder, all *Metrics) *Display {
 	return &Display{
 		lease:   lease,
 		clock:   clock,
@@ -137,7 +103,7 @@ func New(lease types.NamespacedName, identity string, clock Clock, events EventR
 		metrics: all.of(lease),
 		status: status{Lease: lease.String(), Identity: identity, Phase: phaseNotStarted, ServerFence: apifence.Unknown,
 			Leader: protocol.LeaderUnknown},
-		complaints: map[string]complaint{},
+		refusals: map[string]refusal{},
 	}
 }
 
@@ -173,11 +139,8 @@ func (d *Display) Update(v protocol.View, ending bool) {
 	d.updateHolder(v)
 	if v.Leader != s.Leader {
 		s.Leader = v.Leader
-		for _, other := range protocol.LeaderStates {
-			d.metrics.set(d.metrics.leaderSeen, other == v.Leader, string(other))
-		}
+		show(d.metrics, d.metrics.leaderSeen, protocol.LeaderStates, v.Leader)
 	}
-	d.metrics.set(d.metrics.watching, v.Watching)
 	d.metrics.set(d.metrics.leading, v.Leading && !ending)
 }
 
@@ -212,59 +175,29 @@ func (d *Display) Started(logger klog.Logger, v protocol.View) {
 	logger.Info("Started leading", "lease", d.lease, "term", v.Term, "after", shown.After, "evidence", shown.Evidence, "unproved", shown.Why)
 }
 
-// SawLeader logs what is seen of the leader's process. That it cannot be reached is logged until it
-// could be reached once.
+// SawLeader logs what is seen of the leader's process.
 func (d *Display) SawLeader(logger klog.Logger, holder string, process protocol.Process, seen protocol.LeaderState) {
 	logger = logger.WithValues("lease", d.lease, "holder", holder, "address", process.Address)
-	if seen != protocol.LeaderUnreachable {
-		d.unseen = d.unseen && seen != protocol.LeaderAnswers
-		logger.V(2).Info("The leader's process is seen differently", "state", seen)
-		return
-	}
-	if !d.unseen {
-		d.unseen = true
+	if seen == protocol.LeaderUnreachable {
 		logger.Error(nil, "This replica cannot reach the leader's secure port, so it takes over only when the lease expires; "+
 			"check the network policies: replicas must reach each other there")
+		return
 	}
+	logger.V(2).Info("Leader process state changed", "state", seen)
 }
 
-// updateHolder shows the holder of the Lease and remembers it if it has changed.
+// updateHolder shows the holder of the Lease.
 func (d *Display) updateHolder(v protocol.View) {
 	s := &d.status
 	if v.Lease == nil {
-		if v.Known && (s.Term != nil || len(s.History) == 0) {
-			s.Holder, s.Term, s.Acquired = "", nil, nil
-			s.remember("the Lease does not exist")
+		if v.Known {
+			s.Holder, s.Term = "", nil
 		}
 		return
 	}
-	term, holder := protocol.TermOf(v.Lease), protocol.HolderOf(v.Lease)
-	if s.Term != nil && *s.Term == term && s.Holder == holder {
-		return
-	}
-	reason := "first seen"
-	switch {
-	case v.Holding && holder == s.Identity:
-		reason = "acquired by this replica"
-	case len(s.History) == 0:
-	case holder == "":
-		reason = "released"
-	default:
-		reason = "acquired by another replica"
-	}
-	s.Holder, s.Term, s.Acquired = holder, &term, nil
-	if v.Lease.Spec.AcquireTime != nil && holder != "" {
-		s.Acquired = ptr.To(v.Lease.Spec.AcquireTime.Time)
-	}
+	term := protocol.TermOf(v.Lease)
+	s.Holder, s.Term = protocol.HolderOf(v.Lease), &term
 	d.metrics.gauge(d.metrics.transitions).Set(float64(term.Transitions))
-	s.remember(reason)
-}
-
-func (s *status) remember(reason string) {
-	if len(s.History) == historySize {
-		s.History = s.History[1:]
-	}
-	s.History = append(s.History, transition{Time: time.Now(), Holder: s.Holder, Term: s.Term, Reason: reason})
 }
 
 // Finished logs and shows how a request ended.
@@ -274,36 +207,16 @@ func (d *Display) Finished(logger klog.Logger, verb string, err error, f protoco
 	defer d.mu.Unlock()
 	switch f.Kind {
 	case protocol.FailNone:
-		delete(d.complaints, verb)
+		delete(d.refusals, verb)
 	case protocol.FailConflict: // the request was permitted
 		logger.V(2).Info("The lease has changed", "lease", d.lease, "verb", verb, "err", err)
-		delete(d.complaints, verb)
+		delete(d.refusals, verb)
 	case protocol.FailUnanswered:
 		logger.Error(err, "Failed to reach the lease", "lease", d.lease, "verb", verb)
 	case protocol.FailRefused, protocol.FailUnauthorized:
-		last, known := d.complaints[verb]
-		next := complaint{err: explain(verb, d.lease, err), at: now, logged: last.logged}
-		if !known || now-last.logged > complaintPeriod || apierrors.ReasonForError(last.err) != apierrors.ReasonForError(err) {
-			next.logged = now
-			logger.Error(next.err, "The API server refuses what leader election needs", "lease", d.lease, "verb", verb)
-		}
-		d.complaints[verb] = next
+		logger.Error(err, "The API server refuses what leader election needs", "lease", d.lease, "verb", verb)
+		d.refusals[verb] = refusal{err: fmt.Errorf("the API server refuses to %s lease %s: %w", verb, d.lease, err), at: now}
 	}
-}
-
-// explain returns what keeps this replica from a request that was refused.
-func explain(verb string, lease types.NamespacedName, err error) error {
-	var status apierrors.APIStatus
-	missing := apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
-	switch {
-	case missing:
-		return fmt.Errorf("namespace %s of the lease does not exist: %w", lease.Namespace, err)
-	case apierrors.IsForbidden(err):
-		return fmt.Errorf("this replica may not %s lease %s (leases in coordination.k8s.io): %w", verb, lease, err)
-	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("the API server does not accept the credentials of this replica: %w", err)
-	}
-	return fmt.Errorf("the API server refuses to %s lease %s: %w", verb, lease, err)
 }
 
 // Wrote logs and shows how a write of the Lease ended that took so long.
@@ -314,17 +227,10 @@ func (d *Display) Wrote(logger klog.Logger, kind protocol.ActionKind, err error,
 	}
 	d.Finished(logger, verb, err, f)
 	d.metrics.wrote(kind, f, took)
-	if f.Kind == protocol.FailNone && kind != protocol.ActCreate {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		sent := time.Now().Add(-took)
-		d.status.LastRenewal = &renewal{Sent: sent, Latency: took.Seconds()}
-		d.metrics.gauge(d.metrics.renewed).Set(float64(sent.UnixMilli()) / 1000)
-	}
 }
 
 // RefusedWrite counts a write that the client's fence refused.
-func (d *Display) RefusedWrite(method string) { d.metrics.refused(method) }
+func (d *Display) RefusedWrite() { d.metrics.counter(d.metrics.refusals).Inc() }
 
 // Trouble shows what keeps the holder from leading, nil if nothing does.
 func (d *Display) Trouble(err error) {
@@ -344,12 +250,12 @@ func (d *Display) Problem() error {
 func (d *Display) problemLocked(now time.Duration) error {
 	var errs []error
 	for _, verb := range []string{"get", "create", "update"} { // without watch it polls
-		c := d.complaints[verb]
+		r := d.refusals[verb]
 		if verb == "create" && d.status.Term != nil {
 			continue // somebody else has created the Lease
 		}
-		if c.err != nil && now-c.at < complaintLifetime && !apierrors.IsTooManyRequests(c.err) {
-			errs = append(errs, c.err)
+		if r.err != nil && now-r.at < refusalLifetime && !apierrors.IsTooManyRequests(r.err) {
+			errs = append(errs, r.err)
 		}
 	}
 	if d.trouble != nil {
@@ -367,9 +273,7 @@ func (d *Display) Ended(reason protocol.Reason, led bool) {
 	defer d.mu.Unlock()
 	d.status.Phase = phaseStopped
 	d.status.Watching = false
-	d.status.remember("this replica stopped: " + string(reason))
 	d.metrics.set(d.metrics.leading, false)
-	d.metrics.set(d.metrics.watching, false)
 	d.status.lost = led && reason != protocol.ReasonReleased && reason != protocol.ReasonCannotLead
 	if led {
 		d.metrics.counter(d.metrics.ended, string(reason)).Inc()
@@ -418,9 +322,7 @@ func (d *Display) SetServerFence(found apifence.State) bool {
 	defer d.mu.Unlock()
 	before := d.status.ServerFence
 	d.status.ServerFence = found
-	for _, state := range apifence.States {
-		d.metrics.set(d.metrics.serverFence, state == found, string(state))
-	}
+	show(d.metrics, d.metrics.serverFence, apifence.States, found)
 	return found != before
 }
 
@@ -444,7 +346,6 @@ func (d *Display) snapshot() status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.status
-	s.History = append([]transition{}, s.History...)
 	if s.Start != nil {
 		s.Start = ptr.To(*s.Start)
 	}
@@ -457,7 +358,7 @@ func (d *Display) snapshot() status {
 	return s
 }
 
-// ServeHTTP serves /debug/leader: JSON if the request accepts it or has ?format=json, else text.
+// ServeHTTP serves /debug/leader: JSON if the request accepts it or has ?format=json, else YAML.
 func (d *Display) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s := d.snapshot()
 	w.Header().Set("Cache-Control", "no-store")
@@ -470,70 +371,13 @@ func (d *Display) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	s.writeText(w)
+	text, _ := yaml.Marshal(s) // of strings, numbers and times
+	_, _ = w.Write(text)       // the client is gone
 }
 
 func wantsJSON(req *http.Request) bool {
-	switch req.URL.Query().Get("format") {
-	case "json":
-		return true
-	case "text":
-		return false
+	if format := req.URL.Query().Get("format"); format != "" {
+		return format == "json"
 	}
 	return strings.Contains(req.Header.Get("Accept"), "application/json")
-}
-
-func (s *status) writeText(w io.Writer) {
-	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name, format string, args ...any) {
-		fmt.Fprintf(out, name+":\t"+format+"\n", args...)
-	}
-	row("lease", "%s", s.Lease)
-	row("identity", "%s", s.Identity)
-	row("phase", "%s", s.Phase)
-	row("holder", "%s", orNone(s.Holder))
-	if s.Term != nil {
-		row("term", "%s", s.Term)
-	}
-	if s.Acquired != nil {
-		row("held since", "%s", s.Acquired.UTC().Format(time.RFC3339))
-	}
-	if s.holding() {
-		row("valid for", "%.1fs", s.Valid)
-	}
-	if s.LastRenewal != nil {
-		row("last renewal", "%s, took %.1fms", s.LastRenewal.Sent.UTC().Format(time.RFC3339Nano), 1000*s.LastRenewal.Latency)
-	}
-	if s.Start != nil {
-		row("started after", "%s", orNone(string(s.Start.After)))
-		if s.Start.Evidence != "" {
-			row("taken early", "the predecessor was %s", s.Start.Evidence)
-		}
-		if s.Start.Why != "" {
-			row("not proved", "%s", strings.ReplaceAll(s.Start.Why, "\n", "; "))
-		}
-	}
-	row("watching", "%t", s.Watching)
-	if s.Problem != "" {
-		row("problem", "%s", strings.ReplaceAll(s.Problem, "\n", "; "))
-	}
-	row("server fence", "%s", s.ServerFence)
-	row("leader seen", "%s", s.Leader)
-	fmt.Fprintln(out, "\nhistory:")
-	for i := len(s.History) - 1; i >= 0; i-- {
-		t := s.History[i]
-		term := "<none>"
-		if t.Term != nil {
-			term = t.Term.String()
-		}
-		fmt.Fprintf(out, "  %s\t%s\t%s\t%s\n", t.Time.UTC().Format(time.RFC3339), orNone(t.Holder), term, t.Reason)
-	}
-	_ = out.Flush() // the client is gone
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "<none>"
-	}
-	return s
 }

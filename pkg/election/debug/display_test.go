@@ -5,7 +5,6 @@ package debug
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -54,17 +53,6 @@ func TestLeadingMeansThatControllersRun(t *testing.T) {
 	d.Update(held, true)
 	if leading() {
 		t.Error("it leads after the term")
-	}
-}
-
-func TestHistoryIsBounded(t *testing.T) {
-	var s status
-	for i := range 3 * historySize {
-		s.Holder = fmt.Sprint(i)
-		s.remember("")
-	}
-	if len(s.History) != historySize || s.History[historySize-1].Holder != fmt.Sprint(3*historySize-1) {
-		t.Errorf("%d entries, the last of %s", len(s.History), s.History[historySize-1].Holder)
 	}
 }
 

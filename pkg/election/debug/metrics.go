@@ -5,7 +5,6 @@ package debug
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -22,27 +21,14 @@ const metricsSubsystem = "leader_election"
 type Metrics struct {
 	leading     *metrics.GaugeVec
 	transitions *metrics.GaugeVec
-	renewed     *metrics.GaugeVec
 	renewals    *metrics.HistogramVec
-	failures    *metrics.CounterVec
 	refusals    *metrics.CounterVec
 	ended       *metrics.CounterVec
-	watching    *metrics.GaugeVec
 	serverFence *metrics.GaugeVec
 	leaderSeen  *metrics.GaugeVec
 	takeovers   *metrics.CounterVec
 	starts      *metrics.CounterVec
 }
-
-// writeVerbs maps HTTP methods to values of the label verb.
-var writeVerbs = map[string]string{
-	http.MethodPost:   "create",
-	http.MethodPut:    "update",
-	http.MethodPatch:  "patch",
-	http.MethodDelete: "delete",
-}
-
-const otherVerb = "other"
 
 // Results of a write to the Lease, the values of the label result.
 const (
@@ -62,14 +48,12 @@ const (
 	StartWaited Start = "Waited" // it was taken early, and the predecessors' claims have ended since
 )
 
-var starts = []Start{StartFree, StartProved, StartWaited}
-
 // NewMetrics returns the metrics, registered on registry. Their names begin with the given
 // namespace.
 func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, error) {
 	m := newMetrics(namespace)
-	for _, metric := range []metrics.Registerable{m.leading, m.transitions, m.renewed, m.watching,
-		m.serverFence, m.leaderSeen, m.takeovers, m.starts, m.renewals, m.failures, m.refusals, m.ended} {
+	for _, metric := range []metrics.Registerable{m.leading, m.transitions,
+		m.serverFence, m.leaderSeen, m.takeovers, m.starts, m.renewals, m.refusals, m.ended} {
 		if err := registry.Register(metric); err != nil {
 			return nil, fmt.Errorf("register the metrics of leader election: %w", err)
 		}
@@ -85,16 +69,14 @@ func newMetrics(namespace string) *Metrics {
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: metric, Help: help,
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], labels...))
 	}
-	counter := func(metric, help, label string) *metrics.CounterVec {
+	counter := func(metric, help string, labels ...string) *metrics.CounterVec {
 		return metrics.NewCounterVec(&metrics.CounterOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: metric, Help: help,
-			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], label))
+			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], labels...))
 	}
 	return &Metrics{
 		leading:     gauge("is_leader", "Whether this replica leads: its controllers run and may write."),
 		transitions: gauge("transitions", "Changes of holder recorded in the Lease, as last seen."),
-		renewed:     gauge("last_renewal_timestamp_seconds", "When the last acknowledged write of this replica to the Lease was sent, 0 if none."),
-		watching:    gauge("watch_up", "Whether the watch of the Lease is established; without it the Lease is polled."),
 		serverFence: gauge("server_fence", "Whether the API server refuses writes of replicas that do not hold the Lease: "+
 			"1 for the state that was found, 0 for the others.", "state"),
 		leaderSeen: gauge("leader_process", "What this standby sees of the leader's process, on a connection to its secure port: "+
@@ -107,8 +89,7 @@ func newMetrics(namespace string) *Metrics {
 			Help:           "Time from sending a renewal to its outcome.",
 			Buckets:        []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], "result")),
-		failures: counter("acquisition_failures_total", "Attempts of this replica to acquire or create the Lease that failed, by result.", "result"),
-		refusals: counter("fence_refusals_total", "Writes that the fence of this replica refused since it did not lead.", "verb"),
+		refusals: counter("fence_refusals_total", "Writes that the fence of this replica refused since it did not lead."),
 		ended:    counter("terms_ended_total", "Terms of this replica that ended, by reason.", "reason"),
 	}
 }
@@ -125,33 +106,23 @@ func (all *Metrics) of(lease types.NamespacedName) *lockMetrics {
 		all = newMetrics("")
 	}
 	m := &lockMetrics{Metrics: all, lease: lease}
-	for _, g := range []*metrics.GaugeVec{m.leading, m.transitions, m.renewed, m.watching} {
+	for _, g := range []*metrics.GaugeVec{m.leading, m.transitions} {
 		m.gauge(g).Set(0)
 	}
-	for _, verb := range writeVerbs {
-		m.counter(m.refusals, verb).Add(0)
-	}
-	m.counter(m.refusals, otherVerb).Add(0)
+	m.counter(m.refusals).Add(0)
 	for _, reason := range protocol.EndReasons {
 		m.counter(m.ended, string(reason)).Add(0)
 	}
-	for _, state := range apifence.States {
-		m.set(m.serverFence, state == apifence.Unknown, string(state))
-	}
-	for _, state := range protocol.LeaderStates {
-		m.set(m.leaderSeen, state == protocol.LeaderUnknown, string(state))
+	for _, start := range []Start{StartFree, StartProved, StartWaited} {
+		m.counter(m.starts, string(start)).Add(0)
 	}
 	for _, evidence := range []protocol.LeaderState{protocol.LeaderGone, protocol.LeaderSilent} {
 		m.counter(m.takeovers, string(evidence)).Add(0)
 	}
-	for _, start := range starts {
-		m.counter(m.starts, string(start)).Add(0)
-	}
+	show(m, m.serverFence, apifence.States, apifence.Unknown)
+	show(m, m.leaderSeen, protocol.LeaderStates, protocol.LeaderUnknown)
 	for _, result := range []string{resultSuccess, resultConflict, resultRefused, resultError} {
 		m.renewals.WithLabelValues(lease.Namespace, lease.Name, result)
-		if result != resultSuccess {
-			m.counter(m.failures, result).Add(0)
-		}
 	}
 	return m
 }
@@ -160,37 +131,26 @@ func (m *lockMetrics) gauge(g *metrics.GaugeVec, labels ...string) metrics.Gauge
 	return g.WithLabelValues(append([]string{m.lease.Namespace, m.lease.Name}, labels...)...)
 }
 
-func (m *lockMetrics) counter(c *metrics.CounterVec, label string) metrics.CounterMetric {
-	return c.WithLabelValues(m.lease.Namespace, m.lease.Name, label)
+func (m *lockMetrics) counter(c *metrics.CounterVec, labels ...string) metrics.CounterMetric {
+	return c.WithLabelValues(append([]string{m.lease.Namespace, m.lease.Name}, labels...)...)
 }
 
 func (m *lockMetrics) set(g *metrics.GaugeVec, value bool, labels ...string) {
-	if value {
-		m.gauge(g, labels...).Set(1)
-	} else {
-		m.gauge(g, labels...).Set(0)
+	m.gauge(g, labels...).Set(map[bool]float64{true: 1}[value])
+}
+
+// show sets the series of the present state to 1 and those of the others to 0.
+func show[T ~string](m *lockMetrics, g *metrics.GaugeVec, states []T, present T) {
+	for _, state := range states {
+		m.set(g, state == present, string(state))
 	}
 }
 
-// refused counts a write that the fence refused.
-func (m *lockMetrics) refused(method string) {
-	verb, known := writeVerbs[method]
-	if !known {
-		verb = otherVerb
-	}
-	m.counter(m.refusals, verb).Inc()
-}
-
-// wrote counts the outcome of a write to the Lease.
+// wrote records how a write of the Lease has ended.
 func (m *lockMetrics) wrote(kind protocol.ActionKind, f protocol.Failure, took time.Duration) {
-	result := map[protocol.FailureKind]string{protocol.FailNone: resultSuccess, protocol.FailConflict: resultConflict,
-		protocol.FailRefused: resultRefused, protocol.FailUnauthorized: resultRefused, protocol.FailUnanswered: resultError}[f.Kind]
-	switch kind {
-	case protocol.ActRenew:
+	if kind == protocol.ActRenew {
+		result := map[protocol.FailureKind]string{protocol.FailNone: resultSuccess, protocol.FailConflict: resultConflict,
+			protocol.FailRefused: resultRefused, protocol.FailUnauthorized: resultRefused, protocol.FailUnanswered: resultError}[f.Kind]
 		m.renewals.WithLabelValues(m.lease.Namespace, m.lease.Name, result).Observe(took.Seconds())
-	case protocol.ActCreate, protocol.ActAcquire:
-		if f.Kind != protocol.FailNone {
-			m.counter(m.failures, result).Inc()
-		}
 	}
 }

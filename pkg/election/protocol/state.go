@@ -79,26 +79,18 @@ func (p *State) Decide(now time.Duration) Action {
 	switch {
 	case p.stopping && !p.writing:
 		return Action{Kind: ActEnd, Reason: ReasonNeverLed}
-	case p.restored && p.writing:
-		return Action{Kind: ActWait, Until: never}
-	case p.restored && now < p.endAt:
-		return Action{Kind: ActWait, Until: p.endAt}
+	case p.restored && (p.writing || now < p.endAt):
+		return Action{Kind: ActWait, Until: max(p.endAt, now+p.own.Retry)}
 	case p.restored:
 		return Action{Kind: ActEnd, Reason: ReasonStoreRestored}
 	case p.watched != p.watchable():
 		return Action{Kind: ActLook}
-	case !p.reading && now >= p.readAt:
+	case now >= p.nextReadAt():
 		return Action{Kind: ActRead}
-	case p.isWatchWanted() && now >= p.watchAt:
+	case now >= p.nextWatchAt():
 		return Action{Kind: ActWatch}
 	}
-	wait := Action{Kind: ActWait, Until: never}
-	if !p.reading {
-		wait.Until = p.readAt
-	}
-	if p.isWatchWanted() {
-		wait.Until = min(wait.Until, p.watchAt)
-	}
+	wait := Action{Kind: ActWait, Until: min(p.nextReadAt(), p.nextWatchAt())}
 	if !p.known || p.writing {
 		return wait
 	}
@@ -124,18 +116,12 @@ func (p *State) decideHolding(now time.Duration) Action {
 		return Action{Kind: kind}
 	}
 	switch {
-	case !p.known && !p.reading && now >= p.readAt:
+	case now >= p.nextReadAt():
 		return Action{Kind: ActRead}
-	case p.isWatchWanted() && now >= p.watchAt:
+	case now >= p.nextWatchAt():
 		return Action{Kind: ActWatch}
 	}
-	wait := Action{Kind: ActWait, Until: min(p.Deadline(), p.nextStepAt(now))}
-	if !p.known && !p.reading {
-		wait.Until = min(wait.Until, p.readAt)
-	}
-	if p.isWatchWanted() {
-		wait.Until = min(wait.Until, p.watchAt)
-	}
+	wait := Action{Kind: ActWait, Until: min(p.Deadline(), p.nextStepAt(now), p.nextReadAt(), p.nextWatchAt())}
 	if !p.known || p.writing {
 		return wait
 	}
@@ -148,6 +134,23 @@ func (p *State) decideHolding(now time.Duration) Action {
 	}
 	wait.Until = min(wait.Until, at)
 	return wait
+}
+
+// nextReadAt returns when the Lease is read next. A holder reads it only after a conflict.
+func (p *State) nextReadAt() time.Duration {
+	if p.reading || p.holding && p.known {
+		return never
+	}
+	return p.readAt
+}
+
+// nextWatchAt returns when a watch is started. A replica whose reads fail does not try to watch, nor does
+// one that has only the Lease left to release.
+func (p *State) nextWatchAt() time.Duration {
+	if p.watching || !p.known || p.readFails.n > 0 || p.quietAt != never {
+		return never
+	}
+	return p.watchAt
 }
 
 // Proposal returns the Lease as the action writes it. The write requires the version that is known
@@ -164,12 +167,6 @@ func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordina
 		return ReleasedLease(p.lease, day)
 	}
 	return nil
-}
-
-// isWatchWanted reports whether a watch is missing. A replica whose reads fail does not try to
-// watch, nor does one that has only the Lease left to release.
-func (p *State) isWatchWanted() bool {
-	return !p.watching && p.known && p.readFails.n == 0 && p.quietAt == never
 }
 
 // OnSent begins a write. Its answer, if it gets one, is passed to another method.

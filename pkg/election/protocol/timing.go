@@ -37,6 +37,12 @@ const (
 	never = time.Duration(math.MaxInt64)
 )
 
+// Clock returns the time since some fixed moment before the process began. It must neither stop nor
+// go back, and should advance while the machine is suspended, as other machines' clocks do.
+type Clock interface {
+	Now() time.Duration
+}
+
 // Timing holds the durations of an election.
 type Timing struct {
 	Lease    time.Duration // how long others wait after a write by the holder

@@ -55,7 +55,7 @@ const (
 // Fence admits writes while a term is valid by its clock.
 type Fence struct {
 	clock   Clock
-	refused func(method string)
+	refused func()
 
 	mu       sync.Mutex
 	state    state
@@ -77,8 +77,8 @@ type admission struct {
 	ended  bool // the term ended while it was in flight
 }
 
-// New returns a fence that refuses every write. It calls refused with the method of each.
-func New(clock Clock, refused func(method string)) *Fence {
+// New returns a fence that refuses every write. It calls refused for each.
+func New(clock Clock, refused func()) *Fence {
 	return &Fence{clock: clock, refused: refused, inFlight: map[*admission]struct{}{}}
 }
 
@@ -157,9 +157,7 @@ func (f *Fence) Shut() <-chan struct{} {
 }
 
 // Admits reports whether a write would pass at this instant.
-func (f *Fence) Admits() bool {
-	return f.AdmitsAt(f.clock.Now())
-}
+func (f *Fence) Admits() bool { return f.AdmitsAt(f.clock.Now()) }
 
 // AdmitsAt reports whether a write would pass at that time.
 func (f *Fence) AdmitsAt(now time.Duration) bool {
@@ -170,13 +168,6 @@ func (f *Fence) AdmitsAt(now time.Duration) bool {
 
 func (f *Fence) admitsAt(now time.Duration) bool {
 	return f.state == off || f.state == open && f.withinTerm(now)
-}
-
-// IsOff reports whether every write passes because leader election is off.
-func (f *Fence) IsOff() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.state == off
 }
 
 // withinTerm reports whether the writes in flight may continue.
@@ -260,7 +251,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if req.Body != nil {
 			_ = req.Body.Close() // a RoundTripper must close it; the error does not matter
 		}
-		t.fence.refused(req.Method)
+		t.fence.refused()
 		return nil, fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, ErrNotLeading)
 	}
 	resp, err := t.next.RoundTrip(t.admitted(ctx, req, a))
