@@ -8,12 +8,12 @@ SEMVER  := $(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
 LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(SEMVER) -X k8s.io/client-go/pkg/version.gitVersion=$(SEMVER)
 # gRPC's tracing uses html/template, which makes the linker keep every method of every type: 20 MB.
 TAGS    := -tags=grpcnotrace
-TOOLS   := .cache/tools
-LINT    := $(TOOLS)/golangci-lint
-VULN    := $(TOOLS)/govulncheck
+# The paths of the tools in Go's build cache, where all checkouts find them.
+LINT    = "$$(go -C '$(CURDIR)/hack/tools' tool -n golangci-lint)"
+VULN    = "$$(go -C '$(CURDIR)/hack/tools' tool -n govulncheck)"
 
-# Results are not cached: go test does not know the programs that these tests build and start.
-INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true go test -count=1 -timeout 20m
+# Go caches the results: test/internal/fleet reads what the started programs are built from.
+INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true go test -timeout 20m
 
 # The image's name, without a tag, and its platforms.
 IMAGE     ?= quartermaster
@@ -24,7 +24,7 @@ VULNDB    ?= https://vuln.go.dev
 
 .PHONY: help
 help: ## Print this list.
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: ## Control plane, 2 simulated nodes (NODES=n), 2 managers (REPLICAS=n) and a sample; with KUBECONFIG=path as an argument, one manager on that cluster.
@@ -47,9 +47,13 @@ build: ## Build bin/manager, stripped.
 	@! grep -aq 'text/template.(\*state).evalField' bin/manager || { echo 'bin/manager can run text/template'; exit 1; }
 
 .PHONY: image
-image: $(PLATFORMS:%=bin/%/manager) ## Build the image IMAGE (quartermaster) for PLATFORMS with podman, buildah or docker (TOOL=docker for this one).
-	go run ./hack/image --tool='$(TOOL)' --image='$(IMAGE)' --version=$(SEMVER) \
-	    --revision=$$(git rev-parse HEAD) --epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(PLATFORMS)
+image: .cache/bin/release $(PLATFORMS:%=bin/%/manager) ## Write the image IMAGE (quartermaster) for PLATFORMS as an OCI archive, bin/quartermaster-VERSION-image.oci.tar.
+	.cache/bin/release --image='$(IMAGE)' --version=$(SEMVER) $(PLATFORMS)
+
+# Without prerequisites: Go knows when it has to build.
+.PHONY: .cache/bin/release
+.cache/bin/release:
+	go -C hack/release build -o '$(CURDIR)/$@' .
 
 # The binary depends only on the commit, the version and that of Go. What `go env -w` has set does not count.
 BINARIES := $(patsubst %,bin/%/manager,$(sort $(PLATFORMS) $(RELEASED)))
@@ -59,113 +63,116 @@ $(BINARIES): bin/%/manager:
 	    go build $(TAGS) -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
 
 .PHONY: chart
-chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with its checksum and bill of materials beside it.
-	cd hack/chart && go run . -version=$(SEMVER) -epoch=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
-	    -out='$(CURDIR)/bin' '$(CURDIR)/deploy/helm/quartermaster'
+chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with a Helm that is built from a pinned module.
+	GOFLAGS= SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} go -C hack/chart tool helm package \
+	    --version=$(SEMVER:v%=%) --app-version=$(SEMVER) --destination='$(CURDIR)/bin' '$(CURDIR)/deploy/helm/quartermaster'
 
 .PHONY: sbom
-sbom: build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX, and the licenses beside it.
-	go run ./hack/sbom --version=$(SEMVER) bin/manager
+sbom: .cache/bin/release build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX, and the licenses beside it.
+	.cache/bin/release --sbom=bin/manager --version=$(SEMVER)
 
 .PHONY: release
-release: ## Write the release VERSION=vX.Y.Z to dist/: binaries, image, chart, bills of materials, notes and checksums (minutes).
-	go run ./hack/release --version='$(VERSION)' $(RELEASED)
+release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/: binaries, image, chart, bills of materials, notes and checksums (minutes).
+	.cache/bin/release --version='$(VERSION)' $(RELEASED)
 
 .PHONY: test
-test: test-unit test-integration ## Format check, vet, unit tests with the race detector, then the tests on a real control plane.
+test: test-unit test-integration ## Unit tests, then the tests on a real control plane, without what test-long runs.
 
 .PHONY: test-unit
 test-unit: ## The part of test that needs no control plane.
-	@files="$$(gofmt -l cmd pkg hack test examples)"; if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
-	go vet ./...
-	go test -race -timeout 10m ./cmd/... ./pkg/... ./hack/... ./examples/...
-	@# These have tests of memory, and of a mistake that is a data race.
-	go test -timeout 10m ./pkg/informers ./pkg/controllers/controllertest
-	cd hack/promql && go vet ./... && go test ./...
+	go test ./cmd/... ./pkg/... ./hack/... ./examples/...
+	@# Go's cache does not know the files that these read outside of their modules.
+	cd hack/promql && go test -count=1 ./...
+	cd hack/release && go test -count=1 ./...
 	@# A module of its own, as a user has one.
-	cd examples/widget && go vet ./... && go test -race -timeout 10m ./...
+	cd examples/widget && go test ./...
 
 .PHONY: test-integration
-test-integration: controlplane ## The tests on a real kube-apiserver, etcd and kube-controller-manager, without what test-long runs.
-	@# Three packages at a time, since they often wait, the longest first, which are last in the alphabet. faults runs alone,
-	@# because its leases are short, and servers, because it measures.
-	$(INTEGRATION) -skip '^TestLong' -p 3 $$(go list ./test/... | grep -v -e /faults -e /servers | sort -r)
-	$(INTEGRATION) -skip '^Test(Long|Faults$$)' ./test/faults
-	$(INTEGRATION) -skip '^TestLong' ./test/servers
+test-integration: controlplane ## The part of test on a real kube-apiserver, etcd and kube-controller-manager.
+	@# Several packages at a time, since they often wait.
+	$(INTEGRATION) -skip '^TestLong' -p 4 $$(go list ./test/... | grep -v -e /faults -e /servers | sort -r)
 
 .PHONY: test-chart
 test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and installing it.
-	cd hack/chart && go vet ./... && $(INTEGRATION) ./...
+	cd hack/chart && $(INTEGRATION) -count=1 ./...
+
+.PHONY: test-e2e
+test-e2e: ## deploy/ and the chart on a cluster with nodes: KUBECONFIG=path IMAGE=name:tag, which its nodes have or can pull (CONTRIBUTING.md).
+	@[ '$(origin KUBECONFIG) $(origin IMAGE)' = 'command line command line' ] || { echo 'usage: make test-e2e KUBECONFIG=path IMAGE=name:tag'; exit 2; }
+	E2E_KUBECONFIG='$(abspath $(KUBECONFIG))' E2E_IMAGE='$(IMAGE)' E2E_WORKLOAD='$(WORKLOAD)' \
+	    go test -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
 
 .PHONY: test-long
-test-long: nodes test-chart ## Long tests that rarely find something: simulated elections, mutants of the elector, TestLong..., faults.
-	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -seeds=2000
-	go test -timeout 10m ./pkg/election -run '^TestMutants$$' -parallel 2 -mutants=quick
-	$(INTEGRATION) -run '^TestLong' -p 3 $$(grep -rl '^func TestLong' test | xargs -n 1 dirname | grep -v -e /faults -e /servers | sort -ru | sed 's,^,./,')
-	$(INTEGRATION) -run '^Test(Long|Faults$$)' ./test/faults -faults=25
-	@# One round of ten, which take an hour, most of it spent waiting for a lag to end.
-	$(INTEGRATION) -run '^TestLong' -timeout 30m ./test/servers -rounds=1
+test-long: nodes test-chart ## What rarely finds something: the race detector, long tests, simulated elections, mutants of the elector, faults.
+	go test -race -timeout 20m ./cmd/... ./pkg/... ./hack/cluster/... ./examples/...
+	cd examples/widget && go test -race ./...
+	SEEDS=2000 MUTANTS=quick go test -timeout 20m -parallel 2 ./pkg/election
+	@# One round of ten of servers, which take an hour. faults has short leases, so it runs alone, each time with another seed.
+	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
+	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
 
 .PHONY: lint
-lint: $(LINT) ## golangci-lint, pinned in hack/tools.
+lint: ## golangci-lint, pinned in hack/tools.
 	$(LINT) run ./...
-	cd examples/widget && '$(CURDIR)/$(LINT)' run ./...
-	cd hack/chart && '$(CURDIR)/$(LINT)' run ./...
-	cd hack/nodes && '$(CURDIR)/$(LINT)' run ./...
-	cd hack/promql && '$(CURDIR)/$(LINT)' run ./...
+	cd examples/widget && $(LINT) run ./...
+	cd hack/chart && $(LINT) run ./...
+	cd hack/nodes && $(LINT) run ./...
+	cd hack/promql && $(LINT) run ./...
+	cd hack/plot && $(LINT) run ./...
+	cd hack/release && $(LINT) run ./...
 
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
-	go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0 -seeds=$(or $(SEEDS),1000)
+	SEEDS=$(or $(SEEDS),1000) go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0
 
 .PHONY: mutants
 mutants: ## Break each rule of the elector in turn; the simulation must notice it (minutes).
-	go test ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2 -mutants=all
+	MUTANTS=all go test ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2
 
 .PHONY: faults
 faults: ## FAULTS (1000) random faults on three real managers, judged by the audit log; SEED=n repeats a sequence.
-	go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -faults=$(or $(FAULTS),1000) $(if $(SEED),-seed=$(SEED))
+	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
 
 .PHONY: bench
-bench: ## Measure against the peers and write docs/bench (an hour and a half; ARGS='-run idle,reload' for a part).
+bench: ## Measure against the peers, write docs/bench and draw its pictures (an hour and a half; ARGS='-run idle,reload' for a part).
 	@go build -o .cache/bin/bench ./hack/bench
-	@exec .cache/bin/bench $(ARGS)
+	@.cache/bin/bench $(ARGS)
+	@go -C hack/plot run . '$(CURDIR)/docs/bench'
 
 .PHONY: verify
-verify: $(VULN) ## Check generated files, goldens, go.mod and import direction; vulncheck if the database is reachable.
+verify: ## Check go.mod and what examples/widget generates; vulncheck if the database is reachable. (make test checks the rest.)
 	go mod tidy -diff
 	cd hack/chart && go mod tidy -diff
 	cd hack/controlplane && go mod tidy -diff
 	cd hack/crds && go mod tidy -diff
 	cd hack/nodes && go mod tidy -diff
 	cd hack/promql && go mod tidy -diff
+	cd hack/plot && go mod tidy -diff
+	cd hack/release && go mod tidy -diff
 	cd hack/tools && go mod tidy -diff
 	cd hack/bench/peer && go mod tidy -diff
 	cd examples/widget && go mod tidy -diff
-	go run ./hack/generate -check
 	@# What examples/widget generates, in a copy that is as deep, so that its replace directive holds.
 	@rm -rf .cache/widget && mkdir -p .cache && cp -r examples/widget .cache/widget
 	cd .cache/widget && go generate ./...
 	diff -r examples/widget .cache/widget || { echo 'run make generate'; exit 1; }
 	@rm -rf .cache/widget
-	go test -run 'Golden|Imports|Manifests' ./pkg/app/... ./pkg/controllers/...
-	go run ./hack/vulncheck --skip-offline --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
+	@# The pictures, drawn anew from the rows beside them.
+	@rm -rf .cache/pictures && cp -r docs/bench .cache/pictures
+	go -C hack/plot run . '$(CURDIR)/.cache/pictures'
+	diff -r docs/bench .cache/pictures || { echo 'run make generate'; exit 1; }
+	@rm -rf .cache/pictures
+	@# It exits with 3 if it finds a vulnerability, and with 1 if it cannot check.
+	@$(VULN) -db=$(VULNDB) ./cmd/manager; code=$$?; if [ $$code != 1 ]; then exit $$code; fi; \
+	    echo 'WARNING: govulncheck was SKIPPED. Run make vulncheck where $(VULNDB) can be read, or with VULNDB=file:///path of a copy.'
 
 .PHONY: vulncheck
-vulncheck: $(VULN) ## Look for known vulnerabilities that cmd/manager can reach, in VULNDB (https://vuln.go.dev, or file:///path).
-	go run ./hack/vulncheck --govulncheck=$(VULN) --db=$(VULNDB) ./cmd/manager
+vulncheck: ## Look for known vulnerabilities that cmd/manager can reach, in VULNDB (https://vuln.go.dev, or file:///path).
+	$(VULN) -db=$(VULNDB) ./cmd/manager
 
 .PHONY: generate
-generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens and what examples/widget generates again.
+generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens, the pictures and what examples/widget generates again.
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
+	go -C hack/plot run . '$(CURDIR)/docs/bench'
 	go test -run Golden ./pkg/app -update
-
-$(LINT): hack/tools/go.mod hack/tools/go.sum
-	@echo "Building golangci-lint (a minute or two, once)"
-	@mkdir -p $(TOOLS)
-	cd hack/tools && go build -o ../../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-
-$(VULN): hack/tools/go.mod hack/tools/go.sum
-	@mkdir -p $(TOOLS)
-	cd hack/tools && go build -o ../../$(VULN) golang.org/x/vuln/cmd/govulncheck

@@ -45,7 +45,7 @@ type bench struct {
 	baseline    map[string]float64          // memory on the empty cluster, in MiB by subject
 	kubeconfigs map[string]string           // of the peers, by ServiceAccount
 	replicas    map[string]*cluster.Replica // of the managers, by slot
-	leases      map[string]*leaseWatch
+	leases      map[string]*history
 	stopping    atomic.Bool
 }
 
@@ -60,7 +60,6 @@ const auditPolicy = `{
 // binaries are built as for a release.
 type binaries struct {
 	manager string // cmd/manager
-	needs   string // the same with the declared needs of replication
 	peer    string // of controller-runtime
 	secure  string // the same with secure metrics
 
@@ -72,7 +71,7 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 	b := &bench{
 		opts: opts, root: root, begin: time.Now(),
 		baseline: map[string]float64{}, kubeconfigs: map[string]string{},
-		replicas: map[string]*cluster.Replica{}, leases: map[string]*leaseWatch{},
+		replicas: map[string]*cluster.Replica{}, leases: map[string]*history{},
 	}
 	if err := b.build(ctx); err != nil {
 		return nil, err
@@ -134,6 +133,7 @@ func (b *bench) add(name, subject, unit string, values ...float64) row {
 		return row{}
 	}
 	r := newRow(name, subject, unit, b.begin.UTC().Format(time.DateOnly), values)
+	r.Machine = b.env.Machine
 	b.rows = append(b.rows, r)
 	b.progress("%s, %s: n %d, min %s, median %s, p99 %s, max %s %s",
 		name, subject, r.N, number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit)
@@ -146,13 +146,17 @@ func (b *bench) write() error {
 	if err != nil {
 		return err
 	}
+	bars, err := readBars(filepath.Join(b.root, "docs", "bench"))
+	if err != nil {
+		return err
+	}
 	all := merge(old, b.rows)
 	if err := os.MkdirAll(b.opts.out, 0o755); err != nil {
 		return err
 	}
 	b.env.LoadAfter = loadAverage()
 	return errors.Join(writeRows(b.opts.out, all),
-		os.WriteFile(filepath.Join(b.opts.out, "bench.md"), []byte(markdown(all, b.env)), 0o644))
+		os.WriteFile(filepath.Join(b.opts.out, "bench.md"), []byte(markdown(all, bars, b.env)), 0o644))
 }
 
 // build builds the measured programs with the flags of a release build.
@@ -163,7 +167,6 @@ func (b *bench) build(ctx context.Context) error {
 		dir, pkg, tags string // as in the Makefile, and for the peer as in its scaffold
 	}{
 		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", "grpcnotrace"},
-		{&b.binaries.needs, "bench-manager-needs", b.root, "./hack/bench/needs", "grpcnotrace"},
 		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), ".", ""},
 		{&b.binaries.secure, "bench-peer-metrics", filepath.Join(b.root, "hack", "bench", "peer"), ".", "metrics"},
 		{&b.binaries.widget, "bench-widget", filepath.Join(b.root, "examples", "widget"), ".", "grpcnotrace"},

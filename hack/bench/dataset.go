@@ -34,10 +34,9 @@ type dataSet struct {
 // objects returns the number of objects by which the growth is divided.
 func (d dataSet) objects() int { return d.secrets + d.configMaps }
 
-// dataSets returns the empty cluster and two full ones, with scale times the usual number of
-// objects.
-func dataSets(scale float64) []dataSet {
-	n := func(n int) int { return max(1, int(float64(n)*scale)) }
+// dataSets returns the empty cluster and two full ones.
+func (o *options) dataSets() []dataSet {
+	n := o.times
 	mixed := dataSet{secrets: n(5000), configMaps: n(5000), deployments: n(500), size: 4096}
 	mixed.name = fmt.Sprintf("%d Secrets and %d ConfigMaps of 4 KiB, %d Deployments", mixed.secrets, mixed.configMaps, mixed.deployments)
 	many := dataSet{secrets: n(50000), late: n(500), size: 1024}
@@ -46,8 +45,8 @@ func dataSets(scale float64) []dataSet {
 }
 
 // largeSet returns a data set as large as that of the largest clusters.
-func largeSet(scale float64) dataSet {
-	n := max(1, int(200000*scale))
+func (o *options) largeSet() dataSet {
+	n := o.times(200000)
 	return dataSet{name: fmt.Sprintf("%d Secrets of 256 bytes", n), secrets: n, size: 256}
 }
 

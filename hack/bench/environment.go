@@ -24,9 +24,7 @@ type environment struct {
 	ClientGo              string
 	Kubernetes            string
 	ControllerRuntime     string
-	CPU                   string
-	Cores                 int
-	Memory                string
+	Machine               string // processor and memory
 	Kernel                string
 	LoadBefore, LoadAfter string
 	Flags                 string
@@ -38,17 +36,15 @@ func (b *bench) readEnvironment(ctx context.Context) environment {
 		Commit:     output(ctx, b.root, "git", "describe", "--tags", "--always", "--dirty"),
 		Go:         strings.TrimPrefix(runtime.Version(), "go"),
 		Kubernetes: strings.TrimPrefix(output(ctx, b.root, b.c.Binary("kube-controller-manager"), "--version"), "Kubernetes "),
-		CPU:        field("/proc/cpuinfo", "model name"),
-		Cores:      runtime.NumCPU(),
 		Kernel:     output(ctx, b.root, "uname", "-sr"),
 		LoadBefore: loadAverage(),
 		Flags:      strings.Join(os.Args[1:], " "),
 	}
 	env.ControllerRuntime = field(filepath.Join(b.root, "hack", "bench", "peer", "go.mod"), "sigs.k8s.io/controller-runtime")
 	var kib float64
-	if _, err := fmt.Sscan(field("/proc/meminfo", "MemTotal"), &kib); err == nil {
-		env.Memory = fmt.Sprintf("%.0f GiB", kib/(1<<20))
-	}
+	// Without a number of KiB, the machine has 0 GiB.
+	_, _ = fmt.Sscan(field("/proc/meminfo", "MemTotal"), &kib)
+	env.Machine = fmt.Sprintf("%d cores, %.0f GiB; %s", runtime.NumCPU(), kib/(1<<20), field("/proc/cpuinfo", "model name"))
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {
 			if m.Path == "k8s.io/client-go" {

@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // handovers ends idle leaders by SIGTERM.
@@ -17,16 +20,16 @@ func (b *bench) handovers(ctx context.Context) error {
 		subject
 		n int
 	}{
-		{managerSubject(b, ours, b.binaries.manager), b.opts.handovers},
-		{peerSubject(peer), b.opts.handovers},
-		{peerSubject(peerWarm, "-warm"), b.opts.handovers},
-		{kcmSubject(kcmGate, "--feature-gates="+releaseGate+"=true"), b.opts.handovers},
-		{kcmSubject(kcm), b.opts.slowHandovers},
+		{managerSubject(b, ours, b.binaries.manager), b.opts.times(50)},
+		{peerSubject(peer), b.opts.times(50)},
+		{peerSubject(peerWarm, "-warm"), b.opts.times(50)},
+		{kcmSubject(kcmGate, "--feature-gates="+releaseGate+"=true"), b.opts.times(50)},
+		{kcmSubject(kcm), b.opts.times(10)},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.subject, terminated, s.n)
+		all, err := b.takeOvers(ctx, s.subject, syscall.SIGTERM, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -51,20 +54,20 @@ func (b *bench) failovers(ctx context.Context) error {
 	for _, s := range []struct {
 		subject
 		timing
-		how ending
+		sig syscall.Signal
 		n   int
 	}{
-		{managerSubject(b, ours, b.binaries.manager), timing{}, killed, b.opts.failovers},
-		{peerSubject(peer), timing{}, killed, b.opts.crashes},
-		{kcmSubject(kcm), timing{}, killed, b.opts.crashes},
-		{managerSubject(b, ours, b.binaries.manager), short, killed, b.opts.crashes},
-		{peerSubject(peer), short, killed, b.opts.crashes},
-		{managerSubject(b, ours, b.binaries.manager), timing{}, stopped, b.opts.stops},
+		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.times(50)},
+		{peerSubject(peer), timing{}, syscall.SIGKILL, b.opts.times(5)},
+		{kcmSubject(kcm), timing{}, syscall.SIGKILL, b.opts.times(5)},
+		{managerSubject(b, ours, b.binaries.manager), short, syscall.SIGKILL, b.opts.times(5)},
+		{peerSubject(peer), short, syscall.SIGKILL, b.opts.times(5)},
+		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.times(10)},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.with(s.timing), s.how, s.n)
+		all, err := b.takeOvers(ctx, s.with(s.timing), s.sig, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -72,33 +75,21 @@ func (b *bench) failovers(ctx context.Context) error {
 		if s.timing == short {
 			at = "3/2/0.5"
 		}
-		if s.how.goOn != nil {
-			b.addStale("failover/"+at+", writes of a stopped leader after SIGCONT", s.name, all)
+		var seen, first, stale []float64
+		for _, t := range all {
+			seen, stale = append(seen, t.seen.Seconds()), append(stale, float64(t.stale))
+			if t.first > 0 {
+				first = append(first, milliseconds(t.first-t.seen))
+			}
 		}
-		b.addTakeOvers("failover/"+at+", "+s.how.what, s.name, all)
+		if s.sig == syscall.SIGSTOP {
+			b.add("failover/"+at+", writes of a stopped leader after SIGCONT", s.name, "", stale...)
+		}
+		what := "failover/" + at + ", " + unix.SignalName(s.sig) + " to new holder"
+		b.add(what, s.name, "s", seen...)
+		b.add(what+", and from there to its first reconcile", s.name, "ms", first...)
 	}
 	return b.restarts(ctx)
-}
-
-// addTakeOvers adds the rows of take-overs after what.
-func (b *bench) addTakeOvers(what, subject string, all []takeover) {
-	var seen, first []float64
-	for _, t := range all {
-		seen = append(seen, t.seen.Seconds())
-		if t.first > 0 {
-			first = append(first, milliseconds(t.first-t.seen))
-		}
-	}
-	b.add(what+" to new holder", subject, "s", seen...)
-	b.add(what+" to new holder, and from there to its first reconcile", subject, "ms", first...)
-}
-
-func (b *bench) addStale(what, subject string, all []takeover) {
-	var stale []float64
-	for _, t := range all {
-		stale = append(stale, float64(t.stale))
-	}
-	b.add(what, subject, "", stale...)
 }
 
 // restarts kills the only replica and starts the next process of its Pod, at the same port, as a kubelet
@@ -116,7 +107,7 @@ func (b *bench) restarts(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, p.stop()) }()
 	port := "--secure-port=" + p.leader.manager.SecureURL[strings.LastIndex(p.leader.manager.SecureURL, ":")+1:]
 	var took []float64
-	for range b.opts.restarts {
+	for range b.opts.times(10) {
 		// A renewal passes.
 		if err := sleep(ctx, 3*time.Second); err != nil {
 			return err
@@ -132,7 +123,7 @@ func (b *bench) restarts(ctx context.Context) (err error) {
 		if err != nil {
 			return fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 		}
-		p.holder = view.holder()
+		p.holder = view.name
 		took = append(took, view.at.Sub(next.started).Seconds())
 		if _, err := next.waitReady(ctx); err != nil {
 			return err
@@ -143,7 +134,7 @@ func (b *bench) restarts(ctx context.Context) (err error) {
 }
 
 // takeOvers ends a leader n times, each time with a fresh standby.
-func (b *bench) takeOvers(ctx context.Context, s subject, how ending, n int) (all []takeover, err error) {
+func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n int) (all []takeover, err error) {
 	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return nil, err
 	}
@@ -158,7 +149,7 @@ func (b *bench) takeOvers(ctx context.Context, s subject, how ending, n int) (al
 		}
 	}()
 	for i := range n {
-		t, err := p.takeOver(ctx, how)
+		t, err := p.takeOver(ctx, sig)
 		if err != nil {
 			return nil, err
 		}

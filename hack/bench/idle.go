@@ -15,25 +15,16 @@ import (
 // idleWarmUp is the time that managers get to become quiet after their start.
 const idleWarmUp = time.Minute
 
-// idle counts the requests of leaders and standbys while nothing happens.
-func (b *bench) idle(ctx context.Context) error {
-	err := b.idleTogether(ctx, managerSubject(b, ours, b.binaries.manager), peerSubject(peer), kcmSubject(kcm))
-	if err != nil {
-		return err
-	}
-	// Without POD_IP, a replica that listens everywhere does not know how others reach it.
-	return b.idleTogether(ctx, managerSubject(b, oursLate, b.binaries.manager, "--bind-address=0.0.0.0"))
-}
-
-// idleTogether is idle for subjects that run at the same time.
-func (b *bench) idleTogether(ctx context.Context, subjects ...subject) (err error) {
+// idle counts the requests of leaders and standbys while nothing happens. All subjects run at the
+// same time.
+func (b *bench) idle(ctx context.Context) (err error) {
 	var pairs []*pair
 	defer func() {
 		for _, p := range pairs {
 			err = errors.Join(err, p.stop())
 		}
 	}()
-	for _, s := range subjects {
+	for _, s := range []subject{managerSubject(b, ours, b.binaries.manager), peerSubject(peer), kcmSubject(kcm)} {
 		if !b.opts.wants(s.name) {
 			continue
 		}

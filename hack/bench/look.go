@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -69,7 +70,7 @@ func (p *pair) lookAtAll(ctx context.Context, n int) (time.Duration, error) {
 		failed <- eventually(ctx, lookInterval, "all workloads to be reconciled", func(context.Context) error { return done() })
 		ended <- time.Now()
 	}()
-	t, err := p.takeOver(ctx, terminated)
+	t, err := p.takeOver(ctx, syscall.SIGTERM)
 	if pollErr := <-failed; err == nil {
 		err = pollErr
 	}

@@ -28,27 +28,10 @@ type options struct {
 	run      []string
 	subjects []string
 	out      string
-	profiles string
 
-	handovers     int // of ours and of controller-runtime
-	slowHandovers int // of kube-controller-manager, 17 s each
-	crashes       int
-	failovers     int
-	stops         int
-	idle          time.Duration
-	settle        time.Duration
-	scale         float64 // of the data sets
-	updates       int
-	starts        int
-	takeovers     int
-	restarts      int
-	drops         int
-	partition     time.Duration
-	changes       int
-	bursts        int
-	reloads       int
-	downs         int
-	widgets       int
+	idle   time.Duration
+	settle time.Duration
+	scale  float64
 }
 
 // parts returns the benchmarks in the order in which they run. Those that need an empty cluster
@@ -57,10 +40,8 @@ func parts() []part {
 	return []part{
 		{"handover", (*bench).handovers},
 		{"failover", (*bench).failovers},
-		{"network", (*bench).network},
 		{"idle", (*bench).idle},
 		{"reload", (*bench).reload},
-		{"limits", (*bench).limits},
 		{"replication", (*bench).replication},
 		{"widgets", (*bench).widgets},
 		{"memory", (*bench).memory},
@@ -95,26 +76,9 @@ func parseFlags() (options, error) {
 	benches := flag.String("run", strings.Join(names, ","), "the benchmarks to run")
 	subjects := flag.String("subjects", "", "only those whose names begin with this: quartermaster, kube-controller-manager, controller-runtime (default all)")
 	flag.StringVar(&o.out, "out", "", "the folder of bench.md and latest.json (default docs/bench)")
-	flag.StringVar(&o.profiles, "profiles", "", "memory: write heap profiles of the managers to this folder")
-	flag.IntVar(&o.handovers, "handovers", 50, "handover: graceful hand-overs of each subject")
-	flag.IntVar(&o.slowHandovers, "slow-handovers", 10, "handover: those of kube-controller-manager without its release gate")
-	flag.IntVar(&o.failovers, "failovers", 50, "failover: crashes of quartermaster at the default timing")
-	flag.IntVar(&o.crashes, "crashes", 5, "failover: crashes of each other subject, and at each other timing")
-	flag.IntVar(&o.stops, "stops", 10, "failover: times that a leader of quartermaster is stopped by SIGSTOP")
-	flag.IntVar(&o.restarts, "restarts", 10, "failover: times that the only container of quartermaster is restarted in its Pod")
-	flag.IntVar(&o.drops, "drops", 10, "network: times that all packets of a leader of quartermaster are dropped")
-	flag.DurationVar(&o.partition, "partition", 10*time.Minute, "network: how long the replicas do not reach each other")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
 	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication, widgets: the time from synced to steady; Go collects garbage at least every 2 minutes")
-	flag.Float64Var(&o.scale, "scale", 1, "memory, scale, replication: multiplies the numbers of objects; less than 1 for a trial")
-	flag.IntVar(&o.updates, "updates", 10000, "memory, scale: updates while CPU time is taken")
-	flag.IntVar(&o.starts, "starts", 5, "memory, scale: starts whose time to synced is taken")
-	flag.IntVar(&o.takeovers, "takeovers", 5, "memory, scale: hand-overs whose time to the first reconcile is taken")
-	flag.IntVar(&o.changes, "changes", 200, "reload, replication: changes one at a time")
-	flag.IntVar(&o.bursts, "bursts", 5, "reload, limits, replication: bursts of changes")
-	flag.IntVar(&o.reloads, "reloads", 1000, "limits: Deployments in a burst")
-	flag.IntVar(&o.downs, "downs", 5, "reload: times that all managers are down during a change")
-	flag.IntVar(&o.widgets, "widgets", 10000, "widgets: the number of Widgets")
+	flag.Float64Var(&o.scale, "scale", 1, "multiplies the numbers of repetitions and of objects; less than 1 for a trial")
 	flag.Parse()
 
 	o.run = strings.Split(*benches, ",")
@@ -129,12 +93,14 @@ func parseFlags() (options, error) {
 	if flag.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	}
-	if o.idle < time.Minute || o.scale <= 0 || min(o.handovers, o.slowHandovers, o.crashes, o.failovers, o.stops, o.restarts, o.drops, o.updates, o.starts,
-		o.takeovers, o.changes, o.bursts, o.reloads, o.downs, o.widgets) < 1 {
-		return o, errors.New("every count must be at least 1, -idle at least 1m, -scale greater than 0")
+	if o.idle < time.Minute || o.scale <= 0 {
+		return o, errors.New("-idle must be at least 1m, -scale greater than 0")
 	}
 	return o, nil
 }
+
+// times returns a usual number of repetitions or of objects, scaled.
+func (o *options) times(n int) int { return max(1, int(float64(n)*o.scale)) }
 
 // wants reports whether a subject is to be measured.
 func (o *options) wants(subject string) bool {
@@ -169,5 +135,5 @@ func run(ctx context.Context, opts options) (err error) {
 		}
 	}
 	b.progress("Done after %s", time.Since(begin).Round(time.Second))
-	return printTable(os.Stdout, b.rows)
+	return nil
 }

@@ -10,11 +10,14 @@ import (
 )
 
 // markdown returns bench.md: where the figures come from, the bars, and all rows.
-func markdown(rows []row, env environment) string {
+func markdown(rows []row, bars []bar, env environment) string {
 	var s strings.Builder
 	s.WriteString("# Benchmarks\n\nWritten by `make bench`; do not edit. [README.md](README.md) tells what each row means and how it is measured.\n\n")
-	writeEnvironment(&s, rows, env)
-	writeBars(&s, rows)
+	for _, picture := range [][2]string{{"Time without a leader", "leader"}, {"Memory by number of Secrets", "memory"}, {"Time to roll", "reload"}} {
+		fmt.Fprintf(&s, "![%s](%s.svg)\n\n", picture[0], picture[1])
+	}
+	writeEnvironment(&s, env)
+	writeBars(&s, rows, bars)
 	for _, p := range parts() {
 		var of []row
 		for _, r := range rows {
@@ -30,7 +33,7 @@ func markdown(rows []row, env environment) string {
 	return s.String()
 }
 
-func writeEnvironment(s *strings.Builder, rows []row, env environment) {
+func writeEnvironment(s *strings.Builder, env environment) {
 	s.WriteString("| | |\n|---|---|\n")
 	for _, line := range [][2]string{
 		{"last run", env.Date + ", `make bench` " + code(env.Flags)},
@@ -38,20 +41,12 @@ func writeEnvironment(s *strings.Builder, rows []row, env environment) {
 		{"built with", "Go " + env.Go + ", client-go " + env.ClientGo},
 		{"control plane, kube-controller-manager", env.Kubernetes},
 		{"controller-runtime", env.ControllerRuntime},
-		{"machine", fmt.Sprintf("%d cores, %s; %s; %s", env.Cores, env.Memory, env.CPU, env.Kernel)},
+		{"machine", env.Machine + "; " + env.Kernel},
 		{"load average (1, 5, 15 minutes)", env.LoadBefore + " before, " + env.LoadAfter + " after"},
 	} {
 		fmt.Fprintf(s, "| %s | %s |\n", line[0], line[1])
 	}
-	var dates []string
-	for _, r := range rows {
-		if !slices.Contains(dates, r.Date) {
-			dates = append(dates, r.Date)
-		}
-	}
-	if len(dates) > 1 {
-		s.WriteString("\nRows of an earlier date are of an earlier run than this table describes.\n")
-	}
+	s.WriteString("\nRows of an earlier date are of an earlier run than this table describes.\n")
 }
 
 func code(text string) string {
@@ -62,6 +57,13 @@ func code(text string) string {
 }
 
 func writeTable(s *strings.Builder, rows []row) {
+	var machines []string
+	for _, r := range rows {
+		if m := r.Date + " on " + r.Machine; !slices.Contains(machines, m) {
+			machines = append(machines, m)
+		}
+	}
+	fmt.Fprintf(s, "%s.\n\n", strings.Join(slices.Sorted(slices.Values(machines)), ". "))
 	s.WriteString("| bench | subject | n | min | median | p99 | max | unit | date |\n|---|---|--:|--:|--:|--:|--:|---|---|\n")
 	for _, r := range rows {
 		_, bench, _ := strings.Cut(r.Bench, "/")
@@ -70,19 +72,15 @@ func writeTable(s *strings.Builder, rows []row) {
 	}
 }
 
-func writeBars(s *strings.Builder, rows []row) {
-	s.WriteString("\n## Bars\n\nQuoted figures were measured earlier, on the same kind of machine, on the programs that the column names; " +
-		"the rows below have those of this run.\n\n" +
-		"| | elsewhere, measured earlier | bar | ours | met |\n|---|---|---|--:|---|\n")
-	for _, b := range bars() {
-		value, ok := b.value(table(rows))
-		shown, met := "not measured", ""
-		if ok {
-			shown, met = number(round(value)), "no"
-			if value <= b.limit {
-				met = "yes"
-			}
+func writeBars(s *strings.Builder, rows []row, bars []bar) {
+	s.WriteString("\n## Bars\n\nWhat ours must not exceed. [README.md](README.md#bars) has the figures of others beside them.\n\n" +
+		"| row | subject | | bar | measured | met |\n|---|---|---|---|--:|---|\n")
+	for _, b := range bars {
+		value, met, err := b.check(rows)
+		shown := map[bool]string{true: "yes", false: "no"}[met]
+		if err != nil {
+			shown = "not measured"
 		}
-		fmt.Fprintf(s, "| %s | %s | at most %s %s | %s | %s |\n", b.name, b.elsewhere, number(b.limit), b.unit, shown, met)
+		fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %s |\n", b.bench, b.subject, b.statistic, b.limit, number(value), shown)
 	}
 }

@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
+	"syscall"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -45,8 +43,9 @@ func (b *bench) occupants(rows []string) []*occupant {
 	manager := managerSubject(b, ours, b.binaries.manager)
 	// It has a Lease of its own, because two leaders are measured. It has nothing to write, since
 	// the other leader has done it.
-	needs := managerSubject(b, oursNeeds, b.binaries.needs, "--leader-elect-resource-namespace="+namespace)
-	needs.lease = ""
+	replication := managerSubject(b, oursReplication, b.binaries.manager,
+		append(replicationFlags, "--leader-elect-resource-namespace="+namespace)...)
+	replication.lease = ""
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
 	secure := peerSubject(peerSecure, "-lease=bench-peer-metrics")
 	secure.lease, secure.metrics = "", true
@@ -54,7 +53,7 @@ func (b *bench) occupants(rows []string) []*occupant {
 		{subject: manager, row: ours + ": leader", slot: "a", lead: true},
 		{subject: manager, row: ours + ": warm standby", slot: "b"},
 		{subject: manager, row: ours + ": cold standby", slot: "c", own: []string{"--standby=cold"}},
-		{subject: needs, row: oursNeeds + ": leader", slot: "d"},
+		{subject: replication, row: oursReplication + ": leader", slot: "d"},
 		{subject: controllerRuntime, row: peer + ": leader", slot: "a", lead: true},
 		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", own: []string{"-warm"}},
 		{subject: controllerRuntime, row: peer + ": standby", slot: "c"},
@@ -78,17 +77,20 @@ func (b *bench) memory(ctx context.Context) error {
 			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
 		}
 	}
-	if err := b.allowNeeds(ctx); err != nil {
+	if err := b.installReplication(ctx); err != nil {
 		return err
 	}
-	return b.occupyAll(ctx, "memory", dataSets(b.opts.scale), nil)
+	if err := b.allowLease(ctx); err != nil {
+		return err
+	}
+	return b.occupyAll(ctx, "memory", b.opts.dataSets(), nil)
 }
 
 // scale measures how the manager and controller-runtime handle very many Secrets.
 func (b *bench) scale(ctx context.Context) error {
-	sets := []dataSet{largeSet(b.opts.scale)}
+	sets := []dataSet{b.opts.largeSet()}
 	if len(b.baseline) == 0 { // otherwise memory has measured it
-		sets = append(dataSets(1)[:1], sets...)
+		sets = append(b.opts.dataSets()[:1], sets...)
 	}
 	return b.occupyAll(ctx, "scale", sets,
 		[]string{ours + ": leader", ours + ": warm standby", peer + ": leader", peerWarm + ": standby"})
@@ -120,8 +122,8 @@ func (b *bench) occupyAll(ctx context.Context, part string, sets []dataSet, rows
 	return nil
 }
 
-// allowNeeds lets the manager elect a leader in the benchmarks' namespace.
-func (b *bench) allowNeeds(ctx context.Context) error {
+// allowLease lets the manager elect a leader in the benchmarks' namespace.
+func (b *bench) allowLease(ctx context.Context) error {
 	meta := metav1.ObjectMeta{Name: "bench-leases"}
 	_, err := b.admin.RbacV1().Roles(namespace).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
@@ -158,9 +160,6 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (
 		return err
 	}
 	if err := b.addResident(ctx, d, all); err != nil {
-		return err
-	}
-	if err := b.saveHeaps(d, all); err != nil {
 		return err
 	}
 	if d.objects() > 0 {
@@ -252,26 +251,6 @@ func (b *bench) scrape(ctx context.Context, all []*occupant) error {
 	return nil
 }
 
-// saveHeaps writes heap profiles of ours if a folder for them was given.
-func (b *bench) saveHeaps(d dataSet, all []*occupant) error {
-	if b.opts.profiles == "" {
-		return nil
-	}
-	if err := os.MkdirAll(b.opts.profiles, 0o755); err != nil {
-		return err
-	}
-	clean := strings.NewReplacer(" ", "-", ",", "", ":", "")
-	for _, o := range all {
-		if o.manager == nil {
-			continue
-		}
-		if err := saveHeap(b.c.AdminConfig(), o.process, filepath.Join(b.opts.profiles, clean.Replace(o.row+"-"+d.name)+".pprof")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // addCPU measures the CPU time of all while unrelated objects are updated.
 func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	take := func() (map[string]float64, error) {
@@ -288,7 +267,8 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	if err != nil {
 		return err
 	}
-	took, err := b.update(ctx, d, b.opts.updates)
+	updates := b.opts.times(10000)
+	took, err := b.update(ctx, d, updates)
 	if err != nil {
 		return err
 	}
@@ -299,9 +279,9 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	if err != nil {
 		return err
 	}
-	b.progress("%s: %d updates in %s", d.name, b.opts.updates, took.Round(time.Second))
+	b.progress("%s: %d updates in %s", d.name, updates, took.Round(time.Second))
 	for _, o := range all {
-		b.add(d.rows+"CPU time of 10,000 updates", o.row, "s", (after[o.row]-before[o.row])*10000/float64(b.opts.updates))
+		b.add(d.rows+"CPU time of 10,000 updates", o.row, "s", (after[o.row]-before[o.row])*10000/float64(updates))
 	}
 	return nil
 }
@@ -360,7 +340,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 	}
 	// In turn, so that an hour in which the machine is slow slows them alike.
 	ready := map[string][]float64{}
-	for range b.opts.starts {
+	for range b.opts.times(5) {
 		for _, o := range all {
 			if !o.starts() {
 				continue
@@ -399,11 +379,11 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 			continue
 		}
 		var first, looked []float64
-		for range b.opts.takeovers {
+		for range b.opts.times(5) {
 			if err := o.pair.respawn(ctx, o.own...); err != nil {
 				return err
 			}
-			t, err := o.pair.takeOver(ctx, terminated)
+			t, err := o.pair.takeOver(ctx, syscall.SIGTERM)
 			if err != nil {
 				return err
 			}
@@ -415,7 +395,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 		if o.name != ours || o.own != nil || d.deployments == 0 {
 			continue
 		}
-		for range b.opts.takeovers {
+		for range b.opts.times(5) {
 			if err := o.pair.respawn(ctx, o.own...); err != nil {
 				return err
 			}

@@ -27,7 +27,7 @@ const stopGrace = 40 * time.Second
 type pair struct {
 	b       *bench
 	subject subject
-	lease   *leaseWatch
+	lease   *history
 
 	leader, standby *process
 	holder          string // the leader's identity in the Lease
@@ -48,12 +48,7 @@ func (b *bench) startPair(ctx context.Context, s subject) (*pair, error) {
 }
 
 func (p *pair) startLeader(ctx context.Context, slot string) (*process, error) {
-	before, _ := p.lease.last()
-	old := ""
-	if before.lease != nil {
-		old = before.holder()
-	}
-	mark := p.lease.mark()
+	old, mark := p.lease.last(), p.lease.mark()
 	leader, err := p.b.run(ctx, p.subject, slot)
 	if err != nil {
 		return nil, err
@@ -62,7 +57,7 @@ func (p *pair) startLeader(ctx context.Context, slot string) (*process, error) {
 	if err != nil {
 		return leader, fmt.Errorf("%w; the last lines of %s:\n%s", err, leader.Name, leader.Tail(15))
 	}
-	p.holder = view.holder()
+	p.holder = view.name
 	_, err = leader.waitReady(ctx)
 	return leader, err
 }
@@ -98,35 +93,12 @@ type takeover struct {
 	first time.Duration
 	// refused is how many writes of the new leader's controller kube-apiserver refused before.
 	refused int
-	stale   int // writes of the old leader's controller that succeeded when it went on, see ending
+	stale   int // writes of the old leader's controller that succeeded after SIGCONT
 }
 
-// ending says how a leader ends.
-type ending struct {
-	what     string
-	graceful bool
-	end      func(leader *process) error
-	goOn     func(leader *process) error // undoes end when the next leader has worked; nil if nothing does
-}
-
-// bySignal ends a leader by a signal.
-func bySignal(sig syscall.Signal, what string) ending {
-	how := ending{what: what, graceful: sig == syscall.SIGTERM, end: func(p *process) error { return p.Signal(sig) }}
-	if sig == syscall.SIGSTOP {
-		how.goOn = func(p *process) error { return p.Signal(syscall.SIGCONT) }
-	}
-	return how
-}
-
-var (
-	terminated = bySignal(syscall.SIGTERM, "SIGTERM")
-	killed     = bySignal(syscall.SIGKILL, "SIGKILL")
-	stopped    = bySignal(syscall.SIGSTOP, "SIGSTOP")
-)
-
-// takeOver ends the leader and measures how the standby takes over. Then the standby is the leader, and
-// there is no standby until respawn.
-func (p *pair) takeOver(ctx context.Context, how ending) (t takeover, err error) {
+// takeOver sends the leader SIGTERM, SIGKILL or SIGSTOP and measures how the standby takes over. Then the
+// standby is the leader, and there is no standby until respawn.
+func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, err error) {
 	audit, err := p.b.tailAudit()
 	if err != nil {
 		return t, err
@@ -138,13 +110,13 @@ func (p *pair) takeOver(ctx context.Context, how ending) (t takeover, err error)
 	// only after the standby has seen a renewal: for a Lease that it has only found, the claim counts
 	// from then.
 	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
-	if !how.graceful {
+	if sig != syscall.SIGTERM {
 		pause += 2 * time.Second
 		if err := p.standby.awaitFence(ctx); err != nil {
 			return t, err
 		}
 	}
-	if how.goOn != nil && p.count > 1 { // the last leader has said that it was alive
+	if sig == syscall.SIGSTOP && p.count > 1 { // the last leader has said that it was alive
 		pause += 15 * time.Second
 	}
 	if err := sleep(ctx, pause); err != nil {
@@ -153,7 +125,7 @@ func (p *pair) takeOver(ctx context.Context, how ending) (t takeover, err error)
 
 	mark, old, next := p.lease.mark(), p.leader, p.standby
 	begin := time.Now()
-	if err := how.end(old); err != nil {
+	if err := old.Signal(sig); err != nil {
 		return t, err
 	}
 	if err := p.b.trigger(ctx, namespace, work); err != nil {
@@ -164,7 +136,7 @@ func (p *pair) takeOver(ctx context.Context, how ending) (t takeover, err error)
 		return t, fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 	}
 	t.seen = view.at.Sub(begin)
-	p.holder, p.leader, p.standby = view.holder(), next, nil
+	p.holder, p.leader, p.standby = view.name, next, nil
 
 	write, err := audit.first(ctx, "the new holder's write", func(e auditv1.Event) bool {
 		return next.did(e) && isLease(e) && cluster.AuditWrite(e) && e.ObjectRef.Name == p.subject.lease
@@ -198,12 +170,12 @@ func (p *pair) takeOver(ctx context.Context, how ending) (t takeover, err error)
 	if next.did(done) {
 		t.first = done.RequestReceivedTimestamp.Sub(begin)
 	}
-	if how.goOn != nil {
-		if t.stale, err = p.proceed(ctx, how, old, audit); err != nil {
+	if sig == syscall.SIGSTOP {
+		if t.stale, err = proceed(ctx, old, audit); err != nil {
 			return t, err
 		}
 	}
-	if err := old.Wait(ctx); how.graceful && old.ExitCode() == -1 {
+	if err := old.Wait(ctx); sig == syscall.SIGTERM && old.ExitCode() == -1 {
 		return t, err
 	}
 	return t, p.b.cleanTriggers(ctx)
@@ -218,11 +190,11 @@ func (p *process) awaitFence(ctx context.Context) error {
 	return err
 }
 
-// proceed lets a leader that was stopped or cut off go on until it ends, and returns how many writes of
-// its controller succeeded.
-func (p *pair) proceed(ctx context.Context, how ending, old *process, audit *auditTail) (int, error) {
+// proceed lets a stopped leader go on until it ends, and returns how many writes of its controller
+// succeeded.
+func proceed(ctx context.Context, old *process, audit *auditTail) (int, error) {
 	begin := time.Now()
-	if err := how.goOn(old); err != nil {
+	if err := old.Signal(syscall.SIGCONT); err != nil {
 		return 0, err
 	}
 	if err := old.Wait(ctx); old.ExitCode() == -1 {

@@ -12,8 +12,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"k8s.io/client-go/rest"
 )
 
 // clockTicks is the unit of CPU times in /proc, in 1/s: USER_HZ, which is 100 on all of Go's
@@ -57,22 +55,6 @@ func cpuSeconds(pid int) (float64, error) {
 		sum += ticks
 	}
 	return sum / clockTicks, nil
-}
-
-// saveHeap writes a heap profile of a manager, fetched as administrator.
-func saveHeap(admin *rest.Config, p *process, path string) error {
-	config := rest.CopyConfig(admin)
-	config.CAData, config.Insecure = nil, true // the certificate is self-signed
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return err
-	}
-	defer client.CloseIdleConnections()
-	data, err := get(client, p.manager.SecureURL+"/debug/pprof/heap")
-	if err != nil {
-		return fmt.Errorf("heap profile of %s: %w", p.Name, err)
-	}
-	return os.WriteFile(path, data, 0o644)
 }
 
 // get returns the body of a response with status 200.

@@ -43,11 +43,11 @@ func (b *bench) reload(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	w, err := b.createWorkloads(ctx, workloads)
+	w, err := b.createWorkloads(ctx)
 	if err != nil {
 		return err
 	}
-	for _, measure := range []func(context.Context, *pair, *templateWatch) error{b.oneAtATime, b.burst, b.whileDown} {
+	for _, measure := range []func(context.Context, *pair, *history) error{b.oneAtATime, b.burst, b.whileDown} {
 		// Lets the buckets of the clients' rate limits fill up.
 		if err := sleep(ctx, quiescence); err != nil {
 			return err
@@ -56,13 +56,16 @@ func (b *bench) reload(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return b.cleanWorkloads(ctx)
+	// Later parts begin on an empty cluster.
+	return errors.Join(b.cleanTriggers(ctx),
+		b.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 func workloadName(i int) string { return fmt.Sprintf("web-%03d", i) }
 
-// createWorkloads creates n Deployments and waits until a manager has recorded the state of all.
-func (b *bench) createWorkloads(ctx context.Context, n int) (*templateWatch, error) {
+// createWorkloads creates the Deployments and waits until a manager has recorded the state of all.
+func (b *bench) createWorkloads(ctx context.Context) (*history, error) {
+	w := b.watchTemplates(ctx, namespace)
 	unwatched := newDeployment(plain, "none")
 	unwatched.Annotations = nil
 	if _, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, unwatched, metav1.CreateOptions{}); err != nil {
@@ -71,7 +74,7 @@ func (b *bench) createWorkloads(ctx context.Context, n int) (*templateWatch, err
 	if err := b.ensureConfigMap(ctx, plain); err != nil {
 		return nil, err
 	}
-	err := parallel(ctx, 8, n, func(ctx context.Context, i int) error {
+	err := parallel(ctx, 8, workloads, func(ctx context.Context, i int) error {
 		if err := b.ensureConfigMap(ctx, workloadName(i)); err != nil {
 			return err
 		}
@@ -81,15 +84,22 @@ func (b *bench) createWorkloads(ctx context.Context, n int) (*templateWatch, err
 	if err != nil {
 		return nil, err
 	}
-	w := b.watchTemplates(ctx, namespace)
-	return w, eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(context.Context) error { return w.allRecorded(n) })
-}
-
-// cleanWorkloads deletes what createWorkloads has created, since later parts begin on an empty
-// cluster.
-func (b *bench) cleanWorkloads(ctx context.Context) error {
-	return errors.Join(b.cleanTriggers(ctx),
-		b.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	return w, eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(ctx context.Context) error {
+		all, err := b.admin.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		recorded := 0
+		for _, d := range all.Items {
+			if d.Annotations["quartermaster.dev/reload-state"] != "" {
+				recorded++
+			}
+		}
+		if recorded < workloads {
+			return fmt.Errorf("%d of %d have it", recorded, workloads)
+		}
+		return nil
+	})
 }
 
 // change gives a ConfigMap another value.
@@ -100,14 +110,15 @@ func (b *bench) change(ctx context.Context, namespace, name string) error {
 }
 
 // oneAtATime changes one ConfigMap after the other and waits for its Deployment.
-func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error {
+func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 	audit, err := b.tailAudit()
 	if err != nil {
 		return err
 	}
 	defer audit.close()
 	var seen, logged, floor []float64
-	for i := range b.opts.changes {
+	changes := b.opts.times(200)
+	for i := range changes {
 		name := workloadName(i % workloads)
 		mark := w.mark()
 		begin := time.Now()
@@ -154,14 +165,14 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *templateWatch) error
 	b.add("reload/one change, sent to patch seen by a watch", ours, "ms", seen...)
 	b.add("reload/"+floorRow, apiserver, "ms", floor...)
 	b.add("reload/one change, update received to patch written, by the audit log", ours, "ms", logged...)
-	b.add("reload/one change, API requests", ours, "per change", float64(requests)/float64(b.opts.changes))
+	b.add("reload/one change, API requests", ours, "per change", float64(requests)/float64(changes))
 	return nil
 }
 
 // roundTrip does by itself the least that a controller has to do: it changes a ConfigMap that no
 // workload uses, patches the template of a Deployment that uses none, and waits until its watch
 // delivers the patch. The result is the API server's and the machine's share of a reload.
-func (b *bench) roundTrip(ctx context.Context, w *templateWatch) (time.Duration, error) {
+func (b *bench) roundTrip(ctx context.Context, w *history) (time.Duration, error) {
 	mark := w.mark()
 	begin := time.Now()
 	if err := b.change(ctx, namespace, plain); err != nil {
@@ -181,78 +192,65 @@ func isPatch(e auditv1.Event, name string) bool {
 		e.ObjectRef.Namespace == namespace && (name == "" || e.ObjectRef.Name == name)
 }
 
-// burst changes all ConfigMaps at once.
-func (b *bench) burst(ctx context.Context, p *pair, w *templateWatch) error {
-	var all burstFigures
-	for range b.opts.bursts {
-		if err := b.oneBurst(ctx, p, w, workloads, &all); err != nil {
+// burst lets 16 clients change all ConfigMaps at once, several times.
+func (b *bench) burst(ctx context.Context, p *pair, w *history) error {
+	var seconds, ofEach, requests []float64
+	for range b.opts.times(5) {
+		took, patches, n, err := b.oneBurst(ctx, p, w)
+		if err != nil {
 			return err
 		}
+		seconds, requests = append(seconds, took.Seconds()), append(requests, float64(n))
+		for i := range workloads {
+			ofEach = append(ofEach, float64(patches[workloadName(i)]))
+		}
 	}
-	b.add("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ours, "s", all.seconds...)
-	b.add("reload/burst, patches of a Deployment", ours, "patches", all.patches...)
-	b.add("reload/burst, API requests", ours, "requests", all.requests...)
+	b.add("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ours, "s", seconds...)
+	b.add("reload/burst, patches of a Deployment", ours, "patches", ofEach...)
+	b.add("reload/burst, API requests", ours, "requests", requests...)
 	return nil
 }
 
-// burstFigures are the figures of several bursts.
-type burstFigures struct {
-	seconds  []float64 // from the first change until the last Deployment was patched
-	patches  []float64 // of each Deployment
-	requests []float64 // of the leader
-}
-
-// oneBurst lets 16 clients change the ConfigMaps of n Deployments, and adds its figures to those of
-// other bursts.
-func (b *bench) oneBurst(ctx context.Context, p *pair, w *templateWatch, n int, to *burstFigures) error {
+// oneBurst returns the time from the first change until the last Deployment was patched, the patches
+// of each Deployment and the requests of the leader.
+func (b *bench) oneBurst(ctx context.Context, p *pair, w *history) (took time.Duration, patches map[string]int, requests int, err error) {
 	audit, err := b.tailAudit()
 	if err != nil {
-		return err
+		return 0, nil, 0, err
 	}
 	defer audit.close()
 	mark := w.mark()
 	begin := time.Now()
-	err = parallel(ctx, 16, n, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
+	err = parallel(ctx, 16, workloads, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
 	if err != nil {
-		return err
+		return 0, nil, 0, err
 	}
-	var last time.Time
-	for i := range n {
+	for i := range workloads {
 		at, err := w.rolled(ctx, mark, workloadName(i))
 		if err != nil {
-			return err
+			return 0, nil, 0, err
 		}
-		if at.After(last) {
-			last = at
-		}
+		took = max(took, at.Sub(begin))
 	}
-	to.seconds = append(to.seconds, last.Sub(begin).Seconds())
 	if err := sleep(ctx, quiescence); err != nil {
-		return err
+		return 0, nil, 0, err
 	}
-	patches := map[string]int{}
-	requests, err := audit.count(func(e auditv1.Event) bool {
+	patches = map[string]int{}
+	requests, err = audit.count(func(e auditv1.Event) bool {
 		if p.leader.did(e) && isPatch(e, "") {
 			patches[e.ObjectRef.Name]++
 		}
 		return p.leader.did(e) && isRequest(e) && !isLease(e)
 	})
-	if err != nil {
-		return err
-	}
-	for i := range n {
-		to.patches = append(to.patches, float64(patches[workloadName(i)]))
-	}
-	to.requests = append(to.requests, float64(requests))
-	return nil
+	return took, patches, requests, err
 }
 
 // whileDown changes ConfigMaps while no manager runs, and then starts one twice. The first start
 // must find the changes, the second nothing.
-func (b *bench) whileDown(ctx context.Context, p *pair, w *templateWatch) error {
+func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
 	const changed = workloads / 10
 	var seconds, ofChanged, ofOthers, later []float64
-	for range b.opts.downs {
+	for range b.opts.times(5) {
 		if err := p.stop(); err != nil {
 			return err
 		}

@@ -7,13 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 )
 
 // row is one line of the table. The part before the first slash of Bench is the benchmark that -run
@@ -28,6 +26,7 @@ type row struct {
 	Max     float64 `json:"max"`
 	Unit    string  `json:"unit"`
 	Date    string  `json:"date"` // of the run; a run of one part keeps the other rows
+	Machine string  `json:"machine"`
 }
 
 func (r row) part() string {
@@ -101,17 +100,6 @@ func writeRows(dir string, rows []row) error {
 		lines = append(lines, string(data))
 	}
 	return os.WriteFile(filepath.Join(dir, "latest.json"), []byte("[\n"+strings.Join(lines, ",\n")+"\n]\n"), 0o644)
-}
-
-// printTable writes the rows for a terminal.
-func printTable(w io.Writer, rows []row) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "BENCH\tSUBJECT\tN\tMIN\tMEDIAN\tP99\tMAX\tUNIT")
-	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n",
-			r.Bench, r.Subject, r.N, number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit)
-	}
-	return t.Flush()
 }
 
 func number(v float64) string { return fmt.Sprintf("%.10g", v) }

@@ -33,9 +33,7 @@ const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 // Names of the subjects in the table.
 const (
 	ours            = "quartermaster"
-	oursNeeds       = "quartermaster, needs of replication"
 	oursReplication = "quartermaster, with replication"
-	oursLate        = "quartermaster, no early take-over"
 	kcm             = "kube-controller-manager"
 	kcmGate         = "kube-controller-manager, release gate"
 	peer            = "controller-runtime"

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -46,7 +45,7 @@ func (b *bench) widgets(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	w := &widgetRun{bench: b, objects: objects.Resource(widgetResource), n: b.opts.widgets}
+	w := &widgetRun{bench: b, objects: objects.Resource(widgetResource), n: b.opts.times(10000)}
 	if err := w.install(ctx); err != nil {
 		return err
 	}
@@ -248,12 +247,7 @@ func (w *widgetRun) collectRequests(audit *auditTail, name string, p *process) e
 	if err != nil {
 		return err
 	}
-	type kind struct {
-		text string
-		code int32
-	}
 	all, refused := 0, 0
-	took := map[kind][]float64{}
 	for _, e := range events {
 		if !p.did(e) || !isRequest(e) || isLease(e) {
 			continue
@@ -262,15 +256,6 @@ func (w *widgetRun) collectRequests(audit *auditTail, name string, p *process) e
 		if e.ResponseStatus.Code >= 400 {
 			refused++
 		}
-		k := kind{e.Verb, e.ResponseStatus.Code}
-		if o := e.ObjectRef; o != nil {
-			k.text += " " + path.Join(o.Resource, o.Subresource)
-		}
-		took[k] = append(took[k], milliseconds(e.StageTimestamp.Sub(e.RequestReceivedTimestamp.Time)))
-	}
-	for k, times := range took {
-		r := newRow("", "", "", "", times)
-		w.progress("%s: %d requests %s: %d, median %s ms, p99 %s ms", name, r.N, k.text, k.code, number(r.Median), number(r.P99))
 	}
 	w.collect("API requests per Widget", name, "requests", float64(all)/float64(w.n))
 	w.collect("refused requests", name, "requests", float64(refused))

@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package chart tests deploy/helm, with Helm's own module.
+package chart
 
 import (
 	"bytes"

@@ -7,8 +7,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
@@ -33,20 +36,54 @@ func (c *Cluster) AuditLogs() []string {
 // logged. A request is in the log once its response was read to the end. A watch is in it twice, at
 // its start and at its end.
 func (c *Cluster) AuditEvents() (events []auditv1.Event, err error) {
-	for _, path := range c.AuditLogs() {
-		if events, err = appendAuditEvents(events, path); err != nil {
+	c.auditMu.Lock()
+	defer c.auditMu.Unlock()
+	if c.audits == nil {
+		for _, path := range c.AuditLogs() {
+			c.audits = append(c.audits, &AuditTail{path: path})
+		}
+		c.auditEvents = make([][]auditv1.Event, len(c.audits))
+	}
+	for i, tail := range c.audits {
+		added, err := tail.Read()
+		if err != nil {
 			return nil, err
 		}
+		c.auditEvents[i] = append(c.auditEvents[i], added...)
 	}
-	return events, nil
+	return slices.Concat(c.auditEvents...), nil
 }
 
-func appendAuditEvents(events []auditv1.Event, path string) ([]auditv1.Event, error) {
-	log, err := os.ReadFile(path)
+// AuditTail reads what is added to an audit log.
+type AuditTail struct {
+	path   string
+	offset int64
+}
+
+// TailAudit begins at the current ends of the audit logs of all API servers.
+func (c *Cluster) TailAudit() (tails []*AuditTail, err error) {
+	for _, path := range c.AuditLogs() {
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		tails = append(tails, &AuditTail{path, info.Size()})
+	}
+	return tails, nil
+}
+
+// Read returns the events that were added since the last call.
+func (a *AuditTail) Read() (added []auditv1.Event, err error) {
+	log, err := os.Open(a.path)
 	if err != nil {
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
-	for line := range bytes.Lines(log) {
+	defer log.Close()
+	text, err := io.ReadAll(io.NewSectionReader(log, a.offset, math.MaxInt64-a.offset))
+	if err != nil {
+		return nil, fmt.Errorf("read the audit log: %w", err)
+	}
+	for line := range bytes.Lines(text) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // kube-apiserver is still writing it
 		}
@@ -54,9 +91,10 @@ func appendAuditEvents(events []auditv1.Event, path string) ([]auditv1.Event, er
 		if err := json.Unmarshal(line, &event); err != nil {
 			return nil, fmt.Errorf("read the audit log: %w", err)
 		}
-		events = append(events, event)
+		added = append(added, event)
+		a.offset += int64(len(line))
 	}
-	return events, nil
+	return added, nil
 }
 
 // AuditPod returns the name of the Pod whose token made the request, or "".

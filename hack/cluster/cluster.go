@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
@@ -76,6 +77,10 @@ type Cluster struct {
 	apiServer   *sandbox.Process
 
 	second *second // nil without Options.SecondAPIServer
+
+	auditMu     sync.Mutex // guards what follows
+	audits      []*AuditTail
+	auditEvents [][]auditv1.Event // that each of them has read
 
 	mu      sync.Mutex
 	ports   portSet

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -115,20 +116,30 @@ func BuildProgram(ctx context.Context, pkg string, race bool) (string, error) {
 	}
 	built, path := filepath.Join(box.Dir, name), filepath.Join(bin, name)
 	// go does not link it again if it is up to date.
-	if previous, err := os.ReadFile(path); err == nil {
-		err = os.WriteFile(built, previous, 0o755)
-		if err != nil {
-			return "", errors.Join(err, box.Close())
-		}
-	}
-	err = goBuild(ctx, box, filepath.Join(root, pkg), append(args, "-o", built, ".")) // pkg may be in a module of its own
+	previous, err := os.ReadFile(path)
 	if err == nil {
-		err = os.Rename(built, path)
+		err = os.WriteFile(built, previous, 0o755)
+	}
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		err = goBuild(ctx, box, filepath.Join(root, pkg), append(args, "-o", built, ".")) // pkg may be in a module of its own
+	}
+	if err == nil {
+		err = replace(path, previous, built)
 	}
 	if err := errors.Join(err, box.Close()); err != nil {
 		return "", fmt.Errorf("build %s: %w", pkg, err)
 	}
 	return path, nil
+}
+
+// replace gives path the content of the file built. It leaves a file with this content alone, whose
+// time Go's test cache compares.
+func replace(path string, previous []byte, built string) error {
+	program, err := os.ReadFile(built)
+	if err != nil || bytes.Equal(previous, program) {
+		return err
+	}
+	return os.Rename(built, path)
 }
 
 func goBuild(ctx context.Context, box *sandbox.Sandbox, dir string, args []string) error {

@@ -3,12 +3,11 @@
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
 // as `manager rbac` prints them, the components that change them, and the chart's roles, schema and
-// README. With -check it writes nothing and fails if a file is not up to date.
+// README.
 package main
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -16,14 +15,13 @@ import (
 )
 
 func main() {
-	check := flag.Bool("check", false, "write nothing, fail if a file is not up to date")
-	flag.Parse()
-	if err := run("deploy", *check); err != nil {
+	if err := run("deploy", false); err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
 	}
 }
 
+// run writes nothing if check is set, and returns an error if a file is not up to date.
 func run(dir string, check bool) error {
 	manifests, err := manifests()
 	if err != nil {

@@ -20,15 +20,22 @@ type file struct {
 	Link    string // if this is a symbolic link
 }
 
-// tarball returns a gzipped tar. It says nothing about who made it, on which machine and when.
-func tarball(modified time.Time, files []file) ([]byte, error) {
+// targz returns a gzipped tar.
+func targz(modified time.Time, files []file) ([]byte, error) {
 	unzipped, err := tarred(modified, files)
 	if err != nil {
 		return nil, err
 	}
-	return gzipped(unzipped)
+	var buffer bytes.Buffer
+	compressed := gzip.NewWriter(&buffer)
+	if _, err := compressed.Write(unzipped); err != nil {
+		return nil, err
+	}
+	err = compressed.Close()
+	return buffer.Bytes(), err
 }
 
+// tarred returns a tar. It says nothing about who made it, on which machine and when.
 func tarred(modified time.Time, files []file) ([]byte, error) {
 	var buffer bytes.Buffer
 	archive := tar.NewWriter(&buffer)
@@ -45,16 +52,6 @@ func tarred(modified time.Time, files []file) ([]byte, error) {
 		}
 	}
 	err := archive.Close()
-	return buffer.Bytes(), err
-}
-
-func gzipped(content []byte) ([]byte, error) {
-	var buffer bytes.Buffer
-	compressed := gzip.NewWriter(&buffer)
-	if _, err := compressed.Write(content); err != nil {
-		return nil, err
-	}
-	err := compressed.Close()
 	return buffer.Bytes(), err
 }
 

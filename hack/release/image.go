@@ -4,18 +4,27 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/json"
-	"fmt"
-	"maps"
-	"slices"
+	"bytes"
+	"io"
+	"io/fs"
+	"os"
 	"strings"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// image is what Containerfile describes, for several architectures.
+// image is an OCI image with the manager and nothing else, for several architectures. It needs no files:
+// the CA of the API server comes with the kubeconfig or the ServiceAccount, and the self-signed serving
+// certificate is kept in memory unless --tls-cert-file says otherwise.
 type image struct {
-	Version  string
+	Name     string // without a tag
+	Version  string // its tag
 	Revision string
 	Created  time.Time
 	Managers []managerOf
@@ -26,144 +35,102 @@ type managerOf struct {
 	Binary       []byte
 }
 
-// layout is an OCI image layout, https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md.
-type layout map[string][]byte // by file
-
-// descriptor refers to one of its blobs.
-type descriptor struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int               `json:"size"`
-	Platform    *platform         `json:"platform,omitempty"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-}
-
-type platform struct {
-	Architecture string `json:"architecture"`
-	OS           string `json:"os"`
-}
-
-type index struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Manifests     []descriptor `json:"manifests"`
-}
-
-type manifest struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Config        descriptor   `json:"config"`
-	Layers        []descriptor `json:"layers"`
-}
-
-type imageConfig struct {
-	platform
-	Created string    `json:"created"`
-	Config  runConfig `json:"config"`
-	RootFS  rootFS    `json:"rootfs"`
-}
-
-type runConfig struct {
-	User         string
-	ExposedPorts map[string]struct{}
-	Entrypoint   []string
-	Labels       map[string]string
-}
-
-type rootFS struct {
-	Type    string   `json:"type"`
-	DiffIDs []string `json:"diff_ids"`
-}
-
-const (
-	indexType    = "application/vnd.oci.image.index.v1+json"
-	manifestType = "application/vnd.oci.image.manifest.v1+json"
-	configType   = "application/vnd.oci.image.config.v1+json"
-	layerType    = "application/vnd.oci.image.layer.v1.tar+gzip"
-)
-
-// archive returns the layout as a tar, and the digest that registries show.
-func (i image) archive() ([]byte, string, error) {
-	l := layout{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`)}
-	all := index{SchemaVersion: 2, MediaType: indexType}
-	for _, m := range i.Managers {
-		one, err := i.manifest(l, m)
-		if err != nil {
-			return nil, "", err
-		}
-		all.Manifests = append(all.Manifests, one)
+func (i image) config() v1.Config {
+	return v1.Config{
+		// Numeric, since there is no /etc/passwd, and so that runAsNonRoot can be checked without one.
+		User:         "65532:65532",
+		ExposedPorts: map[string]struct{}{"10357/tcp": {}}, // --secure-port; documentation only
+		Entrypoint:   []string{"/manager"},
+		Labels: map[string]string{
+			"org.opencontainers.image.title":       "quartermaster",
+			"org.opencontainers.image.description": "One highly available process for the controllers of a cluster",
+			"org.opencontainers.image.licenses":    "Apache-2.0",
+			"org.opencontainers.image.source":      "https://github.com/quartermaster-dev/quartermaster",
+			"org.opencontainers.image.created":     i.Created.Format(time.RFC3339),
+			"org.opencontainers.image.revision":    i.Revision,
+			"org.opencontainers.image.version":     i.Version,
+		},
 	}
-	entry, err := l.addJSON(indexType, all)
+}
+
+// index returns what registries show under the image's tag.
+func (i image) index() (v1.ImageIndex, error) {
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, m := range i.Managers {
+		files, err := tarred(i.Created, []file{{Name: "manager", Mode: 0o755, Content: m.Binary}})
+		if err != nil {
+			return nil, err
+		}
+		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader(files)), nil
+		}, tarball.WithMediaType(types.OCILayer))
+		if err != nil {
+			return nil, err
+		}
+		one, err := mutate.ConfigFile(mutate.MediaType(empty.Image, types.OCIManifestSchema1), &v1.ConfigFile{
+			OS: "linux", Architecture: m.Architecture, Created: v1.Time{Time: i.Created}, Config: i.config(), RootFS: v1.RootFS{Type: "layers"}})
+		if err == nil {
+			one, err = mutate.Append(mutate.ConfigMediaType(one, types.OCIConfigJSON), mutate.Addendum{Layer: layer,
+				History: v1.History{Created: v1.Time{Time: i.Created}}})
+		}
+		if err != nil {
+			return nil, err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: plainImage{one},
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: m.Architecture}}})
+	}
+	return index, nil
+}
+
+// plainImage keeps the field artifactType out of the index: tools that do not know it change the digest
+// when they copy the index.
+type plainImage struct{ v1.Image }
+
+func (plainImage) ArtifactType() (string, error) { return "", nil }
+
+// archive returns the image as a tar of an OCI layout, and the digest that registries show.
+func (i image) archive() ([]byte, string, error) {
+	index, err := i.index()
 	if err != nil {
 		return nil, "", err
 	}
-	// The names under which tools that load the archive keep the image: containerd and podman read the
-	// first, which is what a node takes quartermaster:vX.Y.Z for.
-	entry.Annotations = map[string]string{
-		"io.containerd.image.name":          "docker.io/library/quartermaster:" + i.Version,
-		"org.opencontainers.image.ref.name": i.Version,
+	digest, err := index.Digest()
+	if err != nil {
+		return nil, "", err
 	}
-	if l["index.json"], err = json.Marshal(index{SchemaVersion: 2, MediaType: indexType, Manifests: []descriptor{entry}}); err != nil {
+	dir, err := os.MkdirTemp("", "image-")
+	if err != nil {
+		return nil, "", err
+	}
+	defer os.RemoveAll(dir)
+	to, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return nil, "", err
+	}
+	// containerd and podman name the image by the first annotation when they load the archive. A node
+	// takes quartermaster:vX.Y.Z for docker.io/library/quartermaster:vX.Y.Z.
+	name := i.Name
+	if !strings.Contains(name, "/") {
+		name = "docker.io/library/" + name
+	}
+	if err := to.AppendIndex(index, layout.WithAnnotations(map[string]string{
+		"io.containerd.image.name":          name + ":" + i.Version,
+		"org.opencontainers.image.ref.name": i.Version,
+	})); err != nil {
 		return nil, "", err
 	}
 	var files []file
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		files = append(files, file{Name: name, Mode: 0o644, Content: l[name]})
-	}
-	archive, err := tarred(i.Created, files)
-	return archive, entry.Digest, err
-}
-
-// manifest adds the image of one architecture.
-func (i image) manifest(l layout, m managerOf) (descriptor, error) {
-	on := platform{Architecture: m.Architecture, OS: "linux"}
-	files, err := tarred(i.Created, []file{{Name: "manager", Mode: 0o755, Content: m.Binary}})
-	if err != nil {
-		return descriptor{}, err
-	}
-	compressed, err := gzipped(files)
-	if err != nil {
-		return descriptor{}, err
-	}
-	created := i.Created.Format(time.RFC3339)
-	config, err := l.addJSON(configType, imageConfig{
-		platform: on,
-		Created:  created,
-		Config: runConfig{
-			User:         "65532:65532",
-			ExposedPorts: map[string]struct{}{"10357/tcp": {}},
-			Entrypoint:   []string{"/manager"},
-			Labels: map[string]string{
-				"org.opencontainers.image.title":       "quartermaster",
-				"org.opencontainers.image.description": "One highly available process for the controllers of a cluster",
-				"org.opencontainers.image.licenses":    "Apache-2.0",
-				"org.opencontainers.image.source":      "https://github.com/quartermaster-dev/quartermaster",
-				"org.opencontainers.image.created":     created,
-				"org.opencontainers.image.revision":    i.Revision,
-				"org.opencontainers.image.version":     i.Version,
-			},
-		},
-		RootFS: rootFS{"layers", []string{digestOf(files)}},
+	err = fs.WalkDir(os.DirFS(dir), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(os.DirFS(dir), path)
+		files = append(files, file{Name: path, Mode: 0o644, Content: content})
+		return err
 	})
 	if err != nil {
-		return descriptor{}, err
+		return nil, "", err
 	}
-	d, err := l.addJSON(manifestType, manifest{SchemaVersion: 2, MediaType: manifestType, Config: config,
-		Layers: []descriptor{l.add(layerType, compressed)}})
-	d.Platform = &on
-	return d, err
+	archive, err := tarred(i.Created, files)
+	return archive, digest.String(), err
 }
-
-func (l layout) addJSON(mediaType string, value any) (descriptor, error) {
-	blob, err := json.Marshal(value)
-	return l.add(mediaType, blob), err
-}
-
-// add adds a blob.
-func (l layout) add(mediaType string, blob []byte) descriptor {
-	digest := digestOf(blob)
-	l["blobs/"+strings.Replace(digest, ":", "/", 1)] = blob
-	return descriptor{MediaType: mediaType, Digest: digest, Size: len(blob)}
-}
-
-func digestOf(blob []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(blob)) }

@@ -6,167 +6,136 @@ package main
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 func testImage() image {
-	return image{Version: "v1.2.3", Revision: "0123abc", Created: time.Unix(1_700_000_000, 0).UTC(),
+	return image{Name: "quartermaster", Version: "v1.2.3", Revision: "0123abc", Created: time.Unix(1_700_000_000, 0).UTC(),
 		Managers: []managerOf{{"amd64", []byte("for amd64")}, {"arm64", []byte("for arm64")}}}
 }
 
-// TestImage follows the references from index.json, as a registry's client does.
+// TestImage unpacks the archive and reads it as a registry's client does.
 func TestImage(t *testing.T) {
 	archive, digest, err := testImage().archive()
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := layout{}
-	for _, f := range untar(t, archive) {
-		l[f.Name] = f.Content
-	}
-	if got := string(l["oci-layout"]); got != `{"imageLayoutVersion":"1.0.0"}` {
-		t.Errorf("oci-layout is %s", got)
-	}
-	blobs := len(l) - 2
-
-	var entry, all index
-	parse(t, l["index.json"], &entry)
-	if len(entry.Manifests) != 1 || entry.Manifests[0].Digest != digest {
-		t.Fatalf("index.json is %+v, the digest %s", entry, digest)
-	}
-	parse(t, l.blob(t, entry.Manifests[0], indexType), &all)
-	seen := 1
-	for i, d := range all.Manifests {
-		m := testImage().Managers[i]
-		if want := (platform{m.Architecture, "linux"}); *d.Platform != want {
-			t.Errorf("platform %d is %+v", i, *d.Platform)
+	dir := t.TempDir()
+	for _, f := range untar(t, bytes.NewReader(archive)) {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, f.Name)), 0o755); err != nil {
+			t.Fatal(err)
 		}
-		var one manifest
-		parse(t, l.blob(t, d, manifestType), &one)
-		var config imageConfig
-		parse(t, l.blob(t, one.Config, configType), &config)
-		compressed, err := gzip.NewReader(bytes.NewReader(l.blob(t, one.Layers[0], layerType)))
+		if err := os.WriteFile(filepath.Join(dir, f.Name), f.Content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := names.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := entries.Manifests[0]
+	if name := entry.Annotations["io.containerd.image.name"]; name != "docker.io/library/quartermaster:v1.2.3" || entry.Digest.String() != digest {
+		t.Errorf("index.json names %s with the digest %s, not %s", name, entry.Digest, digest)
+	}
+	index, err := names.ImageIndex(entry.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	list, err := index.IndexManifest()
+	if err != nil || len(list.Manifests) != 2 {
+		t.Fatalf("%+v: %v", list, err)
+	}
+	for i, m := range testImage().Managers {
+		one, err := index.Image(list.Manifests[i].Digest)
 		if err != nil {
 			t.Fatal(err)
 		}
-		unzipped, err := io.ReadAll(compressed)
+		config, err := one.ConfigFile()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if config.platform != *d.Platform || len(one.Layers) != 1 || !cmp.Equal(config.RootFS, rootFS{"layers", []string{digestOf(unzipped)}}) {
-			t.Errorf("config %+v of %+v", config, one)
+		if kind := list.Manifests[i].ArtifactType; kind != "" {
+			t.Errorf("artifactType is %s", kind)
 		}
-		if diff := cmp.Diff([]file{{Name: "manager", Mode: 0o755, Content: m.Binary}}, untar(t, unzipped)); diff != "" {
+		want := &v1.Platform{OS: "linux", Architecture: m.Architecture}
+		if !list.Manifests[i].Platform.Equals(*want) || !config.Platform().Equals(*want) {
+			t.Errorf("platforms %v and %v, not %v", list.Manifests[i].Platform, config.Platform(), want)
+		}
+		layers, err := one.Layers()
+		if err != nil || len(layers) != 1 {
+			t.Fatalf("%d layers: %v", len(layers), err)
+		}
+		content, err := layers[0].Uncompressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]file{{Name: "manager", Mode: 0o755, Content: m.Binary}}, untar(t, content)); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
-		seen += 3
-	}
-	if len(all.Manifests) != 2 || seen != blobs {
-		t.Errorf("%d platforms; %d blobs of %d are referred to", len(all.Manifests), seen, blobs)
 	}
 }
 
 func TestImageDependsOnWhatIsInIt(t *testing.T) {
-	digest := func(i image) string {
+	archive := func(i image) []byte {
 		t.Helper()
-		_, digest, err := i.archive()
+		archive, _, err := i.archive()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return digest
+		return archive
 	}
-	want := digest(testImage())
+	want := archive(testImage())
 	for range 5 {
-		if got := digest(testImage()); got != want {
-			t.Fatalf("the same image has the digests %s and %s", want, got)
+		if !bytes.Equal(archive(testImage()), want) {
+			t.Fatal("the same image gives two archives")
 		}
 	}
 	other := testImage()
 	other.Managers[1].Binary = []byte("another")
-	if digest(other) == want {
-		t.Error("another manager does not change the digest")
+	if bytes.Equal(archive(other), want) {
+		t.Error("another manager gives the same archive")
 	}
 }
 
-// TestTheImageIsThatOfContainerfile compares the two descriptions of the image: that which make image
-// builds with a container tool, and that of a release.
-func TestTheImageIsThatOfContainerfile(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "Containerfile"))
+func TestImageRunsAsTheDeploymentSays(t *testing.T) {
+	deployment, err := os.ReadFile(filepath.Join("..", "..", "deploy", "base", "deployment.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := runConfig{ExposedPorts: map[string]struct{}{}, Labels: map[string]string{}}
-	i := testImage()
-	args := strings.NewReplacer("${CREATED}", i.Created.Format(time.RFC3339), "${REVISION}", i.Revision, "${VERSION}", i.Version)
-	for line := range strings.Lines(strings.ReplaceAll(string(text), "\\\n", " ")) {
-		instruction, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		switch instruction {
-		case "USER":
-			want.User = value
-		case "EXPOSE":
-			want.ExposedPorts[value+"/tcp"] = struct{}{}
-		case "ENTRYPOINT":
-			parse(t, []byte(value), &want.Entrypoint)
-		case "LABEL":
-			for _, label := range regexp.MustCompile(`(\S+)="([^"]*)"`).FindAllStringSubmatch(value, -1) {
-				want.Labels[label[1]] = args.Replace(label[2])
-			}
-		case "COPY":
-			if value != "--chmod=0755 bin/${TARGETOS}/${TARGETARCH}/manager /manager" {
-				t.Errorf("COPY %s", value)
-			}
-		case "FROM", "ARG", "", "#":
-		default:
-			t.Errorf("%s: the image of a release does not have this", line)
+	config := testImage().config()
+	user, group, _ := strings.Cut(config.User, ":")
+	wanted := []string{"runAsUser: " + user + "\n", "runAsGroup: " + group + "\n", "image: quartermaster:"}
+	for port := range config.ExposedPorts {
+		wanted = append(wanted, "containerPort: "+strings.TrimSuffix(port, "/tcp")+"\n")
+	}
+	for _, want := range wanted {
+		if !strings.Contains(string(deployment), want) {
+			t.Errorf("the Deployment does not have %q", want)
 		}
 	}
-	l := layout{}
-	d, err := i.manifest(l, i.Managers[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	var one manifest
-	parse(t, l.blob(t, d, manifestType), &one)
-	var config imageConfig
-	parse(t, l.blob(t, one.Config, configType), &config)
-	if diff := cmp.Diff(want, config.Config); diff != "" {
-		t.Errorf("-Containerfile +release:\n%s", diff)
-	}
 }
 
-// blob returns what a descriptor refers to, after the checks that clients make.
-func (l layout) blob(t *testing.T, d descriptor, mediaType string) []byte {
+func untar(t *testing.T, archive io.Reader) (files []file) {
 	t.Helper()
-	blob, found := l["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
-	if !found || d.MediaType != mediaType || d.Size != len(blob) || d.Digest != digestOf(blob) {
-		t.Fatalf("%+v refers to %d bytes with the digest %s", d, len(blob), digestOf(blob))
-	}
-	return blob
-}
-
-func parse(t *testing.T, text []byte, value any) {
-	t.Helper()
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(value); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
-}
-
-func untar(t *testing.T, archive []byte) (files []file) {
-	t.Helper()
-	for r := tar.NewReader(bytes.NewReader(archive)); ; {
+	for r := tar.NewReader(archive); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return files

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command release writes a release to a folder: for each platform an archive with the manager and its
-// bill of materials, the image as an OCI archive, the Helm chart with its bill of materials, the notes
-// from CHANGELOG.md, and the checksums of all of them. `make release` runs it. It needs neither a
-// container tool nor the network, except for modules that Go has not downloaded yet.
+// bill of materials, the image as an OCI archive, the Helm chart, the notes from CHANGELOG.md, and the
+// checksums of all of them. `make release` runs it, and `make image` and `make sbom` for parts of that.
+// It needs neither a container tool nor the network, except for modules that Go has not downloaded yet.
 //
 // The same commit, version and version of Go give the same checksums.
 package main
@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -32,9 +33,20 @@ func main() {
 	r := release{Log: os.Stderr}
 	flag.StringVar(&r.Version, "version", "", "the `version`, vX.Y.Z, which CHANGELOG.md must have a section for")
 	flag.StringVar(&r.Out, "out", "dist", "the `folder` to write; what is in it is deleted first")
+	name := flag.String("image", "", "write only the image, by this `name`, to bin/, of the binaries in bin/")
+	sbom := flag.String("sbom", "", "write only the bill of materials of this `binary` and the licenses, beside it")
 	flag.Parse()
 	r.Platforms = flag.Args()
-	if err := r.run(ctx); err != nil {
+	var err error
+	switch {
+	case *name != "":
+		err = r.writeImage(ctx, *name)
+	case *sbom != "":
+		err = writeMaterials(ctx, *sbom, r.Version)
+	default:
+		err = r.run(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
 	}
@@ -66,10 +78,13 @@ func (r release) run(ctx context.Context) error {
 	if err := r.readCommit(ctx); err != nil {
 		return err
 	}
+	if err := r.check(ctx); err != nil {
+		return err
+	}
 	if err := r.build(ctx); err != nil {
 		return err
 	}
-	files, digest, err := r.files()
+	files, digest, err := r.files(ctx)
 	if err != nil {
 		return err
 	}
@@ -81,18 +96,42 @@ func (r release) run(ctx context.Context) error {
 	return nil
 }
 
-// readCommit reads the commit that is released. There must be no changes beside it, and the
-// version must not be that of another commit.
-func (r *release) readCommit(ctx context.Context) error {
+// writeImage writes the image alone, of the working tree as it is.
+func (r release) writeImage(ctx context.Context, name string) error {
+	if err := r.readCommit(ctx); err != nil {
+		return err
+	}
+	i := image{Name: name, Version: r.Version, Revision: r.revision, Created: r.time}
+	for _, platform := range r.Platforms {
+		manager, err := os.ReadFile(binary(platform))
+		if err != nil {
+			return err
+		}
+		i.Managers = append(i.Managers, managerOf{path.Base(platform), manager})
+	}
+	archive, digest, err := i.archive()
+	if err != nil {
+		return err
+	}
+	file := filepath.Join("bin", r.base()+"-image.oci.tar")
+	if err := os.WriteFile(file, archive, 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(r.Log, "Wrote %s:%s to %s. Its digest is %s\n", name, r.Version, file, digest)
+	return nil
+}
+
+// base is what the names of files begin with.
+func (r release) base() string { return "quartermaster-" + strings.TrimPrefix(r.Version, "v") }
+
+// check returns an error if the working tree has changes, or if the version is that of another commit.
+func (r release) check(ctx context.Context) error {
 	changes, err := git(ctx, "status", "--porcelain")
 	if err != nil {
 		return err
 	}
 	if changes != "" {
 		return fmt.Errorf("the working tree has changes that are in no commit:\n%s", changes)
-	}
-	if r.revision, err = git(ctx, "rev-parse", "HEAD"); err != nil {
-		return err
 	}
 	tag, err := git(ctx, "tag", "--list", r.Version)
 	if err != nil {
@@ -104,6 +143,14 @@ func (r *release) readCommit(ctx context.Context) error {
 	}
 	if tag != here {
 		return fmt.Errorf("the tag %s is on another commit than %s", r.Version, r.revision)
+	}
+	return nil
+}
+
+// readCommit reads the commit and its time.
+func (r *release) readCommit(ctx context.Context) (err error) {
+	if r.revision, err = git(ctx, "rev-parse", "HEAD"); err != nil {
+		return err
 	}
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
 	if epoch == "" {
@@ -130,28 +177,19 @@ func git(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// build makes the binaries, their bills of materials and the chart below bin/.
+// build makes the binaries and the chart below bin/.
 func (r release) build(ctx context.Context) error {
 	args := []string{"--no-print-directory", "VERSION=" + r.Version, "chart"}
-	sbom := []string{"run", "./hack/sbom", "--version=" + r.Version}
 	for _, platform := range r.Platforms {
 		args = append(args, binary(platform))
-		sbom = append(sbom, binary(platform))
 	}
-	if err := r.command(ctx, "make", args...); err != nil {
-		return err
-	}
-	return r.command(ctx, "go", sbom...)
-}
-
-func (r release) command(ctx context.Context, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
+	cmd := exec.CommandContext(ctx, "make", args...)
 	// Variables and options that the user gave make do not change what is released.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKEFLAGS=") })
 	cmd.Env = append(cmd.Env, fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix()))
 	cmd.Stdout, cmd.Stderr = r.Log, r.Log
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+		return fmt.Errorf("make %s: %w", strings.Join(args, " "), err)
 	}
 	return nil
 }
@@ -159,31 +197,25 @@ func (r release) command(ctx context.Context, name string, args ...string) error
 func binary(platform string) string { return "bin/" + platform + "/manager" }
 
 // files returns the files of the release by name, and the image's digest.
-func (r release) files() (map[string][]byte, string, error) {
+func (r release) files(ctx context.Context) (map[string][]byte, string, error) {
 	files := map[string][]byte{}
-	base := "quartermaster-" + strings.TrimPrefix(r.Version, "v")
-	for _, name := range []string{base + ".tgz", base + ".tgz.cdx.json"} {
-		content, err := os.ReadFile(filepath.Join("bin", name))
-		if err != nil {
-			return nil, "", err
-		}
-		files[name] = content
+	base := r.base()
+	chart, err := os.ReadFile(filepath.Join("bin", base+".tgz"))
+	if err != nil {
+		return nil, "", err
 	}
+	files[base+".tgz"] = chart
 	license, err := os.ReadFile("LICENSE")
 	if err != nil {
 		return nil, "", err
 	}
-	image := image{Version: r.Version, Revision: r.revision, Created: r.time}
+	image := image{Name: "quartermaster", Version: r.Version, Revision: r.revision, Created: r.time}
 	for _, platform := range r.Platforms {
 		manager, err := os.ReadFile(binary(platform))
 		if err != nil {
 			return nil, "", err
 		}
-		others, err := os.ReadFile(binary(platform) + ".licenses.txt")
-		if err != nil {
-			return nil, "", err
-		}
-		bill, err := os.ReadFile(binary(platform) + ".cdx.json")
+		bill, others, err := materials(ctx, manager, r.Version)
 		if err != nil {
 			return nil, "", err
 		}
@@ -197,7 +229,7 @@ func (r release) files() (map[string][]byte, string, error) {
 		if goos == "windows" {
 			files[name+".zip"], err = zipped(r.time, append(licenses, file{Name: plugin + ".exe", Mode: 0o755, Content: manager}))
 		} else {
-			files[name+".tar.gz"], err = tarball(r.time, append(licenses,
+			files[name+".tar.gz"], err = targz(r.time, append(licenses,
 				file{Name: "manager", Mode: 0o755, Content: manager}, file{Name: plugin, Link: "manager"}))
 		}
 		if err != nil {

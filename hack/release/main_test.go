@@ -122,9 +122,7 @@ func TestMakeWorksInAFolderWithASpace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "make", "--dry-run", "--assume-old=.cache/tools/golangci-lint",
-		"--assume-old=.cache/tools/govulncheck", "VERSION=v1.2.0",
-		"run", "build", "image", "chart", "sbom", "release", "test", "test-chart", "lint", "verify", "generate")
+	cmd := exec.CommandContext(t.Context(), "make", "--dry-run", "VERSION=v1.2.0", "run", "build", "image", "chart", "sbom", "release", "test", "test-chart", "lint", "verify", "generate")
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -164,7 +162,7 @@ func TestArchives(t *testing.T) {
 		{Name: "LICENSE", Mode: 0o644, Content: []byte("text")},
 		{Name: "manager", Mode: 0o755, Content: []byte("binary")},
 	}
-	tgz, err := tarball(modified, append(files, file{Name: plugin, Link: "manager"}))
+	tgz, err := targz(modified, append(files, file{Name: plugin, Link: "manager"}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,20 +7,14 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-)
 
-// semver has no build metadata, which the tag of an image may not have.
-// It has no zero before a number and no empty part: Helm refuses charts with such a suffix.
-var semver = regexp.MustCompile(`^v` + number + `\.` + number + `\.` + number + `(-` + part + `(\.` + part + `)*)?$`)
-
-const (
-	number = `(0|[1-9]\d*)`
-	part   = `(` + number + `|\d*[A-Za-z-][0-9A-Za-z-]*)`
+	"golang.org/x/mod/semver"
 )
 
 // notesOf returns the section of a version in the changelog, whose heading is "## vX.Y.Z - YYYY-MM-DD".
 func notesOf(changelog, version string) (string, error) {
-	if !semver.MatchString(version) {
+	// The tag of an image may not have build metadata, which the canonical form lacks.
+	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return "", fmt.Errorf("VERSION=%s: must be vX.Y.Z, or vX.Y.Z-SUFFIX before a release", version)
 	}
 	heading := regexp.MustCompile(`(?m)^## ` + regexp.QuoteMeta(version) + ` - \d{4}-\d\d-\d\d$`)

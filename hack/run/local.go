@@ -4,12 +4,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"k8s.io/client-go/kubernetes"
 
@@ -38,6 +41,9 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 		return err
 	}
 	if err := prepare(ctx, c, root); err != nil {
+		return err
+	}
+	if err := grant(ctx, c, binary, opts.args); err != nil {
 		return err
 	}
 	defer f.stop()
@@ -83,4 +89,23 @@ func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
 	script := fmt.Sprintf("#!/bin/sh\nexec %s --kubeconfig=%s --cache-dir=%s \"$@\"\n", quote(c.Binary("kubectl")),
 		quote(c.Kubeconfig()), quote(filepath.Join(c.Dir(), "kubectl-cache")))
 	return os.WriteFile(filepath.Join(c.Dir(), "kubectl"), []byte(script), 0o700)
+}
+
+// grant applies the roles that managers with these flags need. Without flags deploy/ has them.
+func grant(ctx context.Context, c *cluster.Cluster, binary string, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var problems bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary, append([]string{"rbac"}, args...)...)
+	cmd.Stderr = &problems
+	roles, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("manager rbac: %w: %s", err, strings.TrimSpace(problems.String()))
+	}
+	file := filepath.Join(c.Dir(), "roles.yaml")
+	if err := os.WriteFile(file, roles, 0o600); err != nil {
+		return err
+	}
+	return c.ApplyDir(ctx, file)
 }

@@ -23,7 +23,7 @@ import (
 const usage = `Usage: run [flags] [-- flags of the managers]
 
 Starts a Kubernetes control plane with simulated nodes, managers and a sample, and
-stops them at Ctrl-C.
+stops them at Ctrl-C. It grants the managers what their flags need.
 With --kubeconfig it starts one manager on that cluster instead, as the user of
 that file. The environment variable KUBECONFIG is ignored: a command
 to try something out must not reach a cluster by accident.

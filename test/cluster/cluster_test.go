@@ -5,14 +5,14 @@ package cluster_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,63 +49,6 @@ func namespace(t *testing.T, admin kubernetes.Interface) string {
 		t.Fatal(err)
 	}
 	return ns.Name
-}
-
-func deployment() *appsv1.Deployment {
-	labels := map[string]string{"app": "web"}
-	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "web"},
-		Spec: appsv1.DeploymentSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "web"}}},
-			},
-		},
-	}
-}
-
-func TestControllersRun(t *testing.T) {
-	admin := clientFor(t, shared.AdminConfig())
-	ns := namespace(t, admin)
-	web, err := admin.AppsV1().Deployments(ns).Create(t.Context(), deployment(), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := fleet.Context(t)
-	fleet.Eventually(ctx, t, func() error {
-		sets, err := admin.AppsV1().ReplicaSets(ns).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		pods, err := admin.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(sets.Items) != 1 || !metav1.IsControlledBy(&sets.Items[0], web) || len(pods.Items) != 1 {
-			return fmt.Errorf("the Deployment has %d ReplicaSets and %d Pods", len(sets.Items), len(pods.Items))
-		}
-		return nil
-	})
-	if err := admin.AppsV1().Deployments(ns).Delete(t.Context(), web.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	fleet.Eventually(ctx, t, func() error {
-		sets, err := admin.AppsV1().ReplicaSets(ns).List(t.Context(), metav1.ListOptions{})
-		if err == nil && len(sets.Items) > 0 {
-			err = fmt.Errorf("the ReplicaSet of the deleted Deployment is still there")
-		}
-		return err
-	})
-	if err := admin.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	fleet.Eventually(ctx, t, func() error {
-		if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the deleted namespace is still there (%w)", err)
-		}
-		return nil
-	})
 }
 
 func TestReplicaIsItsPodAndNoMore(t *testing.T) {
@@ -196,101 +139,29 @@ func TestAnAnsweredRequestIsInTheAuditLog(t *testing.T) {
 	}
 }
 
-func TestAPIServerRestartsWithItsData(t *testing.T) {
-	admin := clientFor(t, shared.AdminConfig())
-	ns := namespace(t, admin)
-	for name, stop := range map[string]func() error{
-		"SIGTERM": func() error { return shared.StopAPIServer(fleet.Context(t)) },
-		"SIGKILL": func() error { shared.KillAPIServer(); return nil },
+func TestAFailedStartLeavesNothingAndSaysWhy(t *testing.T) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, test := range map[string]struct {
+		ctx  context.Context
+		args []string
+		want string
+	}{
+		"a flag that kube-apiserver does not know": {t.Context(), []string{"--no-such-flag"}, "unknown flag: --no-such-flag"},
+		"a cancelled context":                      {cancelled, nil, context.Canceled.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := stop(); err != nil {
-				t.Fatal(err)
+			parent := t.TempDir()
+			_, err := cluster.Start(test.ctx, cluster.Options{Dir: filepath.Join(parent, "run"), APIServerArgs: test.args})
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
 			}
-			if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err == nil {
-				t.Error("it responds although it is stopped")
+			if left, _ := os.ReadDir(parent); len(left) > 0 {
+				t.Errorf("left: %v", left)
 			}
-			if err := shared.Check(); err == nil || !strings.Contains(err.Error(), "kube-apiserver ended with code ") {
-				t.Errorf("Check returned %v", err)
-			}
-			if err := shared.StartAPIServer(fleet.Context(t)); err != nil {
-				t.Fatal(err)
-			}
-			if err := shared.Check(); err != nil {
-				t.Error(err)
-			}
-			if _, err := admin.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}); err != nil {
-				t.Errorf("after the start: %v", err)
+			if out, err := exec.Command("ps", "-eo", "args").Output(); err != nil || strings.Contains(string(out), parent) {
+				t.Errorf("a process is left (%v):\n%s", err, out)
 			}
 		})
-	}
-}
-
-func TestKubectlIsOfTheSameVersion(t *testing.T) {
-	out, err := shared.Kubectl(t.Context(), "version")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, dir := filepath.Split(filepath.Dir(shared.Binary("kubectl")))
-	version, _, _ := strings.Cut(dir, "-")
-	for _, want := range []string{"Client Version: " + version, "Server Version: " + version} {
-		if !strings.Contains(out, want+"\n") {
-			t.Errorf("no line %q in:\n%s", want, out)
-		}
-	}
-	if _, err := shared.Kubectl(t.Context(), "get", "nonsense"); err == nil || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("error %v, want what kubectl says about it", err)
-	}
-}
-
-func TestApplyDirLeavesOutKinds(t *testing.T) {
-	admin := clientFor(t, shared.AdminConfig())
-	if _, err := admin.CoreV1().ServiceAccounts("kube-system").Get(t.Context(), "quartermaster", metav1.GetOptions{}); err != nil {
-		t.Error(err)
-	}
-	if _, err := admin.AppsV1().Deployments("kube-system").Get(t.Context(), "quartermaster", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the Deployment: %v, want NotFound", err)
-	}
-}
-
-// TestManager starts a shell instead of the manager, because only the way it is started matters.
-func TestManager(t *testing.T) {
-	replica, err := shared.NewReplica(t.Context(), "process")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := replica.Via("https://127.0.0.1:1", []byte("CA")); err != nil {
-		t.Fatal(err)
-	}
-	script := filepath.Join(t.TempDir(), "manager")
-	const text = "#!/bin/sh\ntrap 'echo ended; exit 0' TERM\necho \"$POD_NAMESPACE/$POD_NAME $*\"\nwhile :; do sleep 0.1; done\n"
-	if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	m, err := shared.StartManager(replica, cluster.ManagerOptions{Binary: script, Args: []string{"--v=4"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	line, err := m.WaitForLine(fleet.Context(t), "kube-system/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"kube-system/" + replica.Pod + " ", "--kubeconfig=" + replica.Kubeconfig, "--bind-address=127.0.0.1", " --v=4",
-		"--secure-port=" + strings.TrimPrefix(m.SecureURL, "https://127.0.0.1:"),
-		"--insecure-port=" + strings.TrimPrefix(m.InsecureURL, "http://127.0.0.1:"),
-	} {
-		if !strings.Contains(line, want) {
-			t.Errorf("no %q in %q", want, line)
-		}
-	}
-	if config, err := clientcmd.BuildConfigFromFlags("", replica.Kubeconfig); err != nil || config.Host != "https://127.0.0.1:1" {
-		t.Errorf("the kubeconfig names the server %v, %v", config, err)
-	}
-	if err := m.Stop(t.Context(), time.Minute); err != nil || m.ExitCode() != 0 {
-		t.Errorf("stop: %v, exit code %d", err, m.ExitCode())
-	}
-	if _, err := m.WaitForLine(fleet.Context(t), "ended"); err != nil {
-		t.Error(err)
 	}
 }

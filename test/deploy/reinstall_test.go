@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
@@ -30,14 +31,10 @@ const (
 	writesWithin = 20 * time.Second
 )
 
-// TestInstallingAgain applies and deletes deploy/ again and again, as a user does. Each time the new
+// TestLongInstallingAgain applies and deletes deploy/ again and again, as a user does. Each time the new
 // leader must write, and the fence in the API server must refuse the standby.
-func TestInstallingAgain(t *testing.T) { installAgain(t, 2) }
-
-func TestLongInstallingAgain(t *testing.T) { installAgain(t, 5) }
-
-func installAgain(t *testing.T, rounds int) {
-	t.Helper()
+func TestLongInstallingAgain(t *testing.T) {
+	const rounds = 4
 	for name, ended := range map[string]bool{
 		"what was deleted while managers ran":           false,
 		"what was deleted after the managers had ended": true,
@@ -67,6 +64,9 @@ func installAgain(t *testing.T, rounds int) {
 				leader := shared.HolderPod(ctx, t)
 				fleet.Eventually(ctx, t, func() error { return wrote(t, begin, leader) })
 				refused += refusedToStandby(ctx, t, s.Namespace, leader)
+				if round > 0 {
+					heldByNobodyBefore(ctx, t)
+				}
 			}
 			if want := rounds * standbysWrites; refused != want {
 				t.Errorf("the API server has refused %d of %d writes of standbys", refused, want)
@@ -76,6 +76,19 @@ func installAgain(t *testing.T, rounds int) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// heldByNobodyBefore checks that the leader had not to wait for one of the former installation: its term
+// is the first of a new Lease.
+func heldByNobodyBefore(ctx context.Context, t *testing.T) {
+	t.Helper()
+	lease, err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := ptr.Deref(lease.Spec.LeaseTransitions, 0); n != 1 {
+		t.Errorf("the leader has term %d of its Lease", n)
 	}
 }
 

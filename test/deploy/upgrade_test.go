@@ -30,9 +30,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// TestUpgradeLosesAndRepeatsNothing applies deploy/ as a user does. kube-controller-manager creates
+// TestLongUpgradeLosesAndRepeatsNothing applies deploy/ as a user does. kube-controller-manager creates
 // the Pods and replaces them one by one by those of the next version, while there is always work.
-func TestUpgradeLosesAndRepeatsNothing(t *testing.T) {
+func TestLongUpgradeLosesAndRepeatsNothing(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
 	stop := startKubelet(ctx, t, map[string]string{

@@ -23,10 +23,8 @@ import (
 )
 
 var (
-	flagFaults = flag.Int("faults", 6, "how many faults TestFaults injects; 25 are one of each kind")
-	flagSeed   = flag.Uint64("seed", 1, "the seed of TestFaults' choices; 0: one of its own")
-	flagKinds  = flag.String("kinds", "", "a regular expression: only faults of matching names are injected by TestFaults")
-	flagFence  = flag.String("fence", "both", "the fences of TestFaults: both, client (the one in the API server is off; late writes are counted) or "+
+	flagKinds = flag.String("kinds", "", "a regular expression: only faults of matching names are injected by TestFaults")
+	flagFence = flag.String("fence", "both", "the fences of TestFaults: both, client (the one in the API server is off; late writes are counted) or "+
 		"none (in neither; there must be late writes)")
 )
 
@@ -39,9 +37,10 @@ const (
 
 // TestFaults injects faults in a random order into three managers that always have work. After each
 // fault, somebody must lead and all work must be done. In the whole run, nobody may have written
-// without leading.
+// without leading. FAULTS says how many faults, of which 25 are one of each kind, and SEED how they are
+// chosen; 0 is another seed in each run.
 func TestFaults(t *testing.T) {
-	seed := *flagSeed
+	seed := uint64(fleet.Setting(t, "SEED", 1))
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
@@ -64,7 +63,7 @@ func TestFaults(t *testing.T) {
 	if len(kinds.all) == 0 {
 		t.Fatalf("no kind of fault matches -kinds=%s", *flagKinds)
 	}
-	for i := range *flagFaults {
+	for i := range fleet.Setting(t, "FAULTS", 6) {
 		c.inject(i, kinds.draw())
 		if t.Failed() {
 			break

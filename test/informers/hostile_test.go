@@ -90,7 +90,7 @@ func plant(ctx context.Context, t *testing.T, client kubernetes.Interface, names
 	}
 }
 
-func TestHostileObjectsEndNoManager(t *testing.T) {
+func TestLongHostileObjectsEndNoManager(t *testing.T) {
 	shared.InstallWith(fleet.Context(t), t, "compat-reloader")
 	for _, contentType := range []string{"application/vnd.kubernetes.protobuf", "application/json"} {
 		t.Run(contentType, func(t *testing.T) {

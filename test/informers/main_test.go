@@ -32,7 +32,7 @@ var (
 // The managers have the controllers config-reload and greeter, which need ConfigMaps in different
 // forms.
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/manager", Race: true}, func(ctx context.Context) (err error) {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/manager"}, func(ctx context.Context) (err error) {
 		if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
 			return err
 		}

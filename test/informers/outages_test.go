@@ -56,7 +56,7 @@ func cutOff(proxy *faultproxy.Proxy) {
 	proxy.Heal()
 }
 
-func TestTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
+func TestLongTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
 	t.Parallel()
 	failing := func(status int, retryAfter time.Duration) func(*testing.T, *faultproxy.Proxy) func() {
 		return func(_ *testing.T, proxy *faultproxy.Proxy) func() {

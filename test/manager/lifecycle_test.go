@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -226,7 +225,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	}
 }
 
-func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
+func TestLongAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewShop(ctx, t)
 	replica := shared.NewReplica(ctx, t)
@@ -265,22 +264,9 @@ func TestAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWrongFlagsEndWithOneAndAreAllNamed(t *testing.T) {
-	ctx := fleet.Context(t)
-	out, err := exec.CommandContext(ctx, shared.Binary, "--shutdown-timeout=-1s", "--standby=tepid", "--controllers=nothing").CombinedOutput()
-	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		t.Errorf("it ended with %v, want exit code 1", err)
-	}
-	for _, flag := range []string{"--shutdown-timeout", "--standby", "--controllers"} {
-		if !strings.Contains(string(out), flag) {
-			t.Errorf("%s is not named:\n%s", flag, out)
-		}
-	}
-}
-
 func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
 	ctx := fleet.Context(t)
-	withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", true)
+	withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", fleet.Race())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,29 +308,5 @@ func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
 	}
 	if _, err := m.WaitForLine(ctx, "cannot tell replicas apart"); err != nil {
 		t.Errorf("it does not say what that costs: %v", err)
-	}
-}
-
-func TestDryRunChangesNothing(t *testing.T) {
-	ctx := fleet.Context(t)
-	begin := time.Now()
-	s := shared.NewShop(ctx, t)
-	m := shared.RunLeader(ctx, t, "--dry-run")
-	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
-	var painted time.Time
-	fleet.Eventually(ctx, t, func() error {
-		// The first change may come before the controller has seen the workload for the first time,
-		// and the quiet period has to pass after it.
-		if time.Since(painted) > 5*time.Second {
-			painted = time.Now()
-			s.Paint(ctx, t, painted.String())
-		}
-		return s.HasEvent(ctx, "web", "WouldReload")
-	})
-	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsControllerWrite(e, m.Pod) }) {
-		t.Errorf("it wrote: %s %s", e.Verb, e.RequestURI)
-	}
-	if n := s.ReplicaSets(ctx, t, "web"); n != 1 {
-		t.Errorf("%d ReplicaSets", n)
 	}
 }

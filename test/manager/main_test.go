@@ -15,4 +15,4 @@ import (
 // shared is the control plane of all tests of the package.
 var shared *fleet.Fleet
 
-func TestMain(m *testing.M) { os.Exit(fleet.Main(m, &shared, fleet.Options{Race: true})) }
+func TestMain(m *testing.M) { os.Exit(fleet.Main(m, &shared, fleet.Options{})) }

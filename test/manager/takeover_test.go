@@ -83,9 +83,9 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 }
 
-// TestPartitionBetweenReplicasMovesNothing cuts the connection between replicas, which both still
+// TestLongPartitionBetweenReplicasMovesNothing cuts the connection between replicas, which both still
 // reach the API server.
-func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
+func TestLongPartitionBetweenReplicasMovesNothing(t *testing.T) {
 	for name, cut := range map[string]func(*detour){
 		"packets are lost":                        (*detour).hang,
 		"connections are reset, as by a firewall": (*detour).reset,

@@ -94,7 +94,7 @@ func defineDoodads(ctx context.Context, t *testing.T) {
 
 func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	ctx := fleet.Context(t)
-	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", true)
+	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", fleet.Race())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
-			withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", true)
+			withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", fleet.Race())
 			if err != nil {
 				t.Fatal(err)
 			}

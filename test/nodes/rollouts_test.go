@@ -45,6 +45,7 @@ func TestLongRolloutsEnd(t *testing.T) {
 		"a Deployment that is paused rolls after the pause": rollsAfterAPause,
 		"a CronJob's Job completes":                         runsACronJob,
 		"the nodes stay ready":                              renewsLeases,
+		"replicas of the manager that share a node spread":  spreadsTheManager,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
@@ -165,6 +166,37 @@ func renewsLeases(ctx context.Context, t *testing.T, s shop) {
 		}
 		return nil
 	})
+}
+
+// spreadsTheManager has both replicas of deploy/ run on one node, as after a drain, and rolls them.
+func spreadsTheManager(ctx context.Context, t *testing.T, s shop) {
+	t.Helper()
+	overlay, err := s.Overlay()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.kubectl(ctx, t, "cordon", "node-2")
+	s.kubectl(ctx, t, "apply", "-k", overlay)
+	s.kubectl(ctx, t, "-n=kube-system", "rollout", "status", "deployment/quartermaster")
+	s.kubectl(ctx, t, "uncordon", "node-2")
+	for round := range 3 {
+		s.kubectl(ctx, t, "-n=kube-system", "rollout", "restart", "deployment/quartermaster")
+		s.kubectl(ctx, t, "-n=kube-system", "rollout", "status", "deployment/quartermaster")
+		pods, err := s.Admin.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster,pod-template-hash"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes := map[string]int{}
+		for _, pod := range pods.Items {
+			if pod.DeletionTimestamp == nil {
+				nodes[pod.Spec.NodeName]++
+			}
+		}
+		if nodes["node-1"] != 1 || nodes["node-2"] != 1 {
+			t.Errorf("rollout %d: the nodes have %v replicas", round, nodes)
+		}
+	}
+	s.kubectl(ctx, t, "-n=kube-system", "delete", "deployment/quartermaster")
 }
 
 // permitted reports what the scheduler, the kubelets and the manager were refused.

@@ -43,7 +43,7 @@ func classHash(version string) string {
 	return fmt.Sprintf("%x", sha1.Sum([]byte("SecretProviderClassName=vault;secret/db="+version)))
 }
 
-func TestCSISecretsOnTheAPIServer(t *testing.T) {
+func TestLongCSISecretsOnTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "csi-secrets")

@@ -143,7 +143,7 @@ func (d *day) events(r *rand.Rand) map[string]func() {
 	}
 }
 
-func TestADayOfABusyNamespace(t *testing.T) {
+func TestLongADayOfABusyNamespace(t *testing.T) {
 	const steps, handovers = 240, 3
 	ctx := fleet.Context(t)
 	begin := time.Now()

@@ -207,7 +207,7 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 
 // Each ConfigMap changes once, and each new Deployment is created once, one after the other while the
 // leadership is handed on: no later event repairs what a new leader misses as it begins.
-func TestNothingThatHappensOnceDuringAHandoverIsMissed(t *testing.T) {
+func TestLongNothingThatHappensOnceDuringAHandoverIsMissed(t *testing.T) {
 	const handovers, each = 3, 60
 	ctx := fleet.Context(t)
 	begin := time.Now()

@@ -6,8 +6,6 @@ package reload
 import (
 	"fmt"
 	"net/http"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -130,65 +128,4 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestLongSourcesAndWorkloadsChangeAllTheTime leaves the order to chance.
-func TestLongSourcesAndWorkloadsChangeAllTheTime(t *testing.T) {
-	const workloads, changes = 8, 10
-	begin := time.Now()
-	s := newShop(t, nil)
-	for i := range workloads {
-		name := fmt.Sprintf("app-%d", i)
-		s.configMap(name, "0")
-		s.create(newDeployment(name, is(auto, "true"), uses("configmap/"+name)))
-	}
-	shared.RunLeader(fleet.Context(t), t, atOnce()...)
-	for i := range workloads {
-		s.waitForState(fmt.Sprintf("deployments/app-%d", i), fmt.Sprintf("configmap/app-%d", i))
-	}
-	var both sync.WaitGroup
-	both.Go(func() {
-		for n := range changes {
-			for i := range workloads {
-				s.configMap(fmt.Sprintf("app-%d", i), fmt.Sprint(n+1))
-			}
-		}
-	})
-	both.Go(func() {
-		for n := range changes {
-			for i := range workloads {
-				s.patch(fmt.Sprintf("deployments/app-%d", i), fmt.Sprintf(
-					`{"spec":{"template":{"metadata":{"annotations":{"somebody":"%d"}}}}}`, n+1))
-			}
-		}
-	})
-	both.Wait()
-	for i := range workloads {
-		s.waitForMark(fmt.Sprintf("deployments/app-%d", i), fmt.Sprintf("configmap/app-%d", i))
-	}
-	readLog(t, begin)
-	for i := range workloads {
-		object := fmt.Sprintf("deployments/app-%d", i)
-		if got := s.template(object).Annotations["somebody"]; got != fmt.Sprint(changes) {
-			t.Errorf("%s lost a change by somebody else: %q", object, got)
-		}
-		last := 0
-		for _, v := range s.rollouts(object) {
-			hash := marks(v.PodTemplateSpec)[variable(fmt.Sprintf("configmap/app-%d", i))]
-			n := slices.IndexFunc(contents(changes), func(content string) bool { return hashOf(content) == hash })
-			if n <= last {
-				t.Errorf("%s was rolled at revision %d for data %d, after data %d", object, v.Revision, n, last)
-			}
-			last = n
-		}
-	}
-}
-
-// contents returns 0, 1, ... n as contents.
-func contents(n int) []string {
-	var list []string
-	for i := range n + 1 {
-		list = append(list, fmt.Sprint(i))
-	}
-	return list
 }

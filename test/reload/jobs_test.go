@@ -38,7 +38,7 @@ func (s shop) replaced(job string, before types.UID) {
 	})
 }
 
-func TestJobsOnTheAPIServer(t *testing.T) {
+func jobScenarios() map[string]scenario {
 	const job, cron = "jobs/import", "cronjobs/report"
 	source := func(s shop) { s.configMap("app-config", "blue") }
 	jobs := func(s shop, n int) {
@@ -50,7 +50,7 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			return nil
 		})
 	}
-	play(t, atOnce(), map[string]scenario{
+	return map[string]scenario{
 		"a Job is replaced, and what changes while no manager runs does not run it again": {
 			given: func(s shop) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
 			when: func(s shop) {
@@ -180,10 +180,10 @@ func TestJobsOnTheAPIServer(t *testing.T) {
 			},
 			rolled: map[string]int{web: 1},
 		},
-	})
+	}
 }
 
-func TestACronJobThatForbidsConcurrencyRunsWithTheControllersOwnAccount(t *testing.T) {
+func TestLongACronJobThatForbidsConcurrencyRunsWithTheControllersOwnAccount(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "service-account-per-controller")

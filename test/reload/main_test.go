@@ -33,7 +33,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, fleet.Options{Race: true, Components: []string{"compat-reloader"}}, prepare))
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Components: []string{"compat-reloader"}}, prepare))
 }
 
 // prepare defines the resource of Argo Rollouts and begins to watch.

@@ -6,7 +6,6 @@ package reload
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -23,10 +22,8 @@ const (
 	auto            = "reloader.stakater.com/auto"
 	search          = "reloader.stakater.com/search"
 	match           = "reloader.stakater.com/match"
-	ignore          = "reloader.stakater.com/ignore"
 	configMapReload = "configmap.reloader.stakater.com/reload"
 	secretReload    = "secret.reloader.stakater.com/reload"
-	exclude         = "configmaps.exclude.reloader.stakater.com/reload"
 	pausePeriod     = "deployment.reloader.stakater.com/pause-period"
 	pausedAt        = "deployment.reloader.stakater.com/paused-at"
 	lastReloaded    = "reloader.stakater.com/last-reloaded-from"
@@ -51,17 +48,6 @@ func newConfigMap(name, content string) *corev1.ConfigMap {
 func newSecret(name, content string) *corev1.Secret {
 	return &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"content": []byte(content)}}
-}
-
-// annotated adds annotations to an object.
-func annotated[T metav1.Object](o T, annotations map[string]string) T {
-	all := maps.Clone(o.GetAnnotations())
-	if all == nil {
-		all = map[string]string{}
-	}
-	maps.Copy(all, annotations)
-	o.SetAnnotations(all)
-	return o
 }
 
 // option changes a part of a pod template.
@@ -109,10 +95,6 @@ func mounts(source string, inInit bool) option {
 
 func sidecar(t *corev1.PodTemplateSpec) {
 	t.Spec.Containers = append(t.Spec.Containers, corev1.Container{Name: "sidecar", Image: "sidecar"})
-}
-
-func onTemplate(pairs ...string) option {
-	return func(t *corev1.PodTemplateSpec) { annotated(&t.ObjectMeta, is(pairs...)) }
 }
 
 func newTemplate(app string, options []option) corev1.PodTemplateSpec {

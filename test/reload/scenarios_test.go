@@ -6,6 +6,7 @@ package reload
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -69,7 +70,7 @@ func undo(s shop) {
 }
 
 func TestRolloutsOnTheAPIServer(t *testing.T) {
-	play(t, atOnce(), map[string]scenario{
+	scenarios := map[string]scenario{
 		"a ConfigMap and a Secret roll every kind that references them, once each": {
 			given: func(s shop) {
 				s.secret("db", "s3cr3t")
@@ -269,7 +270,53 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 				}
 			},
 		},
-	})
+		"the container that mounts a projected volume is marked, never an init container": {
+			given: func(s shop) {
+				s.configMap("app-config", "blue")
+				s.create(newDeployment("web", is(auto, "true"), sidecar, mounts(cm, false)),
+					newDeployment("worker", is(auto, "true"), sidecar, mounts(cm, true)))
+			},
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.waitForState(worker, cm)
+				paint(s, "red")
+				s.waitForMark(worker, cm)
+				for object, marked := range map[string]int{web: 1, worker: 0} {
+					template := s.template(object)
+					for i, c := range template.Spec.Containers {
+						if has := len(c.Env) > 0; has != (i == marked) {
+							s.t.Errorf("%s: container %s has variables: %v", object, c.Name, has)
+						}
+					}
+					if n := len(template.Spec.InitContainers); n > 0 && len(template.Spec.InitContainers[0].Env) > 0 {
+						s.t.Errorf("%s: the init container has a variable", object)
+					}
+				}
+			},
+			rolled: map[string]int{web: 1, worker: 1},
+		},
+		"nothing of an annotation parses: one Event, nothing else, the others go on": {
+			given: func(s shop) {
+				webUses(s)
+				s.create(newDeployment("worker", is(configMapReload, "["), uses(cm)), newDeployment("native", is(fleet.ReloadAnnotation, "configmaps/x"), uses(cm)))
+			},
+			when: func(s shop) {
+				s.waitForState(web, cm)
+				s.waitForEvent(worker, "InvalidReloadAnnotation", 1)
+				s.waitForEvent("deployments/native", "InvalidReloadAnnotation", 1)
+				paint(s, "red")
+				for _, object := range []string{worker, "deployments/native"} {
+					if got := s.annotation(object, fleet.StateAnnotation); got != "" {
+						s.t.Errorf("%s has state %s", object, got)
+					}
+				}
+			},
+			rolled: map[string]int{web: 1},
+		},
+	}
+	maps.Copy(scenarios, jobScenarios())
+	maps.Copy(scenarios, pauseScenarios)
+	play(t, atOnce(), scenarios)
 }
 
 func webUsesAgain(s shop) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) }

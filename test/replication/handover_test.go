@@ -88,16 +88,10 @@ func (f fan) awaitCopies(value string, enough func(int) bool) {
 	})
 }
 
-// TestAHandoverInAFanOut stops or kills the leader while it creates, updates or deletes 250
+// TestLongAHandoverInAFanOut stops or kills the leader while it creates, updates or deletes 1,000
 // copies. The next leader does the rest, and nothing twice.
-func TestAHandoverInAFanOut(t *testing.T) { handOverInFanOut(t, 50, 5) }
-
-// TestLongAHandoverInAFanOutOfOneSource is the same with 1,000 copies of one source.
-func TestLongAHandoverInAFanOutOfOneSource(t *testing.T) { handOverInFanOut(t, 1, 1000) }
-
-func handOverInFanOut(t *testing.T, sources, targets int) {
-	t.Helper()
-	all := sources * targets
+func TestLongAHandoverInAFanOut(t *testing.T) {
+	const sources, targets, all = 4, 250, 1000
 	for name, tc := range map[string]struct {
 		signal syscall.Signal
 		args   []string

@@ -6,7 +6,6 @@
 package replication
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -29,7 +28,7 @@ import (
 var shared *fleet.Fleet
 
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, fleet.Options{Race: true, Components: []string{"replication", "replication-compat"}}))
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Components: []string{"replication", "replication-compat"}}))
 }
 
 // args are those of managers in which config-reload does not run. The installation switches on
@@ -164,24 +163,6 @@ func (w *world) remove(object string) {
 	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
 		w.Fatal(err)
 	}
-}
-
-// byAge returns two namespaces in the order in which their sources own a name. Those of a test are often
-// as old to the second.
-func (w *world) byAge(a, b string) (older, younger string) {
-	w.Helper()
-	var age [2]metav1.Time
-	for i, name := range []string{a, b} {
-		ns, err := shared.Admin.CoreV1().Namespaces().Get(w.ctx, w.namespaces[name], metav1.GetOptions{})
-		if err != nil {
-			w.Fatal(err)
-		}
-		age[i] = ns.CreationTimestamp
-	}
-	if cmp.Or(age[0].Compare(age[1].Time), strings.Compare(w.namespaces[a], w.namespaces[b])) < 0 {
-		return a, b
-	}
-	return b, a
 }
 
 // label sets a label of a namespace; an empty value removes it.

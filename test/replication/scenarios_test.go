@@ -30,7 +30,7 @@ const hidden = "donottell"
 func TestScenarios(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 15*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--insecure-metrics")...)
-	for name, run := range map[string]func(w *world){
+	rows := map[string]func(w *world){
 		"R1: the reflector's source reaches the namespaces of its selector": func(w *world) {
 			w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces-selector=world={id}"))
 			w.await("b/s: k=v", "c/s: k=v")
@@ -52,20 +52,6 @@ func TestScenarios(t *testing.T) {
 			w.await("b/s: k=v")
 			w.label("b", "env", "")
 			w.await("b/s: none")
-		},
-		"R11: a foreign object is not touched": func(w *world) {
-			w.secret("b/s", "own=1")
-			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
-			w.told("a/s", "TargetExists")
-			w.wrote()
-			w.remove("b/s")
-			w.await("b/s: k=v")
-		},
-		"R13: a mirror that is older than its source is filled": func(w *world) {
-			w.secret("b/m", "", w.with("R:reflects={a}/s"))
-			w.told("b/m", "PermissionDenied")
-			w.secret("a/s", "k=v", w.with("R:reflection-allowed=true"))
-			w.await("b/m: k=v")
 		},
 		"R16: a deleted source takes its copies along": func(w *world) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}"))
@@ -178,52 +164,6 @@ func TestScenarios(t *testing.T) {
 			w.settle()
 			w.await("b/u: tls.crt=1 tls.key=2")
 		},
-		"M18: two sources": func(w *world) {
-			older, younger := w.byAge("a", "c")
-			w.secret(older+"/s", "k=v", w.with("M:replicate-to={b}"))
-			w.await("b/s: k=v")
-			w.secret(younger+"/s", "j=w", w.with("M:replicate-to={b}"))
-			w.told(younger+"/s", "TargetClaimed")
-			w.edit(older+"/s", w.with("M:replicate-to"))
-			w.await("b/s: j=w")
-			w.edit(older+"/s", w.with("M:replicate-to={b}"))
-			w.await("b/s: k=v")
-			w.wrote("create b/s", "create b/s", "create b/s", "delete b/s", "delete b/s")
-		},
-		"what another source asks for keeps no copy whose source is gone": func(w *world) {
-			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
-			w.await("b/s: k=v")
-			w.secret("c/s", "k=attack", w.with("Q:push-to=!{b}"))
-			w.told("c/s", "InvalidAnnotation")
-			w.remove("a/s")
-			w.await("b/s: none")
-		},
-		"what the replicator made of another source is not taken over": func(w *world) {
-			w.secret("b/s", "k=theirs", w.with("M:replicated-from-version=77", "M:replicated-keys=k"))
-			w.secret("c/s", "k=attack", w.with("M:replicate-to={b}"))
-			w.told("c/s", "TargetExists")
-			w.remove("c/s")
-			w.settle()
-			w.wrote()
-		},
-		"names that Helm owns are not pushed": func(w *world) {
-			w.secret("a/sh.helm.release.v1.app.v9", "release=attack", w.with("Q:push-to={b}", "M:replicate-to={b}"))
-			w.told("a/sh.helm.release.v1.app.v9", "NamespaceProtected")
-			w.wrote()
-		},
-		"a source with a value that is too long is told so": func(w *world) {
-			w.secret("a/s", "k=v", w.with("Q:push-to="+strings.Repeat("*", 200<<10)))
-			w.told("a/s", "InvalidAnnotation")
-			w.wrote()
-		},
-		"N4: a missing source and a forbidden one look alike": func(w *world) {
-			w.secret("a/s", "k=v")
-			w.secret("b/t", "", w.with("Q:pull-from={a}/none"))
-			w.secret("b/u", "", w.with("Q:pull-from={a}/s"))
-			w.told("b/t", "PermissionDenied")
-			w.told("b/u", "PermissionDenied")
-			w.wrote()
-		},
 		"N8: an immutable copy is replaced, an immutable pull target stays": func(w *world) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}", "Q:allow-pull={b}"))
 			w.secret("b/t", "", w.with("Q:pull-from={a}/s"))
@@ -289,16 +229,6 @@ func TestScenarios(t *testing.T) {
 			})
 			w.await("b/s: k=w")
 		},
-		"N12: a label of the namespace holds everything": func(w *world) {
-			w.secret("a/s", "k=v", w.with("Q:push-to={c}"))
-			w.await("c/s: k=v")
-			w.label("c", "quartermaster.dev/replication", "disabled")
-			w.edit("a/s", holding("k=w"))
-			w.settle()
-			w.wrote("create c/s")
-			w.label("c", "quartermaster.dev/replication", "")
-			w.await("c/s: k=w")
-		},
 		"N13: tokens are not copied": func(w *world) {
 			a := w.namespaces["a"]
 			if _, err := shared.Admin.CoreV1().ServiceAccounts(a).Create(w.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "sa"}}, metav1.CreateOptions{}); err != nil {
@@ -314,15 +244,6 @@ func TestScenarios(t *testing.T) {
 			w.told("a/bootstrap", "UnsupportedType")
 			w.settle()
 			w.wrote()
-		},
-		"N20: a fight is told": func(w *world) {
-			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
-			w.await("b/s: k=v")
-			for range 6 {
-				w.edit("b/s", holding("k=placeholder"))
-				w.await("b/s: k=v")
-			}
-			w.told("a/s", "DriftFight")
 		},
 		"a source that is being deleted keeps its copies until it is gone": func(w *world) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}"), func(s *corev1.Secret) { s.Finalizers = []string{"example.com/wait"} })
@@ -355,9 +276,15 @@ func TestScenarios(t *testing.T) {
 			w.secret("b/t", "own=1", w.with("M:replicate-from={a}/s"))
 			w.await("b/s: "+hidden+"=v"+hidden, "b/t: "+hidden+"=v"+hidden+" own=1")
 		},
-	} {
-		t.Run(name, func(t *testing.T) { run(newWorld(t, "a", "b", "c")) })
 	}
+	t.Run("rows", func(t *testing.T) {
+		for name, run := range rows {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				run(newWorld(t, "a", "b", "c"))
+			})
+		}
+	})
 	tellsNothing(t, m.Log, m.InsecureURL)
 }
 

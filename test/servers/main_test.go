@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 // build builds what the tests run, since a build may have to download modules.
 func build() error {
 	ctx := context.Background()
-	_, err := cluster.BuildProgram(ctx, "cmd/manager", false)
+	_, err := cluster.BuildProgram(ctx, "cmd/manager", fleet.Race())
 	if err == nil {
 		_, err = controlplane.Ensure(ctx, io.Discard)
 	}

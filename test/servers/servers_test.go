@@ -23,10 +23,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-var (
-	flagRounds = flag.Int("rounds", 10, "how often TestLongFaultsWithALaggingServer plays each case")
-	flagCount  = flag.Bool("count", false, "report writes of former leaders without failing")
-)
+var flagCount = flag.Bool("count", false, "report writes of former leaders without failing")
 
 // away is how long a leader is paused or partitioned: longer than a standby waits before it takes the
 // Lease of a leader that seems to be gone, and shorter than the leader's own renew deadline of 10 s.
@@ -59,17 +56,13 @@ var faults = []fault{
 
 var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}
 
-func TestFaultsWithALaggingServer(t *testing.T) {
-	for _, f := range faults {
-		t.Run(f.name, func(t *testing.T) { play(t, f, 3*time.Second) })
-	}
-}
-
+// TestLongFaultsWithALaggingServer plays each case ROUNDS times.
 func TestLongFaultsWithALaggingServer(t *testing.T) {
+	rounds := fleet.Setting(t, "ROUNDS", 10)
 	for _, f := range faults {
 		for _, lag := range lags {
 			t.Run(fmt.Sprintf("%s, lag %v", f.name, lag), func(t *testing.T) {
-				for i := range *flagRounds {
+				for i := range rounds {
 					t.Run(fmt.Sprint("round ", i+1), func(t *testing.T) { play(t, f, lag) })
 				}
 			})

@@ -35,7 +35,7 @@ var shared *fleet.Fleet
 
 func TestMain(m *testing.M) {
 	os.Exit(fleet.Main(m, &shared, fleet.Options{
-		Race: true, Components: []string{"ttl-chosen-types", "ttl-every-type", "ttl-compat"}, Cluster: cluster.Options{AuditPolicy: auditPolicy},
+		Components: []string{"ttl-chosen-types", "ttl-every-type", "ttl-compat"}, Cluster: cluster.Options{AuditPolicy: auditPolicy},
 	}))
 }
 

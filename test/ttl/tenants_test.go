@@ -22,7 +22,8 @@ import (
 func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
 	const grace = 5 * time.Second
 	w := newWorld(t)
-	m := shared.RunLeader(w.ctx, t, args("--ttl-grace="+grace.String())...)
+	flags := args(append([]string{"--ttl-grace=" + grace.String()}, fleet.ShortTimings...)...)
+	m := shared.RunLeader(w.ctx, t, flags...)
 	past := map[string]string{"quartermaster.dev/expires": "2020-01-01"}
 	earliest := map[string]time.Time{"restored": time.Now().Add(grace)}
 	w.create("restored", past)
@@ -35,7 +36,7 @@ func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
 	shared.FreeLease(t, m)
 	w.create("found", past)
 	earliest["found"] = time.Now().Add(grace)
-	shared.RunLeader(w.ctx, t, args("--ttl-grace="+grace.String())...)
+	shared.RunLeader(w.ctx, t, flags...)
 	w.told(w.namespace, "found", "WillDeleteExpiredTTL")
 	w.gone("found")
 	for _, d := range w.deletions() {
@@ -46,9 +47,9 @@ func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
 	w.deleted("configmaps/found", "configmaps/restored")
 }
 
-// TestHugeValues has annotations as long as the API server accepts. It logs the CPU time that the leader took
+// TestLongHugeValues has annotations as long as the API server accepts. It logs the CPU time that the leader took
 // for one, and for beginning with twenty.
-func TestHugeValues(t *testing.T) {
+func TestLongHugeValues(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	m := shared.RunLeader(w.ctx, t, args()...)
 	other.settle()

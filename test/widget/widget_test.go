@@ -31,7 +31,7 @@ var shared *fleet.Fleet
 const asQuartermaster = "--leader-elect-resource-name=quartermaster"
 
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/widget", Race: true}, install))
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/widget"}, install))
 }
 
 const widgetCRD = "../../examples/widget/config/crd/example.com_widgets.yaml"
@@ -90,9 +90,9 @@ func reports(reason string) func(*unstructured.Unstructured) bool {
 	}
 }
 
-// TestTwoReplicasHandOver creates Widgets and deletes them again. In the middle of either, the leader
+// TestLongTwoReplicasHandOver creates Widgets and deletes them again. In the middle of either, the leader
 // is told to stop, and the other replica does the rest.
-func TestTwoReplicasHandOver(t *testing.T) {
+func TestLongTwoReplicasHandOver(t *testing.T) {
 	const all = 200
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()

@@ -73,7 +73,7 @@ func TestInstallUpgradeUninstallInstall(t *testing.T) {
 			r.expectFence(ctx, t)
 
 			r.uninstall(t)
-			r.expectState(ctx, t)
+			r.expectNamespace(ctx, t)
 			policies, err := r.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
 			if err != nil || len(policies.Items) > 0 {
 				t.Errorf("after helm uninstall there are %d policies (%v)", len(policies.Items), err)
@@ -83,7 +83,7 @@ func TestInstallUpgradeUninstallInstall(t *testing.T) {
 			}
 
 			r.install(t)
-			r.expectState(ctx, t)
+			r.expectNewLease(ctx, t)
 			r.expectFence(ctx, t)
 			r.uninstall(t)
 		})
@@ -114,8 +114,17 @@ func TestAReleaseTakesOverWhatKustomizeHasInstalled(t *testing.T) {
 	}
 	r.expectState(ctx, t)
 	r.expectFence(ctx, t)
+
+	// kubectl still owns the fields.
+	more := map[string]any{"replicaCount": 3}
+	if err := r.tryUpgrade(t, more, false); err == nil || !strings.Contains(err.Error(), "conflict") {
+		t.Errorf("an upgrade without --force-conflicts: %v", err)
+	}
+	if err := r.tryUpgrade(t, more, true); err != nil {
+		t.Error(err)
+	}
 	r.uninstall(t)
-	r.expectState(ctx, t)
+	r.expectNamespace(ctx, t)
 }
 
 // TestAReleaseOfAnotherNameTakesOverWhatUninstallingKeeps follows the chart's README.
@@ -130,14 +139,14 @@ func TestAReleaseOfAnotherNameTakesOverWhatUninstallingKeeps(t *testing.T) {
 	takeOwnership := func(install *action.Install) { install.TakeOwnership = true }
 	r.name = "another"
 	r.install(t, takeOwnership)
-	r.expectState(ctx, t)
+	r.expectNewLease(ctx, t)
 	r.expectFence(ctx, t)
 	r.uninstall(t)
 
 	r.name = "quartermaster" // for the tests that follow
 	r.install(t, takeOwnership)
 	r.uninstall(t)
-	r.expectState(ctx, t)
+	r.expectNamespace(ctx, t)
 }
 
 // release is a release of the chart.
@@ -194,15 +203,20 @@ func (r *release) install(t *testing.T, options ...func(*action.Install)) {
 
 func (r *release) upgrade(t *testing.T, values map[string]any) {
 	t.Helper()
+	if err := r.tryUpgrade(t, values, false); err != nil {
+		t.Fatal("helm upgrade:", err)
+	}
+}
+
+func (r *release) tryUpgrade(t *testing.T, values map[string]any, force bool) error {
+	t.Helper()
 	upgrade := action.NewUpgrade(r.config)
-	upgrade.Namespace, upgrade.WaitStrategy = r.home, kube.HookOnlyStrategy
+	upgrade.Namespace, upgrade.WaitStrategy, upgrade.ForceConflicts = r.home, kube.HookOnlyStrategy, force
 	chart, err := loader.LoadDir(filepath.Join("..", "..", "..", "deploy", "helm", "quartermaster"))
 	if err == nil {
 		_, err = upgrade.Run(r.name, chart, values)
 	}
-	if err != nil {
-		t.Fatal("helm upgrade:", err)
-	}
+	return err
 }
 
 func (r *release) uninstall(t *testing.T) {
@@ -239,6 +253,22 @@ func (r *release) expectState(ctx context.Context, t *testing.T) {
 	} else if ptr.Deref(lease.Spec.HolderIdentity, "") != leaderPod {
 		t.Errorf("the holder of the Lease is %v", lease.Spec.HolderIdentity)
 	}
+	r.expectNamespace(ctx, t)
+}
+
+// expectNewLease checks that nobody holds the Lease of a new installation, so that its first replica
+// leads at once.
+func (r *release) expectNewLease(ctx context.Context, t *testing.T) {
+	t.Helper()
+	lease, err := r.admin.CoordinationV1().Leases(r.home).Get(ctx, "quartermaster", metav1.GetOptions{})
+	if err != nil || lease.Spec.HolderIdentity != nil {
+		t.Errorf("after an installation the Lease is %v (%v)", lease.Spec, err)
+	}
+}
+
+// expectNamespace checks that the Namespace of the fence is there, as lead has left it.
+func (r *release) expectNamespace(ctx context.Context, t *testing.T) {
+	t.Helper()
 	namespace, err := r.admin.CoreV1().Namespaces().Get(ctx, r.leaderNamespace, metav1.GetOptions{})
 	if err != nil {
 		t.Error(err)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package controlplane builds etcd, kube-apiserver, kube-controller-manager, kubectl and, for those who
-// want nodes, kube-scheduler from the modules that hack/controlplane/go.mod pins, into cached folders
-// of the checkout.
+// want nodes, kube-scheduler from the modules that hack/controlplane/go.mod pins. It keeps them below
+// the user's cache folder, so that a second checkout builds nothing.
 package controlplane
 
 import (
@@ -26,6 +26,9 @@ import (
 
 // progressInterval is how long a person waits for a sign of life, on a terminal or not.
 const progressInterval = 5 * time.Second
+
+// unused is how long a build is kept after its last use.
+const unused = 30 * 24 * time.Hour
 
 // binary is one of the programs. The packages of the four are also the tools of
 // hack/controlplane/go.mod. That of kube-scheduler imports nothing that these do not bring along.
@@ -59,9 +62,13 @@ func ensure(ctx context.Context, w io.Writer, cache, what string, bins []binary)
 	if err != nil {
 		return "", err
 	}
+	user, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
 	b := builder{
 		module: filepath.Join(root, "hack", "controlplane"),
-		cache:  filepath.Join(root, ".cache", cache),
+		cache:  filepath.Join(user, "quartermaster", cache),
 		what:   what,
 		bins:   bins,
 		out:    w,
@@ -117,7 +124,8 @@ func (b *builder) ensure(ctx context.Context) (dir string, err error) {
 	}
 	dir = filepath.Join(b.cache, b.version+"-"+b.key)
 	if b.complete(dir) {
-		return dir, nil
+		now := time.Now()
+		return dir, os.Chtimes(dir, now, now) // for prune
 	}
 	if err := os.MkdirAll(b.cache, 0o755); err != nil {
 		return "", err
@@ -250,23 +258,28 @@ func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 		return err
 	}
 	fmt.Fprintf(b.out, "Built %s in %s: %s\n", b.what, since(begin), dir)
-	return b.prune(dir)
+	return b.prune()
 }
 
-// prune removes builds for other keys, some hundred megabytes each. Programs that run from there
-// continue: their files exist as long as they are open.
-func (b *builder) prune(keep string) error {
+// prune removes builds that no checkout has used for a month, some hundred megabytes each. Programs
+// that run from there continue: their files exist as long as they are open.
+func (b *builder) prune() error {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if dir := filepath.Join(b.cache, e.Name()); e.IsDir() && dir != keep {
-			if err := os.RemoveAll(dir); err != nil {
-				return fmt.Errorf("remove an older build: %w", err)
-			}
-			fmt.Fprintf(b.out, "Removed the older build %s\n", e.Name())
+		info, err := e.Info()
+		if err != nil {
+			return err
 		}
+		if !e.IsDir() || time.Since(info.ModTime()) < unused {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(b.cache, e.Name())); err != nil {
+			return fmt.Errorf("remove an unused build: %w", err)
+		}
+		fmt.Fprintf(b.out, "Removed the unused build %s\n", e.Name())
 	}
 	return nil
 }

@@ -5,13 +5,13 @@ package controlplane
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -90,13 +90,37 @@ func TestBuildsOnceForAKey(t *testing.T) {
 	if again, err := b.ensure(t.Context()); err != nil || again != dir || !b.complete(dir) {
 		t.Errorf("after a program was deleted: %s, %v, complete: %v", again, err, b.complete(dir))
 	}
+	unusedFor(t, dir, unused+time.Hour)
+	if _, err := b.ensure(t.Context()); err != nil { // uses it
+		t.Fatal(err)
+	}
 	write(t, filepath.Join(b.module, "go.sum"), "\n")
 	other, err := b.ensure(t.Context())
 	if err != nil || other == dir {
 		t.Errorf("after go.sum changed: %s again, %v", other, err)
 	}
-	if diff := cmp.Diff([]string{filepath.Base(other)}, cached(t, b)); diff != "" {
-		t.Errorf("builds of before are left:\n%s", diff)
+	if n := len(cached(t, b)); n != 2 {
+		t.Errorf("%d builds are kept, want both", n)
+	}
+	unusedFor(t, dir, unused+time.Hour)
+	write(t, filepath.Join(b.module, "go.sum"), "\n\n")
+	if _, err := b.ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the unused build is kept (%v)", err)
+	}
+	if !b.complete(other) {
+		t.Error("a build that was used a moment ago is gone")
+	}
+}
+
+// unusedFor makes a build look as if nobody had used it for that long.
+func unusedFor(t *testing.T, dir string, d time.Duration) {
+	t.Helper()
+	last := time.Now().Add(-d)
+	if err := os.Chtimes(dir, last, last); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -127,58 +151,6 @@ func TestAFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
 	}
 	if left := cached(t, b); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-func TestACancelledBuildLeavesNothing(t *testing.T) {
-	b, _ := newBuilder(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	b.out = writerFunc(func(text []byte) { // as soon as it has started
-		if strings.Contains(string(text), "[1/2]") {
-			cancel()
-		}
-	})
-	if _, err := b.ensure(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want Canceled", err)
-	}
-	if left := cached(t, b); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
-}
-
-type writerFunc func([]byte)
-
-func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
-
-func TestAStaleBuildIsCleared(t *testing.T) {
-	b, _ := newBuilder(t)
-	write(t, filepath.Join(b.cache, "building", "bin", "one"), "half")
-	if _, err := b.ensure(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if left := cached(t, b); len(left) != 1 {
-		t.Errorf("left: %v", left)
-	}
-}
-
-func TestWaitingForTheLockIsReportedAndEndsWithTheContext(t *testing.T) {
-	b, _ := newBuilder(t)
-	if err := os.MkdirAll(b.cache, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	held, err := b.lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	b.out = writerFunc(func(text []byte) {
-		if strings.Contains(string(text), "waiting") {
-			cancel()
-		}
-	})
-	if _, err := b.ensure(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want Canceled", err)
 	}
 }
 

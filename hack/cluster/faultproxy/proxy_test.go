@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"k8s.io/client-go/rest"
 )
@@ -98,23 +97,6 @@ func get(ctx context.Context, client *http.Client, url string) (status int, body
 	return resp.StatusCode, string(text), err
 }
 
-func TestItForwards(t *testing.T) {
-	_, p, client := start(t)
-	status, body, err := get(t.Context(), client, p.URL()+"/a?b=c")
-	if err != nil || status != 200 || body != "HTTP/2.0 Bearer token" {
-		t.Errorf("%d %q %v", status, body, err)
-	}
-	want := []Request{{Method: "GET", Path: "/a", Query: "b=c", UserAgent: "client"}}
-	got := p.Requests()
-	got[0].Time = time.Time{}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if n := p.Count(func(r Request) bool { return r.UserAgent == "somebody else" }); n != 0 {
-		t.Errorf("counted %d", n)
-	}
-}
-
 func TestRules(t *testing.T) {
 	for name, test := range map[string]struct {
 		rule     Rule
@@ -156,35 +138,6 @@ func closed() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
-}
-
-func TestHold(t *testing.T) {
-	b, p, client := start(t)
-	release := make(chan struct{})
-	rule := p.Add(Rule{Hold: release, Times: 1})
-	done := make(chan error, 1)
-	go func() {
-		_, _, err := get(context.WithoutCancel(t.Context()), client, p.URL()+"/held")
-		done <- err
-	}()
-	if err := rule.WaitHits(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := get(t.Context(), client, p.URL()+"/other"); err != nil {
-		t.Errorf("another request while one is held: %v", err)
-	}
-	if n := b.requests.Load(); n != 1 {
-		t.Errorf("%d requests reached the server, want only the other one", n)
-	}
-	close(release)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := rule.WaitHits(ctx, 2); !errors.Is(err, context.Canceled) {
-		t.Errorf("WaitHits: %v", err)
-	}
 }
 
 // openWatch opens a stream and returns a function that reads its next line.
@@ -238,33 +191,5 @@ func TestPartitionThatHangs(t *testing.T) {
 	}
 	if _, _, err := get(t.Context(), client, p.URL()+"/a"); err != nil {
 		t.Errorf("after the partition: %v", err)
-	}
-}
-
-func TestPartitionThatResets(t *testing.T) {
-	_, p, client := start(t)
-	next := openWatch(t, p, client)
-	p.Partition(Reset)
-	if _, err := next(); err == nil {
-		t.Error("the stream goes on")
-	}
-	if _, _, err := get(t.Context(), client, p.URL()+"/a"); err == nil {
-		t.Error("a request got through")
-	}
-	p.Heal()
-	if _, _, err := get(t.Context(), client, p.URL()+"/a"); err != nil {
-		t.Errorf("after the partition: %v", err)
-	}
-}
-
-func TestCloseDuringAPartition(t *testing.T) {
-	_, p, client := start(t)
-	next := openWatch(t, p, client)
-	p.Partition(Hang)
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := next(); err == nil {
-		t.Error("the stream goes on")
 	}
 }

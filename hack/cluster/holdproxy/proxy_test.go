@@ -4,10 +4,8 @@
 package holdproxy
 
 import (
-	"errors"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -106,40 +104,4 @@ func TestOnlyConnectionsOfHeldResourcesStandStill(t *testing.T) {
 	silent(t, opened)
 	p.Release("leases")
 	answered(t, opened, "/registry/leases\x12\x00")
-}
-
-func TestAPartitionHoldsEveryConnection(t *testing.T) {
-	p, dial := start(t)
-	known, unknown := dial(), dial()
-	send(t, known, "/registry/pods/a")
-	answered(t, known, "/registry/pods/a")
-
-	p.Hold(Everything)
-	send(t, known, "one")
-	send(t, unknown, "two")
-	silent(t, known)
-	silent(t, unknown)
-
-	p.Hold("pods")
-	p.Release(Everything)
-	answered(t, unknown, "two")
-	silent(t, known)
-	p.Release("pods")
-	answered(t, known, "one")
-}
-
-func TestCloseEndsHeldConnections(t *testing.T) {
-	p, dial := start(t)
-	conn := dial()
-	p.Hold(Everything)
-	send(t, conn, "one")
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatal("the connection is still open")
-	}
 }

@@ -137,16 +137,6 @@ func TestClose(t *testing.T) {
 	}
 }
 
-func TestNewFailsWhenTheDirectoryExists(t *testing.T) {
-	dir := t.TempDir()
-	if s, err := New(t.Context(), dir); err == nil {
-		t.Errorf("no error; Close: %v", s.Close())
-	}
-	if !exists(dir) {
-		t.Error("it removed a directory that was not its own")
-	}
-}
-
 func TestTheReaperHoldsTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	lock, err := os.Create(path)

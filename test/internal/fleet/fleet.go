@@ -32,13 +32,11 @@ import (
 var ShortTimings = []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms"}
 
 // Options are those of Start. The zero value is a complete control plane, and managers as they are
-// released.
+// released, or with the race detector if RACE is set in the environment.
 type Options struct {
 	Cluster cluster.Options
 	// Program is the folder of the managers' program; empty means cmd/manager.
 	Program string
-	// Race builds it with the race detector.
-	Race bool
 	// Components are installed from deploy/components in addition to the default.
 	Components []string
 }
@@ -71,7 +69,7 @@ func Start(ctx context.Context, o Options) (_ *Fleet, err error) {
 		o.Cluster.Progress = os.Stderr
 	}
 	f := &Fleet{components: o.Components}
-	if f.Binary, err = cluster.BuildProgram(ctx, cmp.Or(o.Program, "cmd/manager"), o.Race); err != nil {
+	if f.Binary, err = cluster.BuildProgram(ctx, cmp.Or(o.Program, "cmd/manager"), Race()); err != nil {
 		return nil, err
 	}
 	if f.Cluster, err = cluster.Start(ctx, o.Cluster); err != nil {
@@ -99,6 +97,7 @@ func (f *Fleet) prepare(ctx context.Context) (err error) {
 // NewReplica creates a Pod and a token bound to it for one manager.
 func (f *Fleet) NewReplica(ctx context.Context, t testing.TB) *cluster.Replica {
 	t.Helper()
+	readInputs()
 	r, err := f.Cluster.NewReplica(ctx, fmt.Sprint(f.replicas.Add(1)))
 	if err != nil {
 		t.Fatal(err)
@@ -192,6 +191,18 @@ func (f *Fleet) RunReplica(ctx context.Context, t testing.TB, args ...string) *c
 func (f *Fleet) RunLeader(ctx context.Context, t testing.TB, args ...string) *cluster.Manager {
 	t.Helper()
 	m := f.RunReplica(ctx, t, args...)
+	f.WaitForLeader(ctx, t, m)
+	return m
+}
+
+// RunReleased is RunLeader with the manager as it is released, for measurements.
+func (f *Fleet) RunReleased(ctx context.Context, t testing.TB, args ...string) *cluster.Manager {
+	t.Helper()
+	binary, err := cluster.BuildProgram(ctx, "cmd/manager", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := f.Run(t, f.NewReplica(ctx, t), cluster.ManagerOptions{Binary: binary, Args: append(args, "--cache-mutation-detection=false")})
 	f.WaitForLeader(ctx, t, m)
 	return m
 }

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -30,6 +32,7 @@ func Context(t testing.TB) context.Context {
 // Within returns a context that ends with ctx, with the test, or after d.
 func Within(ctx context.Context, t testing.TB, d time.Duration) context.Context {
 	t.Helper()
+	readInputs()
 	ctx, cancel := context.WithTimeoutCause(ctx, d, fmt.Errorf("it took longer than %s", d))
 	t.Cleanup(cancel)
 	return ctx
@@ -55,6 +58,21 @@ func Eventually(ctx context.Context, t testing.TB, check func() error) {
 	if err := Poll(ctx, check); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Setting returns a number of the environment. Go caches no result of a test with a flag of ours, but
+// results of tests that read their environment.
+func Setting(t testing.TB, name string, otherwise int) int {
+	t.Helper()
+	text, ok := os.LookupEnv(name)
+	if !ok {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s=%s: must be a number", name, text)
+	}
+	return n
 }
 
 // Wait waits for d, the time that a fault lasts, or until ctx ends.

@@ -4,15 +4,10 @@
 package fleet
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
@@ -38,15 +34,9 @@ type Witness struct {
 	world *World
 
 	mu       sync.Mutex // guards what follows
-	logs     []*auditLog
+	logs     []*cluster.AuditTail
 	failures []error
 	refused  int
-}
-
-// auditLog is the audit log of one API server.
-type auditLog struct {
-	*os.File
-	rest []byte // of an incomplete line
 }
 
 // NewWitness begins to watch before the test's replicas exist.
@@ -56,15 +46,9 @@ func (f *Fleet) NewWitness(ctx context.Context, t testing.TB, w *World) *Witness
 		History: judge.New(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: LeaseName}, StateAnnotation, IsReplica),
 		world:   w,
 	}
-	for _, path := range f.AuditLogs() {
-		log, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		v.logs = append(v.logs, &auditLog{File: log})
-		if _, err := log.Seek(0, io.SeekEnd); err != nil {
-			t.Fatal(err)
-		}
+	var err error
+	if v.logs, err = f.TailAudit(); err != nil {
+		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var watches sync.WaitGroup
@@ -80,9 +64,6 @@ func (f *Fleet) NewWitness(ctx context.Context, t testing.TB, w *World) *Witness
 	t.Cleanup(func() {
 		cancel()
 		watches.Wait()
-		for _, log := range v.logs {
-			_ = log.Close()
-		}
 	})
 	return v
 }
@@ -162,38 +143,25 @@ func (v *Witness) Judge() (*judge.Judgement, error) {
 	return v.History.Judge(), errors.Join(v.failures...)
 }
 
-func (v *Witness) read(log *auditLog) error {
-	reader := bufio.NewReaderSize(log, 1<<20)
-	for {
-		line, err := reader.ReadBytes('\n')
-		line = append(log.rest, line...)
-		log.rest = nil
-		if errors.Is(err, io.EOF) {
-			log.rest = line
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		// Most lines are irrelevant and need not be parsed.
-		if !bytes.Contains(line, []byte(`"resource":"leases"`)) && !bytes.Contains(line, []byte(`"resource":"deployments"`)) ||
-			bytes.Contains(line, []byte(`"verb":"get"`)) || bytes.Contains(line, []byte(`"verb":"watch"`)) {
+func (v *Witness) read(log *cluster.AuditTail) error {
+	events, err := log.Read()
+	if err != nil {
+		return err
+	}
+	for _, e := range events {
+		ofWorld := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == v.world.Namespace
+		isLease := e.ObjectRef != nil && e.ObjectRef.Resource == "leases"
+		if !ofWorld && !isLease || e.Verb == "get" || e.Verb == "watch" {
 			continue
 		}
-		var event auditv1.Event
-		if err := json.Unmarshal(line, &event); err != nil {
-			return fmt.Errorf("read the audit log: %w", err)
-		}
-		if ref := event.ObjectRef; ref != nil && ref.Resource == "deployments" && ref.Namespace != v.world.Namespace {
-			continue
-		}
-		if isRefusal(event) {
+		if isRefusal(e) {
 			v.refused++
 		}
-		if err := v.AddEvent(event); err != nil {
+		if err := v.AddEvent(e); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 // isRefusal reports whether the fence in the API server has refused a request.

@@ -108,7 +108,7 @@ func readLicense(module fs.FS, deep bool) (license, error) {
 		}
 		ids := identify(string(text))
 		if len(ids) == 0 {
-			return fmt.Errorf("%s is no license that hack/sbom knows", name)
+			return fmt.Errorf("%s is no license that hack/release knows", name)
 		}
 		l.IDs = append(l.IDs, ids...)
 		return nil

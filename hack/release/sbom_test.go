@@ -4,14 +4,14 @@
 package main
 
 import (
+	"crypto/sha256"
 	"runtime/debug"
 	"strings"
 	"testing"
 	"testing/fstest"
 
+	cdx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/quartermaster-dev/quartermaster/hack/internal/cyclonedx"
 )
 
 const (
@@ -37,33 +37,36 @@ func TestNewBOM(t *testing.T) {
 		"example.com/old":  {IDs: []string{"Apache-2.0", "MIT"}},
 		"example.com/fork": {IDs: []string{"ISC"}},
 		"std":              {IDs: []string{"BSD-3-Clause"}},
-	}, "v1.2.3", cyclonedx.SHA256([]byte("binary")))
+	}, "v1.2.3", sha256.Sum256([]byte("binary")))
 
-	want := cyclonedx.BOM{
-		Schema: "http://cyclonedx.org/schema/bom-1.6.schema.json", BOMFormat: "CycloneDX", SpecVersion: "1.6", Version: 1,
-		Metadata: cyclonedx.Metadata{Component: cyclonedx.Component{
-			BOMRef: "pkg:golang/" + us + "@v1.2.3", Type: "application", Name: "manager", Version: "v1.2.3",
-			PackageURL: "pkg:golang/" + us + "@v1.2.3",
-			Hashes: []cyclonedx.Hash{{Algorithm: "SHA-256",
-				Content: "9a3a45d01531a20e89ac6ae10b0b0beb0492acd7216a368aa062d1a5fecaf9cd"}},
-			Licenses:   cyclonedx.Licenses("Apache-2.0"),
-			Properties: []cyclonedx.Property{{Name: "go:GOARCH", Value: "arm64"}},
-		}},
-		Components: []cyclonedx.Component{
-			{
-				BOMRef: "pkg:golang/example.com/old@v2.0.0%2Bincompatible", Type: "library", Name: "example.com/old",
-				Version: "v2.0.0+incompatible", PackageURL: "pkg:golang/example.com/old@v2.0.0%2Bincompatible",
-				Licenses:   cyclonedx.Licenses("Apache-2.0", "MIT"),
-				Properties: []cyclonedx.Property{{Name: "go:sum", Value: "h1:abc="}},
-			},
-			{
-				BOMRef: "pkg:golang/example.com/fork@v1.0.1", Type: "library", Name: "example.com/fork", Version: "v1.0.1",
-				PackageURL: "pkg:golang/example.com/fork@v1.0.1", Licenses: cyclonedx.Licenses("ISC"),
-			},
-			{
-				BOMRef: "pkg:golang/std@1.26.8", Type: "library", Name: "std", Version: "1.26.8",
-				PackageURL: "pkg:golang/std@1.26.8", Licenses: cyclonedx.Licenses("BSD-3-Clause"),
-			},
+	licensed := func(ids ...string) *cdx.Licenses {
+		var choices cdx.Licenses
+		for _, id := range ids {
+			choices = append(choices, cdx.LicenseChoice{License: &cdx.License{ID: id}})
+		}
+		return &choices
+	}
+	want := cdx.NewBOM()
+	want.Metadata = &cdx.Metadata{Component: &cdx.Component{
+		BOMRef: "pkg:golang/" + us + "@v1.2.3", Type: "application", Name: "manager", Version: "v1.2.3",
+		PackageURL: "pkg:golang/" + us + "@v1.2.3",
+		Hashes:     &[]cdx.Hash{{Algorithm: "SHA-256", Value: "9a3a45d01531a20e89ac6ae10b0b0beb0492acd7216a368aa062d1a5fecaf9cd"}},
+		Licenses:   licensed("Apache-2.0"),
+		Properties: &[]cdx.Property{{Name: "go:GOARCH", Value: "arm64"}},
+	}}
+	want.Components = &[]cdx.Component{
+		{
+			BOMRef: "pkg:golang/example.com/old@v2.0.0%2Bincompatible", Type: "library", Name: "example.com/old",
+			Version: "v2.0.0+incompatible", PackageURL: "pkg:golang/example.com/old@v2.0.0%2Bincompatible",
+			Licenses: licensed("Apache-2.0", "MIT"), Properties: &[]cdx.Property{{Name: "go:sum", Value: "h1:abc="}},
+		},
+		{
+			BOMRef: "pkg:golang/example.com/fork@v1.0.1", Type: "library", Name: "example.com/fork", Version: "v1.0.1",
+			PackageURL: "pkg:golang/example.com/fork@v1.0.1", Licenses: licensed("ISC"),
+		},
+		{
+			BOMRef: "pkg:golang/std@1.26.8", Type: "library", Name: "std", Version: "1.26.8",
+			PackageURL: "pkg:golang/std@1.26.8", Licenses: licensed("BSD-3-Clause"),
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -1,0 +1,45 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+)
+
+// Race reports whether the environment asks for managers with the race detector.
+func Race() bool { return os.Getenv("RACE") != "" }
+
+// readInputs calls Reads for what the programs on a control plane are built from, and what is installed.
+var readInputs = sync.OnceFunc(func() {
+	Race()
+	os.Getenv("KUBE_CACHE_MUTATION_DETECTOR")
+	Reads("cmd", "deploy", "examples", "hack/controlplane", "hack/nodes", "hack/sample", "pkg")
+})
+
+// Reads reads folders of the checkout, and that of the test, so that Go's test cache forgets a result
+// when a file there changes. Go knows neither the files that a program reads, nor those that TestMain
+// reads: it records what the test's own process opens while tests run.
+func Reads(folders ...string) {
+	root, err := controlplane.Root()
+	if err != nil {
+		panic(err) // a test runs in a checkout
+	}
+	paths := []string{"."}
+	for _, folder := range folders {
+		paths = append(paths, filepath.Join(root, folder))
+	}
+	for _, path := range paths {
+		// The sizes and times of the files are recorded with their folder.
+		err := filepath.WalkDir(path, func(_ string, _ fs.DirEntry, err error) error { return err })
+		if err != nil {
+			panic(fmt.Errorf("read what the tests depend on: %w", err))
+		}
+	}
+}

@@ -1,0 +1,78 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package reload
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestLongAHostileListKeepsNobodyWaiting measures another tenant's rollout, from the update of its source until
+// a reader sees the new template, while the lists of 100 Deployments of a namespace with 300 ConfigMaps
+// change all the time. The goal is 1 s; the bound leaves room for a busy machine.
+func TestLongAHostileListKeepsNobodyWaiting(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, 3*fleet.Patience)
+	hostile, victim := newShop(t, nil), newShop(t, nil)
+	for i := range 300 {
+		hostile.configMap(strings.Repeat("a", 200)+fmt.Sprint(i), "x")
+	}
+	for i := range 100 {
+		hostile.create(newDeployment(fmt.Sprint("app-", i), nil))
+	}
+	victim.configMap("app-config", "0")
+	victim.create(newDeployment("web", is(auto, "true"), uses("configmap/app-config")))
+	shared.RunReleased(ctx, t, atOnce()...)
+	victim.waitForState("deployments/web", "configmap/app-config")
+	latency := shared.NewLatency(ctx, t)
+	deployments := shared.Admin.AppsV1().Deployments
+	generation := func() int64 {
+		web, err := deployments(victim.namespace).Get(ctx, "web", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return web.Generation
+	}
+	median := func(during string) time.Duration {
+		t.Helper()
+		var before int64
+		return latency.Median(during, func(value string) {
+			before = generation()
+			victim.configMap("app-config", value)
+		}, func(string) bool { return generation() > before })
+	}
+	quiet := median("alone")
+	for name, list := range map[string]func(i int) string{
+		"a list of 200 KiB":          func(i int) string { return fmt.Sprint("n", i, ",") + strings.Repeat("(a?)*", 40<<10) },
+		"200 KiB of names":           func(i int) string { return fmt.Sprint("n", i, ",") + strings.Repeat("a-name-xx,", 20<<10) },
+		"costly regular expressions": func(i int) string { return fmt.Sprint("n", i) + strings.Repeat(",(a?){70}b", 60) },
+		"many regular expressions":   func(i int) string { return fmt.Sprint("n", i) + strings.Repeat(",a.*a.*a.*b", 300) },
+	} {
+		writing, stop := context.WithCancel(ctx)
+		var writers sync.WaitGroup
+		for part := range 4 {
+			writers.Go(func() {
+				for i := part; writing.Err() == nil; i += 4 {
+					patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": is(configMapReload, list(i))}}) // cannot fail
+					_, _ = deployments(hostile.namespace).Patch(writing, fmt.Sprint("app-", i%100), types.MergePatchType, patch, metav1.PatchOptions{})
+				}
+			})
+		}
+		took := median(name)
+		stop()
+		writers.Wait()
+		if took > quiet+3*time.Second {
+			t.Errorf("%s: another namespace's rollout takes %v, alone %v", name, took, quiet)
+		}
+	}
+}
