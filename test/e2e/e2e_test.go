@@ -145,7 +145,6 @@ func (c *cluster) expectLeaderSoon(ctx context.Context, t *testing.T, begin time
 
 // podSecurity has the API server check a Pod of the Deployment in a namespace that is restricted.
 func podSecurity(ctx context.Context, t *testing.T, c *cluster, _ installer) {
-	t.Helper()
 	d, err := c.AppsV1().Deployments(home).Get(ctx, "quartermaster", metav1.GetOptions{})
 	must(t, err)
 	namespace := c.newNamespace(ctx, t)
@@ -167,7 +166,6 @@ func (c *cluster) newNamespace(ctx context.Context, t *testing.T) string {
 }
 
 func status(ctx context.Context, t *testing.T, c *cluster, _ installer) {
-	t.Helper()
 	text, err := c.run(ctx, "", "go", "run", "./cmd/manager", "status")
 	must(t, err)
 	leader, standby := c.leader(ctx, t)
