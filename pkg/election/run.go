@@ -254,20 +254,8 @@ func (e *elector) leadReturned() {
 	}
 }
 
-// quiet lets the Lease be released when no write of lead can be executed any more (rule 8). A write
-// without an answer may still be, unless the API server refuses what comes late, which is asked for now.
-func (e *elector) quiet() {
-	at := e.lock.fence.QuietAt()
-	e.protocol.OnQuiet(at)
-	if at <= e.now() || e.lock.apiFence == nil {
-		return
-	}
-	e.wg.Go(func() {
-		if e.lock.apiFence.IsEnforced(e.ctx) {
-			e.answer(e.ctx, func() { e.protocol.OnQuiet(e.now()) })
-		}
-	})
-}
+// quiet lets the Lease be released when no write of lead can be executed any more (rule 8).
+func (e *elector) quiet() { e.protocol.OnQuiet(e.lock.fence.QuietAt(), e.now()) }
 
 // end returns from Run.
 func (e *elector) end(ctx context.Context, reason protocol.Reason) error {

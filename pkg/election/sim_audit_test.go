@@ -30,7 +30,7 @@ const (
 	ruleNoEarlySteal = "a lease is not taken from a live holder"
 	ruleOwnRelease   = "only the holder releases the lease"
 	ruleDrainFirst   = "the lease is released after the drain"
-	ruleAfterRelease = "no write is executed after its replica has released the lease, unless the API server has a fence"
+	ruleAfterRelease = "no write is executed after its replica has released the lease"
 	ruleDrainWrites  = "a drain in good order can write"
 	ruleNamedFirst   = "lead starts after the fence names its Pod"
 	ruleNamesInOrder = "the fence never goes back to the Pod of a former leader"
@@ -324,7 +324,7 @@ func (a *auditor) executed(w *simWrite) {
 	if own := a.reignOf(w.proc); own != nil && own.stored.IsZero() {
 		own.stored = now
 	}
-	if a.released[w.proc.identity] && !a.sim.fences.server && a.judges(w.proc) {
+	if a.released[w.proc.identity] && a.judges(w.proc) {
 		a.violateLocked(ruleAfterRelease, "a write of %s that was sent %s ago", w.proc.identity, time.Since(w.sent))
 	}
 	next := a.successor(w.proc)

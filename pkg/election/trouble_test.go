@@ -23,7 +23,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -279,17 +278,15 @@ func TestWriteWithoutAnAnswer(t *testing.T) {
 	tests := map[string]struct {
 		code  int // of the answer, or
 		err   error
-		fence apifence.State
 		drain time.Duration
 		want  time.Duration
 		end   protocol.Reason // "": released
 	}{
-		"holds up the release":                         {0, reset, apifence.Absent, 5 * time.Minute, time.Minute, ""},
-		"does so for no longer than the drain":         {0, reset, apifence.Absent, 30 * time.Second, 30 * time.Second, protocol.ReasonDrainTimeout},
-		"does so if the fence was in force before":     {0, reset, apifence.Enforced, 5 * time.Minute, time.Minute, ""},
-		"does so after a 504":                          {http.StatusGatewayTimeout, nil, apifence.Absent, 5 * time.Minute, time.Minute, ""},
-		"does not if there was no connection":          {0, &net.OpError{Op: "dial", Err: reset}, apifence.Absent, 5 * time.Minute, 0, ""},
-		"does not if it was answered, even by refusal": {http.StatusConflict, nil, apifence.Absent, 5 * time.Minute, 0, ""},
+		"holds up the release":                         {0, reset, 5 * time.Minute, time.Minute, ""},
+		"costs the release if the drain is shorter":    {0, reset, 30 * time.Second, 0, protocol.ReasonDrainTimeout},
+		"does so after a 504":                          {http.StatusGatewayTimeout, nil, 5 * time.Minute, time.Minute, ""},
+		"does not if there was no connection":          {0, &net.OpError{Op: "dial", Err: reset}, 5 * time.Minute, 0, ""},
+		"does not if it was answered, even by refusal": {http.StatusConflict, nil, 5 * time.Minute, 0, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -299,7 +296,6 @@ func TestWriteWithoutAnAnswer(t *testing.T) {
 				cfg.DrainTimeout = test.drain
 				r := startReplica(t, store, "r", cfg)
 				<-r.led
-				r.lock.SetServerFence(klog.NewContext(t.Context(), klog.Logger{}), test.fence)
 				transport := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) {
 					return &http.Response{StatusCode: test.code, Body: http.NoBody}, test.err
 				}))

@@ -13,6 +13,7 @@ package apifence
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -101,6 +102,8 @@ type Fence struct {
 	value string        // of the annotation when this replica leads
 	pod   string        // of this replica
 	again chan struct{} // wakes Keep
+
+	refusedAt atomic.Int64 // when an API server last refused a write, by Clock; 0: never
 }
 
 // New returns the fence for a replica.
@@ -113,6 +116,12 @@ func New(cfg Config) *Fence {
 		f.value += "/" + cfg.PodUID
 	}
 	return f
+}
+
+// isRefused reports whether an API server has refused a write within Patience.
+func (f *Fence) isRefused() bool {
+	at := time.Duration(f.refusedAt.Load())
+	return at != 0 && f.Clock.Now()-at < f.Patience
 }
 
 // pauseFor waits for d and reports whether it passed before ctx ended.

@@ -39,6 +39,7 @@ const (
 	verdictAdmits    verdict = "admits this replica"
 	verdictRefuses   verdict = "does not admit this replica yet" // another writes, or nobody
 	verdictMisjudges verdict = "does not recognise this replica"
+	verdictForeign   verdict = "has a fence of another installation, which refuses this ServiceAccount's writes"
 )
 
 // ask finds out how an API server judges this replica: by a dry run that changes nothing and that
@@ -91,18 +92,12 @@ func (f *Fence) Run(ctx context.Context) {
 	}
 }
 
-// IsEnforced asks whether the API server refuses writes of replicas that are not named.
-func (f *Fence) IsEnforced(ctx context.Context) bool {
-	judged, _ := f.ask(ctx, f.Namespaces)
-	return judged == verdictAdmits || judged == verdictRefuses
-}
-
 // found tells the state after an answer that does not show a mistake.
 func (f *Fence) found(ctx context.Context, judged verdict) {
 	switch {
 	case judged == verdictAbsent:
 		f.Found(ctx, Absent)
-	case judged == verdictMisjudges:
+	case judged == verdictMisjudges, judged == verdictForeign:
 		f.Found(ctx, Misconfigured)
 	case judged != verdictNone: // a standby may be refused or, if it led before in the same Pod, admitted
 		f.Found(ctx, Enforced)

@@ -9,9 +9,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -29,7 +27,9 @@ const (
 	// serverName is in the certificate of every API server.
 	serverName = "kubernetes.default.svc"
 
-	// identitySelector selects the Leases in kube-system of which each API server renews one.
+	// identitySelector selects the Leases in kube-system of which each API server renews one. All count:
+	// an API server that stands still lets its Lease expire. The Lease of one that was removed is deleted an
+	// hour later by those that are left.
 	identitySelector = "apiserver.kubernetes.io/identity=kube-apiserver"
 )
 
@@ -63,7 +63,7 @@ func (d *Directory) List(ctx context.Context) ([]Server, int, error) {
 		}
 		known = append(known, Server{Address: address, Namespaces: client})
 	}
-	return known, unexpired(leases.Items), nil
+	return known, len(leases.Items), nil
 }
 
 // addresses returns the different addresses in the slice.
@@ -82,26 +82,6 @@ func addresses(slice *discoveryv1.EndpointSlice) (found []string) {
 		}
 	}
 	return found
-}
-
-// unexpired returns how many of the Leases have not expired, as of the newest renewal of any: the clock
-// of this replica does not count. An API server that stands still stops renewing, so that it was not
-// renewed lately means nothing.
-func unexpired(leases []coordinationv1.Lease) int {
-	var now time.Time
-	for _, l := range leases {
-		if t := l.Spec.RenewTime; t != nil && t.After(now) {
-			now = t.Time
-		}
-	}
-	n := 0
-	for _, l := range leases {
-		lasts := time.Duration(ptr.Deref(l.Spec.LeaseDurationSeconds, 0)) * time.Second
-		if l.Spec.RenewTime == nil || !now.After(l.Spec.RenewTime.Add(lasts)) {
-			n++
-		}
-	}
-	return n
 }
 
 // clientFor returns the client for one API server.

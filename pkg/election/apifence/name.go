@@ -89,6 +89,9 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 	patience := f.Patience
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
 		judged, unnamed, err := f.stand(ctx, min(patience, patchTimeout))
+		if leads && judged == verdictAbsent && f.isRefused() {
+			judged = verdictForeign
+		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			patience *= 2
 		}
@@ -104,7 +107,7 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 		case judged == verdictAbsent, judged == verdictAdmits:
 			f.found(ctx, judged)
 			return nil
-		case judged == verdictMisjudges, judged == verdictRefuses && since > lagPatience:
+		case judged == verdictMisjudges, judged == verdictForeign, judged == verdictRefuses && since > lagPatience:
 			f.Found(ctx, Misconfigured)
 		}
 		if err == nil {

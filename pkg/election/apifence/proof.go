@@ -25,7 +25,7 @@ type Servers interface {
 }
 
 const (
-	proofTimeout    = time.Second // of one round
+	proofTimeout    = 3 * time.Second // of one round
 	proofBackoffMax = time.Second
 )
 

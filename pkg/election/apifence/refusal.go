@@ -34,10 +34,14 @@ func (t *refusalTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 		return resp, err
 	}
 	words, err := fenceRefusal(resp)
-	if err != nil || words == "" {
-		return resp, err
+	if err == nil && words == "" {
+		return resp, nil
 	}
-	_ = resp.Body.Close() // its content is known
+	_ = resp.Body.Close()
+	if err != nil {
+		return nil, err
+	}
+	t.fence.refusedAt.Store(int64(t.fence.Clock.Now()))
 	select {
 	case t.fence.again <- struct{}{}:
 	default:

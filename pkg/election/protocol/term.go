@@ -169,9 +169,12 @@ func (p *State) OnLeadReturned(drainUntil, now time.Duration, unfinished bool) {
 }
 
 // OnQuiet lets the Lease be released from the time on at which no write of lead can be executed any
-// more (rule 8).
-func (p *State) OnQuiet(at time.Duration) {
+// more (rule 8). If the drain may not last that long, the term ends now.
+func (p *State) OnQuiet(at, now time.Duration) {
 	p.quietAt, p.writeAt = at, 0
+	if at > p.drainUntil {
+		p.drainUntil = now
+	}
 }
 
 // judgeTerm ends the term of this replica if the version is not of it (rule 9). A renewal that got
