@@ -4,6 +4,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,6 +32,8 @@ type answer struct {
 	Error   string `json:"error,omitempty"`
 	// Phase is the replica's phase of the election: Leading, Standby, Draining, ...
 	Phase string `json:"phase,omitempty"`
+	// Problem is what keeps the replica from leading, or its election from working.
+	Problem string `json:"problem,omitempty"`
 	// LeaderProcess is what a standby sees of the leader's process: Answers, Silent, ...
 	LeaderProcess string               `json:"leaderProcess,omitempty"`
 	Controllers   []controllers.Status `json:"controllers,omitempty"`
@@ -76,15 +79,22 @@ func (o *options) ask(ctx context.Context, config *rest.Config, endpoint string)
 	}
 	defer client.CloseIdleConnections()
 
-	var election struct{ Identity, Phase, ServerFence, LeaderProcess string }
+	var election struct {
+		Identity, Phase, ServerFence, LeaderProcess, Problem string
+		Start                                                struct{ Why string }
+	}
 	electionErr := getJSON(ctx, client, base, "/debug/leader", &election)
 	if electionErr != nil && !errors.Is(electionErr, errForbidden) {
 		r.Error = electionErr.Error()
 		return r
 	}
 	r.Name, r.Phase, r.serverFence = podOf(election.Identity), election.Phase, election.ServerFence
-	if election.Phase == "Standby" {
+	r.Problem = election.Problem
+	switch election.Phase {
+	case "Standby":
 		r.LeaderProcess = election.LeaderProcess
+	case starting:
+		r.Problem = cmp.Or(r.Problem, election.Start.Why)
 	}
 	byName := map[string]controllers.Status{}
 	controllersErr := getJSON(ctx, client, base, "/debug/controllers/", &byName)

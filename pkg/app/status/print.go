@@ -56,6 +56,8 @@ func (r *report) printLeader(t table, now time.Time) {
 		who = l.Pod + ", as it says itself"
 	case l.Holder == "":
 		who = none
+	case l.starting:
+		who = none + ": " + l.Holder + " holds the Lease and does not lead yet"
 	case !l.Leads:
 		who = none + ": " + l.Holder + " has not renewed in time"
 	}
@@ -89,6 +91,8 @@ func (r *report) printReplicas(t table, now time.Time) {
 			endpoint = "not reached: " + replica.Error
 		case replica.Error != "":
 			endpoint += ", but " + replica.Error
+		case replica.Problem != "":
+			endpoint += ", but " + oneLine(replica.Problem)
 		case replica.LeaderProcess == string(protocol.LeaderUnreachable):
 			endpoint += ", but it cannot reach the leader's"
 		}

@@ -190,7 +190,8 @@ type leader struct {
 	Renewed              *metav1.Time `json:"renewed,omitempty"`
 	LeaseDurationSeconds int32        `json:"leaseDurationSeconds"`
 
-	unread bool // the Lease may exist, but could not be read
+	unread   bool // the Lease may exist, but could not be read
+	starting bool // the holder says that its controllers do not run yet
 }
 
 // fence describes the fence in the API server.
@@ -258,13 +259,20 @@ func (r *report) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
+// starting is the phase of a replica that holds the Lease and may not lead yet.
+const starting = "Starting"
+
 // trustLeader sets Leads if the holder itself reports that it leads: the clock of this machine may
-// be wrong. If the Lease could not be read, any replica that reports so is the leader.
+// be wrong. If the Lease could not be read, any replica that reports so is the leader. A holder that
+// reports that it is starting does not lead.
 func (r *report) trustLeader() {
 	l := &r.Leader
 	for _, replica := range r.Replicas {
 		if replica.Reached && replica.Phase == "Leading" && (replica.Name == l.Pod || l.unread && !l.Leads) {
 			l.Leads, l.Pod = true, replica.Name
+		}
+		if replica.Phase == starting && replica.Name == l.Pod {
+			l.Leads, l.starting = false, true
 		}
 	}
 }

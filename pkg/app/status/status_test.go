@@ -75,7 +75,7 @@ func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
 func newManager(t *testing.T, allowed ...string) string {
 	t.Helper()
 	answers := map[string]string{
-		"/debug/leader":       `{"identity":"pod-1_abc","phase":"Leading","serverFence":"Enforced"}`,
+		"/debug/leader":       `{"identity":"pod-1_abc","phase":"Leading","serverFence":"Enforced","problem":"p"}`,
 		"/debug/controllers/": `{"b":{"phase":"Stopped"},"a":{"phase":"Running","queueDepth":3}}`,
 	}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -101,11 +101,11 @@ func TestAnEndpointIsAskedAsTheUserOfTheKubeconfig(t *testing.T) {
 	}{
 		"who may read both paths sees both": {[]string{"/debug/leader", "/debug/controllers/"}, func(endpoint string) []replica {
 			return []replica{pods[0], {Name: "pod-1", Node: "n",
-				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Controllers: of, serverFence: "Enforced"}}}
+				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Problem: "p", Controllers: of, serverFence: "Enforced"}}}
 		}},
 		"who may not read the controllers sees who leads": {[]string{"/debug/leader"}, func(endpoint string) []replica {
 			return []replica{pods[0], {Name: "pod-1", Node: "n",
-				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Error: "/debug/controllers/: forbidden", serverFence: "Enforced"}}}
+				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Problem: "p", Error: "/debug/controllers/: forbidden", serverFence: "Enforced"}}}
 		}},
 		"who may not read who leads sees the controllers, of an endpoint without a name": {[]string{"/debug/controllers/"}, func(endpoint string) []replica {
 			unknown := []replica{pods[0], pods[1], {
