@@ -102,11 +102,14 @@ test-e2e: ## deploy/ and the chart on a cluster with nodes: KUBECONFIG=path IMAG
 	E2E_KUBECONFIG='$(abspath $(KUBECONFIG))' E2E_IMAGE='$(IMAGE)' E2E_WORKLOAD='$(WORKLOAD)' \
 	    go test -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
 
-.PHONY: test-long
-test-long: nodes test-chart ## What rarely finds something: the race detector, long tests, simulated elections, mutants of the elector, faults.
+.PHONY: test-race
+test-race: test-chart ## The chart, the unit tests with the race detector, simulated elections and mutants of the elector.
 	go test -race -timeout 20m ./cmd/... ./pkg/... ./hack/cluster/... ./examples/...
 	cd examples/widget && go test -race ./...
 	SEEDS=2000 MUTANTS=quick go test -timeout 20m -parallel 2 ./pkg/election
+
+.PHONY: test-long
+test-long: nodes test-race ## What rarely finds something: that, the race detector on a control plane, long tests, faults. Before a release.
 	@# One round of ten of servers, which take an hour. faults has short leases, so it runs alone, each time with another seed.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults

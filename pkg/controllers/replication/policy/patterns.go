@@ -32,7 +32,7 @@ const (
 	timeoutPause = 10 * time.Minute
 	// maxProgram limits what the RE2 patterns of an annotation are compiled to, in about the
 	// instructions and runes of character classes: a few bytes of text can take megabytes.
-	maxProgram = 5000
+	maxProgram = 1000
 	// maxParsed limits the values of annotations that are kept parsed, and the namespaces with one that
 	// takes too long.
 	maxParsed = 1000
