@@ -15,17 +15,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Runs reports whether a Deployment that is not scaled to 0 has a container whose image contains one
-// of the names. So a controller finds the operator that it replaces.
-func Runs(d *appsv1.Deployment, images ...string) bool {
+// runsOne reports whether a Deployment that is not scaled to 0 has a container whose image contains one
+// of the names.
+func runsOne(d *appsv1.Deployment, images ...string) bool {
 	return (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(ctr corev1.Container) bool {
 		return slices.ContainsFunc(images, func(image string) bool { return strings.Contains(ctr.Image, image) })
 	})
 }
 
 // WarnOfOriginals logs the Deployments that a label selector selects and that run one of the images, in
-// the namespaces of scope, or in all if it is empty. So a controller that replaces another operator
-// tells that somebody meant to switch that off.
+// the namespaces of scope, or in all namespaces if scope is empty. A controller that replaces another
+// operator calls it, since an operator that still runs does the same work a second time.
 func WarnOfOriginals(ctx context.Context, client kubernetes.Interface, scope []string, selector string, images ...string) {
 	logger := klog.FromContext(ctx)
 	if len(scope) == 0 {
@@ -39,7 +39,7 @@ func WarnOfOriginals(ctx context.Context, client kubernetes.Interface, scope []s
 				return
 			}
 			for i := range list.Items {
-				if d := &list.Items[i]; Runs(d, images...) {
+				if d := &list.Items[i]; runsOne(d, images...) {
 					logger.Info("Warning: The operator that this controller replaces is still running", "deployment", klog.KObj(d))
 				}
 			}
