@@ -13,12 +13,12 @@
 //     digests, such as a hash of a Secret's data or the references of a pod template. The rest is
 //     dropped before it reaches client-go's informer;
 //   - typed: the usual API type;
-//   - unstructured: the same for custom resources.
+//   - unstructured: an object of any type, as its JSON has it.
 //
 // Objects are reduced between the client's decoder and client-go's reflector, not by a transform of
 // the informer. So no list, temporary store or queue holds a full object for longer than its
 // decoding takes, whether the list is streamed or paged.
 //
-// The informers run on the leader and on a warm standby. A controller registers its event handlers
-// when it runs, so a standby has none.
+// The informers run on the leader and on a warm standby. Controllers register their event handlers when
+// they are built, on every replica; on a standby they drop the events.
 package informers
