@@ -43,6 +43,7 @@ func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
 		"its help":        {"--help"},
 		"its status":      {"status", "--help"},
 		"its controllers": {"controllers"},
+		"the help of one": {"controllers", "--help"},
 		"its roles":       {"rbac"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,6 +57,9 @@ func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
 			rest := regexp.MustCompile(`quartermaster\.dev|quartermaster_\w+|The Quartermaster manager`).ReplaceAllString(out, "")
 			if strings.Contains(rest, "uartermaster") {
 				t.Errorf("it names quartermaster:\n%s", out)
+			}
+			if wrong := regexp.MustCompile(`\bmanager (status|rbac|--help)`).FindString(out); wrong != "" {
+				t.Errorf("it tells to run %s:\n%s", wrong, out)
 			}
 		})
 	}

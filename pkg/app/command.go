@@ -88,7 +88,7 @@ the others stand by with warm caches.`,
 	for _, fs := range o.flags.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
-	cmd.AddCommand(status.NewCommand(o.lease()), newControllersCommand(o), newRBACCommand(o))
+	cmd.AddCommand(status.NewCommand(o.command(), o.lease()), newControllersCommand(o), newRBACCommand(o))
 	for _, c := range cmd.Commands() {
 		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}
@@ -145,7 +145,7 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 				own.AddFlag(f)
 			}
 		})
-		text := "  those of manager, see manager --help\n"
+		text := fmt.Sprintf("  those of %[1]s, see %[1]s --help\n", root.Name())
 		if own.HasFlags() {
 			text = own.FlagUsagesWrapped(helpColumns)
 		}

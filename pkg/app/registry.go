@@ -153,7 +153,7 @@ func newControllersCommand(o *Options) *cobra.Command {
 	return o.subcommand("controllers", "List the controllers, and which of them these flags enable", `
 Lists the controllers of this build, whether they are on by default and whether
 the given flags enable them. All flags of the manager are understood, --config
-among them. What the controllers need to be allowed is printed by manager rbac.`,
+among them. What the controllers need to be allowed is printed by `+o.command()+` rbac.`,
 		func(w io.Writer) error {
 			enabled, err := o.enabled()
 			if err != nil {

@@ -49,9 +49,9 @@ type options struct {
 	watch                bool
 }
 
-// NewCommand returns the command `manager status`, which fails if nobody leads. The Lease is that of
-// an installation without flags; its name is that of the build and the label of its Pods.
-func NewCommand(lease types.NamespacedName) *cobra.Command {
+// NewCommand returns the command status of the named command, which fails if nobody leads. The Lease is
+// that of an installation without flags; its name is that of the build and the label of its Pods.
+func NewCommand(of string, lease types.NamespacedName) *cobra.Command {
 	o := options{namespace: lease.Namespace, leaseName: lease.Name, timeout: 10 * time.Second,
 		pods: labels.Set{"app.kubernetes.io/name": lease.Name}.String()}
 	cmd := &cobra.Command{
@@ -66,7 +66,7 @@ itself knows is on its secure port. Open a way there and name it, once for each
 replica:
 
   kubectl -n kube-system port-forward POD 10357 &
-  manager status --endpoint https://127.0.0.1:10357 --endpoint-insecure
+  ` + of + ` status --endpoint https://127.0.0.1:10357 --endpoint-insecure
 
 It asks there as the user of the kubeconfig, who needs the verb get on the
 nonResourceURLs /debug/leader and /debug/controllers/. What only one of the two

@@ -202,7 +202,7 @@ clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], us
 				t.Fatal(err)
 			}
 			var out strings.Builder
-			cmd := NewCommand(types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"})
+			cmd := NewCommand("manager", types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"})
 			cmd.SetOut(&out)
 			cmd.SetErr(io.Discard)
 			cmd.SetArgs([]string{"--kubeconfig", kubeconfig, "--endpoint", tc.endpoint, "--endpoint-insecure"})
