@@ -236,7 +236,7 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 		stack, err := Contain(func() error { return l.opts.Beside(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
-			klog.FromContext(ctx).Error(err, "What runs beside the workers panicked", "stack", string(stack))
+			klog.FromContext(ctx).Error(err, "The function beside the workers panicked", "stack", string(stack))
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -327,7 +327,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K) (after time.Duratio
 		logger.V(2).Info("Reconcile refused, no longer leading", "reason", err.Error())
 	case final:
 		result = resultTerminal
-		logger.Error(err, "Reconcile failed for good, it is not tried again before the next event")
+		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
 	case err != nil:
 		result = resultError
 		logger.Error(err, "Reconcile failed")

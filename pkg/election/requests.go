@@ -131,7 +131,7 @@ func (e *elector) onWritten(kind protocol.ActionKind, lease *coordinationv1.Leas
 	p, now := e.protocol, e.now()
 	switch kind {
 	case protocol.ActCreate:
-		e.logger().Info("Created the lease, waiting for its duration: somebody may lead on one that was deleted",
+		e.logger().Info("Created the lease and waiting for its duration: the leader of a deleted lease may not have ended",
 			"lease", e.lock.lease, "duration", e.lock.cfg.LeaseDuration.Duration)
 		p.OnCreated(lease, now)
 	case protocol.ActAcquire:

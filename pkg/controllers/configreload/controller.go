@@ -191,7 +191,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	var after time.Duration // a pause may end then, also if the workload cannot be read
 	return controllers.DecideAgain(outdated, func(first, last bool) (_ time.Duration, err error) {
 		if !first {
-			klog.FromContext(ctx).V(4).Info("Workload changed meanwhile, reading it live")
+			klog.FromContext(ctx).V(4).Info("Workload has changed, reading it live")
 			live, err := k.get(ctx, key.ObjectName)
 			if apierrors.IsNotFound(err) {
 				c.memory.forget(key)

@@ -115,7 +115,7 @@ func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 		return false
 	}
 	if k.rest(now) {
-		klog.FromContext(ctx).Error(nil, "The clock and the API server's are too far apart, so nothing of this type is deleted",
+		klog.FromContext(ctx).Error(nil, "The clocks of the manager and the API server differ too much, so nothing of this type is deleted",
 			"resource", k.GroupResource(), "ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	}
 	return true
@@ -155,7 +155,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 	}
 	now := c.clock.Now()
 	if now.Sub(begun) >= slow && k.rest(now) {
-		klog.FromContext(ctx).Info("Warning: A request failed slowly, so this type is left alone for a while",
+		klog.FromContext(ctx).Info("Warning: A request failed after a long time, requesting nothing of this type for a while",
 			"resource", k.GroupResource(), "for", kindPause, "reason", err.Error())
 	}
 	r.failures++
@@ -163,7 +163,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
 	if (forbidden || r.failures >= tellAfter) && c.failing.Due(uid, now) {
-		klog.FromContext(ctx).Info("Warning: Cannot delete what has expired", "reason", err.Error())
+		klog.FromContext(ctx).Info("Warning: Cannot delete an expired object", "reason", err.Error())
 		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
 	doublings := min(r.failures-1, 10)

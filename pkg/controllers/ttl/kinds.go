@@ -131,7 +131,7 @@ func (k *kind) status(now time.Time) KindStatus {
 	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version}
 	s.Synced, s.Problem = k.following.Status()
 	if s.Problem == "" && k.resting(now) > 0 {
-		s.Problem = "left alone for a while, since its clock is wrong or a request has failed slowly; see the log"
+		s.Problem = "left alone for a while, since its clock is wrong or a request has failed after a long time; see the log"
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

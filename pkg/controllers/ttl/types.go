@@ -138,7 +138,7 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	}
 	if problems != f.problems {
 		f.problems = problems
-		klog.FromContext(ctx).Info("Types that cannot be found; those that are watched stay", "problem", problems)
+		klog.FromContext(ctx).Info("Some types cannot be found; types that are watched already stay watched", "problem", problems)
 	}
 	if err == nil || len(down) > 0 {
 		f.apply(ctx, types, down)
