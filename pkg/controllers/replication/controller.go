@@ -22,7 +22,7 @@
 //	field    what it is                                  set by                cleared by
 //	targets  how each target stands, since when nobody   each decision, each   the decision that the
 //	         wants it, how often a drift was repaired    write                 object is no target
-//	sources  how many namespaces each source selects     its reconcile         its reconcile
+//	sources  for how many namespaces each source counts  its reconcile         its reconcile
 //	notices  the Events of the last ten minutes          each Event            age
 package replication
 
@@ -270,13 +270,11 @@ func (c *Controller) Sources(kind policy.Kind, name string) (list []*policy.Obje
 }
 
 // Spread implements policy.View.
-func (c *Controller) Spread(o *policy.Object, now time.Time) policy.Spread {
-	s, known := c.memory.source(o.Key)
-	if !known {
-		c.survey(o, now)
-		s, _ = c.memory.source(o.Key)
+func (c *Controller) Spread(o *policy.Object, now time.Time) int {
+	if n, known := c.memory.source(o.Key); known {
+		return n
 	}
-	return policy.Spread{Namespaces: s.namespaces, TooSlow: now.Before(s.notBefore)}
+	return c.survey(o, now).Spread
 }
 
 // Maker implements policy.View.

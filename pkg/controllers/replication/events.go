@@ -136,10 +136,9 @@ func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 // pull. Each pull target is enqueued in the turn of its own namespace.
 func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
 	var namespaces []string
-	known, _ := c.memory.source(key)
 	if o := c.Get(key); o == nil || !c.rules.Pushes(o) {
-		c.memory.setSource(key, nil)
-	} else if after = known.notBefore.Sub(now); after <= 0 {
+		c.memory.forgetSource(key)
+	} else {
 		s := c.survey(o, now)
 		c.report(s.Problems)
 		namespaces, after = s.Wanted, s.After
@@ -157,14 +156,10 @@ func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.
 	return after
 }
 
-// survey asks a source what it wants of all namespaces, and remembers the answer.
+// survey asks a source what it wants of all namespaces, and remembers for how many it counts.
 func (c *Controller) survey(o *policy.Object, now time.Time) policy.Survey {
 	s := c.rules.Survey(c, o, c.namespaces(), now)
-	remember := spread{namespaces: len(s.Wanted)}
-	if s.TooSlow {
-		remember.notBefore = now.Add(s.After)
-	}
-	c.memory.setSource(o.Key, &remember)
+	c.memory.setSource(o.Key, s.Spread)
 	return s
 }
 

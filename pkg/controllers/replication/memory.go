@@ -38,7 +38,7 @@ type memory struct {
 	notices *controllers.Notices // of events
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
-	sources map[policy.Key]spread
+	sources map[policy.Key]int // small, since anybody may have many of them
 }
 
 // entry is what is remembered of a target.
@@ -54,13 +54,6 @@ type entry struct {
 	unwanted policy.Unwanted
 	since    time.Time
 	maker    policy.Key
-}
-
-// spread is what is remembered of a source that pushes. It is small, since anybody may have many of them.
-type spread struct {
-	namespaces int // for so many it asked when it last changed
-	// notBefore is when it may be asked again; zero unless that took too long.
-	notBefore time.Time
 }
 
 type event struct {
@@ -80,7 +73,7 @@ func (m *memory) clear() {
 	for _, e := range m.targets {
 		e.state.Dec()
 	}
-	m.targets, m.sources = map[policy.Key]*entry{}, map[policy.Key]spread{}
+	m.targets, m.sources = map[policy.Key]*entry{}, map[policy.Key]int{}
 	m.notices.Clear()
 }
 
@@ -122,23 +115,24 @@ func (m *memory) get(key policy.Key) entry {
 	return entry{}
 }
 
-// source returns what is remembered of a source, and whether anything is.
-func (m *memory) source(key policy.Key) (s spread, known bool) {
+// source returns for how many namespaces a source that pushes counts.
+func (m *memory) source(key policy.Key) (namespaces int, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s, known = m.sources[key]
-	return s, known
+	namespaces, known = m.sources[key]
+	return namespaces, known
 }
 
-// setSource remembers what a source asks for; nothing if it is nil.
-func (m *memory) setSource(key policy.Key, s *spread) {
+func (m *memory) setSource(key policy.Key, namespaces int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s == nil {
-		delete(m.sources, key)
-		return
-	}
-	m.sources[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = *s
+	m.sources[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = namespaces
+}
+
+func (m *memory) forgetSource(key policy.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.sources, key)
 }
 
 // pace returns how long a write has to wait: for the next repair of the target, or for its turn if it

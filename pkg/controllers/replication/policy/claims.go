@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 type Rules struct {
 	Options
 	matchers *matchers
+	surveys  sync.Mutex
 }
 
 // NewRules returns rules.
@@ -27,7 +29,7 @@ func NewRules(o Options) *Rules { return &Rules{Options: o, matchers: newMatcher
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
-	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, time.Time{}, false).Text
+	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, noNet).Text
 }
 
 // asked is one evaluation of the annotations of a source for a namespace.
@@ -39,12 +41,12 @@ type asked struct {
 }
 
 // match evaluates an annotation. Only what is held has a text, which then names the annotation.
-func (a asked) match(key, grammar string, parse func(string) matcher, run bool) Verdict {
+func (a asked) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
 	text := a.source.Annotations[key]
 	if text == tooLongValue {
 		return held(InvalidAnnotation, key+": "+tooLongText)
 	}
-	v := a.matchers.get(grammar, text, parse)(a.ns, a.now, run)
+	v := a.matchers.get(grammar, text, parse)(a.ns, until)
 	if v.Text != "" {
 		v.Text = key + ": " + v.Text
 	}
@@ -56,7 +58,7 @@ func (a asked) native(key string) Verdict {
 	if !a.source.has(key) {
 		return no
 	}
-	return a.match(key, "clauses", a.matchers.clauses, true)
+	return a.match(key, "clauses", a.matchers.clauses, noNet)
 }
 
 // allowed is the reflector's permission.
@@ -90,16 +92,16 @@ func (a asked) reflectorList(key, selector string) Verdict {
 		v = a.netMatch(key)
 	}
 	if hasSelector && v.Claim != Yes {
-		v = v.or(a.match(selector, "strict", a.matchers.strictSelector, true))
+		v = v.or(a.match(selector, "strict", a.matchers.strictSelector, noNet))
 	}
 	return v
 }
 
 // replicates is the replicator's push.
 func (a asked) replicates() Verdict {
-	v := a.match(replicateTo, "go", goList, true)
+	v := a.match(replicateTo, "go", goList, noNet)
 	if a.source.has(replicateToMatching) && v.Claim != Yes {
-		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector, true))
+		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector, noNet))
 	}
 	return v
 }
@@ -113,7 +115,7 @@ func (a asked) permits() Verdict {
 	case !permitted:
 		return no
 	}
-	return a.match(replicationAllowedN, "go", goList, true)
+	return a.match(replicationAllowedN, "go", goList, noNet)
 }
 
 // claim is what one source wants of a target.
@@ -133,7 +135,7 @@ func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim
 		Dialect
 		ask func() Verdict
 	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Mittwald, a.replicates}} {
-		if best.Claim == Yes || !r.asksIn(source, next.Dialect) || !r.mayPush(next.Dialect, source, home, now) {
+		if best.Claim == Yes || !r.asksIn(source, next.Dialect) || !r.mayPush(next.Dialect, source, home) {
 			continue
 		}
 		if v := next.ask(); v.Claim > best.Claim {
@@ -146,14 +148,14 @@ func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim
 // mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before
 // the source's own patterns. With no flag, the originals' dialects count everywhere, as they do there,
 // and the native one nowhere.
-func (r *Rules) mayPush(d Dialect, source *Object, home *Namespace, now time.Time) bool {
+func (r *Rules) mayPush(d Dialect, source *Object, home *Namespace) bool {
 	if r.PushNamespaces == "" {
 		return d != Native
 	}
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, now, true).Claim == Yes
+	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, noNet).Claim == Yes
 }
 
 // claims returns the claims on a target other than no, the strongest first: those from the namespace
@@ -195,41 +197,30 @@ func (r *Rules) holds(v View, source *Object, home *Namespace, now time.Time) Ve
 const minCopy = 1 << 10
 
 // spread returns a held verdict if the source asks for too much in all namespaces together.
-func (r *Rules) spread(source *Object, n Spread) Verdict {
+func (r *Rules) spread(source *Object, namespaces int) Verdict {
 	size := max(int64(source.Size), minCopy)
-	switch {
-	case n.TooSlow:
-		return held(PatternTimeout, "its patterns take too long to match against all namespaces")
-	case r.MaxSpread > 0 && size*int64(n.Namespaces) > r.MaxSpread:
-		return held(SpreadExceeded, fmt.Sprintf("%d bytes for each of %d namespaces are more than --replication-max-spread allows", size, n.Namespaces))
+	if r.MaxSpread > 0 && size*int64(namespaces) > r.MaxSpread {
+		return held(SpreadExceeded, fmt.Sprintf("%d bytes for each of %d namespaces are more than --replication-max-spread allows", size, namespaces))
 	}
 	return yes
-}
-
-// Spread is how many namespaces a source's annotations select.
-type Spread struct {
-	Namespaces int
-	// TooSlow is set if they took too long to be evaluated for all namespaces.
-	TooSlow bool
 }
 
 // Survey is what a source asks for in all namespaces.
 type Survey struct {
 	// Wanted are the namespaces that the source's annotations select.
-	Wanted   []string
-	TooSlow  bool
+	Wanted []string
+	// Spread is for how many namespaces it counts: all of them if it is not known what it asks for.
+	Spread   int
 	Problems []Problem
 	// After is when to ask again; 0 is at the next event.
 	After time.Duration
 }
 
-// surveyTime is how long the evaluation of one source for all namespaces may take, in real time and
-// without the waits for its turns: many times what an ordinary list needs for 10,000 namespaces, and much
-// longer than a process is ever kept from running.
-const surveyTime = 250 * time.Millisecond
-
-// Survey evaluates a source that pushes for all namespaces, and what is wrong with it.
+// Survey evaluates a source that pushes for all namespaces, and what is wrong with it. There is one survey
+// at a time, which ends soon: those of one tenant would take all workers for as long as they need together.
 func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
+	r.surveys.Lock()
+	defer r.surveys.Unlock()
 	home := v.Namespace(source.Namespace)
 	told := map[string]bool{}
 	problem := func(d Verdict) {
@@ -242,7 +233,7 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 		}
 	}
 	for _, d := range Dialects {
-		if r.asksIn(source, d) && !r.mayPush(d, source, home, now) {
+		if r.asksIn(source, d) && !r.mayPush(d, source, home) {
 			problem(forbiddenPush)
 		}
 	}
@@ -252,9 +243,6 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 	problem(unsupported(source))
 	var used time.Duration
 	for _, ns := range namespaces {
-		if s.TooSlow = used > surveyTime; s.TooSlow {
-			break
-		}
 		if ns.Name == source.Namespace {
 			continue
 		}
@@ -266,8 +254,14 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 			s.Wanted = append(s.Wanted, ns.Name)
 		}
 		problem(c.Verdict)
+		if used > listTimeout && r.asksIn(source, Reflector) {
+			r.matchers.pause(source.Namespace, now) // so the other namespaces take no time
+		}
 	}
-	problem(r.spread(source, Spread{len(s.Wanted), s.TooSlow}))
+	if s.Spread = len(s.Wanted); s.After > 0 {
+		s.Spread = len(namespaces)
+	}
+	problem(r.spread(source, s.Spread))
 	return s
 }
 

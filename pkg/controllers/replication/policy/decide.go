@@ -22,8 +22,8 @@ type View interface {
 	Get(Key) *Object
 	// Sources returns all objects of a kind and name with a push key.
 	Sources(kind Kind, name string) []*Object
-	// Spread returns for how many namespaces a source asks.
-	Spread(source *Object, now time.Time) Spread
+	// Spread returns for how many namespaces a source counts, see [Survey].
+	Spread(source *Object, now time.Time) int
 	// Maker returns the source from which the replicator made a target, by an earlier decision; the zero
 	// Key if there was none.
 	Maker(target Key) Key

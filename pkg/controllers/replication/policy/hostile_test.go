@@ -5,6 +5,7 @@ package policy
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -221,13 +222,28 @@ func TestNobodyElsePays(t *testing.T) {
 	}
 }
 
-// TestASourceThatTakesTooLongIsHeld is about lists each of whose patterns is within its limit.
-func TestASourceThatTakesTooLongIsHeld(t *testing.T) {
+// TestASourceThatTakesTooLongCountsForAllNamespaces is about a list that takes milliseconds for each name,
+// and seconds for all of them.
+func TestASourceThatTakesTooLongCountsForAllNamespaces(t *testing.T) {
 	w := newWorld(t, nil)
-	w.put(secret("c/s", "k=v", with("Q:push-to=b")))
-	o := w.Get(NewKey(Secret, "c", "s"))
-	if v := w.rules.spread(o, Spread{Namespaces: 1, TooSlow: true}); v.Claim != Held || v.Reason != PatternTimeout {
+	for i := range 2000 {
+		w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
+	}
+	w.put(secret("c/s", "k=v", auto(strings.Repeat("(x+)_,", 60)+"b")))
+	s := w.survey(w.Get(NewKey(Secret, "c", "s")), w.now)
+	if s.Spread != len(w.ns) || s.After != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
+		t.Errorf("counts for %d namespaces, problems %v, again after %v", s.Spread, s.Problems, s.After)
+	}
+}
+
+func TestAListEndsWhenItsTimeIsOver(t *testing.T) {
+	match := list(netRegex)(".+x,a.+,[ab].*")
+	ns := &Namespace{Name: "a-b"}
+	if v := match(ns, time.Now().Add(time.Hour)); v.Claim != Yes {
 		t.Errorf("%+v", v)
+	}
+	if v := match(ns, time.Now().Add(-time.Second)); v.Reason != PatternTimeout {
+		t.Errorf("after its time: %+v", v)
 	}
 }
 
@@ -235,17 +251,42 @@ func TestASourceThatTakesTooLongIsHeld(t *testing.T) {
 // real time, since what is limited is.
 func TestTheWaitForOthersIsNotASourcesOwn(t *testing.T) {
 	w := newWorld(t, nil)
-	w.put(secret("c/s", "k=v", with("Q:push-to=*")))
+	w.put(secret("c/s", "k=v", auto("[a-z]+")))
 	begun := make(chan bool)
 	go turn.Do(func() bool {
 		close(begun)
-		<-time.After(surveyTime + 100*time.Millisecond)
+		<-time.After(listTimeout + 100*time.Millisecond)
 		return true
 	})
 	<-begun
-	if s := w.survey(w.Get(NewKey(Secret, "c", "s")), w.now); s.TooSlow || len(s.Wanted) == 0 {
+	if s := w.survey(w.Get(NewKey(Secret, "c", "s")), w.now); len(s.Wanted) == 0 || s.After != 0 {
 		t.Errorf("%+v", s)
 	}
+}
+
+// TestParsedValuesTakeLittleMemory has many values that are as large as they may be when they are parsed.
+func TestParsedValuesTakeLittleMemory(t *testing.T) {
+	m := newMatchers(false)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range 2 * maxParsed {
+		for _, text := range []string{
+			strings.Repeat(strings.Repeat("a", 250)+"?,", 64), strings.Repeat("(.*)(.*)a*b,", 60), strings.Repeat("(.+.+)+_,", 60),
+			strings.Repeat(strings.Repeat("(a{9}){9}", 27)+",", 60), strings.Repeat(strings.Repeat("(", 120)+strings.Repeat(")", 120)+",", 60),
+			strings.Repeat("a", maxPatternLength-10) + "?",
+		} {
+			text = fmt.Sprint(i, ",", text)[:min(len(text), maxPatternLength)]
+			m.get("net", text, list(netRegex))
+			m.get("go", text, goList)
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if took := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20; took > 24 {
+		t.Errorf("parsed values take %d MiB", took)
+	}
+	runtime.KeepAlive(m)
 }
 
 // BenchmarkSurvey evaluates what one source asks for in 2,000 namespaces: what a worker does when the

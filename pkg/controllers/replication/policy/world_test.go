@@ -142,10 +142,7 @@ func (w *world) Sources(kind Kind, name string) (list []*Object) {
 	return list
 }
 
-func (w *world) Spread(source *Object, now time.Time) Spread {
-	s := w.survey(source, now)
-	return Spread{len(s.Wanted), s.TooSlow}
-}
+func (w *world) Spread(source *Object, now time.Time) int { return w.survey(source, now).Spread }
 
 func (w *world) survey(source *Object, now time.Time) Survey {
 	return w.rules.Survey(w, source, slices.Collect(maps.Values(w.ns)), now)
