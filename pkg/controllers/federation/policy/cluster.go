@@ -1,0 +1,113 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Cluster is a KubeFedCluster.
+type Cluster struct {
+	Name                string
+	Labels, Annotations map[string]string
+	Spec                ClusterSpec
+	Status              ClusterStatus
+	// Malformed is why the spec cannot be read. The cluster exists nevertheless.
+	Malformed error
+}
+
+// ClusterSpec says how to reach a cluster.
+type ClusterSpec struct {
+	APIEndpoint string `json:"apiEndpoint"`
+	CABundle    []byte `json:"caBundle"`
+	SecretRef   struct {
+		Name string `json:"name"`
+	} `json:"secretRef"`
+	DisabledTLSValidations []string `json:"disabledTLSValidations"`
+	ProxyURL               string   `json:"proxyURL"`
+}
+
+// ClusterStatus is the status of a KubeFedCluster.
+type ClusterStatus struct {
+	Conditions        []ClusterCondition `json:"conditions"`
+	KubernetesVersion string             `json:"kubernetesVersion,omitempty"`
+	Zones             []string           `json:"zones,omitempty"`
+	Region            *string            `json:"region,omitempty"`
+}
+
+// ClusterCondition is a condition of a KubeFedCluster.
+type ClusterCondition struct {
+	Type               string       `json:"type"`
+	Status             string       `json:"status"`
+	LastProbeTime      metav1.Time  `json:"lastProbeTime"`
+	LastTransitionTime *metav1.Time `json:"lastTransitionTime,omitempty"`
+	Reason             string       `json:"reason,omitempty"`
+	Message            string       `json:"message,omitempty"`
+}
+
+// The types of conditions of a KubeFedCluster.
+const (
+	Ready           = "Ready"
+	Offline         = "Offline"
+	ConfigMalformed = "ConfigMalformed"
+)
+
+// ReadCluster reads a KubeFedCluster. A status that cannot be read counts as none.
+func ReadCluster(u *unstructured.Unstructured) Cluster {
+	c := Cluster{Name: u.GetName(), Labels: u.GetLabels(), Annotations: u.GetAnnotations()}
+	if err := decode(u.Object["spec"], &c.Spec); err != nil {
+		c.Malformed = fmt.Errorf("spec: %w", err)
+	}
+	if decode(u.Object["status"], &c.Status) != nil {
+		c.Status = ClusterStatus{}
+	}
+	return c
+}
+
+// AllowsRemovals returns until when the guard is off. The error says that the annotation is no time.
+func (c Cluster) AllowsRemovals() (time.Time, error) {
+	value, has := c.Annotations[AllowRemovalsAnnotation]
+	if !has {
+		return time.Time{}, nil
+	}
+	until, err := time.Parse(time.RFC3339, value)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%s: %q is no time such as 2006-01-02T15:04:05Z", AllowRemovalsAnnotation, cut(value, 64))
+	}
+	return until, nil
+}
+
+// rewriteAfter is how old an unchanged status may be.
+const rewriteAfter = 5 * time.Minute
+
+// Next returns the status after a probe, and whether to write it. A message alone is no reason to
+// write before its time: the errors of two failed connections differ by their ports.
+func (s ClusterStatus) Next(h Health, kubernetesVersion string, now time.Time) (ClusterStatus, bool) {
+	next := s
+	next.Conditions = h.conditions()
+	if kubernetesVersion != "" {
+		next.KubernetesVersion = kubernetesVersion
+	}
+	write := len(next.Conditions) != len(s.Conditions) || next.KubernetesVersion != s.KubernetesVersion
+	for i := range next.Conditions {
+		c := &next.Conditions[i]
+		c.LastProbeTime, c.LastTransitionTime = metav1.NewTime(now), &metav1.Time{Time: now}
+		at := slices.IndexFunc(s.Conditions, func(old ClusterCondition) bool { return old.Type == c.Type })
+		if at < 0 {
+			write = true
+			continue
+		}
+		old := s.Conditions[at]
+		if old.Status == c.Status && old.LastTransitionTime != nil {
+			c.LastTransitionTime = old.LastTransitionTime
+		}
+		write = write || old.Status != c.Status || old.Reason != c.Reason || now.Sub(old.LastProbeTime.Time) >= rewriteAfter
+	}
+	return next, write
+}

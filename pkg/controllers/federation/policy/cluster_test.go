@@ -1,0 +1,263 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+var now = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+
+// object reads YAML as a client reads JSON. What has no kind, name or namespace gets one.
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	data, err := yaml.YAMLToJSON([]byte("{kind: Thing, " + text + "}"))
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	u := &unstructured.Unstructured{}
+	if err := u.UnmarshalJSON(data); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	if u.GetName() == "" {
+		u.SetName("f")
+		u.SetNamespace("ns")
+	}
+	return u
+}
+
+// federated is an F with this spec.
+func federated(t *testing.T, spec string) *Federated {
+	t.Helper()
+	return ReadFederated(object(t, "spec: {"+spec+"}"))
+}
+
+// typeOf is the FederatedTypeConfig of one of the ten types, or of a Widget.
+func typeOf(kind string) *TypeConfig {
+	target := Resource{Version: "v1", Kind: kind, PluralName: plurals(kind), Scope: "Namespaced"}
+	switch kind {
+	case "Deployment", "ReplicaSet":
+		target.Group = "apps"
+	case "Job":
+		target.Group = "batch"
+	case "Widget":
+		target.Group = "example.com"
+	case "Namespace", "ClusterRole":
+		target.Scope = "Cluster"
+	}
+	if kind == "ClusterRole" {
+		target.Group = "rbac.authorization.k8s.io"
+	}
+	of := Resource{Group: "types.kubefed.io", Version: "v1beta1", Kind: "Federated" + kind, PluralName: plurals("Federated" + kind), Scope: target.Scope}
+	if kind == "Namespace" {
+		of.Scope = "Namespaced"
+	}
+	return &TypeConfig{Name: target.GroupResource().String(), TypeSpec: TypeSpec{Target: target, Federated: of, Propagation: enabled}}
+}
+
+func equal(t *testing.T, got, want any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("got, want:\n%s", diff)
+	}
+}
+
+func TestReadConfig(t *testing.T) {
+	change := func(change func(*Config)) Config {
+		c := DefaultConfig()
+		change(&c)
+		return c
+	}
+	tests := map[string]struct {
+		spec   string
+		want   Config
+		errors bool
+	}{
+		"only the scope, so that all else is the default": {spec: "scope: Cluster", want: DefaultConfig()},
+		"the scope Namespaced":                            {spec: "scope: Namespaced", want: change(func(c *Config) { c.Namespaced = true })},
+		"an unknown scope":                                {spec: "scope: Galaxy", want: DefaultConfig(), errors: true},
+		"delays": {spec: "scope: Cluster, controllerDuration: {availableDelay: 5s, unavailableDelay: 2m}",
+			want: change(func(c *Config) { c.AvailableDelay, c.UnavailableDelay = 5*time.Second, 2*time.Minute })},
+		"probes": {spec: "scope: Cluster, clusterHealthCheck: {period: 1s, timeout: 2s, failureThreshold: 4, successThreshold: 5}",
+			want: change(func(c *Config) {
+				c.ProbePeriod, c.ProbeTimeout, c.FailureThreshold, c.SuccessThreshold = time.Second, 2*time.Second, 4, 5
+			})},
+		"gates, of which an unknown one is ignored": {spec: "scope: Cluster, featureGates: [{name: PushReconciler, configuration: Disabled}, {name: SchedulerPreferences, configuration: Disabled}, " +
+			"{name: RawResourceStatusCollection, configuration: Enabled}, {name: Other, configuration: Perhaps}]",
+			want: change(func(c *Config) { c.Push, c.Scheduler, c.RawStatus = false, false, true })},
+		"no adoption":                         {spec: "scope: Cluster, syncController: {adoptResources: Disabled}", want: change(func(c *Config) { c.Adopt = false })},
+		"fields that are not used":            {spec: "scope: Cluster, leaderElect: {resourceLock: configmaps}, statusController: {}", want: DefaultConfig()},
+		"a period of nothing":                 {spec: "scope: Cluster, clusterHealthCheck: {period: 0s}", want: DefaultConfig(), errors: true},
+		"a threshold of nothing":              {spec: "scope: Cluster, clusterHealthCheck: {failureThreshold: 0}", want: DefaultConfig(), errors: true},
+		"a gate that is neither on nor off":   {spec: "scope: Cluster, featureGates: [{name: PushReconciler, configuration: Perhaps}]", want: DefaultConfig(), errors: true},
+		"adoption that is neither on nor off": {spec: "scope: Cluster, syncController: {adoptResources: Perhaps}", want: DefaultConfig(), errors: true},
+		"a number where a duration belongs":   {spec: "scope: Cluster, clusterHealthCheck: {period: 7}", want: DefaultConfig(), errors: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := ReadConfig(object(t, "spec: {"+test.spec+"}").Object)
+			if (err != nil) != test.errors {
+				t.Error(err)
+			}
+			equal(t, got, test.want)
+		})
+	}
+}
+
+// TestHealth follows the states through probes: w is well, u another answer, n no answer, m no client.
+func TestHealth(t *testing.T) {
+	results := map[rune]Result{'w': Well, 'u': Unwell, 'n': NoAnswer, 'm': NoClient}
+	tests := map[string]struct {
+		status         string
+		success        int64
+		probes, states string
+	}{
+		"1: ten good probes and a bad one":                       {probes: "wwwwwwwwwwn", states: "wwwwwwwwwww"},
+		"1: three bad probes, then a good one":                   {probes: "wnnnw", states: "wwwnw"},
+		"2: bad, bad, good, bad":                                 {probes: "wnnwn", states: "wwwww"},
+		"3: the status is ready, a new leader has one bad probe": {status: "conditions: [{type: Ready, status: 'True'}]", probes: "nnn", states: "wwn"},
+		"no status, so that the first result counts":             {probes: "n", states: "n"},
+		"KubeFed's Offline alone is no Ready":                    {status: "conditions: [{type: Offline, status: 'True'}]", success: 2, probes: "w", states: "w"},
+		"not ready in the status":                                {status: "conditions: [{type: Ready, status: 'False'}]", success: 2, probes: "ww", states: "uw"},
+		"offline in the status":                                  {status: "conditions: [{type: Offline, status: 'True'}, {type: Ready, status: 'False'}]", success: 2, probes: "w", states: "n"},
+		"malformed in the status":                                {status: "conditions: [{type: ConfigMalformed, status: 'True'}, {type: Ready, status: 'False'}]", success: 2, probes: "w", states: "m"},
+		"no client counts at once":                               {probes: "wm", states: "wm"},
+		"a bad result of another kind shows at once":             {probes: "nu", states: "nu"},
+		"different bad results count together":                   {probes: "wnun", states: "wwwn"},
+		"two good probes are needed":                             {success: 2, probes: "nwnww", states: "nnnnw"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			config := DefaultConfig()
+			config.SuccessThreshold = max(test.success, 1)
+			h := StartHealth(ReadCluster(object(t, "status: {"+test.status+"}")).Status)
+			for i, probe := range test.probes {
+				if h = h.Observe(results[probe], "", config); h.State != results[rune(test.states[i])] {
+					t.Fatalf("probe %d: state %v, want %c", i, h.State, test.states[i])
+				}
+				if h.Ready() != (test.states[i] == 'w') {
+					t.Errorf("probe %d: ready: %t", i, h.Ready())
+				}
+			}
+		})
+	}
+	if Answer(200, "OK") != Well || Answer(200, "okay") != Unwell || Answer(200, "ok\n") != Unwell || Answer(500, "ok") != Unwell || Answer(302, "ok") != Unwell {
+		t.Error("what an answer means")
+	}
+}
+
+func TestClusterConditions(t *testing.T) {
+	const no, yes = "False", "True"
+	tests := map[string]struct {
+		result Result
+		want   [][4]string
+		event  string
+	}{
+		"200 and ok":     {result: Well, want: [][4]string{{"Ready", yes, "ClusterReady", "/healthz responded with ok"}}},
+		"another answer": {result: Unwell, want: [][4]string{{"Ready", no, "ClusterNotReady", "/healthz responded without ok"}, {"Offline", no, "ClusterReachable", "cluster is reachable"}}},
+		"no answer": {result: NoAnswer, want: [][4]string{{"Offline", yes, "ClusterNotReachable", "cluster is not reachable: refused"},
+			{"Ready", no, "ClusterNotReachable", "cluster is not reachable: refused"}}, event: "RetrievingClusterHealthFailed"},
+		"no client": {result: NoClient, want: [][4]string{{"ConfigMalformed", yes, "ClusterConfigMalformed", "cluster's configuration may be malformed"},
+			{"Ready", no, "ClusterConfigMalformed", "cluster's configuration may be malformed"}}, event: "MalformedClusterConfig"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			h := Health{}.Observe(test.result, "refused", DefaultConfig())
+			status, write := ClusterStatus{}.Next(h, "", now)
+			if !write {
+				t.Error("a new status is not written")
+			}
+			var got [][4]string
+			for _, c := range status.Conditions {
+				got = append(got, [4]string{c.Type, c.Status, c.Reason, c.Message})
+			}
+			equal(t, got, test.want)
+			if got := h.Event(Health{}); got != test.event {
+				t.Errorf("event %q", got)
+			}
+			if got := h.Event(h); got != "" {
+				t.Errorf("event %q without a change", got)
+			}
+		})
+	}
+}
+
+func TestClusterStatusIsWrittenIf(t *testing.T) {
+	ready := Health{State: Well}
+	before, _ := ClusterStatus{Zones: []string{"z"}}.Next(ready, "v1.36.3", now)
+	offline, _ := ClusterStatus{}.Next(Health{State: NoAnswer, Error: "port 1"}, "", now)
+	tests := map[string]struct {
+		before  ClusterStatus
+		health  Health
+		version string
+		after   time.Duration
+		write   bool
+		// since is when the first condition's status changed.
+		since time.Duration
+	}{
+		"nothing changed":               {before: before, health: ready, after: 4 * time.Minute},
+		"nothing changed for long":      {before: before, health: ready, after: 5 * time.Minute, write: true},
+		"the version changed":           {before: before, health: ready, version: "v1.37.0", after: time.Second, write: true},
+		"the version cannot be read":    {before: before, health: ready, after: time.Second},
+		"the cluster is offline":        {before: before, health: Health{State: NoAnswer}, after: time.Second, write: true, since: time.Second},
+		"another error, the same state": {before: offline, health: Health{State: NoAnswer, Error: "port 2"}, after: time.Second},
+		"it is ready again":             {before: offline, health: ready, after: time.Second, write: true, since: time.Second},
+		"it answers, but is not ready":  {before: offline, health: Health{State: Unwell}, after: time.Second, write: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, write := test.before.Next(test.health, test.version, now.Add(test.after))
+			if write != test.write {
+				t.Errorf("written: %t", write)
+			}
+			if since := got.Conditions[0].LastTransitionTime.Sub(now); since != test.since {
+				t.Errorf("changed after %v, want %v", since, test.since)
+			}
+			if probed := got.Conditions[0].LastProbeTime.Sub(now); probed != test.after {
+				t.Errorf("probed after %v", probed)
+			}
+			if !slices.Equal(got.Zones, test.before.Zones) {
+				t.Error("the zones are lost")
+			}
+		})
+	}
+}
+
+func TestAWordOfAnotherClusterIsCut(t *testing.T) {
+	h := Health{}.Observe(NoAnswer, string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig())
+	if len(h.Error) != 256 {
+		t.Errorf("%d bytes", len(h.Error))
+	}
+	if h := (Health{}).Observe(NoAnswer, "x"+string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig()); len(h.Error) != 255 {
+		t.Errorf("%d bytes, which split a character", len(h.Error))
+	}
+}
+
+func TestReadCluster(t *testing.T) {
+	c := ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}, annotations: {quartermaster.dev/allow-removals: '2026-11-24T13:00:00Z'}}, "+
+		"spec: {apiEndpoint: 'https://c1', caBundle: Y2E=, secretRef: {name: s}, disabledTLSValidations: ['*'], proxyURL: 'socks5://p:1'}, status: {region: eu, conditions: 7}"))
+	want := Cluster{Name: "c1", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{AllowRemovalsAnnotation: "2026-11-24T13:00:00Z"},
+		Spec: ClusterSpec{APIEndpoint: "https://c1", CABundle: []byte("ca"), DisabledTLSValidations: []string{"*"}, ProxyURL: "socks5://p:1"}}
+	want.Spec.SecretRef.Name = "s"
+	equal(t, c, want)
+	if until, err := c.AllowsRemovals(); err != nil || !until.Equal(now.Add(time.Hour)) {
+		t.Errorf("%v, %v", until, err)
+	}
+	c = ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}, annotations: {quartermaster.dev/allow-removals: 'yes'}}, spec: {caBundle: '!'}"))
+	if c.Malformed == nil || c.Labels["a"] != "b" {
+		t.Errorf("a cluster with a malformed spec: %v", c)
+	}
+	if until, err := c.AllowsRemovals(); err == nil || !until.IsZero() {
+		t.Errorf("allowed until yes: %v", until)
+	}
+	if until, err := (Cluster{}).AllowsRemovals(); err != nil || !until.IsZero() {
+		t.Errorf("allowed until %v without a word", until)
+	}
+}

@@ -1,0 +1,178 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestConnection(t *testing.T) {
+	ca := certificate(t, nil, "ca", now, now.Add(time.Hour))
+	tests := map[string]struct {
+		spec     func(*ClusterSpec)
+		unsafe   bool
+		endpoint string
+		bad      string
+		insecure bool
+	}{
+		"a name":                             {endpoint: "https://c1.example"},
+		"without a scheme it is https":       {spec: func(s *ClusterSpec) { s.APIEndpoint = "10.1.2.3:6443" }, endpoint: "https://10.1.2.3:6443"},
+		"a path":                             {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://proxy.example/clusters/c1" }, endpoint: "https://proxy.example/clusters/c1"},
+		"empty":                              {spec: func(s *ClusterSpec) { s.APIEndpoint = "" }, bad: "apiEndpoint"},
+		"no host":                            {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://:443" }, bad: "apiEndpoint"},
+		"no URL":                             {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://a b" }, bad: "apiEndpoint"},
+		"6: http":                            {spec: func(s *ClusterSpec) { s.APIEndpoint = "http://c1.example" }, bad: "not https"},
+		"http where unsafe is allowed":       {spec: func(s *ClusterSpec) { s.APIEndpoint = "http://127.0.0.1:8080" }, unsafe: true, endpoint: "http://127.0.0.1:8080"},
+		"another scheme, even where unsafe":  {spec: func(s *ClusterSpec) { s.APIEndpoint = "ftp://c1.example" }, unsafe: true, bad: "not https"},
+		"a password":                         {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://me:secret@c1.example" }, bad: "more than"},
+		"a query":                            {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://c1.example/?a=b" }, bad: "more than"},
+		"6: the address of cloud metadata":   {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://169.254.169.254" }, bad: "link-local"},
+		"6: its IPv6 form":                   {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://[::ffff:169.254.169.254]" }, bad: "link-local"},
+		"a proxy":                            {spec: func(s *ClusterSpec) { s.ProxyURL = "socks5://proxy.example:1080" }, endpoint: "https://c1.example"},
+		"a proxy of another scheme":          {spec: func(s *ClusterSpec) { s.ProxyURL = "file:///etc/passwd" }, bad: "proxyURL"},
+		"a proxy of an unknown scheme":       {spec: func(s *ClusterSpec) { s.ProxyURL = "gopher://proxy.example" }, bad: "proxyURL"},
+		"a proxy on the manager's own host":  {spec: func(s *ClusterSpec) { s.ProxyURL = "http://127.0.0.1" }, bad: "loopback"},
+		"a proxy that is no URL":             {spec: func(s *ClusterSpec) { s.ProxyURL = "http://me:secret@a b" }, bad: "proxyURL"},
+		"no Secret":                          {spec: func(s *ClusterSpec) { s.SecretRef.Name = "" }, bad: "secretRef"},
+		"a CA":                               {spec: func(s *ClusterSpec) { s.CABundle = ca.pem }, endpoint: "https://c1.example"},
+		"a CA that is none":                  {spec: func(s *ClusterSpec) { s.CABundle = []byte("ca") }, bad: "caBundle"},
+		"no check at all":                    {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"*"} }, endpoint: "https://c1.example", insecure: true},
+		"no check of the name and the times": {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"SubjectName", "ValidityPeriod"} }, endpoint: "https://c1.example", insecure: true},
+		"* and something else":               {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"*", "SubjectName"} }, bad: "disabledTLS"},
+		"an unknown check":                   {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"Revocation"} }, bad: "disabledTLS"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			spec := ClusterSpec{APIEndpoint: "https://c1.example"}
+			spec.SecretRef.Name = "s"
+			if test.spec != nil {
+				test.spec(&spec)
+			}
+			c, err := spec.Connection(test.unsafe)
+			if test.bad != "" {
+				if err == nil || !strings.Contains(err.Error(), test.bad) || strings.Contains(err.Error(), "secret@") {
+					t.Errorf("%v, want %q", err, test.bad)
+				}
+				return
+			}
+			if err != nil || c.Endpoint.String() != test.endpoint || c.Insecure() != test.insecure {
+				t.Errorf("%v, %v, insecure: %t", c.Endpoint, err, c.Insecure())
+			}
+			if (c.Proxy == nil) != (spec.ProxyURL == "") || (c.Roots == nil) != (spec.CABundle == nil) {
+				t.Errorf("proxy %v, roots %v", c.Proxy, c.Roots)
+			}
+		})
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for ip, allowed := range map[string]bool{"10.0.0.1": true, "192.0.2.1": true, "fd00::1": true, "2001:db8::1": true,
+		"127.0.0.1": false, "127.8.0.1": false, "::1": false, "::ffff:127.0.0.1": false, "169.254.169.254": false, "fe80::1": false, "fe80::1%eth0": false,
+		"224.0.0.1": false, "ff02::1": false, "0.0.0.0": false, "::": false, "::ffff:0.0.0.0": false} {
+		if err := Address(netip.MustParseAddr(ip), false); (err == nil) != allowed {
+			t.Errorf("%s: %v", ip, err)
+		}
+		if err := Address(netip.MustParseAddr(ip), true); err != nil {
+			t.Errorf("%s where unsafe is allowed: %v", ip, err)
+		}
+	}
+}
+
+func TestToken(t *testing.T) {
+	tests := map[string]struct {
+		secret map[string][]byte
+		want   string
+	}{
+		"a token":                     {map[string][]byte{"token": []byte("abc.def-_")}, "abc.def-_"},
+		"one with a line break after": {map[string][]byte{"token": []byte(" abc\n")}, "abc"},
+		"16 KiB":                      {map[string][]byte{"token": []byte(strings.Repeat("a", 16<<10))}, strings.Repeat("a", 16<<10)},
+		"more":                        {map[string][]byte{"token": []byte(strings.Repeat("a", 16<<10+1))}, ""},
+		"none":                        {nil, ""},
+		"blanks":                      {map[string][]byte{"token": []byte(" \n")}, ""},
+		"a line break within":         {map[string][]byte{"token": []byte("abc\r\nHost: x")}, ""},
+		"a NUL":                       {map[string][]byte{"token": []byte("abc\x00d")}, ""},
+		"no ASCII":                    {map[string][]byte{"token": []byte("abc\u00e9")}, ""},
+		"another key":                 {map[string][]byte{"password": []byte("abc")}, ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := Token(test.secret)
+			if got != test.want || (err == nil) != (test.want != "") || err != nil && strings.Contains(err.Error(), "abc") {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+}
+
+type signed struct {
+	*x509.Certificate
+	pem []byte
+	key *ecdsa.PrivateKey
+}
+
+func certificate(t *testing.T, by *signed, name string, from, to time.Time) *signed {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: from, NotAfter: to, DNSNames: []string{name},
+		BasicConstraintsValid: true, IsCA: by == nil, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
+	parent, parentKey := template, key
+	if by != nil {
+		parent, parentKey = by.Certificate, by.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &signed{c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key}
+}
+
+func TestVerify(t *testing.T) {
+	ca := certificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
+	other := certificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
+	leaf := certificate(t, ca, "c1.example", now.Add(-2*time.Minute), now.Add(-time.Minute))
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.Certificate)
+	tests := map[string]struct {
+		c     Connection
+		chain []*x509.Certificate
+		name  string
+		after time.Duration
+		want  bool
+	}{
+		"all is well":                       {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -90 * time.Second, want: true},
+		"it has expired":                    {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example"},
+		"it has expired, unchecked":         {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", want: true},
+		"not yet valid, unchecked":          {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -time.Hour, want: true},
+		"another name":                      {chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second},
+		"another name, unchecked":           {c: Connection{NoNameCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second, want: true},
+		"an unchecked name lets no CA pass": {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{certificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
+		"nothing is checked":                {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
+		"no certificate":                    {name: "c1.example"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			test.c.Roots = roots
+			if err := test.c.Verify(test.chain, test.name, now.Add(test.after)); (err == nil) != test.want {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,110 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Action is what to do with an object in a cluster.
+type Action int
+
+// The actions.
+const (
+	// Nothing is to be done. What is not wanted is gone, or counts as gone.
+	Nothing Action = iota
+	// Wait until the cluster has deleted the object: WaitingForRemoval.
+	Wait
+	// Create it. If it is there already, Collide decides.
+	Create
+	// Look reads the object and renders it, and updates it if its annotations are others than rendered.
+	Look
+	// Update reads the object, renders it and writes it with its resourceVersion.
+	Update
+	// Remove reads the object, and Removal decides.
+	Remove
+	// Unlabel takes the managed label off the object.
+	Unlabel
+)
+
+// State is what is known of F and its object in a cluster.
+type State struct {
+	// Exists is that there is F, Wanted that it is placed in the cluster and is not being deleted.
+	Exists, Wanted bool
+	// Keep is that the cluster keeps the object if it is not wanted: F is an orphan, the
+	// CustomResourceDefinition of F is being deleted, or it is a Namespace that is never propagated.
+	Keep bool
+	// Live is the managed object in the cache, or nil. Own is that it is the host's own Namespace.
+	Live *Member
+	Own  bool
+	// Recorded is the version that was last written, if it counts.
+	Recorded string
+	// Rendered is what F's digest says of the cluster.
+	Rendered OverrideDigest
+	// Seen is the hash of the annotations after the last write or look of this process, if it knows it.
+	Seen *uint64
+}
+
+// Decide returns what to do.
+func Decide(s State) Action {
+	switch live := s.Live; {
+	case live != nil && live.Deleting && s.Own:
+		return Nothing // it and F would wait for each other
+	case live != nil && live.Deleting:
+		return Wait
+	case s.Wanted && live == nil:
+		return Create
+	case live == nil:
+		return Nothing
+	case s.Wanted:
+		return s.refresh()
+	case s.Exists && !s.Own && !s.Keep:
+		return Remove
+	}
+	return Unlabel
+}
+
+// refresh decides on an object that is wanted and there.
+func (s State) refresh() Action {
+	live := s.Live
+	switch {
+	case live.Version != s.Recorded, strings.HasPrefix(live.Version, "gen:") && live.Labels != s.Rendered.Labels:
+		return Update
+	case !s.Rendered.Annotations:
+		return Nothing
+	case s.Seen == nil:
+		return Look
+	case *s.Seen != live.Annotations:
+		return Update
+	}
+	return Nothing
+}
+
+// Collide returns whether to update an object that a create found there, and the status of the cluster
+// if not, which is not tried again. One with the label is ours: the cache was late.
+func Collide(live metav1.Object, own bool, c Config) (update bool, status string) {
+	switch label := live.GetLabels()[ManagedLabel]; {
+	case label == "false":
+		return false, ManagedLabelFalse
+	case label != "true" && !own && !c.Adopt:
+		return false, AlreadyExists
+	}
+	return true, ""
+}
+
+// Removal returns what to do with an object that is not wanted, once it was read: what a cache says is
+// not enough to delete.
+func Removal(t *TypeConfig, live metav1.Object) Action {
+	switch {
+	case live.GetLabels()[ManagedLabel] != "true":
+		return Nothing
+	case live.GetDeletionTimestamp() != nil:
+		return Wait
+	case t.IsNamespace() && live.GetAnnotations()[AdoptedAnnotation] == "true":
+		return Unlabel
+	}
+	return Remove
+}

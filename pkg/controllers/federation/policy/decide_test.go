@@ -1,0 +1,272 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestDecide(t *testing.T) {
+	const labels, annotations = 1, 2
+	live := func(version string) *Member {
+		return &Member{Version: version, Labels: labels, Annotations: annotations}
+	}
+	deleting := &Member{Version: "gen:1", Deleting: true}
+	plain := OverrideDigest{Labels: labels}
+	annotated := OverrideDigest{Labels: labels, Annotations: true}
+	seen, other := uint64(annotations), uint64(annotations+1)
+	tests := map[string]struct {
+		state State
+		want  Action
+	}{
+		"17: wanted, the host's own, being deleted":             {State{Exists: true, Wanted: true, Live: deleting, Own: true}, Nothing},
+		"17: not wanted, the host's own, being deleted":         {State{Exists: true, Live: deleting, Own: true}, Nothing},
+		"wanted and being deleted":                              {State{Exists: true, Wanted: true, Live: deleting}, Wait},
+		"not wanted and being deleted":                          {State{Exists: true, Live: deleting}, Wait},
+		"no F and being deleted":                                {State{Live: deleting}, Wait},
+		"wanted and not there":                                  {State{Exists: true, Wanted: true}, Create},
+		"wanted, not there, but recorded":                       {State{Exists: true, Wanted: true, Recorded: "gen:1"}, Create},
+		"31: as recorded":                                       {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain}, Nothing},
+		"31: as recorded, without a generation":                 {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: plain}, Nothing},
+		"another label":                                         {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: OverrideDigest{Labels: labels + 1}}, Update},
+		"31: a Namespace with labels of its own":                {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: OverrideDigest{Labels: labels + 1}}, Nothing},
+		"32: drift":                                             {State{Exists: true, Wanted: true, Live: live("gen:2"), Recorded: "gen:1", Rendered: plain}, Update},
+		"nothing recorded":                                      {State{Exists: true, Wanted: true, Live: live("gen:1"), Rendered: plain}, Update},
+		"annotations of others change, and none are overridden": {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain, Seen: &other}, Nothing},
+		"overridden annotations as seen":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, Seen: &seen}, Nothing},
+		"overridden annotations changed":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, Seen: &other}, Update},
+		"overridden annotations after a restart":                {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated}, Look},
+		"16: not wanted, the host's own":                        {State{Exists: true, Live: live("rv:7"), Own: true}, Unlabel},
+		"15: not wanted":                                        {State{Exists: true, Live: live("gen:1")}, Remove},
+		"not wanted and not there":                              {State{Exists: true}, Nothing},
+		"34: no F":                                              {State{Live: live("gen:1")}, Unlabel},
+		"no F, not there":                                       {State{}, Nothing},
+		"40, 45: not wanted, but kept":                          {State{Exists: true, Keep: true, Live: live("gen:1")}, Unlabel},
+		"kept, but wanted":                                      {State{Exists: true, Keep: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain}, Nothing},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Decide(test.state); got != test.want {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestCollide(t *testing.T) {
+	label := func(value string) map[string]string { return map[string]string{ManagedLabel: value} }
+	adopt, not := DefaultConfig(), DefaultConfig()
+	not.Adopt = false
+	tests := map[string]struct {
+		labels map[string]string
+		own    bool
+		config Config
+		status string
+	}{
+		"28: it was there":                      {config: adopt},
+		"28: it was there, adoption is off":     {config: not, status: AlreadyExists},
+		"the host's own, adoption is off":       {config: not, own: true},
+		"29: labelled not managed":              {labels: label("false"), config: adopt, status: ManagedLabelFalse},
+		"29: the host's own, so labelled":       {labels: label("false"), own: true, config: adopt, status: ManagedLabelFalse},
+		"labelled, and the cache did not know":  {labels: label("true"), config: not},
+		"labelled with a word":                  {labels: label("yes"), config: not, status: AlreadyExists},
+		"other labels, and it may be adopted":   {labels: map[string]string{"a": "b"}, config: adopt},
+		"other labels, and it may not be taken": {labels: map[string]string{"a": "b"}, config: not, status: AlreadyExists},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if update, status := Collide(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status || update != (status == "") {
+				t.Errorf("%t %q, want %q", update, status, test.status)
+			}
+		})
+	}
+}
+
+func TestRemoval(t *testing.T) {
+	label, deleted := map[string]string{ManagedLabel: "true"}, metav1.NewTime(now)
+	adopted := map[string]string{AdoptedAnnotation: "true"}
+	tests := map[string]struct {
+		kind string
+		live metav1.ObjectMeta
+		want Action
+	}{
+		"15: managed":                            {"ConfigMap", metav1.ObjectMeta{Labels: label}, Remove},
+		"the label is gone":                      {"ConfigMap", metav1.ObjectMeta{}, Nothing},
+		"the label says not managed":             {"ConfigMap", metav1.ObjectMeta{Labels: map[string]string{ManagedLabel: "false"}}, Nothing},
+		"being deleted":                          {"ConfigMap", metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, Wait},
+		"a Namespace of the federation":          {"Namespace", metav1.ObjectMeta{Labels: label}, Remove},
+		"18: an adopted Namespace":               {"Namespace", metav1.ObjectMeta{Labels: label, Annotations: adopted}, Unlabel},
+		"only a Namespace counts as adopted":     {"ConfigMap", metav1.ObjectMeta{Labels: label, Annotations: adopted}, Remove},
+		"an adopted Namespace without its label": {"Namespace", metav1.ObjectMeta{Annotations: adopted}, Nothing},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := Removal(typeOf(test.kind), &test.live); got != test.want {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestHolds(t *testing.T) {
+	const delay = 20 * time.Second
+	settled := Removals{Listed: true, ReadySince: now.Add(-delay), Deletions: 20, Managed: 20}
+	with := func(change func(*Removals)) Removals { r := settled; change(&r); return r }
+	tests := map[string]struct {
+		removals Removals
+		deletion bool // of F itself
+		guard    int
+		want     Hold
+		after    time.Duration
+	}{
+		"the lists are not complete":                    {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: Incomplete},
+		"they are not, and F is deleted":                {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: Incomplete},
+		"the cluster has been ready for 5 s":            {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: NotSettled, after: 15 * time.Second},
+		"the cluster has been ready for 5 s, F deleted": {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), deletion: true, guard: 0},
+		"42: all of 20":                                 {removals: settled, guard: 50, want: Guarded},
+		"42: all of 20, allowed":                        {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
+		"all of 20, allowed until now":                  {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: Guarded},
+		"all of 20, F itself deleted":                   {removals: settled, deletion: true, guard: 50},
+		"10 of 10":                                      {removals: with(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
+		"11 of 11":                                      {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: Guarded},
+		"50 of 100":                                     {removals: with(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
+		"51 of 100":                                     {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: Guarded},
+		"a guard of 0 holds a single one":               {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: Guarded},
+		"a guard of 0, allowed":                         {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
+		"a guard of 100 holds nothing":                  {removals: settled, guard: 100},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			hold, after := test.removals.Holds(!test.deletion, delay, test.guard, now)
+			if hold != test.want || after != test.after {
+				t.Errorf("%v after %v, want %v after %v", hold, after, test.want, test.after)
+			}
+		})
+	}
+}
+
+func TestDeleteOptions(t *testing.T) {
+	five, orphan := int64(5), metav1.DeletePropagationOrphan
+	tests := map[string]struct {
+		annotation string
+		want       metav1.DeleteOptions
+		malformed  bool
+	}{
+		"none":                          {},
+		"41: orphan":                    {annotation: `{"propagationPolicy":"Orphan"}`, want: metav1.DeleteOptions{PropagationPolicy: &orphan}},
+		"a grace period":                {annotation: `{"gracePeriodSeconds":5}`, want: metav1.DeleteOptions{GracePeriodSeconds: &five}},
+		"others are not used":           {annotation: `{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":5,"dryRun":["All"],"preconditions":{"uid":"u"},"orphanDependents":true}`, want: metav1.DeleteOptions{GracePeriodSeconds: &five}},
+		"41: no JSON":                   {annotation: "Orphan", malformed: true},
+		"a text where a number belongs": {annotation: `{"gracePeriodSeconds":"5"}`, malformed: true},
+		"a negative grace period":       {annotation: `{"gracePeriodSeconds":-1}`, malformed: true},
+		"an unknown policy":             {annotation: `{"propagationPolicy":"Now"}`, malformed: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := &Federated{}
+			if test.annotation != "" {
+				f.Annotations = map[string]string{DeleteOptionAnnotation: test.annotation}
+			}
+			got, err := f.DeleteOptions()
+			if (err != nil) != test.malformed {
+				t.Error(err)
+			}
+			equal(t, got, test.want)
+		})
+	}
+	for value, want := range map[string]bool{"true": true, "false": false, "True": false, "": false} {
+		if got := (&Federated{Annotations: map[string]string{OrphanAnnotation: value}}).Orphan(); got != want {
+			t.Errorf("orphan %q: %t", value, got)
+		}
+	}
+}
+
+func TestWhenFMayGo(t *testing.T) {
+	ready := Clearing{Joined: true, Ready: true, Serving: Synced, Expected: true}
+	with := func(change func(*Clearing)) Clearing { c := ready; change(&c); return c }
+	tests := map[string]struct {
+		clearing Clearing
+		want     Clear
+	}{
+		"35: it is there":                            {with(func(c *Clearing) { c.Live = &Member{} }), NotClear},
+		"it is being deleted":                        {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotClear},
+		"17: the host's own, being deleted":          {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), IsClear},
+		"the host's own":                             {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotClear},
+		"the cache shows none":                       {ready, MustAsk},
+		"the cache shows none, and neither did GET":  {with(func(c *Clearing) { c.Asked = AskedClean }), IsClear},
+		"the cache shows none, but a GET did":        {with(func(c *Clearing) { c.Asked = AskedHeld }), NotClear},
+		"the cache shows none, and none is expected": {with(func(c *Clearing) { c.Expected = false }), IsClear},
+		"36: the cluster is away":                    {with(func(c *Clearing) { c.Ready, c.Asked = false, AskedClean }), NotClear},
+		"the cluster does not serve the type":        {with(func(c *Clearing) { c.Serving = Absent }), MustAsk},
+		"the cluster forbids it":                     {with(func(c *Clearing) { c.Serving = Forbidden }), NotClear},
+		"the list is not complete":                   {with(func(c *Clearing) { c.Serving = NotListed }), NotClear},
+		"there is no such cluster":                   {with(func(c *Clearing) { c.Joined, c.Ready = false, false }), IsClear},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := test.clearing.Clear(); got != test.want {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
+	}
+	equal(t, ToClear([]string{"c", "a"}, []string{"b", "a"}, []string{"d"}), []string{"a", "b", "c", "d"})
+	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
+	for what, test := range map[string]struct {
+		live metav1.Object
+		own  bool
+		want Asked
+	}{
+		"404": {nil, false, AskedClean}, "unlabelled": {&metav1.ObjectMeta{}, false, AskedClean}, "managed": {&metav1.ObjectMeta{Labels: label}, false, AskedHeld},
+		"own": {&metav1.ObjectMeta{Labels: label}, true, AskedHeld}, "own, being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, true, AskedClean},
+		"being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, false, AskedHeld},
+	} {
+		if got := Ask(test.live, test.own); got != test.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
+// TestRepeats writes the content a as soon as it may, and says at which seconds.
+func TestRepeats(t *testing.T) {
+	const a, b = 1, 2
+	var r Repeats
+	at := now
+	write := func(content uint64, seconds int, conflict bool) {
+		t.Helper()
+		if next := r.Next(content); next.After(at) {
+			at = next
+		}
+		if got := r.Wrote(content, at); got != conflict {
+			t.Errorf("conflict: %t", got)
+		}
+		if got := int(at.Sub(now) / time.Second); got != seconds {
+			t.Fatalf("written after %d s, want %d", got, seconds)
+		}
+	}
+	for range 4 { // 33
+		write(a, 0, false)
+	}
+	write(a, 0, true)
+	for _, seconds := range []int{30, 90, 210, 450, 930, 1530, 2130} {
+		write(a, seconds, true)
+	}
+	write(b, 2130, false)
+	write(a, 2130, false)
+	for range 3 {
+		write(a, 2130, false)
+	}
+	write(a, 2130, true)
+	at = at.Add(minRepeat + repeatWindow)
+	if !r.Idle(at) {
+		t.Error("it is remembered for ever")
+	}
+	write(a, 2760, false)
+	for i := range 20 {
+		at = at.Add(151 * time.Second)
+		write(a, 2760+151*(i+1), false) // five in 604 s
+	}
+}

@@ -1,0 +1,165 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Federated is a federated object, F. It refers to what it was read from, and changes nothing there.
+type Federated struct {
+	Namespace, Name string
+	UID             types.UID
+	Generation      int64
+	Annotations     map[string]string
+	// Deleting is that it has a deletionTimestamp, Finalizer that it has ours.
+	Deleting, Finalizer bool
+	// Template is what clusters get, or nil.
+	Template  any
+	Placement Placement
+	Status    FederatedStatus
+
+	hasSpec        bool
+	retainReplicas any
+	overrides      []clusterOverrides
+	// malformed is why the overrides cannot be read. All clusters fail, since any may be meant.
+	malformed error
+}
+
+// ReadFederated reads a federated object. A status that cannot be read counts as none.
+func ReadFederated(u *unstructured.Unstructured) *Federated {
+	f := &Federated{
+		Namespace: u.GetNamespace(), Name: u.GetName(), UID: u.GetUID(), Generation: u.GetGeneration(), Annotations: u.GetAnnotations(),
+		Deleting: u.GetDeletionTimestamp() != nil, Finalizer: slices.Contains(u.GetFinalizers(), Finalizer),
+	}
+	if decode(u.Object["status"], &f.Status) != nil {
+		f.Status = FederatedStatus{}
+	}
+	if u.Object["spec"] == nil {
+		return f
+	}
+	f.hasSpec = true
+	spec, isObject := u.Object["spec"].(map[string]any)
+	if !isObject {
+		f.Placement.Malformed = "spec is no object"
+		return f
+	}
+	f.Template, f.Placement, f.retainReplicas = spec["template"], readPlacement(spec["placement"]), spec["retainReplicas"]
+	f.malformed = decode(spec["overrides"], &f.overrides)
+	return f
+}
+
+// Warnings returns what of the template clusters do not get.
+func (f *Federated) Warnings() (warnings []Warning) {
+	template, _ := f.Template.(map[string]any)
+	metadata, _ := template["metadata"].(map[string]any)
+	if metadata["annotations"] != nil {
+		warnings = append(warnings, Warning{AnnotationsNotSupported, "annotations of the template are not propagated; an override of /metadata/annotations is"})
+	}
+	if metadata["finalizers"] != nil {
+		warnings = append(warnings, Warning{FinalizersNotSupported, "finalizers of the template are not propagated"})
+	}
+	return warnings
+}
+
+// ValidName reports whether F counts: a FederatedNamespace has the name of its namespace.
+func (f *Federated) ValidName(t *TypeConfig) bool { return !t.IsNamespace() || f.Name == f.Namespace }
+
+// Digest is what the manager keeps of a federated object: enough to decide that there is nothing to do.
+type Digest struct {
+	Versions  Versions  `json:"v"`
+	Placement Placement `json:"p"`
+	// Labels is the hash of the labels in clusters without overrides.
+	Labels uint64 `json:"l"`
+	// Overrides are those of clusters, sorted by cluster.
+	Overrides []OverrideDigest `json:"o,omitempty"`
+	// Finalizer is that F has ours. Status is the hash of its status, see FederatedStatus.Hash.
+	Finalizer bool   `json:"f,omitempty"`
+	Status    uint64 `json:"s"`
+}
+
+// OverrideDigest is what is kept of the overrides of a cluster.
+type OverrideDigest struct {
+	Cluster string `json:"c"`
+	// Hash is that of the overrides, Labels that of the labels with them.
+	Hash   uint64 `json:"h"`
+	Labels uint64 `json:"l"`
+	// Annotations is that annotations are overridden.
+	Annotations bool `json:"a,omitempty"`
+}
+
+// Digest returns the digest of F.
+func (f *Federated) Digest() Digest {
+	d := Digest{Versions: f.Versions(), Placement: f.Placement, Labels: fold(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
+	for _, cluster := range f.overrides {
+		operations := cluster.ClusterOverrides
+		if at := slices.IndexFunc(d.Overrides, func(o OverrideDigest) bool { return o.Cluster == cluster.ClusterName }); at >= 0 {
+			d.Overrides[at].Hash ^= fold(cluster) // named twice, which fails
+			continue
+		}
+		d.Overrides = append(d.Overrides, OverrideDigest{Cluster: cluster.ClusterName, Hash: fold(operations),
+			Labels: fold(f.labels(operations)), Annotations: slices.ContainsFunc(operations, Operation.touchesAnnotations)})
+	}
+	slices.SortFunc(d.Overrides, func(a, b OverrideDigest) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	return d
+}
+
+// For returns what the digest says of a cluster.
+func (d *Digest) For(cluster string) OverrideDigest {
+	at, found := slices.BinarySearchFunc(d.Overrides, cluster, func(o OverrideDigest, name string) int { return cmp.Compare(o.Cluster, name) })
+	if !found {
+		return OverrideDigest{Cluster: cluster, Labels: d.Labels}
+	}
+	return d.Overrides[at]
+}
+
+// Content returns a hash of what F says of a cluster, for Repeats.
+func (d *Digest) Content(cluster string) uint64 {
+	return fold([]any{d.Versions.Template, d.For(cluster).Hash})
+}
+
+// Summarize returns the digest of a federated object as bytes, which the cache keeps instead of it.
+func Summarize(u *unstructured.Unstructured) []byte {
+	data, err := json.Marshal(ReadFederated(u).Digest())
+	if err != nil {
+		return nil // not possible: a digest is plain data
+	}
+	return data
+}
+
+// ReadDigest reads what Summarize returned.
+func ReadDigest(summary []byte) (d Digest, err error) {
+	return d, json.Unmarshal(summary, &d)
+}
+
+// labels returns the labels of the object in a cluster with these overrides. Operations elsewhere
+// cannot change them, and one that fails fails in Render too.
+func (f *Federated) labels(operations []Operation) map[string]any {
+	template, _ := f.Template.(map[string]any)
+	metadata, _ := template["metadata"].(map[string]any)
+	stub := map[string]any{}
+	if labels, isObject := metadata["labels"].(map[string]any); isObject {
+		stub["labels"] = copied(labels)
+	}
+	var object any = map[string]any{"metadata": stub}
+	for _, o := range operations {
+		if path, err := o.pointer(); err == nil && (len(path) < 2 && covers(path, "metadata") || covers(path, "metadata", "labels")) {
+			if patched, err := o.apply(object, path); err == nil {
+				object = patched
+			}
+		}
+	}
+	fields, _ := object.(map[string]any)
+	labels, found, err := unstructured.NestedMap(fields, "metadata", "labels")
+	if !found || err != nil {
+		labels = map[string]any{}
+	}
+	labels[ManagedLabel] = "true"
+	return labels
+}

@@ -1,0 +1,113 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import "strings"
+
+// Result is what a probe found.
+type Result int
+
+// The results. Unknown is that of no probe.
+const (
+	Unknown  Result = iota
+	Well            // 200 and ok
+	Unwell          // another answer
+	NoAnswer        // no answer
+	NoClient        // the KubeFedCluster or its Secret gives no client
+)
+
+// Answer returns what an answer to GET /healthz means.
+func Answer(code int, body string) Result {
+	if code == 200 && strings.EqualFold(body, "ok") {
+		return Well
+	}
+	return Unwell
+}
+
+// Health is the state of a cluster. Its zero value takes the first result.
+type Health struct {
+	// State is the result that counts: Well is ready, every other one not ready.
+	State Result
+	// Error is why there was no answer.
+	Error string
+	// streak is how many results in a row contradict the state.
+	streak int64
+}
+
+// StartHealth returns the health that a new leader begins with. Without a condition Ready, the first
+// result counts.
+func StartHealth(s ClusterStatus) Health {
+	status := map[string]string{}
+	for _, c := range s.Conditions {
+		status[c.Type] = c.Status
+	}
+	switch {
+	case status[Ready] == "True":
+		return Health{State: Well}
+	case status[Ready] != "False":
+		return Health{}
+	case status[ConfigMalformed] == "True":
+		return Health{State: NoClient}
+	case status[Offline] == "True":
+		return Health{State: NoAnswer}
+	}
+	return Health{State: Unwell}
+}
+
+// Ready reports whether the cluster is ready.
+func (h Health) Ready() bool { return h.State == Well }
+
+// maxError is how many bytes of another cluster's words are repeated.
+const maxError = 256
+
+// Observe returns the health after a probe.
+func (h Health) Observe(r Result, err string, c Config) Health {
+	next := Health{State: r, Error: cut(err, maxError)}
+	threshold := c.FailureThreshold
+	if r == Well {
+		threshold = c.SuccessThreshold
+	}
+	switch {
+	case h.State == Unknown, r == NoClient, (h.State == Well) == (r == Well):
+		return next
+	case h.streak+1 >= threshold:
+		return next
+	}
+	h.streak++
+	return h
+}
+
+// Event returns the reason of the Warning for a change of the state, or "".
+func (h Health) Event(before Health) string {
+	if h.State != before.State {
+		switch h.State {
+		case NoClient:
+			return "MalformedClusterConfig"
+		case NoAnswer:
+			return "RetrievingClusterHealthFailed"
+		}
+	}
+	return ""
+}
+
+// conditions returns the whole list, without times.
+func (h Health) conditions() []ClusterCondition {
+	condition := func(kind, status, reason, message string) ClusterCondition {
+		return ClusterCondition{Type: kind, Status: status, Reason: reason, Message: message}
+	}
+	switch h.State {
+	case Well:
+		return []ClusterCondition{condition(Ready, "True", "ClusterReady", "/healthz responded with ok")}
+	case Unwell:
+		return []ClusterCondition{condition(Ready, "False", "ClusterNotReady", "/healthz responded without ok"),
+			condition(Offline, "False", "ClusterReachable", "cluster is reachable")}
+	case NoAnswer:
+		text := "cluster is not reachable: " + h.Error
+		return []ClusterCondition{condition(Offline, "True", "ClusterNotReachable", text), condition(Ready, "False", "ClusterNotReachable", text)}
+	case NoClient:
+		text := "cluster's configuration may be malformed"
+		return []ClusterCondition{condition(ConfigMalformed, "True", "ClusterConfigMalformed", text), condition(Ready, "False", "ClusterConfigMalformed", text)}
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// overridden renders an F with these overrides of c1.
+func overridden(kind, template, operations, live string) rendering {
+	return rendering{kind: kind, live: live, spec: "template: {" + template + "}, overrides: [{clusterName: c1, clusterOverrides: [" + operations + "]}]"}
+}
+
+func (r rendering) is(want string) rendering { r.want = want; return r }
+
+func TestOverrides(t *testing.T) {
+	const (
+		live = "metadata: {name: f, namespace: ns, resourceVersion: '7', annotations: {revision: '1'}, ownerReferences: [{name: o}]}"
+		head = "apiVersion: v1, kind: ConfigMap, "
+	)
+	cm := func(operations string) rendering {
+		return overridden("", "data: {a: b}, list: [x, w, z]", operations, "")
+	}
+	update := func(operations string) rendering { return overridden("", "data: {a: b}", operations, live) }
+	data := func(data string) string { return head + managed("") + ", data: {" + data + "}, list: [x, w, z]" }
+	list := func(list string) string { return head + managed("") + ", data: {a: b}, list: [" + list + "]" }
+	updated := func(annotations string) string {
+		return head + managed(", resourceVersion: '7', ownerReferences: [{name: o}], annotations: {"+annotations+"}") + ", data: {a: b}"
+	}
+	refused := func(r rendering) rendering { r.fails = ApplyOverridesFailed; return r }
+	tests := map[string]rendering{
+		"replace is the default":                       cm("{path: /data/a, value: c}").is(data("a: c")),
+		"replace of a missing member sets it":          cm("{op: replace, path: /data/new, value: c}").is(data("a: b, new: c")),
+		"25: replace of a missing parent":              refused(cm("{path: /x/y, value: c}")),
+		"replace of a missing index":                   refused(cm("{path: /list/3, value: c}")),
+		"replace of an index":                          cm("{path: /list/0, value: c}").is(list("c, w, z")),
+		"replace of the last":                          cm("{path: /list/-1, value: c}").is(list("x, w, c")),
+		"replace of -4":                                refused(cm("{path: /list/-4, value: c}")),
+		"replace of an index that is text":             refused(cm("{path: /list/a, value: c}")),
+		"replace below a text":                         refused(cm("{path: /data/a/b, value: c}")),
+		"add a member":                                 cm("{op: add, path: /data/new, value: c}").is(data("a: b, new: c")),
+		"add in a list":                                cm("{op: add, path: /list/1, value: c}").is(list("x, c, w, z")),
+		"add at the end":                               cm("{op: add, path: /list/-, value: c}").is(list("x, w, z, c")),
+		"add as the last":                              cm("{op: add, path: /list/-1, value: c}").is(list("x, w, z, c")),
+		"add after the end":                            refused(cm("{op: add, path: /list/4, value: c}")),
+		"remove a member":                              cm("{op: remove, path: /data/a}").is(data("")),
+		"remove a missing member":                      refused(cm("{op: remove, path: /data/new}")),
+		"remove from a list":                           cm("{op: remove, path: /list/0}").is(list("w, z")),
+		"remove the last":                              cm("{op: remove, path: /list/-1}").is(list("x, w")),
+		"remove a missing index":                       refused(cm("{op: remove, path: /list/3}")),
+		"a value of null, and none":                    cm("{path: /data/a, value: null}, {path: /data/b}").is(data("a: null, b: null")),
+		"operations in their order":                    cm("{op: remove, path: /list/0}, {path: /list/00, value: c}").is(list("c, z")),
+		"escaped slashes and tildes":                   cm("{path: /data/a~1b~0c, value: d}").is(data("a: b, a/b~c: d")),
+		"a member without a name":                      cm("{path: /data/, value: c}").is(data("a: b, '': c")),
+		"a path twice":                                 refused(cm("{path: /data/a, value: c}, {op: add, path: /data/a, value: c}")),
+		"a path twice, once with a text before it":     refused(cm("{path: /data/a, value: c}, {op: add, path: x/data/a, value: c}")),
+		"another op":                                   refused(cm("{op: move, from: /data, path: /x}")),
+		"a test":                                       refused(cm("{op: test, path: /data/a, value: b}")),
+		"a path without a slash":                       refused(cm("{path: data, value: c}")),
+		"the cluster twice":                            {spec: "template: {}, overrides: [{clusterName: c1}, {clusterName: c1}]", fails: ApplyOverridesFailed},
+		"another cluster twice":                        {spec: "template: {}, overrides: [{clusterName: c2}, {clusterName: c2}]", want: head + managed("")},
+		"overrides that are text":                      {spec: "template: {}, overrides: text", fails: ApplyOverridesFailed},
+		"a path that is a number":                      refused(cm("{path: 1, value: c}")),
+		"9: another version of the group":              overridden("Deployment", "", "{path: /apiVersion, value: apps/v1beta1}", "").is("apiVersion: apps/v1beta1, kind: Deployment, " + managed("")),
+		"26: another group":                            refused(overridden("Deployment", "", "{path: /apiVersion, value: example.com/v1}", "")),
+		"26: a group in place of none":                 refused(cm("{path: /apiVersion, value: apps/v1}")),
+		"no version":                                   refused(cm("{op: remove, path: /apiVersion}")),
+		"26: all, in another namespace":                refused(cm(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: other}}}`)),
+		"all, as it was":                               cm(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: ns}}}`).is(head + managed("")),
+		"all, without the version that is there":       refused(update(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: ns}}}`)),
+		"all, by a list":                               refused(cm(`{path: "", value: []}`)),
+		"all, by nothing":                              refused(cm(`{path: ""}`)),
+		"all, by nothing at all":                       refused(cm(`{op: remove, path: ""}`)),
+		"26: metadata of another namespace":            refused(cm("{path: /metadata, value: {name: f, namespace: other}}")),
+		"metadata as it was":                           cm("{path: /metadata, value: {name: f, namespace: ns}}").is(head + managed("") + ", data: {a: b}, list: [x, w, z]"),
+		"no metadata":                                  refused(cm("{op: remove, path: /metadata}")),
+		"metadata that is text":                        refused(cm("{path: /metadata, value: f}")),
+		"26: another kind, with a text before it":      refused(cm("{path: x/kind, value: Secret}")),
+		"another kind":                                 refused(cm("{path: /kind, value: Secret}")),
+		"no kind":                                      refused(cm("{op: remove, path: /kind}")),
+		"another name":                                 refused(cm("{path: /metadata/name, value: g}")),
+		"another namespace":                            refused(cm("{path: x/metadata/namespace, value: other}")),
+		"a namespace for a Namespace":                  refused(overridden("Namespace", "", "{path: /metadata/namespace, value: other}", "")),
+		"26: a version of the object":                  refused(cm("{path: /metadata/resourceVersion, value: '1'}")),
+		"another version of the object":                refused(update("{path: /metadata/resourceVersion, value: '1'}")),
+		"no version of the object":                     refused(update("{op: remove, path: /metadata/resourceVersion}")),
+		"a UID":                                        refused(cm("{path: /metadata/uid, value: u}")),
+		"a generated name":                             refused(cm("{path: /metadata/generateName, value: f-}")),
+		"an owner":                                     refused(cm("{path: /metadata/ownerReferences, value: [{name: a}]}")),
+		"another owner":                                refused(update("{op: add, path: /metadata/ownerReferences/0, value: {name: a}}")),
+		"finalizers":                                   cm("{path: /metadata/finalizers, value: [a/b]}").is(head + managed(", finalizers: [a/b]") + ", data: {a: b}, list: [x, w, z]"),
+		"27: the label is dropped":                     cm("{path: /metadata/labels, value: {x: v}}").is(head + "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true', x: v}}, data: {a: b}, list: [x, w, z]"),
+		"27: the label is false":                       cm("{path: /metadata/labels, value: {kubefed.io/managed: 'false'}}").is(data("a: b")),
+		"labels are null":                              cm("{path: /metadata/labels, value: null}").is(data("a: b")),
+		"labels are numbers":                           refused(cm("{path: /metadata/labels, value: {a: 1}}")),
+		"labels are text":                              refused(cm("{path: /metadata/labels, value: a}")),
+		"annotations of a new object":                  cm("{op: add, path: /metadata/annotations, value: {foo: bar}}").is(head + managed(", annotations: {foo: bar}") + ", data: {a: b}, list: [x, w, z]"),
+		"all annotations, and the member's stay":       update("{op: add, path: /metadata/annotations, value: {foo: bar}}").is(updated("foo: bar, revision: '1'")),
+		"replace all annotations, and they stay":       update("{path: /metadata/annotations, value: {foo: bar, revision: '2'}}").is(updated("foo: bar, revision: '2'")),
+		"24: all annotations, and one is removed":      update("{op: add, path: /metadata/annotations, value: {foo: bar}}, {op: remove, path: /metadata/annotations/foo}").is(updated("revision: '1'")),
+		"all annotations, and the member's is removed": update("{op: add, path: /metadata/annotations, value: {foo: bar}}, {op: remove, path: /metadata/annotations/revision}").is(updated("foo: bar")),
+		"over 1.5 MiB":                                 refused(cm("{path: /data/a, value: " + strings.Repeat("a", maxObject) + "}")),
+		"over 10,000 operations":                       refused(cm(strings.Repeat("{path: /data/a, value: c}, ", maxOperations) + "{path: /data/b}")),
+		"deeper than the object":                       refused(cm("{path: " + strings.Repeat("/a", 100_000) + ", value: c}")),
+	}
+	for name, test := range tests {
+		t.Run(name, test.run)
+	}
+}
+
+// TestALongListOfInsertionsEnds bounds what a tenant's overrides cost.
+func TestALongListOfInsertionsEnds(t *testing.T) {
+	var operations []Operation
+	for i := range maxOperations {
+		operations = append(operations, Operation{Op: opAdd, Path: fmt.Sprintf("/list/%d", -1-i), Value: true})
+	}
+	f := &Federated{Name: "f", Namespace: "ns", Template: map[string]any{"list": []any{}}, overrides: []clusterOverrides{{"c1", operations}}}
+	got, err := Render(Request{Type: typeOf("ConfigMap"), Federated: f, Cluster: "c1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := got.Object["list"].([]any); len(list) != maxOperations {
+		t.Errorf("%d items", len(list))
+	}
+}
+
+const fuzzLive = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f","namespace":"ns","resourceVersion":"7","uid":"u",
+	"labels":{"a":"b"},"annotations":{"x":"y"},"ownerReferences":[{"name":"o"}]},"data":{"a":"b"}}`
+
+// FuzzOverrides looks for overrides that make another object than F's.
+func FuzzOverrides(f *testing.F) {
+	f.Add(`{"data":{"a":"b"}}`, `[{"path":"","value":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f","namespace":"other"}}}]`, true)
+	f.Add(`{"apiVersion":"v1","list":[1,2]}`, `[{"op":"add","path":"/metadata","value":{"name":"g"}},{"op":"remove","path":"x/kind"}]`, false)
+	f.Add(`{"metadata":{"labels":{"a":"b"}}}`, `[{"path":"x/metadata/namespace","value":"other"},{"path":"/metadata/annotations","value":{"c":"d"}}]`, true)
+	f.Add(`{"kind":"Secret","apiVersion":"apps/v1"}`, `[{"op":"remove","path":"/list/-1"},{"path":"/apiVersion","value":"apps/v1"}]`, false)
+	f.Add(`{"metadata":{"name":"g","namespace":"other"}}`, `[{"path":"/metadata/labels/kubefed.io~1managed","value":"false"}]`, true)
+	f.Add(`null`, `[{"path":"/metadata/ownerReferences/-","op":"add","value":{"name":"o"}}]`, true)
+	f.Fuzz(func(t *testing.T, template, operations string, exists bool) {
+		u := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "f", "namespace": "ns"}}}
+		var spec, list any
+		if json.Unmarshal([]byte(template), &spec) != nil || json.Unmarshal([]byte(operations), &list) != nil {
+			t.Skip()
+		}
+		u.Object["spec"] = map[string]any{"template": spec, "overrides": []any{map[string]any{"clusterName": "c1", "clusterOverrides": list}}}
+		request := Request{Type: typeOf("ConfigMap"), Federated: ReadFederated(u), Cluster: "c1"}
+		if exists {
+			request.Live = &unstructured.Unstructured{}
+			if err := request.Live.UnmarshalJSON([]byte(fuzzLive)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := u.DeepCopy()
+		got, err := Render(request)
+		equal(t, u, before)
+		digest, digestErr := ReadDigest(Summarize(u))
+		if digestErr != nil {
+			t.Fatal(digestErr)
+		}
+		if err != nil {
+			return
+		}
+		sent, err := got.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// What the API server reads may differ from what was checked.
+		var read unstructured.Unstructured
+		if err := read.UnmarshalJSON(sent); err != nil {
+			t.Fatal(err)
+		}
+		version := ""
+		if exists {
+			version = "7"
+		}
+		if read.GetKind() != "ConfigMap" || read.GroupVersionKind().Group != "" || read.GetName() != "f" || read.GetNamespace() != "ns" ||
+			read.GetResourceVersion() != version || read.GetUID() != "" || len(read.GetOwnerReferences()) > 0 != exists || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
+			t.Fatalf("%s and %s give %s", template, operations, sent)
+		}
+		if labels := hashed(read.GetLabels()); digest.For("c1").Labels != labels {
+			t.Fatalf("%s and %s give other labels than their digest says: %s", template, operations, sent)
+		}
+	})
+}
+
+// FuzzPatch holds apply against json-patch v4.
+func FuzzPatch(f *testing.F) {
+	document := `{"a":{"b":[1,[2],{"c":null}]},"":"x","d~/":{}}`
+	for _, path := range []string{"/a/b/0", "/a/b/-1", "/a/b/-", "/a/b/1/0", "/a/b/2/c", "/", "/d~0~1/e", "x/a", "a", "/a/b/+1", "/a/b/00", "/a/c/d"} {
+		for _, op := range []string{opAdd, opRemove, opReplace} {
+			f.Add(document, op, path, `{"v":1}`)
+		}
+	}
+	f.Fuzz(func(t *testing.T, document, op, path, value string) {
+		var object map[string]any
+		var v any
+		if json.Unmarshal([]byte(document), &object) != nil || object == nil || json.Unmarshal([]byte(value), &v) != nil || op != opAdd && op != opRemove && op != opReplace || !utf8.ValidString(path) {
+			t.Skip()
+		}
+		o := Operation{Op: op, Path: path, Value: v}
+		keys, err := o.pointer()
+		if _, isObject := v.(map[string]any); len(keys) == 0 && err == nil && !isObject || covers(keys, "metadata", "annotations") {
+			t.Skip() // where the two differ on purpose
+		}
+		plain, _ := json.Marshal(object)
+		patch, patchErr := json.Marshal([]Operation{o})
+		if patchErr != nil {
+			t.Fatal(patchErr)
+		}
+		decoded, patchErr := jsonpatch.DecodePatch(patch)
+		if patchErr != nil {
+			t.Fatal(patchErr)
+		}
+		want, wantErr := decoded.Apply(plain)
+		var got any
+		if err == nil {
+			got, err = o.apply(object, keys)
+		}
+		if (err == nil) != (wantErr == nil) {
+			t.Fatalf("%s %q in %s: %v, want %v", op, path, plain, err, wantErr)
+		}
+		if err != nil {
+			return
+		}
+		var wanted any
+		if err := json.Unmarshal(want, &wanted); err != nil {
+			t.Fatal(err)
+		}
+		gotJSON, _ := json.Marshal(got)
+		wantJSON, _ := json.Marshal(wanted)
+		if !bytes.Equal(gotJSON, wantJSON) {
+			t.Fatalf("%s %q in %s: %s, want %s", op, path, plain, gotJSON, wantJSON)
+		}
+	})
+}

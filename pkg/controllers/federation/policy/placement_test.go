@@ -1,0 +1,123 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPlace has clusters a, b and c; a and b have the label size: big.
+func TestPlace(t *testing.T) {
+	clusters := []Cluster{{Name: "c"}, {Name: "a", Labels: map[string]string{"size": "big", "zone": "1"}}, {Name: "b", Labels: map[string]string{"size": "big"}}}
+	const all, none = "placement: {clusterSelector: {}}", "-"
+	tests := map[string]struct {
+		kind, spec, namespace string // namespace is the spec of its FederatedNamespace; "" selects all, none is no such
+		want                  string
+		reason                string
+	}{
+		"a list":                                     {spec: "placement: {clusters: [{name: c}, {name: a}]}", want: "a c"},
+		"a list and a selector":                      {spec: "placement: {clusters: [{name: c}], clusterSelector: {matchLabels: {size: big}}}", want: "c"},
+		"a list and a malformed selector":            {spec: "placement: {clusters: [{name: c}], clusterSelector: {matchExpressions: [{key: size, operator: Near}]}}", want: "c"},
+		"a list with a cluster that is not there":    {spec: "placement: {clusters: [{name: c}, {name: d}]}", want: "c"},
+		"a list that names a cluster twice":          {spec: "placement: {clusters: [{name: c}, {name: c}]}", want: "c"},
+		"an empty list":                              {spec: "placement: {clusters: []}"},
+		"an empty list and a selector":               {spec: "placement: {clusters: [], clusterSelector: {}}"},
+		"neither":                                    {spec: "placement: {}"},
+		"no placement":                               {spec: "template: {}"},
+		"a list that is null":                        {spec: "placement: {clusters: null, clusterSelector: {}}", want: "a b c"},
+		"an empty selector":                          {spec: all, want: "a b c"},
+		"labels":                                     {spec: "placement: {clusterSelector: {matchLabels: {size: big}}}", want: "a b"},
+		"labels and expressions":                     {spec: "placement: {clusterSelector: {matchLabels: {size: big}, matchExpressions: [{key: zone, operator: DoesNotExist}]}}", want: "b"},
+		"labels that no cluster has":                 {spec: "placement: {clusterSelector: {matchLabels: {size: small}}}"},
+		"13: an unknown operator":                    {spec: "placement: {clusterSelector: {matchExpressions: [{key: size, operator: Near}]}}", reason: ComputePlacementFailed},
+		"13: a label that is none":                   {spec: "placement: {clusterSelector: {matchLabels: {'a b': big}}}", reason: ComputePlacementFailed},
+		"13: a selector that is text":                {spec: "placement: {clusterSelector: all}", reason: ComputePlacementFailed},
+		"a list of text":                             {spec: "placement: {clusters: [a]}", reason: ComputePlacementFailed},
+		"a cluster without a name":                   {spec: "placement: {clusters: [{}]}", reason: ComputePlacementFailed},
+		"a placement that is text":                   {spec: "placement: everywhere", reason: ComputePlacementFailed},
+		"14: no FederatedNamespace":                  {spec: all, namespace: none, reason: NamespaceNotFederated},
+		"where its namespace is":                     {spec: all, namespace: "placement: {clusters: [{name: a}]}", want: "a"},
+		"both are restricted":                        {spec: "placement: {clusters: [{name: a}, {name: c}]}", namespace: "placement: {clusterSelector: {matchLabels: {size: big}}}", want: "a"},
+		"its namespace is nowhere":                   {spec: all, namespace: "template: {}"},
+		"its namespace's placement is malformed":     {spec: all, namespace: "placement: {clusterSelector: all}", reason: ComputePlacementFailed},
+		"a type without namespaces":                  {kind: "ClusterRole", spec: all, namespace: none, want: "a b c"},
+		"a FederatedNamespace asks no other":         {kind: "Namespace", spec: all, namespace: none, want: "a b c"},
+		"malformed, and there is none either":        {spec: "placement: everywhere", namespace: none, reason: ComputePlacementFailed},
+		"a spec that is text":                        {spec: none, reason: ComputePlacementFailed},
+		"a placement is the same after being cached": {spec: "placement: {clusters: []}"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if test.kind == "" {
+				test.kind = "ConfigMap"
+			}
+			var namespace *Placement
+			if test.namespace == "" {
+				test.namespace = all
+			}
+			if test.namespace != none {
+				namespace = &federated(t, test.namespace).Placement
+			}
+			f := federated(t, test.spec)
+			if test.spec == none {
+				f = ReadFederated(object(t, "spec: text"))
+			}
+			data, err := json.Marshal(f.Placement)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var cached Placement
+			if err := json.Unmarshal(data, &cached); err != nil {
+				t.Fatal(err)
+			}
+			for _, placement := range []Placement{f.Placement, cached} {
+				got, reason, err := Place(typeOf(test.kind), placement, namespace, clusters)
+				if strings.Join(got, " ") != test.want || reason != test.reason || (err != nil) != (reason == ComputePlacementFailed) {
+					t.Errorf("%v, %q, %v; want %s", got, reason, err, test.want)
+				}
+			}
+		})
+	}
+}
+
+func TestNamesOfNamespaces(t *testing.T) {
+	for name, protected := range map[string]bool{"kube-system": true, "kube-public": true, "kube-node-lease": true, "default": true, "kube-federation-system": true, "manager": true, "shop": false} {
+		if got := ProtectedNamespace(name, "kube-federation-system", "manager"); got != protected {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	f := federated(t, "template: {}")
+	if f.ValidName(typeOf("Namespace")) || !f.ValidName(typeOf("ConfigMap")) {
+		t.Error("a FederatedNamespace f in namespace ns counts, or another object does not")
+	}
+	if f.Name = "ns"; !f.ValidName(typeOf("Namespace")) {
+		t.Error("a FederatedNamespace ns in namespace ns does not count")
+	}
+}
+
+func TestWarningsOfATemplate(t *testing.T) {
+	tests := map[string]struct {
+		spec string
+		want []string
+	}{
+		"labels alone": {spec: "template: {metadata: {labels: {a: b}}}"},
+		"annotations":  {spec: "template: {metadata: {annotations: {a: b}}}", want: []string{AnnotationsNotSupported}},
+		"finalizers":   {spec: "template: {metadata: {finalizers: [a/b], annotations: {a: b}}}", want: []string{AnnotationsNotSupported, FinalizersNotSupported}},
+		"no template":  {},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, warning := range federated(t, test.spec).Warnings() {
+				got = append(got, warning.Reason)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Error(got)
+			}
+		})
+	}
+}

@@ -1,0 +1,101 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy decides what the controller federation writes in clusters and on the host. It is
+// pure: it has no clock and sends no requests.
+//
+//	config.go       KubeFedConfig and its defaults
+//	cluster.go      KubeFedCluster: its spec and its status
+//	connection.go   what a KubeFedCluster and its Secret must be to get a client
+//	health.go       from probes to a state, and from a state to conditions
+//	types.go        FederatedTypeConfig: which types run, and why not
+//	serving.go      whether a cluster serves a type, and when to ask again
+//	federated.go    the federated object F, and the digest that is kept of it
+//	placement.go    in which clusters F belongs
+//	render.go       what a cluster should hold
+//	retain.go       what of a cluster's object an update keeps
+//	override.go     the JSON patches of a cluster, and what they must not change
+//	version.go      what was last written where: PropagatedVersion, and the digest of an object
+//	decide.go       what to do with one object in one cluster
+//	removal.go      what holds a removal, and when F itself may go
+//	repeat.go       when the same content may be written again
+//	status.go       the status of F
+//
+// What a tenant wrote and does not parse is an error of the part that it concerns: a malformed
+// placement writes nothing, malformed overrides fail in their cluster only.
+package policy
+
+import (
+	"encoding/json"
+	"hash/fnv"
+	"strings"
+)
+
+// The groups.
+const (
+	CoreGroup       = "core.kubefed.io"
+	SchedulingGroup = "scheduling.kubefed.io"
+	DNSGroup        = "multiclusterdns.kubefed.io"
+	ownGroup        = "quartermaster.dev"
+)
+
+// Labels, annotations and finalizers.
+const (
+	// ManagedLabel is "true" on objects in clusters that the federation wrote.
+	ManagedLabel = "kubefed.io/managed"
+	// Finalizer keeps F until no cluster holds its object.
+	Finalizer = "kubefed.io/sync-controller"
+	// TypeFinalizer is that of a FederatedTypeConfig.
+	TypeFinalizer = "core.kubefed.io/federated-type-config"
+	// OrphanAnnotation says, if "true", that clusters keep their objects when F is deleted.
+	OrphanAnnotation = "kubefed.io/orphan"
+	// DeleteOptionAnnotation has the DeleteOptions of deletions in clusters, as JSON.
+	DeleteOptionAnnotation = "kubefed.io/deleteoption"
+	// AdoptedAnnotation is "true" on a Namespace that was in a cluster before its F.
+	AdoptedAnnotation = "quartermaster.dev/federation-adopted"
+	// AllowRemovalsAnnotation of a KubeFedCluster is the time until which the guard is off.
+	AllowRemovalsAnnotation = "quartermaster.dev/allow-removals"
+)
+
+// Warning is something that the owner of an object should know.
+type Warning struct{ Reason, Text string }
+
+// The reasons of warnings.
+const (
+	AnnotationsNotSupported = "AnnotationsNotSupported"
+	FinalizersNotSupported  = "FinalizersNotSupported"
+	FederatedTypeMissing    = "FederatedTypeMissing"
+	NamespaceTypeMissing    = "NamespaceTypeMissing"
+	UnsupportedType         = "UnsupportedType"
+	InvalidName             = "InvalidName"
+	InvalidDeleteOptions    = "InvalidDeleteOptions"
+	UpdateConflict          = "UpdateConflict"
+	RemovalsHeld            = "RemovalsHeld"
+)
+
+// decode reads a part of an object into a Go type by encoding/json, which makes numbers in an any
+// float64.
+func decode(part, into any) error {
+	data, err := json.Marshal(part)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
+}
+
+// fold hashes the JSON form of a value. It tells changes, and is no protection against a collision
+// that somebody constructs in an object of their own.
+func fold(v any) uint64 {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return 0
+	}
+	h := fnv.New64a()
+	h.Write(data)
+	return h.Sum64()
+}
+
+// cut returns at most n bytes of a text that another cluster sent.
+func cut(s string, n int) string {
+	return strings.ToValidUTF8(s[:min(n, len(s))], "")
+}

@@ -1,0 +1,156 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+type rendering struct {
+	kind string // of the target; default: ConfigMap
+	spec string
+	// live is the object of the cluster, "" to create it. own is that it is the host's own Namespace.
+	live string
+	own  bool
+	// want is the object, or fails the status of the cluster.
+	want, fails string
+}
+
+// run renders for the cluster c1.
+func (r rendering) run(t *testing.T) {
+	t.Helper()
+	if r.kind == "" {
+		r.kind = "ConfigMap"
+	}
+	f := object(t, "spec: {"+r.spec+"}")
+	request := Request{Type: typeOf(r.kind), Federated: ReadFederated(f), Cluster: "c1", Own: r.own}
+	before := f.DeepCopy()
+	var live *unstructured.Unstructured
+	if r.live != "" {
+		request.Live = object(t, r.live)
+		live = request.Live.DeepCopy()
+	}
+	got, err := Render(request)
+	equal(t, f, before)
+	if live != nil {
+		equal(t, request.Live, live)
+	}
+	if r.fails != "" {
+		failure := (*Failure)(nil)
+		if !errors.As(err, &failure) || failure.Status != r.fails {
+			t.Errorf("%v and %v, want %s", got, err, r.fails)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := object(t, r.want)
+	// What JSON cannot tell apart is the same.
+	wantJSON, _ := want.MarshalJSON()
+	gotJSON, _ := got.MarshalJSON()
+	equal(t, string(gotJSON), string(wantJSON))
+}
+
+// managed is the metadata of an object f in ns with the label, and more.
+func managed(more string) string {
+	return "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true'}" + more + "}"
+}
+
+func TestRender(t *testing.T) {
+	const cm = "apiVersion: v1, kind: ConfigMap, "
+	tests := map[string]rendering{
+		"a template":                     {spec: "template: {data: {a: b}}", want: cm + managed("") + ", data: {a: b}"},
+		"no template":                    {spec: "placement: {}", want: cm + managed("")},
+		"a template that is null":        {spec: "template: null", want: cm + managed("")},
+		"a template that is text":        {spec: "template: text", fails: ComputeResourceFailed},
+		"labels of the template":         {spec: "template: {metadata: {labels: {a: b}}}", want: cm + "metadata: {name: f, namespace: ns, labels: {a: b, kubefed.io/managed: 'true'}}"},
+		"labels that are null":           {spec: "template: {metadata: {labels: null}}", want: cm + managed("")},
+		"labels that are numbers":        {spec: "template: {metadata: {labels: {a: 1}}}", fails: ComputeResourceFailed},
+		"labels that are text":           {spec: "template: {metadata: {labels: a}}", fails: ComputeResourceFailed},
+		"a label that says not managed":  {spec: "template: {metadata: {labels: {kubefed.io/managed: 'false'}}}", want: cm + managed("")},
+		"a status":                       {spec: "template: {data: {a: b}, status: {a: b}}", want: cm + managed("") + ", data: {a: b}"},
+		"all other metadata is dropped":  {spec: "template: {metadata: {name: g, namespace: other, generateName: g-, annotations: {a: b}, finalizers: [a/b], ownerReferences: [{name: a}], uid: u}}", want: cm + managed("")},
+		"another kind":                   {spec: "template: {kind: Secret}", want: cm + managed("")},
+		"another version":                {kind: "Deployment", spec: "template: {apiVersion: apps/v1beta1}", want: "apiVersion: apps/v1beta1, kind: Deployment, " + managed("")},
+		"no version":                     {kind: "Deployment", spec: "template: {}", want: "apiVersion: apps/v1, kind: Deployment, " + managed("")},
+		"an empty version":               {kind: "Deployment", spec: "template: {apiVersion: ''}", want: "apiVersion: apps/v1, kind: Deployment, " + managed("")},
+		"another group":                  {kind: "Deployment", spec: "template: {apiVersion: example.com/v1}", fails: ComputeResourceFailed},
+		"a version that is none":         {kind: "Deployment", spec: "template: {apiVersion: apps/v1/x}", fails: ComputeResourceFailed},
+		"a version that is a number":     {spec: "template: {apiVersion: 1}", fails: ComputeResourceFailed},
+		"a Namespace is in no namespace": {kind: "Namespace", spec: "template: {}", want: "apiVersion: v1, kind: Namespace, metadata: {name: f, labels: {kubefed.io/managed: 'true'}}"},
+		"overrides of another cluster":   {spec: "template: {data: {a: b}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}]}]", want: cm + managed("") + ", data: {a: b}"},
+	}
+	for name, test := range tests {
+		t.Run(name, test.run)
+	}
+}
+
+func TestRetain(t *testing.T) {
+	const (
+		cm       = "apiVersion: v1, kind: ConfigMap, "
+		service  = "apiVersion: v1, kind: Service, "
+		account  = "apiVersion: v1, kind: ServiceAccount, "
+		ns       = "apiVersion: v1, kind: Namespace, metadata: {name: f, "
+		job      = "apiVersion: batch/v1, kind: Job, "
+		deploy   = "apiVersion: apps/v1, kind: Deployment, "
+		live     = "metadata: {name: f, namespace: ns, resourceVersion: '7'}, "
+		rv       = ", resourceVersion: '7'"
+		jobLive  = "selector: {matchLabels: {controller-uid: u}}, template: {metadata: {labels: {a: old, controller-uid: u, job-name: f, batch.kubernetes.io/controller-uid: u, batch.kubernetes.io/job-name: f}}}"
+		jobSpec  = "template: {metadata: {labels: {a: new}}}"
+		replicas = "template: {spec: {replicas: 3}}"
+	)
+	tests := map[string]rendering{
+		"19: version, annotation, finalizer, owner": {spec: "template: {data: {a: b}}",
+			live: "metadata: {name: f, namespace: ns, resourceVersion: '7', uid: u, generation: 3, annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]}, data: {a: c, d: e}",
+			want: cm + managed(", resourceVersion: '7', annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]") + ", data: {a: b}"},
+		"a label that the member added goes": {spec: "template: {}", live: "metadata: {name: f, namespace: ns, resourceVersion: '7', labels: {x: v}}", want: cm + managed(rv)},
+		"20: labels of a Namespace": {kind: "Namespace", spec: "template: {metadata: {labels: {a: b, c: d}}}", live: "metadata: {name: f, resourceVersion: '7', labels: {a: x, member: m, kubefed.io/managed: 'true'}}",
+			want: ns + "resourceVersion: '7', labels: {a: b, c: d, member: m, kubefed.io/managed: 'true'}}"},
+		"a Namespace without labels in the template": {kind: "Namespace", spec: "template: {}", live: "metadata: {name: f, labels: {member: m, kubefed.io/managed: 'true'}}",
+			want: ns + "labels: {member: m, kubefed.io/managed: 'true'}}"},
+		"18: a Namespace that was there before": {kind: "Namespace", spec: "template: {}", live: "metadata: {name: f, labels: {member: m}}",
+			want: ns + "labels: {member: m, kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}"},
+		"one that has annotations": {kind: "Namespace", spec: "template: {}", live: "metadata: {name: f, annotations: {x: v}}",
+			want: ns + "labels: {kubefed.io/managed: 'true'}, annotations: {x: v, quartermaster.dev/federation-adopted: 'true'}}"},
+		"one that was adopted stays so": {kind: "Namespace", spec: "template: {}", live: "metadata: {name: f, labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}",
+			want: ns + "labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}"},
+		"the host's own is not adopted": {kind: "Namespace", own: true, spec: "template: {}", live: "metadata: {name: f}", want: ns + "labels: {kubefed.io/managed: 'true'}}"},
+		"other objects are not adopted": {spec: "template: {}", live: "metadata: {name: f, namespace: ns}", want: cm + managed("")},
+		"an override drops the annotations of a Namespace that was there before": {kind: "Namespace", live: "metadata: {name: f, annotations: {x: v}}",
+			spec: "template: {}, overrides: [{clusterName: c1, clusterOverrides: [{op: remove, path: /metadata/annotations}]}]",
+			want: ns + "labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}"},
+		"a load balancer's class":          {kind: "Service", spec: "template: {spec: {type: LoadBalancer}}", live: live + "spec: {type: LoadBalancer, loadBalancerClass: x/y, clusterIP: 10.0.0.1}", want: service + managed(rv) + ", spec: {type: LoadBalancer, loadBalancerClass: x/y}"},
+		"one in the template":              {kind: "Service", spec: "template: {spec: {loadBalancerClass: a/b}}", live: live + "spec: {loadBalancerClass: x/y}", want: service + managed(rv) + ", spec: {loadBalancerClass: a/b}"},
+		"a Service without":                {kind: "Service", spec: "template: {spec: {}}", live: live + "spec: {clusterIP: 10.0.0.1}", want: service + managed(rv) + ", spec: {}"},
+		"a Service whose spec is text":     {kind: "Service", spec: "template: {spec: x}", live: live + "spec: {loadBalancerClass: x/y}", fails: FieldRetentionFailed},
+		"secrets of a ServiceAccount":      {kind: "ServiceAccount", spec: "template: {}", live: live + "secrets: [{name: s}]", want: account + managed(rv) + ", secrets: [{name: s}]"},
+		"secrets in the template":          {kind: "ServiceAccount", spec: "template: {secrets: [{name: mine}]}", live: live + "secrets: [{name: s}]", want: account + managed(rv) + ", secrets: [{name: mine}]"},
+		"an empty list in the template":    {kind: "ServiceAccount", spec: "template: {secrets: []}", live: live + "secrets: [{name: s}]", want: account + managed(rv) + ", secrets: [{name: s}]"},
+		"secrets of another type are data": {spec: "template: {}", live: live + "secrets: [{name: s}]", want: cm + managed(rv)},
+		"23: a Job's selector and generated labels": {kind: "Job", spec: "template: {spec: {" + jobSpec + "}}", live: live + "spec: {" + jobLive + "}",
+			want: job + managed(rv) + ", spec: {selector: {matchLabels: {controller-uid: u}}, template: {metadata: {labels: {a: new, controller-uid: u, job-name: f, batch.kubernetes.io/controller-uid: u, batch.kubernetes.io/job-name: f}}}}"},
+		"a Job with manualSelector": {kind: "Job", spec: "template: {spec: {manualSelector: true, selector: {matchLabels: {x: v}}, " + jobSpec + "}}", live: live + "spec: {" + jobLive + "}",
+			want: job + managed(rv) + ", spec: {manualSelector: true, selector: {matchLabels: {x: v}}, " + jobSpec + "}"},
+		"a Job without a spec in the cluster":  {kind: "Job", spec: "template: {spec: {" + jobSpec + "}}", live: live + "x: v", want: job + managed(rv) + ", spec: {" + jobSpec + "}"},
+		"a Job whose manualSelector is text":   {kind: "Job", spec: "template: {spec: {manualSelector: x}}", live: live + "spec: {" + jobLive + "}", fails: FieldRetentionFailed},
+		"a Job whose template is text":         {kind: "Job", spec: "template: {spec: {template: x}}", live: live + "spec: {" + jobLive + "}", fails: FieldRetentionFailed},
+		"22: replicas with retainReplicas":     {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 7}"},
+		"22: replicas without":                 {kind: "Deployment", spec: replicas, live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
+		"retainReplicas is false":              {kind: "Deployment", spec: replicas + ", retainReplicas: false", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
+		"retainReplicas is text":               {kind: "Deployment", spec: replicas + ", retainReplicas: x", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},
+		"retainReplicas of a custom resource":  {kind: "Widget", spec: "template: {}, retainReplicas: true", live: live + "spec: {replicas: 7}", want: "apiVersion: example.com/v1, kind: Widget, " + managed(rv) + ", spec: {replicas: 7}"},
+		"retainReplicas and none in it":        {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
+		"retainReplicas of a new object":       {kind: "Deployment", spec: replicas + ", retainReplicas: true", want: deploy + managed("") + ", spec: {replicas: 3}"},
+		"retainReplicas, and the spec is text": {kind: "Deployment", spec: "template: {spec: x}, retainReplicas: true", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},
+		"an override of what is retained": {kind: "Deployment", spec: replicas + ", retainReplicas: true, overrides: [{clusterName: c1, clusterOverrides: [{path: /spec/replicas, value: 1}]}]",
+			live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 1}"},
+	}
+	for name, test := range tests {
+		t.Run(name, test.run)
+	}
+}

@@ -1,0 +1,59 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import "time"
+
+// Serving is whether a cluster serves a type.
+type Serving int
+
+// The states. NotListed is that before the first list is complete.
+const (
+	NotListed Serving = iota
+	Synced
+	Absent
+	Forbidden
+)
+
+// Status returns what F reports of a cluster in this state, or "" if its cache can be used. The cache
+// of a type that is absent counts as empty.
+func (s Serving) Status() string {
+	switch s {
+	case Synced:
+		return ""
+	case Absent:
+		return APINotAvailable
+	case Forbidden:
+		return RetrievalFailed
+	}
+	return CachedRetrievalFailed
+}
+
+const (
+	minAbsent      = time.Second
+	maxAbsent      = 5 * time.Minute
+	forbiddenRetry = time.Minute
+)
+
+// Served is the state of a type in a cluster. Its zero value is that of a cluster that has just
+// become ready.
+type Served struct {
+	State Serving
+	// Retry is when to ask again, counted from the answer; 0 is not at all.
+	Retry time.Duration
+}
+
+// After returns the state after an answer.
+func (s Served) After(state Serving) Served {
+	switch state {
+	case Absent:
+		if s.State == Absent {
+			return Served{Absent, min(2*s.Retry, maxAbsent)}
+		}
+		return Served{Absent, minAbsent}
+	case Forbidden:
+		return Served{Forbidden, forbiddenRetry}
+	}
+	return Served{State: state}
+}

@@ -1,0 +1,140 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// FederatedStatus is the status of F.
+type FederatedStatus struct {
+	ObservedGeneration int64                `json:"observedGeneration,omitempty"`
+	Conditions         []FederatedCondition `json:"conditions,omitempty"`
+	Clusters           []ClusterResult      `json:"clusters,omitempty"`
+}
+
+// FederatedCondition is a condition of F. Its times are in RFC 3339.
+type FederatedCondition struct {
+	Type               string `json:"type"`
+	Status             string `json:"status"`
+	LastUpdateTime     string `json:"lastUpdateTime,omitempty"`
+	LastTransitionTime string `json:"lastTransitionTime,omitempty"`
+	Reason             string `json:"reason,omitempty"`
+}
+
+// ClusterResult is how a cluster is. An empty status is well.
+type ClusterResult struct {
+	Name         string `json:"name"`
+	Status       string `json:"status,omitempty"`
+	RemoteStatus any    `json:"remoteStatus,omitempty"`
+}
+
+// Propagation is the type of F's only condition.
+const Propagation = "Propagation"
+
+// The reasons of the condition, in the order in which the first that applies is given.
+const (
+	ClusterRetrievalFailed = "ClusterRetrievalFailed"
+	ComputePlacementFailed = "ComputePlacementFailed"
+	NamespaceNotFederated  = "NamespaceNotFederated"
+	CheckClusters          = "CheckClusters"
+)
+
+var reasons = []string{ClusterRetrievalFailed, ComputePlacementFailed, NamespaceNotFederated, CheckClusters}
+
+// The statuses of a cluster.
+const (
+	ClusterNotReady       = "ClusterNotReady"
+	ClientRetrievalFailed = "ClientRetrievalFailed"
+	CachedRetrievalFailed = "CachedRetrievalFailed"
+	RetrievalFailed       = "RetrievalFailed"
+	ComputeResourceFailed = "ComputeResourceFailed"
+	FieldRetentionFailed  = "FieldRetentionFailed"
+	ApplyOverridesFailed  = "ApplyOverridesFailed"
+	CreationFailed        = "CreationFailed"
+	UpdateFailed          = "UpdateFailed"
+	DeletionFailed        = "DeletionFailed"
+	LabelRemovalFailed    = "LabelRemovalFailed"
+	AlreadyExists         = "AlreadyExists"
+	ManagedLabelFalse     = "ManagedLabelFalse"
+	WaitingForRemoval     = "WaitingForRemoval"
+	APINotAvailable       = "APINotAvailable"
+	RemovalHeld           = "RemovalHeld"
+)
+
+// TimedOut returns the status of a write without an answer: CreationTimedOut for CreationFailed.
+func TimedOut(failed string) string {
+	switch failed {
+	case CreationFailed:
+		return "CreationTimedOut"
+	case UpdateFailed:
+		return "UpdateTimedOut"
+	case DeletionFailed:
+		return "DeletionTimedOut"
+	case LabelRemovalFailed:
+		return "LabelRemovalTimedOut"
+	}
+	return failed
+}
+
+// Conclusion is what a reconcile found out about F.
+type Conclusion struct {
+	Generation int64
+	// Reasons are those that apply, in any order. CheckClusters follows from Clusters.
+	Reasons []string
+	// Clusters are those that want or hold the object, in any order.
+	Clusters []ClusterResult
+	// Wrote is that something was written in a cluster since the last status.
+	Wrote bool
+}
+
+// Next returns the status after a reconcile, and whether to write it.
+func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, bool) {
+	time := now.UTC().Format(time.RFC3339)
+	condition := FederatedCondition{Type: Propagation, Status: "True", LastUpdateTime: time, LastTransitionTime: time}
+	found := c.Reasons
+	if slices.ContainsFunc(c.Clusters, func(r ClusterResult) bool { return r.Status != "" }) {
+		found = append(slices.Clone(found), CheckClusters)
+	}
+	for _, reason := range slices.Backward(reasons) {
+		if slices.Contains(found, reason) {
+			condition.Status, condition.Reason = "False", reason
+		}
+	}
+	next := FederatedStatus{ObservedGeneration: c.Generation, Clusters: sorted(c.Clusters)}
+	changed := c.Wrote || fold(next.Clusters) != fold(sorted(s.Clusters))
+	at := slices.IndexFunc(s.Conditions, func(old FederatedCondition) bool { return old.Type == Propagation })
+	if at < 0 {
+		changed = true
+	} else if old := s.Conditions[at]; old.Status != condition.Status || old.Reason != condition.Reason {
+		changed = true
+		if old.Status == condition.Status {
+			condition.LastTransitionTime = old.LastTransitionTime
+		}
+	} else {
+		condition.LastTransitionTime = old.LastTransitionTime
+		if !changed {
+			condition.LastUpdateTime = old.LastUpdateTime
+		}
+	}
+	next.Conditions = []FederatedCondition{condition}
+	return next, changed || len(s.Conditions) != 1 || next.ObservedGeneration != s.ObservedGeneration
+}
+
+// Hash returns a hash of all but the times and the order. A reconcile that wrote nothing, and whose
+// status has the hash that the digest of F has, need not read F to know that there is nothing to write.
+func (s FederatedStatus) Hash() uint64 {
+	s.Conditions = slices.Clone(s.Conditions)
+	for i := range s.Conditions {
+		s.Conditions[i].LastUpdateTime, s.Conditions[i].LastTransitionTime = "", ""
+	}
+	s.Clusters = sorted(s.Clusters)
+	return fold(s)
+}
+
+func sorted(results []ClusterResult) []ClusterResult {
+	return slices.SortedFunc(slices.Values(results), func(a, b ClusterResult) int { return cmp.Compare(a.Name, b.Name) })
+}

@@ -1,0 +1,103 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+)
+
+func TestReasonsOfThePropagation(t *testing.T) {
+	well, bad := []ClusterResult{{Name: "c1"}}, []ClusterResult{{Name: "c1", Status: CreationFailed}}
+	tests := map[string]struct {
+		reasons      []string
+		clusters     []ClusterResult
+		status, want string
+	}{
+		"all is well":                       {clusters: well, status: "True"},
+		"no cluster at all":                 {status: "True"},
+		"a cluster is not well":             {clusters: bad, status: "False", want: CheckClusters},
+		"its namespace is not federated":    {reasons: []string{NamespaceNotFederated}, clusters: bad, status: "False", want: NamespaceNotFederated},
+		"the placement fails":               {reasons: []string{NamespaceNotFederated, ComputePlacementFailed}, clusters: bad, status: "False", want: ComputePlacementFailed},
+		"the clusters cannot be read":       {reasons: []string{NamespaceNotFederated, ComputePlacementFailed, ClusterRetrievalFailed}, status: "False", want: ClusterRetrievalFailed},
+		"the order of reasons is one order": {reasons: []string{ClusterRetrievalFailed, NamespaceNotFederated}, status: "False", want: ClusterRetrievalFailed},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, write := FederatedStatus{}.Next(Conclusion{Generation: 2, Reasons: test.reasons, Clusters: test.clusters}, now)
+			if !write || got.ObservedGeneration != 2 {
+				t.Errorf("written: %t, %v", write, got)
+			}
+			const at = "2026-11-24T12:00:00Z"
+			equal(t, got.Conditions, []FederatedCondition{{"Propagation", test.status, at, at, test.want}})
+		})
+	}
+}
+
+func TestStatusIsWrittenIf(t *testing.T) {
+	const first, later = "2026-11-24T12:00:00Z", "2026-11-24T12:01:00Z"
+	before := FederatedStatus{ObservedGeneration: 2, Conditions: []FederatedCondition{{Propagation, "False", first, first, CheckClusters}},
+		Clusters: []ClusterResult{{Name: "c2", Status: UpdateFailed}, {Name: "c1", RemoteStatus: map[string]any{"replicas": float64(3)}}}}
+	same := func() Conclusion {
+		return Conclusion{Generation: 2, Clusters: []ClusterResult{{Name: "c1", RemoteStatus: map[string]any{"replicas": int64(3)}}, {Name: "c2", Status: UpdateFailed}}}
+	}
+	with := func(change func(*Conclusion)) Conclusion { c := same(); change(&c); return c }
+	tests := map[string]struct {
+		before           FederatedStatus
+		conclusion       Conclusion
+		write            bool
+		updated, changed string
+	}{
+		"only the order differs":           {before: before, conclusion: same(), updated: first, changed: first},
+		"something was written":            {before: before, conclusion: with(func(c *Conclusion) { c.Wrote = true }), write: true, updated: later, changed: first},
+		"another status of a cluster":      {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = UpdateFailed + "x" }), write: true, updated: later, changed: first},
+		"a cluster more":                   {before: before, conclusion: with(func(c *Conclusion) { c.Clusters = append(c.Clusters, ClusterResult{Name: "c3"}) }), write: true, updated: later, changed: first},
+		"another remote status":            {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[0].RemoteStatus = nil }), write: true, updated: later, changed: first},
+		"it is well now":                   {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = "" }), write: true, updated: later, changed: later},
+		"another reason":                   {before: before, conclusion: with(func(c *Conclusion) { c.Reasons = []string{NamespaceNotFederated} }), write: true, updated: later, changed: first},
+		"only the generation":              {before: before, conclusion: with(func(c *Conclusion) { c.Generation = 3 }), write: true, updated: first, changed: first},
+		"no status yet":                    {conclusion: same(), write: true, updated: later, changed: later},
+		"a condition that does not belong": {before: FederatedStatus{2, append([]FederatedCondition{{Type: "Other"}}, before.Conditions...), before.Clusters}, conclusion: same(), write: true, updated: first, changed: first},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, write := test.before.Next(test.conclusion, now.Add(time.Minute))
+			if write != test.write {
+				t.Errorf("written: %t", write)
+			}
+			if c := got.Conditions[0]; len(got.Conditions) != 1 || c.LastUpdateTime != test.updated || c.LastTransitionTime != test.changed {
+				t.Errorf("%+v", got.Conditions)
+			}
+			if got.Clusters[0].Name != "c1" {
+				t.Errorf("not sorted: %v", got.Clusters)
+			}
+			if !test.conclusion.Wrote && (got.Hash() == test.before.Hash()) == write {
+				t.Errorf("the hash says that it is written: %t", !write)
+			}
+		})
+	}
+	// A status that was written and read again is the same.
+	written, _ := FederatedStatus{}.Next(same(), now)
+	data, err := json.Marshal(map[string]any{"status": written})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := ReadFederated(object(t, string(data[1:len(data)-1]))).Status
+	if _, write := read.Next(same(), now.Add(time.Minute)); write || read.Hash() != written.Hash() {
+		t.Errorf("written again: %t", write)
+	}
+	if got := ReadFederated(object(t, "status: {clusters: 7}")).Status; got.Hash() != (FederatedStatus{}).Hash() {
+		t.Errorf("a malformed status: %v", got)
+	}
+}
+
+func TestTimedOut(t *testing.T) {
+	for failed, want := range map[string]string{CreationFailed: "CreationTimedOut", UpdateFailed: "UpdateTimedOut", DeletionFailed: "DeletionTimedOut",
+		LabelRemovalFailed: "LabelRemovalTimedOut", RetrievalFailed: RetrievalFailed} {
+		if got := TimedOut(failed); got != want {
+			t.Errorf("%s: %s", failed, got)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Resource is a type of objects, as a FederatedTypeConfig names it.
+type Resource struct {
+	Group      string `json:"group"`
+	Version    string `json:"version"`
+	Kind       string `json:"kind"`
+	PluralName string `json:"pluralName"`
+	Scope      string `json:"scope"`
+}
+
+// Namespaced reports whether objects of the type are in namespaces.
+func (r Resource) Namespaced() bool { return r.Scope == "Namespaced" }
+
+// GroupResource returns the group and the plural.
+func (r Resource) GroupResource() schema.GroupResource {
+	return schema.GroupResource{Group: r.Group, Resource: r.PluralName}
+}
+
+// APIVersion returns the group and the version.
+func (r Resource) APIVersion() string {
+	return schema.GroupVersion{Group: r.Group, Version: r.Version}.String()
+}
+
+// TypeConfig is a FederatedTypeConfig with its defaults.
+type TypeConfig struct {
+	Name       string
+	Generation int64
+	Deleting   bool
+	TypeSpec
+	Status TypeStatus
+	// Invalid is what is wrong with the spec.
+	Invalid error
+}
+
+// TypeSpec is the spec of a FederatedTypeConfig.
+type TypeSpec struct {
+	Target           Resource  `json:"targetType"`
+	Federated        Resource  `json:"federatedType"`
+	StatusType       *Resource `json:"statusType"`
+	Propagation      string    `json:"propagation"`
+	StatusCollection string    `json:"statusCollection"`
+}
+
+// TypeStatus is the status of a FederatedTypeConfig.
+type TypeStatus struct {
+	ObservedGeneration    int64  `json:"observedGeneration"`
+	PropagationController string `json:"propagationController"`
+	StatusController      string `json:"statusController,omitempty"`
+}
+
+// IsNamespace reports whether the target is the type Namespace.
+func (t *TypeConfig) IsNamespace() bool {
+	return t.Target.GroupResource() == schema.GroupResource{Resource: NamespacesType}
+}
+
+// NamespacesType is the name of the FederatedTypeConfig of Namespaces.
+const NamespacesType = "namespaces"
+
+// ReadTypeConfig reads a FederatedTypeConfig.
+func ReadTypeConfig(u *unstructured.Unstructured) TypeConfig {
+	t := TypeConfig{Name: u.GetName(), Generation: u.GetGeneration(), Deleting: u.GetDeletionTimestamp() != nil}
+	err := decode(u.Object["spec"], &t.TypeSpec)
+	if decode(u.Object["status"], &t.Status) != nil {
+		t.Status = TypeStatus{}
+	}
+	plural, group, _ := strings.Cut(t.Name, ".")
+	if t.Target.PluralName == "" {
+		t.Target.PluralName = plural
+	}
+	if t.Target.Group == "" {
+		t.Target.Group = group
+	}
+	if t.Federated.PluralName == "" {
+		t.Federated.PluralName = plurals(t.Federated.Kind)
+	}
+	if t.Invalid = err; err == nil {
+		t.Invalid = t.validate()
+	}
+	return t
+}
+
+// plurals returns the plural that a kind has by default.
+func plurals(kind string) string {
+	kind = strings.ToLower(kind)
+	for _, ending := range []string{"s", "x", "ch", "sh", "z", "o"} {
+		if strings.HasSuffix(kind, ending) {
+			return kind + "es"
+		}
+	}
+	if stem, found := strings.CutSuffix(kind, "y"); found {
+		return stem + "ies"
+	}
+	return kind + "s"
+}
+
+func (t *TypeConfig) validate() error {
+	named := []Resource{t.Target, t.Federated}
+	if t.StatusType != nil {
+		named = append(named, *t.StatusType)
+	}
+	for _, r := range named {
+		if r.Kind == "" || r.Version == "" || r.PluralName == "" {
+			return errors.New("a type lacks its kind, version or plural")
+		}
+		if r.Scope != "Namespaced" && r.Scope != "Cluster" {
+			return fmt.Errorf("scope %q of %s is none of Namespaced, Cluster", r.Scope, r.Kind)
+		}
+	}
+	switch {
+	case t.Name != t.Target.GroupResource().String():
+		return fmt.Errorf("the name is not that of the target, %s", t.Target.GroupResource())
+	case !strings.Contains(t.Federated.Group, "."):
+		return fmt.Errorf("the group %q of the federated type has no dot", t.Federated.Group)
+	case t.Federated.Namespaced() != (t.Target.Namespaced() || t.IsNamespace()):
+		return errors.New("the federated type must have the scope of its target, or Namespaced for Namespaces")
+	case t.Propagation != enabled && t.Propagation != disabled:
+		return fmt.Errorf("propagation %q is none of Enabled, Disabled", t.Propagation)
+	case t.StatusCollection != "" && t.StatusCollection != enabled && t.StatusCollection != disabled:
+		return fmt.Errorf("statusCollection %q is none of Enabled, Disabled", t.StatusCollection)
+	}
+	return nil
+}
+
+// Runs reports whether a type runs. If it does not and somebody should know, the warning says why.
+// All are the FederatedTypeConfigs of the federation namespace, and exists says whether there is a
+// CustomResourceDefinition.
+func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Warning) {
+	switch {
+	case t.Deleting, t.Propagation == disabled, !c.Push:
+		return false, Warning{}
+	case t.Invalid != nil:
+		return false, Warning{UnsupportedType, t.Invalid.Error()}
+	}
+	if why := t.unsupported(all); why != "" {
+		return false, Warning{UnsupportedType, why}
+	}
+	if !exists(t.Federated.GroupResource()) {
+		return false, Warning{FederatedTypeMissing, fmt.Sprintf("there is no CustomResourceDefinition %s", t.Federated.GroupResource())}
+	}
+	if t.Target.Namespaced() && !slices.ContainsFunc(all, func(other TypeConfig) bool {
+		return other.Name == NamespacesType && other.Invalid == nil && !other.Deleting && exists(other.Federated.GroupResource())
+	}) {
+		return false, Warning{NamespaceTypeMissing, "a namespaced target needs the FederatedTypeConfig namespaces and its CustomResourceDefinition"}
+	}
+	return true, Warning{}
+}
+
+// unsupported returns why the target must not be written in clusters, or "".
+func (t *TypeConfig) unsupported(all []TypeConfig) string {
+	target := t.Target.GroupResource()
+	for _, other := range all {
+		if target == other.Federated.GroupResource() || other.StatusType != nil && target == other.StatusType.GroupResource() {
+			return fmt.Sprintf("%s is the federated or status type of %s", target, other.Name)
+		}
+	}
+	switch {
+	case slices.Contains([]string{CoreGroup, SchedulingGroup, DNSGroup, ownGroup}, target.Group),
+		slices.Contains([]string{"authentication.k8s.io", "authorization.k8s.io"}, target.Group), // reviews
+		slices.Contains([]string{"events", "nodes", "events.events.k8s.io", "leases.coordination.k8s.io"}, target.String()):
+		return fmt.Sprintf("%s belongs to its own cluster", target)
+	}
+	return ""
+}
+
+// NextStatus returns the status of a FederatedTypeConfig that runs or not, and whether to write it.
+func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
+	state := func(runs bool) string {
+		if runs {
+			return "Running"
+		}
+		return "NotRunning"
+	}
+	next := TypeStatus{ObservedGeneration: t.Generation, PropagationController: state(runs),
+		StatusController: state(runs && t.StatusCollection == enabled && c.RawStatus)}
+	return next, next != t.Status
+}

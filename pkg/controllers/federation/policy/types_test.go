@@ -1,0 +1,182 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+const widgets = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, " +
+	"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, pluralName: federatedwidgets, scope: Namespaced}"
+
+func TestReadTypeConfig(t *testing.T) {
+	const federatedWidget = "federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}, propagation: Enabled"
+	const target = "targetType: {version: v1, kind: Widget, scope: Namespaced}"
+	tests := map[string]struct {
+		name, spec string
+		want       [3]string // plural and group of the target, plural of the federated type
+		invalid    string
+	}{
+		"plural and group from the name":              {name: "widgets.example.com", spec: target + ", " + federatedWidget, want: [3]string{"widgets", "example.com", "federatedwidgets"}},
+		"a plural from the name, the core group":      {name: "widgets", spec: target + ", " + federatedWidget, want: [3]string{"widgets", "", "federatedwidgets"}},
+		"everything said":                             {name: "widgets.example.com", spec: widgets + ", propagation: Disabled, statusCollection: Enabled", want: [3]string{"widgets", "example.com", "federatedwidgets"}},
+		"a name that does not fit its target":         {name: "gadgets.example.com", spec: widgets + ", propagation: Enabled", want: [3]string{"widgets", "example.com", "federatedwidgets"}, invalid: "not that of the target"},
+		"a federated group without a dot":             {name: "widgets", spec: target + ", " + strings.Replace(federatedWidget, "types.kubefed.io", "types", 1), want: [3]string{"widgets", "", "federatedwidgets"}, invalid: "no dot"},
+		"a federated type of another scope":           {name: "widgets", spec: target + ", " + strings.Replace(federatedWidget, "Namespaced", "Cluster", 1), want: [3]string{"widgets", "", "federatedwidgets"}, invalid: "scope of its target"},
+		"no kind":                                     {name: "widgets", spec: "targetType: {version: v1, scope: Namespaced}, " + federatedWidget, want: [3]string{"widgets", "", "federatedwidgets"}, invalid: "lacks"},
+		"no version":                                  {name: "widgets", spec: "targetType: {kind: Widget, scope: Namespaced}, " + federatedWidget, want: [3]string{"widgets", "", "federatedwidgets"}, invalid: "lacks"},
+		"an unknown scope":                            {name: "widgets", spec: "targetType: {version: v1, kind: Widget, scope: Wide}, " + federatedWidget, want: [3]string{"widgets", "", "federatedwidgets"}, invalid: "scope"},
+		"a status type without a kind":                {name: "widgets", spec: target + ", " + federatedWidget + ", statusType: {version: v1, scope: Cluster}", want: [3]string{"widgets", "", "federatedwidgets"}, invalid: "lacks"},
+		"propagation that is neither on nor off":      {name: "widgets.example.com", spec: widgets + ", propagation: Perhaps", want: [3]string{"widgets", "example.com", "federatedwidgets"}, invalid: "propagation"},
+		"no propagation":                              {name: "widgets.example.com", spec: widgets, want: [3]string{"widgets", "example.com", "federatedwidgets"}, invalid: "propagation"},
+		"status collection neither on nor off":        {name: "widgets.example.com", spec: widgets + ", propagation: Enabled, statusCollection: Perhaps", want: [3]string{"widgets", "example.com", "federatedwidgets"}, invalid: "statusCollection"},
+		"a FederatedNamespace that is not in one":     {name: "namespaces", spec: "targetType: {version: v1, kind: Namespace, scope: Cluster}, federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedNamespace, scope: Cluster}, propagation: Enabled", want: [3]string{"namespaces", "", "federatednamespaces"}, invalid: "Namespaced for Namespaces"},
+		"a FederatedNamespace, which is in one":       {name: "namespaces", spec: "targetType: {version: v1, kind: Namespace, scope: Cluster}, federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedNamespace, scope: Namespaced}, propagation: Enabled", want: [3]string{"namespaces", "", "federatednamespaces"}},
+		"text where a type belongs, read nonetheless": {name: "widgets", spec: "targetType: widget, propagation: Enabled", want: [3]string{"widgets", "", "s"}, invalid: "cannot unmarshal"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := ReadTypeConfig(object(t, "metadata: {name: "+test.name+"}, spec: {"+test.spec+"}"))
+			equal(t, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName}, test.want)
+			if (got.Invalid == nil) != (test.invalid == "") || got.Invalid != nil && !strings.Contains(got.Invalid.Error(), test.invalid) {
+				t.Errorf("%v, want %q", got.Invalid, test.invalid)
+			}
+		})
+	}
+}
+
+func TestPlurals(t *testing.T) {
+	for kind, want := range map[string]string{"Ingress": "ingresses", "Box": "boxes", "Church": "churches", "Bush": "bushes", "Fez": "fezes", "Hero": "heroes",
+		"Policy": "policies", "FederatedConfigMap": "federatedconfigmaps"} {
+		if got := plurals(kind); got != want {
+			t.Errorf("%s: %s, want %s", kind, got, want)
+		}
+	}
+}
+
+func TestWhichTypesRun(t *testing.T) {
+	target := func(group, plural string) func(*TypeConfig) {
+		return func(c *TypeConfig) {
+			c.Target.Group, c.Target.PluralName = group, plural
+			c.Name = c.Target.GroupResource().String()
+		}
+	}
+	tests := map[string]struct {
+		change  func(*TypeConfig)
+		kind    string // of the type; default: Widget
+		without string // no FederatedTypeConfig or CustomResourceDefinition of this name
+		config  Config
+		warning string
+		stops   bool
+	}{
+		"a type that is enabled":                            {},
+		"10: propagation is disabled":                       {change: func(c *TypeConfig) { c.Propagation = disabled }, stops: true},
+		"it is being deleted":                               {change: func(c *TypeConfig) { c.Deleting = true }, stops: true},
+		"the gate PushReconciler is off":                    {config: Config{Scheduler: true}, stops: true},
+		"no CustomResourceDefinition":                       {without: "federatedwidgets.types.kubefed.io", warning: FederatedTypeMissing},
+		"11: no FederatedTypeConfig namespaces":             {without: "namespaces", warning: NamespaceTypeMissing},
+		"no CustomResourceDefinition of FederatedNamespace": {without: "federatednamespaces.types.kubefed.io", warning: NamespaceTypeMissing},
+		"a type without namespaces needs no namespaces":     {kind: "ClusterRole", without: "namespaces"},
+		"12: a target in types.kubefed.io":                  {change: target("types.kubefed.io", "widgets")},
+		"12: the target is a federated type":                {change: target("types.kubefed.io", "federatednamespaces"), warning: UnsupportedType},
+		"the target is its own federated type":              {change: target("types.kubefed.io", "federatedwidgets"), warning: UnsupportedType},
+		"the target is a status type":                       {change: func(c *TypeConfig) { s := c.Target; c.StatusType = &s }, warning: UnsupportedType},
+		"the target is a KubeFedCluster":                    {change: target("core.kubefed.io", "kubefedclusters"), warning: UnsupportedType},
+		"the target is a ReplicaSchedulingPreference":       {change: target("scheduling.kubefed.io", "replicaschedulingpreferences"), warning: UnsupportedType},
+		"the target is a Domain":                            {change: target("multiclusterdns.kubefed.io", "domains"), warning: UnsupportedType},
+		"the target is one of ours":                         {change: target("quartermaster.dev", "things"), warning: UnsupportedType},
+		"the target is an Event":                            {change: target("", "events"), warning: UnsupportedType},
+		"the target is an Event of the newer group":         {change: target("events.k8s.io", "events"), warning: UnsupportedType},
+		"the target is a Lease":                             {change: target("coordination.k8s.io", "leases"), warning: UnsupportedType},
+		"the target is a Node":                              {change: target("", "nodes"), warning: UnsupportedType},
+		"the target is a TokenReview":                       {change: target("authentication.k8s.io", "tokenreviews"), warning: UnsupportedType},
+		"the target is a SubjectAccessReview":               {change: target("authorization.k8s.io", "subjectaccessreviews"), warning: UnsupportedType},
+		"it is invalid":                                     {change: func(c *TypeConfig) { c.Target.Kind = "" }, warning: UnsupportedType},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if test.kind == "" {
+				test.kind = "Widget"
+			}
+			if test.config == (Config{}) {
+				test.config = DefaultConfig()
+			}
+			c := typeOf(test.kind)
+			if test.change != nil {
+				test.change(c)
+			}
+			c.Invalid = c.validate()
+			all := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == test.without })
+			runs, warning := c.Runs(all, test.config, func(gr schema.GroupResource) bool { return gr.String() != test.without })
+			if warning.Reason != test.warning || runs != (test.warning == "" && !test.stops) {
+				t.Errorf("%t %v, want %q", runs, warning, test.warning)
+			}
+		})
+	}
+}
+
+func TestTypeStatus(t *testing.T) {
+	c := typeOf("Widget")
+	c.Generation, c.StatusCollection = 3, enabled
+	collecting := DefaultConfig()
+	collecting.RawStatus = true
+	tests := map[string]struct {
+		runs   bool
+		config Config
+		want   TypeStatus
+	}{
+		"it runs":                      {true, DefaultConfig(), TypeStatus{3, "Running", "NotRunning"}},
+		"it runs and collects status":  {true, collecting, TypeStatus{3, "Running", "Running"}},
+		"what does not run, no status": {false, collecting, TypeStatus{3, "NotRunning", "NotRunning"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, write := c.NextStatus(test.runs, test.config)
+			equal(t, got, test.want)
+			again := *c
+			again.Status = got
+			if _, writeAgain := again.NextStatus(test.runs, test.config); !write || writeAgain {
+				t.Errorf("written: %t, and again: %t", write, writeAgain)
+			}
+		})
+	}
+}
+
+// TestServing follows a type in a cluster: s is listed, a absent, f forbidden, n not listed.
+func TestServing(t *testing.T) {
+	states := map[rune]Serving{'s': Synced, 'a': Absent, 'f': Forbidden, 'n': NotListed}
+	tests := map[string]struct {
+		answers string
+		retry   time.Duration
+		status  string
+	}{
+		"before any answer":     {status: CachedRetrievalFailed},
+		"listed":                {answers: "s"},
+		"8: absent":             {answers: "a", retry: time.Second, status: APINotAvailable},
+		"8: absent, then there": {answers: "as"},
+		"absent four times":     {answers: "aaaa", retry: 8 * time.Second, status: APINotAvailable},
+		"absent for ever":       {answers: "aaaaaaaaaaaaaaaaaaaa", retry: 5 * time.Minute, status: APINotAvailable},
+		"absent anew":           {answers: "aaasa", retry: time.Second, status: APINotAvailable},
+		"forbidden":             {answers: "f", retry: time.Minute, status: RetrievalFailed},
+		"forbidden again":       {answers: "ff", retry: time.Minute, status: RetrievalFailed},
+		"the list breaks off":   {answers: "sn", status: CachedRetrievalFailed},
+		"forbidden in between begins absent again": {answers: "aaafa", retry: time.Second, status: APINotAvailable},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var s Served
+			for _, answer := range test.answers {
+				s = s.After(states[answer])
+			}
+			if s.Retry != test.retry || s.State.Status() != test.status {
+				t.Errorf("again after %v, %q", s.Retry, s.State.Status())
+			}
+		})
+	}
+}

@@ -1,0 +1,160 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"crypto/md5" // no secret: KubeFed must find what it would have written itself
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Versions are those of F's content.
+type Versions struct {
+	Template  string `json:"templateVersion"`
+	Overrides string `json:"overridesVersion"`
+}
+
+// Versions returns the versions of F.
+func (f *Federated) Versions() (v Versions) {
+	if f.Template != nil {
+		v.Template = sum(f.Template)
+	}
+	if f.hasSpec && f.malformed == nil {
+		v.Overrides = sum(struct {
+			Overrides []clusterOverrides `json:"overrides"`
+		}{f.overrides})
+	}
+	return v
+}
+
+// sum returns the md5 of the JSON form and a newline.
+func sum(v any) string {
+	h := md5.New()
+	if json.NewEncoder(h).Encode(v) != nil {
+		return ""
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Propagated is the status of a PropagatedVersion: what was last written where.
+type Propagated struct {
+	Versions
+	Clusters []ClusterVersion `json:"clusterVersions,omitempty"`
+}
+
+// ClusterVersion is the version of a cluster's object.
+type ClusterVersion struct {
+	Cluster string `json:"clusterName"`
+	Version string `json:"version"`
+}
+
+// PropagatedName returns the name of F's PropagatedVersion.
+func PropagatedName(t *TypeConfig, name string) string {
+	return strings.ToLower(t.Target.Kind) + "-" + name
+}
+
+// ReadPropagated reads the status of a PropagatedVersion. What cannot be read counts as none, so that
+// every cluster is written again.
+func ReadPropagated(u *unstructured.Unstructured) Propagated {
+	var p Propagated
+	if decode(u.Object["status"], &p) != nil {
+		return Propagated{}
+	}
+	return p
+}
+
+// NewPropagated returns the status that records versions by cluster.
+func NewPropagated(of Versions, clusters map[string]string) Propagated {
+	p := Propagated{Versions: of}
+	for cluster, version := range clusters {
+		p.Clusters = append(p.Clusters, ClusterVersion{cluster, version})
+	}
+	p.sort()
+	return p
+}
+
+func (p *Propagated) sort() {
+	slices.SortFunc(p.Clusters, func(a, b ClusterVersion) int { return cmp.Compare(a.Cluster, b.Cluster) })
+}
+
+// Same reports whether two record the same, in any order.
+func (p Propagated) Same(other Propagated) bool {
+	p.Clusters, other.Clusters = slices.Clone(p.Clusters), slices.Clone(other.Clusters)
+	p.sort()
+	other.sort()
+	return p.Versions == other.Versions && slices.Equal(p.Clusters, other.Clusters)
+}
+
+// Counting returns the recorded versions that still say that a cluster has what F says: all if F is
+// as it was. Was is F's digest when they were recorded, nil if this process does not know it; with it,
+// clusters whose own overrides are the same keep theirs.
+func (p Propagated) Counting(was *Digest, is Digest) map[string]string {
+	counting := map[string]string{}
+	if is.Versions.Overrides == "" {
+		return counting // the overrides cannot be read, and every cluster fails
+	}
+	known := was != nil && was.Versions == p.Versions && p.Template == is.Versions.Template
+	for _, c := range p.Clusters {
+		if p.Versions == is.Versions || known && was.For(c.Cluster).Hash == is.For(c.Cluster).Hash {
+			counting[c.Cluster] = c.Version
+		}
+	}
+	return counting
+}
+
+// Member is what is kept of an object in a cluster.
+type Member struct {
+	UID      types.UID
+	Version  string
+	Deleting bool
+	// Labels and Annotations are hashes.
+	Labels, Annotations uint64
+}
+
+// ObjectVersion returns the version of an object of a cluster.
+func ObjectVersion(m metav1.Object) string {
+	if g := m.GetGeneration(); g != 0 {
+		return "gen:" + strconv.FormatInt(g, 10)
+	}
+	return "rv:" + m.GetResourceVersion()
+}
+
+// SummarizeMember returns what the cache must keep of an object beyond its name, UID, resourceVersion
+// and deletionTimestamp: at most 26 bytes.
+func SummarizeMember(m metav1.Object) []byte {
+	data := binary.LittleEndian.AppendUint64(make([]byte, 0, 18), hashed(m.GetLabels()))
+	data = binary.LittleEndian.AppendUint64(data, hashed(m.GetAnnotations()))
+	return binary.AppendVarint(data, m.GetGeneration())
+}
+
+// hashed is fold of a map of strings. Nil is as good as empty.
+func hashed(m map[string]string) uint64 {
+	if m == nil {
+		m = map[string]string{}
+	}
+	return fold(m)
+}
+
+// ReadMember joins a cached object and what SummarizeMember returned.
+func ReadMember(m metav1.Object, summary []byte) (Member, error) {
+	member := Member{UID: m.GetUID(), Version: "rv:" + m.GetResourceVersion(), Deleting: m.GetDeletionTimestamp() != nil}
+	if len(summary) < 17 {
+		return member, errors.New("the summary is too short")
+	}
+	member.Labels, member.Annotations = binary.LittleEndian.Uint64(summary), binary.LittleEndian.Uint64(summary[8:])
+	if generation, _ := binary.Varint(summary[16:]); generation != 0 {
+		member.Version = "gen:" + strconv.FormatInt(generation, 10)
+	}
+	return member, nil
+}

@@ -1,0 +1,192 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestVersions(t *testing.T) {
+	const fooBar, empty, noOverrides = "4682012eb72f035cfe2b227efe7ca8c8", "8a80554c91d9fca8acb82f023de02f11", "2979b7538b527abe06492021841caf47"
+	tests := map[string]struct {
+		spec string
+		want Versions
+	}{
+		"a vector":                {"{template: {data: {foo: bar}}}", Versions{fooBar, noOverrides}},
+		"an empty template":       {"{template: {}}", Versions{empty, noOverrides}},
+		"no template":             {"{placement: {}}", Versions{"", noOverrides}},
+		"an empty spec":           {"{}", Versions{"", noOverrides}},
+		"no spec":                 {"null", Versions{}},
+		"overrides of null":       {"{overrides: null}", Versions{"", noOverrides}},
+		"overrides that are text": {"{overrides: text}", Versions{}},
+		"keys in another order":   {"{template: {b: 1, a: '<'}}", Versions{sumOf(`{"a":"\u003c","b":1}`), noOverrides}},
+		"an empty list":           {"{overrides: []}", Versions{"", sumOf(`{"overrides":[]}`)}},
+		"no list for a cluster":   {"{overrides: [{clusterName: c}, {clusterName: d, clusterOverrides: []}]}", Versions{"", sumOf(`{"overrides":[{"clusterName":"c"},{"clusterName":"d"}]}`)}},
+		"fields in their order": {"{overrides: [{clusterOverrides: [{value: {b: 1, a: 2}, path: /x, op: add}], clusterName: c}]}",
+			Versions{"", sumOf(`{"overrides":[{"clusterName":"c","clusterOverrides":[{"op":"add","path":"/x","value":{"a":2,"b":1}}]}]}`)}},
+		"no op and no value": {"{overrides: [{clusterName: c, clusterOverrides: [{path: /x, op: ''}, {path: /y, value: null}, {path: /z, value: ''}]}]}",
+			Versions{"", sumOf(`{"overrides":[{"clusterName":"c","clusterOverrides":[{"path":"/x"},{"path":"/y"},{"path":"/z","value":""}]}]}`)}},
+		"numbers as float64": {"{overrides: [{clusterName: c, clusterOverrides: [{path: /x, value: 9007199254740993}, {path: /y, value: 1000000000000000000000}]}]}",
+			Versions{"", sumOf(`{"overrides":[{"clusterName":"c","clusterOverrides":[{"path":"/x","value":9007199254740992},{"path":"/y","value":1e+21}]}]}`)}},
+		"a fraction and a whole number of a template": {"{template: {a: 1.5, b: 9007199254740993}}", Versions{sumOf(`{"a":1.5,"b":9007199254740993}`), noOverrides}},
+		"fields that the versions do not have":        {"{overrides: [{clusterName: c, note: x}]}", Versions{"", sumOf(`{"overrides":[{"clusterName":"c"}]}`)}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			equal(t, ReadFederated(object(t, "spec: "+test.spec)).Versions(), test.want)
+		})
+	}
+}
+
+// sumOf is the version of JSON text, which sum writes as it is.
+func sumOf(text string) string { return sum(rawJSON(text)) }
+
+type rawJSON string
+
+func (r rawJSON) MarshalJSON() ([]byte, error) { return []byte(r), nil }
+
+func TestPropagated(t *testing.T) {
+	if got := PropagatedName(typeOf("ConfigMap"), "f"); got != "configmap-f" {
+		t.Error(got)
+	}
+	p := NewPropagated(Versions{"t", "o"}, map[string]string{"b": "rv:2", "a": "gen:1"})
+	equal(t, p, Propagated{Versions{"t", "o"}, []ClusterVersion{{"a", "gen:1"}, {"b", "rv:2"}}})
+	read := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
+	if !read.Same(p) || read.Clusters[0].Cluster != "b" {
+		t.Errorf("another order is another record, or was sorted in place: %v", read)
+	}
+	for what, other := range map[string]Propagated{"version": NewPropagated(Versions{"t", "o"}, map[string]string{"b": "rv:3", "a": "gen:1"}),
+		"cluster": NewPropagated(Versions{"t", "o"}, map[string]string{"a": "gen:1"}), "template": NewPropagated(Versions{"u", "o"}, map[string]string{"b": "rv:2", "a": "gen:1"})} {
+		if p.Same(other) {
+			t.Errorf("another %s is the same", what)
+		}
+	}
+	equal(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
+	equal(t, ReadPropagated(object(t, "spec: {}")), Propagated{})
+}
+
+// TestWhichRecordedVersionsCount has records of c1 and c2.
+func TestWhichRecordedVersionsCount(t *testing.T) {
+	const template = "template: {data: {a: b}}"
+	override := func(cluster, value string) string {
+		return ", overrides: [{clusterName: c3}, {clusterName: " + cluster + ", clusterOverrides: [{path: /data/a, value: " + value + "}]}]"
+	}
+	tests := map[string]struct {
+		recorded, was, is string // specs; was is "" after a restart
+		want              string
+	}{
+		"31: F is as it was, after a restart":                  {recorded: template, is: template, want: "c1 c2"},
+		"F is as it was":                                       {recorded: template, was: template, is: template, want: "c1 c2"},
+		"the template changed":                                 {recorded: template, was: template, is: "template: {}"},
+		"30: the override of c1 changed":                       {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + override("c1", "z"), want: "c2"},
+		"30: after a restart all are written":                  {recorded: template + override("c1", "x"), is: template + override("c1", "z")},
+		"c1 is no longer overridden":                           {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template, want: "c2"},
+		"an override of a cluster that holds nothing":          {recorded: template, was: template, is: template + override("c4", "x"), want: "c1 c2"},
+		"F had changed when it was recorded":                   {recorded: template, was: template + override("c1", "x"), is: template + override("c1", "z")},
+		"the overrides of another cluster cannot be read":      {recorded: template, was: template, is: template + ", overrides: text"},
+		"c1 is named twice":                                    {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
+		"nothing but the placement changed":                    {recorded: template, was: template, is: template + ", placement: {clusters: []}", want: "c1 c2"},
+		"the overrides could not be read when it was recorded": {recorded: template + ", overrides: text", is: template + ", overrides: text"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := NewPropagated(federated(t, test.recorded).Versions(), map[string]string{"c1": "gen:1", "c2": "rv:2"})
+			var was *Digest
+			if test.was != "" {
+				d := federated(t, test.was).Digest()
+				was = &d
+			}
+			got := p.Counting(was, federated(t, test.is).Digest())
+			if names := slices.Sorted(maps.Keys(got)); strings.Join(names, " ") != test.want {
+				t.Errorf("%v, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDigest(t *testing.T) {
+	const spec = "template: {metadata: {labels: {a: b}}, data: {a: b}}, placement: {clusters: [{name: c1}]}, overrides: [" +
+		"{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}, {op: add, path: /metadata/labels/c, value: d}, {op: remove, path: /data/z}]}, " +
+		"{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {a: b}}]}]"
+	f := object(t, "metadata: {name: f, namespace: ns, finalizers: [kubefed.io/sync-controller]}, spec: {"+spec+"}")
+	d, err := ReadDigest(Summarize(f))
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, d, ReadFederated(f).Digest())
+	if d.Versions.Template == "" || !d.Finalizer || !slices.Equal(d.Placement.Clusters, []string{"c1"}) {
+		t.Errorf("%+v", d)
+	}
+	for cluster, want := range map[string]struct {
+		labels      map[string]string
+		overridden  bool
+		annotations bool
+	}{
+		"c1": {map[string]string{"a": "b"}, true, true},
+		"c2": {map[string]string{"a": "b", "c": "d"}, true, false},
+		"c3": {map[string]string{"a": "b"}, false, false},
+	} {
+		want.labels[ManagedLabel] = "true"
+		if got := d.For(cluster); got.Labels != hashed(want.labels) || (got.Hash != 0) != want.overridden || got.Annotations != want.annotations {
+			t.Errorf("%s: %+v", cluster, got)
+		}
+	}
+	if d.Content("c1") == d.Content("c3") || d.Content("c3") != d.Content("c4") {
+		t.Error("the content of clusters")
+	}
+}
+
+func TestMember(t *testing.T) {
+	deleted := metav1.NewTime(now)
+	tests := map[string]struct {
+		object metav1.ObjectMeta
+		want   Member
+	}{
+		"an object with a generation": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", Generation: 3, Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
+			Member{"u", "gen:3", false, hashed(map[string]string{"a": "b"}), hashed(map[string]string{"c": "d"})}},
+		"one without, being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, Member{"u", "rv:7", true, hashed(nil), hashed(map[string]string{})}},
+		"the largest generation":     {metav1.ObjectMeta{Generation: math.MaxInt64}, Member{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashed(nil), hashed(nil)}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			summary := SummarizeMember(&test.object)
+			if len(summary) > 26 {
+				t.Errorf("%d bytes", len(summary))
+			}
+			got, err := ReadMember(&test.object, summary)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, got, test.want)
+			if got.Version != ObjectVersion(&test.object) {
+				t.Errorf("version %s", got.Version)
+			}
+		})
+	}
+	if _, err := ReadMember(&metav1.ObjectMeta{}, nil); err == nil {
+		t.Error("no summary is read")
+	}
+}
+
+// TestSizes bounds what is kept, see docs of the digest: a member's summary in TestMember, and F here.
+func TestSizes(t *testing.T) {
+	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
+	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {
+		t.Errorf("%d bytes of an F without overrides", n)
+	}
+	spec += ", overrides: ["
+	for i := range 20 {
+		spec += fmt.Sprintf("{clusterName: c%02d, clusterOverrides: [{path: /data/a, value: '%s'}]}, ", i, strings.Repeat("x", 1000))
+	}
+	if n := len(Summarize(object(t, "spec: {"+spec+"]}"))); n > 250+20*70 {
+		t.Errorf("%d bytes of an F with 20 overrides", n)
+	}
+}
