@@ -14,5 +14,5 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand(greeter.Entry())))
+	os.Exit(cli.Run(app.NewCommand(app.With(greeter.Entry()))))
 }

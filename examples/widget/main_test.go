@@ -15,7 +15,7 @@ import (
 )
 
 func TestTheRolesAreThoseThatTheBuildPrints(t *testing.T) {
-	cmd := app.NewCommand(controller.Entry(), app.Named("widget"), app.WithoutBuiltIns())
+	cmd := app.NewCommand(app.With(controller.Entry()), app.Named("widget"), app.WithoutBuiltIns())
 	var printed bytes.Buffer
 	cmd.SetOut(&printed)
 	cmd.SetArgs([]string{"rbac"})

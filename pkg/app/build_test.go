@@ -12,17 +12,20 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // ownBuild is a build with a name and a controller of its own.
-var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), withFunctions(Entry{
+var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), With(withFunctions(controllers.Entry{
 	Name: "shelves", Summary: "fills shelves",
-	Needs: func() ([]informers.Need, error) { return []informers.Need{{Resource: informers.ConfigMaps}}, nil },
-	Rules: func() []rbacv1.PolicyRule {
+	Needs: func(controllers.Settings) ([]informers.Need, error) {
+		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
+	},
+	Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{rule("", "configmaps", "", "list", "watch", "patch")}
 	},
-})}
+}))}
 
 // executeOwn runs a command line of that build.
 func executeOwn(t *testing.T, args ...string) string {
@@ -92,12 +95,12 @@ func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
 }
 
 func TestARuleThatTheCacheLacksIsAnErrorOfTheRoles(t *testing.T) {
-	entry := withFunctions(Entry{Name: "one", Needs: func() ([]informers.Need, error) {
+	entry := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) {
 		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
 	}})
-	cmd := NewCommand(entry, WithoutBuiltIns())
+	cmd := NewCommand(With(entry), WithoutBuiltIns())
 	cmd.SetArgs([]string{"rbac"})
-	want := "controller one: needs configmaps in the cache, but its rules do not let it list and watch them; wildcards do not count"
+	want := "controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"
 	if err := cmd.Execute(); err == nil || err.Error() != want {
 		t.Errorf("the error is %v, want %s", err, want)
 	}
@@ -110,7 +113,6 @@ func TestMistakesInABuildAreErrors(t *testing.T) {
 	}{
 		"no name":    {Named(""), `the name "" of the build is not a DNS label: `},
 		"a bad name": {Named("My manager"), `the name "My manager" of the build is not a DNS label: `},
-		"nil":        {nil, "an option of the build is nil"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := NewCommand(tc.option)

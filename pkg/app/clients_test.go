@@ -91,17 +91,17 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newAPIServer(t)
-			var host Host
-			probe := Entry{
-				Name:  "probe",
-				Needs: func() ([]informers.Need, error) { return nil, nil },
-				Rules: func() []rbacv1.PolicyRule { return nil },
-				New: func(h Host) (controllers.Controller, error) {
+			var host controllers.Host
+			probe := controllers.Entry{
+				Name:        "probe",
+				Needs:       func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
+				Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil },
+				New: func(h controllers.Host) (controllers.Controller, error) {
 					host = h
 					return &scripted{}, nil
 				},
 			}
-			o, err := NewOptions(probe)
+			o, err := NewOptions(With(probe))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +163,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 				},
 				"update by a client of one type": func() error {
 					configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}
-					_, err := ClientFor[*corev1.ConfigMap](host, informers.ConfigMaps).Namespace("shop").Update(ctx, configMap, metav1.UpdateOptions{})
+					_, err := controllers.ClientFor[*corev1.ConfigMap](host, informers.ConfigMaps).Namespace("shop").Update(ctx, configMap, metav1.UpdateOptions{})
 					return err
 				},
 				"apply":             func() error { return host.Apply(ctx, corev1ac.ConfigMap("x", "shop")) },

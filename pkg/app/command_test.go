@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -146,7 +148,7 @@ func TestVersion(t *testing.T) {
 }
 
 func TestEnabled(t *testing.T) {
-	entries := []Entry{
+	entries := []controllers.Entry{
 		{Name: "one", Aliases: []string{"uno"}},
 		{Name: "two"},
 		{Name: "three", OffByDefault: true},

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 const configHeader = "apiVersion: quartermaster.dev/v1alpha1\nkind: ManagerConfiguration\n"
@@ -251,14 +253,14 @@ func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationSliceVar(&c.times, "extra-times", nil, "")
 }
 
-func (c *extraConfig) Validate() error { return nil }
+func (c *extraConfig) Validate(controllers.Settings) error { return nil }
 
 // TestEveryFlagSurvivesTheFile checks that flags keep their values when the output of
 // --print-effective-config, or what /configz shows, is read as the file.
 func TestEveryFlagSurvivesTheFile(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
-		o, err := NewOptions(withFunctions(Entry{Name: "extra", Config: &extraConfig{}}))
+		o, err := NewOptions(With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
 		if err != nil {
 			t.Fatal(err)
 		}

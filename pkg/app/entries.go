@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
 
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
-	toolscache "k8s.io/client-go/tools/cache"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -21,7 +21,7 @@ import (
 )
 
 // checkEntries returns every mistake in the entries that can be found before the flags are parsed.
-func checkEntries(entries []Entry) error {
+func checkEntries(entries []controllers.Entry) error {
 	var errs []error
 	taken := map[string]string{} // names and aliases, and who has them
 	for i, e := range entries {
@@ -42,8 +42,8 @@ func checkEntries(entries []Entry) error {
 		if e.Needs == nil {
 			add("the function Needs is missing")
 		}
-		if e.Rules == nil {
-			add("the function Rules is missing")
+		if e.Permissions == nil {
+			add("the function Permissions is missing")
 		}
 		if e.New == nil {
 			add("the function New is missing")
@@ -53,11 +53,11 @@ func checkEntries(entries []Entry) error {
 }
 
 // flagGroup returns the group of the controller's flags in --help.
-func (e Entry) flagGroup() string { return e.Name + " controller" }
+func flagGroup(e controllers.Entry) string { return e.Name + " controller" }
 
 // addFlags adds the controller's flags to sets. It returns an error if the host or another
 // controller has a flag of the same name: pflag would drop one of the two, or panic.
-func (e Entry) addFlags(sets *cliflag.NamedFlagSets) (err error) {
+func addFlags(e controllers.Entry, sets *cliflag.NamedFlagSets) (err error) {
 	defer func() {
 		if r := recover(); r != nil { // for instance, AddFlags defines a flag twice
 			err = fmt.Errorf("controller %s: AddFlags: %v", e.Name, r)
@@ -81,43 +81,71 @@ func (e Entry) addFlags(sets *cliflag.NamedFlagSets) (err error) {
 		}
 	})
 	if len(errs) == 0 {
-		sets.FlagSet(e.flagGroup()).AddFlagSet(own)
+		sets.FlagSet(flagGroup(e)).AddFlagSet(own)
 	}
 	return errors.Join(errs...)
 }
 
-// declareNeeds calls Needs of every entry and stores the results with For filled in. It is called
-// after the flags have been parsed. The error lists the mistakes of all entries.
-func declareNeeds(entries []Entry) error {
+// addToScheme calls AddToScheme. The library panics if a kind has two Go types.
+func addToScheme(e controllers.Entry, scheme *runtime.Scheme) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	return e.AddToScheme(scheme)
+}
+
+// newScheme returns a scheme with the built-in types and those that entries add.
+func newScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	if err := clientscheme.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.AddToScheme == nil {
+			continue
+		}
+		if err := addToScheme(e, scheme); err != nil {
+			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
+		}
+	}
+	return scheme, nil
+}
+
+// needsOf returns what the entries need of the cache, with For filled in. The error lists the mistakes
+// of all entries.
+func needsOf(entries []controllers.Entry, s controllers.Settings) (all []informers.Need, err error) {
 	var errs []error
-	for i := range entries {
-		e := &entries[i]
-		needs, err := e.callNeeds()
+	for _, e := range entries {
+		declared := map[schema.GroupResource]bool{}
+		needs, err := callNeeds(e, s)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
 		for _, n := range needs {
 			gr := n.Resource.GroupResource()
-			if slices.ContainsFunc(e.needs, func(other informers.Need) bool { return other.Resource.GroupResource() == gr }) {
+			if declared[gr] {
 				errs = append(errs, fmt.Errorf("controller %s: Needs declares %s twice", e.Name, gr))
 			}
+			declared[gr] = true
 			n.For = e.Name
-			e.needs = append(e.needs, n)
+			all = append(all, n)
 		}
 	}
-	return errors.Join(errs...)
+	return all, errors.Join(errs...)
 }
 
 // callNeeds calls Needs. It returns a panic as an error.
-func (e Entry) callNeeds() (needs []informers.Need, err error) {
+func callNeeds(e controllers.Entry, s controllers.Settings) (needs []informers.Need, err error) {
 	defer contained("Needs", &err)
-	return e.Needs()
+	return e.Needs(s)
 }
 
-// callRules calls Rules. It returns a panic as an error.
-func (e Entry) callRules() (rules []rbacv1.PolicyRule, err error) {
-	defer contained("Rules", &err)
-	return e.Rules(), nil
+// callPermissions calls Permissions. It returns a panic as an error.
+func callPermissions(e controllers.Entry, s controllers.Settings) (rules []rbacv1.PolicyRule, err error) {
+	defer contained("Permissions", &err)
+	return e.Permissions(s), nil
 }
 
 // contained is deferred. It makes a panic of an entry's function an error.
@@ -127,24 +155,13 @@ func contained(function string, err *error) {
 	}
 }
 
-// informer returns the informer of a resource that the entry itself declares. An informer that only
-// another entry declares may lack what this one needs of the objects, and is missing when the other
-// is switched off.
-func (e Entry) informer(cache *informers.Factory, resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-	informer, ok := cache.Informer(e.Name, resource)
-	if !ok {
-		panic(mistake{fmt.Errorf("asks for the informer of %s, which its entry does not declare in Needs", resource.GroupResource())})
-	}
-	return informer
-}
-
-// build calls New. It returns a panic as an error, so that one start reports the mistakes of all
+// newController calls New. It returns a panic as an error, so that one start reports the mistakes of all
 // entries.
-func (e Entry) build(h Host) (c controllers.Controller, err error) {
+func newController(e controllers.Entry, h controllers.Host) (c controllers.Controller, err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case mistake:
+		case controllers.Mistake:
 			err = r
 		case informers.MismatchError:
 			err = r

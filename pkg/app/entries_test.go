@@ -23,15 +23,15 @@ import (
 
 // withFunctions returns the entry with functions that do nothing in place of those that are
 // missing.
-func withFunctions(e Entry) Entry {
+func withFunctions(e controllers.Entry) controllers.Entry {
 	if e.Needs == nil {
-		e.Needs = func() ([]informers.Need, error) { return nil, nil }
+		e.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil }
 	}
-	if e.Rules == nil {
-		e.Rules = func() []rbacv1.PolicyRule { return nil }
+	if e.Permissions == nil {
+		e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
 	}
 	if e.New == nil {
-		e.New = func(Host) (controllers.Controller, error) { return &scripted{}, nil }
+		e.New = func(controllers.Host) (controllers.Controller, error) { return &scripted{}, nil }
 	}
 	return e
 }
@@ -39,8 +39,8 @@ func withFunctions(e Entry) Entry {
 // flagsConfig is a Config that adds flags.
 type flagsConfig struct{ add func(*pflag.FlagSet) }
 
-func (c *flagsConfig) AddFlags(fs *pflag.FlagSet) { c.add(fs) }
-func (*flagsConfig) Validate() error              { return nil }
+func (c *flagsConfig) AddFlags(fs *pflag.FlagSet)        { c.add(fs) }
+func (*flagsConfig) Validate(controllers.Settings) error { return nil }
 
 // lines compares the errors joined in err with want.
 func lines(t *testing.T, err error, want ...string) {
@@ -53,55 +53,47 @@ func lines(t *testing.T, err error, want ...string) {
 	}
 }
 
-// options returns the entries as options of a build.
-func options(entries []Entry) (all []BuildOption) {
-	for _, e := range entries {
-		all = append(all, e)
-	}
-	return all
-}
-
 func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 	flag := func(name, shorthand string) func(*pflag.FlagSet) {
 		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
 	}
 	for name, tc := range map[string]struct {
-		entries []Entry
+		entries []controllers.Entry
 		want    []string
 	}{
 		"functions that are missing, in two entries": {
-			[]Entry{{Name: "one"}, withFunctions(Entry{Name: "fine"}), {Name: "two", Needs: func() ([]informers.Need, error) { return nil, nil }}},
-			[]string{"controller one: the function Needs is missing", "controller one: the function Rules is missing",
-				"controller one: the function New is missing", "controller two: the function Rules is missing", "controller two: the function New is missing"}},
+			[]controllers.Entry{{Name: "one"}, withFunctions(controllers.Entry{Name: "fine"}), {Name: "two", Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, nil }}},
+			[]string{"controller one: the function Needs is missing", "controller one: the function Permissions is missing",
+				"controller one: the function New is missing", "controller two: the function Permissions is missing", "controller two: the function New is missing"}},
 		"no name": {
-			[]Entry{withFunctions(Entry{})},
+			[]controllers.Entry{withFunctions(controllers.Entry{})},
 			[]string{`controller number 4 of the registry, which has no name: the name "" is not a DNS label: ` +
 				`a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character ` +
 				`(e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`}},
 		"one name twice": {
-			[]Entry{withFunctions(Entry{Name: "one"}), withFunctions(Entry{Name: "one"})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one"}), withFunctions(controllers.Entry{Name: "one"})},
 			[]string{`controller one: the name "one" is taken by controller one`}},
 		"an alias that is the name of another": {
-			[]Entry{withFunctions(Entry{Name: "one", Aliases: []string{"config-reload"}})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Aliases: []string{"config-reload"}})},
 			[]string{`controller one: the name "config-reload" is taken by controller config-reload`}},
 		"a flag of the host": {
-			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
 			[]string{`controller one: the flag --controllers exists already, in the group "generic"`}},
 		"a flag of a later group of the host, and one that every command has": {
-			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
 			[]string{`controller one: the flag --help exists already`, `controller one: the flag --vmodule exists already, in the group "logs"`}},
 		"a flag of another controller": {
-			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(controllers.Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
 			[]string{`controller two: the flag --size exists already, in the group "one controller"`}},
 		"a shorthand that is there": {
-			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{flag("verbose", "v")}})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("verbose", "v")}})},
 			[]string{"controller one: the shorthand -v of --verbose exists already"}},
 		"a flag that the controller itself adds twice": {
-			[]Entry{withFunctions(Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("size", "")(fs); flag("size", "")(fs) }}})},
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("size", "")(fs); flag("size", "")(fs) }}})},
 			[]string{"controller one: AddFlags: one flag redefined: size"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := NewCommand(options(tc.entries)...)
+			cmd := NewCommand(With(tc.entries...))
 			cmd.SetArgs([]string{"--v=2", "--controllers=*"})
 			lines(t, cmd.Execute(), tc.want...)
 		})
@@ -109,8 +101,8 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 }
 
 func TestTheHostFillsInWhoNeeds(t *testing.T) {
-	needing := func(name string, err error, resources ...schema.GroupVersionResource) Entry {
-		return Entry{Name: name, Needs: func() ([]informers.Need, error) {
+	needing := func(name string, err error, resources ...schema.GroupVersionResource) controllers.Entry {
+		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) {
 			var needs []informers.Need
 			for _, r := range resources {
 				needs = append(needs, informers.Need{Resource: r})
@@ -118,46 +110,49 @@ func TestTheHostFillsInWhoNeeds(t *testing.T) {
 			return needs, err
 		}}
 	}
-	entries := []Entry{needing("one", nil, informers.Secrets, informers.ConfigMaps), needing("two", nil, informers.Secrets)}
-	if err := declareNeeds(entries); err != nil {
+	entries := []controllers.Entry{needing("one", nil, informers.Secrets, informers.ConfigMaps), needing("two", nil, informers.Secrets)}
+	needs, err := needsOf(entries, controllers.Settings{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		for _, n := range e.needs {
-			if n.For != e.Name {
-				t.Errorf("a need of %s is for %q", e.Name, n.For)
-			}
-		}
+	var who []string
+	for _, n := range needs {
+		who = append(who, n.For)
+	}
+	if diff := cmp.Diff([]string{"one", "one", "two"}, who); diff != "" {
+		t.Errorf("who needs (-want +got):\n%s", diff)
 	}
 	t.Run("a panic is an error that names the entry", func(t *testing.T) {
-		e := withFunctions(Entry{Name: "one", Needs: func() ([]informers.Need, error) { panic("no") }})
+		e := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { panic("no") }})
 		want := "panic in Needs: no\n"
-		if err := declareNeeds([]Entry{e}); err == nil || !strings.HasPrefix(err.Error(), "controller one: "+want) {
+		if _, err := needsOf([]controllers.Entry{e}, controllers.Settings{}); err == nil || !strings.HasPrefix(err.Error(), "controller one: "+want) {
 			t.Errorf("the error is %v", err)
 		}
-		if _, _, err := e.roles(); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, _, err := roles(e, controllers.Settings{}); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("the error of its roles is %v", err)
 		}
-		e = withFunctions(Entry{Name: "one", Rules: func() []rbacv1.PolicyRule { panic("no") }})
-		if _, _, err := e.roles(); err == nil || !strings.HasPrefix(err.Error(), "panic in Rules: no\n") {
+		e = withFunctions(controllers.Entry{Name: "one", Permissions: func(controllers.Settings) []rbacv1.PolicyRule { panic("no") }})
+		if _, _, err := roles(e, controllers.Settings{}); err == nil || !strings.HasPrefix(err.Error(), "panic in Permissions: no\n") {
 			t.Errorf("the error of its roles is %v", err)
 		}
 	})
 	t.Run("two needs of one resource are an error, whatever their versions", func(t *testing.T) {
 		other := informers.Secrets
 		other.Version = "v2"
-		lines(t, declareNeeds([]Entry{needing("one", nil, informers.Secrets, other), needing("two", errors.New("cannot tell"))}),
-			"controller one: Needs declares secrets twice", "controller two: cannot tell")
+		_, err := needsOf([]controllers.Entry{needing("one", nil, informers.Secrets, other), needing("two", errors.New("cannot tell"))}, controllers.Settings{})
+		lines(t, err, "controller one: Needs declares secrets twice", "controller two: cannot tell")
 	})
 }
 
 func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 	server := newAPIServer(t)
-	asking := func(name string, declared, asked schema.GroupVersionResource) Entry {
-		return Entry{
-			Name:  name,
-			Needs: func() ([]informers.Need, error) { return []informers.Need{{Resource: declared}}, nil },
-			New: func(h Host) (controllers.Controller, error) {
+	asking := func(name string, declared, asked schema.GroupVersionResource) controllers.Entry {
+		return controllers.Entry{
+			Name: name,
+			Needs: func(controllers.Settings) ([]informers.Need, error) {
+				return []informers.Need{{Resource: declared}}, nil
+			},
+			New: func(h controllers.Host) (controllers.Controller, error) {
 				if h.Informer(asked) == nil {
 					t.Errorf("%s got no informer", name)
 				}
@@ -165,14 +160,11 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 			},
 		}
 	}
-	entries := []Entry{
+	entries := []controllers.Entry{
 		asking("right", informers.Secrets, informers.Secrets),
 		asking("borrows", informers.ConfigMaps, informers.Secrets),
 		asking("asks-for-what-nobody-has", informers.ConfigMaps, informers.Deployments),
-		{Name: "panics", Needs: asking("", informers.Jobs, informers.Jobs).Needs, New: func(Host) (controllers.Controller, error) { panic("at once") }},
-	}
-	if err := declareNeeds(entries); err != nil {
-		t.Fatal(err)
+		{Name: "panics", Needs: asking("", informers.Jobs, informers.Jobs).Needs, New: func(controllers.Host) (controllers.Controller, error) { panic("at once") }},
 	}
 	o, err := NewOptions()
 	if err != nil {

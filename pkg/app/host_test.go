@@ -81,77 +81,81 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 	for name, tc := range map[string]struct {
 		add   func(*runtime.Scheme) error
 		needs []informers.Need
-		ask   func(Host) error
+		ask   func(controllers.Host) error
 		want  string // empty: it is built
 	}{
-		"everything fits": {complete, typed, func(h Host) error {
+		"everything fits": {complete, typed, func(h controllers.Host) error {
 			informers.For[*gadget](h.Informer, gadgets)
 			informers.For[metav1.Object](h.Informer, gadgets)
-			ClientFor[*gadget](h, gadgets)
+			controllers.ClientFor[*gadget](h, gadgets)
 			h.Handle(http.NotFoundHandler())
 			return nil
 		}, ""},
-		"the need is missing": {complete, nil, func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+		"the need is missing": {complete, nil, func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
 			"asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
-		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
 		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed,
-			func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gadget, which AddToScheme has not added to the scheme"},
 		"the type of the list is missing in the scheme": {addTypes(map[string]runtime.Object{"Gadget": &gadget{}}), typed,
-			func(h Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gadget, but AddToScheme has not added GadgetList to the scheme"},
-		"the type is of another group": {complete, typed, func(h Host) error { informers.For[*corev1.Pod](h.Informer, gadgets); return nil },
+		"the type is of another group": {complete, typed, func(h controllers.Host) error { informers.For[*corev1.Pod](h.Informer, gadgets); return nil },
 			"asks for gadgets.example.com as *v1.Pod, but that is a type of v1, not of example.com/v1"},
-		"the version is another": {complete, typed, func(h Host) error {
+		"the version is another": {complete, typed, func(h controllers.Host) error {
 			informers.For[*gadget](h.Informer, gadgets.GroupResource().WithVersion("v2"))
 			return nil
 		}, `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
-		"a client of a type that is missing in the scheme": {nil, nil, func(h Host) error { ClientFor[*gadget](h, gadgets); return nil },
+		"a client of a type that is missing in the scheme": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil },
 			"asks for a client of *app.gadget, which AddToScheme has not added to the scheme"},
-		"a client of a type of another group": {nil, nil, func(h Host) error { ClientFor[*corev1.Pod](h, gadgets); return nil },
+		"a client of a type of another group": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*corev1.Pod](h, gadgets); return nil },
 			"asks for a client of gadgets.example.com with *v1.Pod, which is a type of v1"},
-		"the type is of another resource of the group": {twoKinds, typed, func(h Host) error { informers.For[*gizmo](h.Informer, gadgets); return nil },
+		"the type is of another resource of the group": {twoKinds, typed, func(h controllers.Host) error { informers.For[*gizmo](h.Informer, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
-		"a client of a type of another resource of the group": {twoKinds, nil, func(h Host) error { ClientFor[*gizmo](h, gadgets); return nil },
+		"a client of a type of another resource of the group": {twoKinds, nil, func(h controllers.Host) error { controllers.ClientFor[*gizmo](h, gadgets); return nil },
 			"asks for a client of gadgets.example.com with *app.gizmo, but these are of the kind Gadget"},
-		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h Host) error {
+		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h controllers.Host) error {
 			informers.For[*gizmo](h.Informer, oddPlural)
-			ClientFor[*gizmo](h, oddPlural)
+			controllers.ClientFor[*gizmo](h, oddPlural)
 			return nil
 		}, ""},
-		"two handlers": {nil, nil, func(h Host) error { h.Handle(http.NotFoundHandler()); h.Handle(http.NotFoundHandler()); return nil },
+		"two handlers": {nil, nil, func(h controllers.Host) error {
+			h.Handle(http.NotFoundHandler())
+			h.Handle(http.NotFoundHandler())
+			return nil
+		},
 			"calls Host.Handle with nil or twice"},
-		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
+		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
 			deployments := informers.For[metav1.Object](h.Informer, informers.Deployments)
 			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(deployments, schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, "one: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
-		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h Host) error {
+		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(h.Informer(informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, ""},
-		"a loop without a function": {nil, nil, func(h Host) error {
+		"a loop without a function": {nil, nil, func(h controllers.Host) error {
 			_, err := controllers.NewLoop[string](h.Loop, nil)
 			return err
 		}, "loop one without a function reconcile"},
-		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
+		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](h.Informer(informers.Deployments), nil))
 			return err
 		}, "one: watch: the function that maps events to keys is nil"},
-		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h Host) error {
+		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.Loop, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(h.Informer(informers.Deployments)), nil))
 			return err
 		}, "one: watch: the function of Filter is nil"},
-		"a watch without an informer": {nil, nil, func(h Host) error {
+		"a watch without an informer": {nil, nil, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchSelf(nil))
 			return err
 		}, "one: watch: it has no informer"},
-		"a handler that is nil": {nil, nil, func(h Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
+		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			entry := withFunctions(Entry{Name: "one", AddToScheme: tc.add, Needs: func() ([]informers.Need, error) { return tc.needs, nil }})
-			entry.New = func(h Host) (controllers.Controller, error) { return &scripted{}, tc.ask(h) }
+			entry := withFunctions(controllers.Entry{Name: "one", AddToScheme: tc.add, Needs: func(controllers.Settings) ([]informers.Need, error) { return tc.needs, nil }})
+			entry.New = func(h controllers.Host) (controllers.Controller, error) { return &scripted{}, tc.ask(h) }
 			_, err := buildOne(t, entry)
 			switch {
 			case tc.want == "" && err != nil:
@@ -165,16 +169,16 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 
 // TestAMistakeInAReconcileIsShown asks too late, so that the start does not fail.
 func TestAMistakeInAReconcileIsShown(t *testing.T) {
-	entry := withFunctions(Entry{Name: "one", Needs: func() ([]informers.Need, error) {
+	entry := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) {
 		return []informers.Need{{Resource: informers.Deployments}}, nil
 	}})
-	var h Host
-	entry.New = func(host Host) (controllers.Controller, error) { h = host; return &scripted{}, nil }
+	var h controllers.Host
+	entry.New = func(host controllers.Host) (controllers.Controller, error) { h = host; return &scripted{}, nil }
 	if _, err := buildOne(t, entry); err != nil {
 		t.Fatal(err)
 	}
 	for want, ask := range map[string]func(){
-		"asks for a client of *app.gadget, which AddToScheme has not added":          func() { ClientFor[*gadget](h, gadgets) },
+		"asks for a client of *app.gadget, which AddToScheme has not added":          func() { controllers.ClientFor[*gadget](h, gadgets) },
 		"asks for the informer of secrets, which its entry does not declare":         func() { h.Informer(informers.Secrets) },
 		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h.Informer, informers.Deployments) },
 	} {
@@ -185,8 +189,8 @@ func TestAMistakeInAReconcileIsShown(t *testing.T) {
 }
 
 func TestAnEntryMustBuildAController(t *testing.T) {
-	entry := withFunctions(Entry{Name: "one"})
-	entry.New = func(Host) (controllers.Controller, error) { return nil, nil }
+	entry := withFunctions(controllers.Entry{Name: "one"})
+	entry.New = func(controllers.Host) (controllers.Controller, error) { return nil, nil }
 	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: no controller was returned by New" {
 		t.Errorf("the error is %v", err)
 	}
@@ -194,7 +198,7 @@ func TestAnEntryMustBuildAController(t *testing.T) {
 		*controllers.Loop[cache.ObjectName]
 	}
 	for name, c := range map[string]*looping{"a pointer that is nil": nil, "a loop that is nil": {}} {
-		entry.New = func(Host) (controllers.Controller, error) { return c, nil }
+		entry.New = func(controllers.Host) (controllers.Controller, error) { return c, nil }
 		want := "controller one: what New returned cannot tell its Status, as if it or its Loop were nil: "
 		if _, err := buildOne(t, entry); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: the error is %v", name, err)
@@ -205,9 +209,9 @@ func TestAnEntryMustBuildAController(t *testing.T) {
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 
 // buildOne builds the controller of one entry as Run does.
-func buildOne(t *testing.T, entry Entry) (hostedControllers, error) {
+func buildOne(t *testing.T, entry controllers.Entry) (hostedControllers, error) {
 	t.Helper()
-	o, err := NewOptions(entry, WithoutBuiltIns())
+	o, err := NewOptions(With(entry), WithoutBuiltIns())
 	if err != nil {
 		return nil, err
 	}
@@ -218,9 +222,6 @@ func buildOne(t *testing.T, entry Entry) (hostedControllers, error) {
 	}
 	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
 	if err != nil {
-		return nil, err
-	}
-	if err := declareNeeds(o.entries); err != nil {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
@@ -240,16 +241,16 @@ func buildOne(t *testing.T, entry Entry) (hostedControllers, error) {
 func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
 	typed := []informers.Need{{Resource: gadgets, Form: informers.Typed}}
 	for name, tc := range map[string]struct {
-		entry Entry
+		entry controllers.Entry
 		want  string
 	}{
 		"a group version that is missing": {
-			Entry{Needs: func() ([]informers.Need, error) { return typed, nil }},
+			controllers.Entry{Needs: func(controllers.Settings) ([]informers.Need, error) { return typed, nil }},
 			"one: the scheme has no types of example.com/v1, so gadgets.example.com cannot be had in typed form"},
 		"AddToScheme fails": {
-			Entry{AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}, "controller one: AddToScheme: no"},
+			controllers.Entry{AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}, "controller one: AddToScheme: no"},
 		"AddToScheme gives a kind another type": {
-			Entry{AddToScheme: func(s *runtime.Scheme) error {
+			controllers.Entry{AddToScheme: func(s *runtime.Scheme) error {
 				s.AddKnownTypeWithName(appsv1.SchemeGroupVersion.WithKind("Deployment"), &gadget{})
 				return nil
 			}}, "controller one: AddToScheme: panic: Double registration of different types for apps/v1, Kind=Deployment"},
@@ -265,7 +266,7 @@ func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
 }
 
 func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
-	h := Host{RESTMapper: knownKinds()}
+	h := controllers.Host{RESTMapper: knownKinds()}
 	for name, tc := range map[string]struct {
 		config runtime.ApplyConfiguration
 		want   string
@@ -306,7 +307,7 @@ func TestObjectsOfOneApplyAreSentAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := Host{RESTMapper: knownKinds(), applies: applies}
+	h := controllers.Host{RESTMapper: knownKinds(), Metadata: applies}
 
 	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("", "shop"))
 	if err == nil || !strings.Contains(err.Error(), "name is missing") || arrived.Load() != 0 {
@@ -359,8 +360,8 @@ func TestTheMapperAsksAgainAfterAWhile(t *testing.T) {
 }
 
 func TestAHandlerOfAControllerIsServedUnderItsName(t *testing.T) {
-	entry := withFunctions(Entry{Name: "one"})
-	entry.New = func(h Host) (controllers.Controller, error) {
+	entry := withFunctions(controllers.Entry{Name: "one"})
+	entry.New = func(h controllers.Host) (controllers.Controller, error) {
 		h.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/poison" {
 				panic("hunter2")
@@ -421,7 +422,7 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 }
 
 func TestAColdStandbyCannotRunAController(t *testing.T) {
-	o, err := NewOptions(withFunctions(Entry{Name: "one", EveryReplica: true}), withFunctions(Entry{Name: "two"}), WithoutBuiltIns())
+	o, err := NewOptions(With(withFunctions(controllers.Entry{Name: "one", EveryReplica: true}), withFunctions(controllers.Entry{Name: "two"})), WithoutBuiltIns())
 	if err != nil {
 		t.Fatal(err)
 	}

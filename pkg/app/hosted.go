@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -89,6 +90,26 @@ func (h *hosted) own() (s controllers.Status, err error) {
 	return controllers.Status{Name: h.name}, fmt.Errorf("its status: %w", err)
 }
 
+// contained returns a handler of a controller's paths that contains panics, as everything that the
+// host calls of a controller.
+func (h *hosted) contained(handler http.Handler) http.Handler {
+	return http.StripPrefix("/controllers/"+h.name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			switch panicked := recover(); panicked {
+			case nil:
+			case http.ErrAbortHandler:
+				panic(panicked) // net/http's own way to end a response
+			default:
+				h.loops.Panicked(h.name)
+				klog.FromContext(r.Context()).Error(errors.New("panic in a controller's HTTP handler"), "Request failed",
+					"controller", h.name, "type", fmt.Sprintf("%T", panicked), "stack", string(debug.Stack()))
+				http.Error(w, "the controller's handler panicked", http.StatusInternalServerError)
+			}
+		}()
+		handler.ServeHTTP(w, r)
+	}))
+}
+
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
 
@@ -96,7 +117,7 @@ type hostedControllers []*hosted
 // built.
 func newControllers(
 	o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory,
-	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry,
+	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []controllers.Entry,
 ) (hostedControllers, error) {
 	var all hostedControllers
 	var errs []error
@@ -104,14 +125,14 @@ func newControllers(
 		var handler http.Handler
 		host, err := newHost(o, c, scheme, e, cache, registry, loops, entry, func(h http.Handler) {
 			if h == nil || handler != nil {
-				panic(mistake{errors.New("calls Host.Handle with nil or twice")})
+				panic(controllers.Mistake("calls Host.Handle with nil or twice"))
 			}
 			handler = h
 		})
 		if err != nil {
 			return nil, err
 		}
-		controller, err := entry.build(host)
+		controller, err := newController(entry, host)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
 			continue

@@ -151,14 +151,13 @@ func allControllers(t *testing.T) metrics.KubeRegistry {
 	}
 	o, err := NewOptions()
 	must(err)
-	must(o.parseArgs([]string{"--controllers=" + strings.Join(o.known(), ","), "--compat=" + strings.Join(originals, ",")}))
+	must(o.parseArgs([]string{"--controllers=" + strings.Join(o.known(), ","), "--compat=" + strings.Join(o.originals(), ",")}))
 	o.Client.Master = newAPIServer(t).URL
 	must(o.Validate())
 	connection, err := newConnection(o.Client)
 	must(err)
 	enabled, err := o.enabled()
 	must(err)
-	must(declareNeeds(enabled))
 	registry := metrics.NewKubeRegistry()
 	scheme, err := newScheme(enabled)
 	must(err)

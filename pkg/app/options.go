@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,24 +16,21 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// originals are the operators whose annotations --compat can switch on.
-var originals = []string{"reloader", "reflector", "replicator", "ttl-controller", "janitor"}
-
-// Options is the whole configuration of the manager, one Config per component. The flags write to
-// it.
+// Options is the whole configuration of the manager, one Config per component; those of controllers
+// are in their entries. The flags write to it.
 type Options struct {
 	File           ConfigFile
 	Generic        GenericConfig
@@ -44,9 +42,6 @@ type Options struct {
 	Authentication AuthenticationConfig
 	Authorization  AuthorizationConfig
 	Metrics        *metrics.Options
-	ConfigReload   configreload.Config
-	Replication    replication.Config
-	TTL            ttl.Config
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
 
@@ -116,18 +111,9 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 		Authentication: newAuthenticationConfig(),
 		Authorization:  newAuthorizationConfig(),
 		Metrics:        metrics.NewOptions(),
-		ConfigReload:   configreload.DefaultConfig(),
-		Replication:    replication.DefaultConfig(),
-		TTL:            ttl.DefaultConfig(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
 		build:          b,
-	}
-	if b.builtIns {
-		o.entries = append(registry(o), b.entries...)
-	}
-	if err := checkEntries(o.entries); err != nil {
-		return nil, err
 	}
 	o.flags, err = o.flagSets()
 	return o, err
@@ -147,7 +133,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
 		"All: "+strings.Join(o.known(), ", ")+".")
-	if o.builtIns {
+	if originals := o.originals(); len(originals) > 0 {
 		fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
 			"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
 			"any of "+strings.Join(originals, ", ")+".")
@@ -201,7 +187,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	for _, e := range o.entries {
 		if e.Config != nil {
-			sets.FlagSet(e.flagGroup()) // its place in --help; filled below
+			sets.FlagSet(flagGroup(e)) // its place in --help; filled below
 		}
 	}
 
@@ -212,7 +198,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	var errs []error
 	for _, e := range o.entries {
 		if e.Config != nil {
-			errs = append(errs, e.addFlags(&sets))
+			errs = append(errs, addFlags(e, &sets))
 		}
 	}
 	return sets, errors.Join(errs...)
@@ -232,6 +218,7 @@ func (o *Options) validate() error {
 	if _, err := o.enabled(); err != nil {
 		errs = append(errs, err)
 	}
+	originals := o.originals()
 	for _, name := range g.Compat {
 		if !slices.Contains(originals, name) {
 			add("compat", "%q is not known; known are %s", name, strings.Join(originals, ", "))
@@ -266,7 +253,7 @@ func (o *Options) validate() error {
 	}
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
-	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateScope(), o.validateStandby())
+	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateStandby())
 	errs = append(errs, o.Secure.Validate(), o.Authentication.Validate(), o.Authorization.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
@@ -280,9 +267,10 @@ func (o *Options) validate() error {
 			add("vmodule", "%s: %v", item.FilePattern, err)
 		}
 	}
+	settings := o.Settings()
 	for _, e := range o.entries {
 		if e.Config != nil {
-			errs = append(errs, e.Config.Validate())
+			errs = append(errs, e.Config.Validate(settings))
 		}
 	}
 	return errors.Join(errs...)
@@ -322,5 +310,12 @@ func (o *Options) election() election.Config {
 	return cfg
 }
 
-// compat reports whether --compat names original.
-func (o *Options) compat(original string) bool { return slices.Contains(o.Generic.Compat, original) }
+// Settings returns what the process decides for all controllers.
+func (o *Options) Settings() controllers.Settings {
+	lease := o.Election.Lease()
+	return controllers.Settings{
+		Compat: o.Generic.Compat, Namespaces: o.Informers.Namespaces, DryRun: o.Generic.DryRun,
+		OwnNamespaces: []string{lease.Namespace, apifence.NamespaceFor(lease)},
+		Pod:           cache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")},
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 )
 
@@ -108,7 +109,7 @@ func (o *Options) rbac() (objects []any, err error) {
 
 	var accounts []string
 	for _, e := range enabled {
-		cache, own, err := e.roles()
+		cache, own, err := roles(e, o.Settings())
 		if err != nil {
 			return nil, fmt.Errorf("controller %s: %w", e.Name, err)
 		}
@@ -201,16 +202,16 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 	}
 }
 
-// roles splits the entry's rules. The cache, which reads as the manager, lists and watches what is
+// roles splits the entry's permissions. The cache, which reads as the manager, lists and watches what is
 // in Needs; a rule without watch is not for the cache. Everything else is what the controller itself does. It is an error if the rules do not
 // let the cache list and watch a resource in Needs. The cache also watches whatever the controller
 // follows.
-func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
-	needs, err := e.callNeeds()
+func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.PolicyRule, err error) {
+	needs, err := callNeeds(e, s)
 	if err != nil {
 		return nil, nil, err
 	}
-	rules, err := e.callRules()
+	rules, err := callPermissions(e, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -252,7 +253,7 @@ func (e Entry) roles() (cache, own []rbacv1.PolicyRule, err error) {
 	}
 	for gr := range inCache {
 		if !readable[gr] {
-			return nil, nil, fmt.Errorf("needs %s in the cache, but its rules do not let it list and watch them; wildcards do not count", gr)
+			return nil, nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count", gr)
 		}
 	}
 	return cache, own, nil

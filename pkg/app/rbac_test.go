@@ -18,6 +18,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -274,7 +275,7 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 		"a need that is permitted by a wildcard only is a mistake": {
 			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
 			rules:  []rbacv1.PolicyRule{rule("*", "*")},
-			failed: "needs configmaps in the cache, but its rules do not let it list and watch them; wildcards do not count",
+			failed: "needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
 		},
 		"a need without permission is a mistake": {
 			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
@@ -283,17 +284,17 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := Entry{
+			e := controllers.Entry{
 				Name: "test",
-				Needs: func() (needs []informers.Need, _ error) {
+				Needs: func(controllers.Settings) (needs []informers.Need, _ error) {
 					for _, r := range tc.needs {
 						needs = append(needs, informers.Need{For: "test", Resource: r})
 					}
 					return needs, nil
 				},
-				Rules: func() []rbacv1.PolicyRule { return tc.rules },
+				Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return tc.rules },
 			}
-			cache, own, err := e.roles()
+			cache, own, err := roles(e, controllers.Settings{})
 			if tc.failed != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.failed) {
 					t.Errorf("error %v, want %q", err, tc.failed)

@@ -6,6 +6,8 @@ package app
 import (
 	"strings"
 	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
@@ -20,7 +22,7 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			cmd := NewCommand(withFunctions(Entry{Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true}))
+			cmd := NewCommand(With(withFunctions(controllers.Entry{Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true})))
 			cmd.SetOut(&out)
 			cmd.SetArgs(append([]string{"controllers"}, tc.args...))
 			if err := cmd.Execute(); err != nil {

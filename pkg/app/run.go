@@ -47,9 +47,6 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	if err := declareNeeds(enabled); err != nil {
-		return err
-	}
 	registry := metrics.NewKubeRegistry()
 	connection, err := newConnection(o.Client)
 	if err != nil {
@@ -225,15 +222,15 @@ func serverFence(o *Options) apifence.State {
 // newCache returns the informers that the enabled controllers need, not started yet.
 func newCache(
 	o *Options, c connection, scheme *runtime.Scheme,
-	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []Entry,
+	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []controllers.Entry,
 ) (*informers.Factory, error) {
-	readers, err := informers.NewClients(c.builtIn(c.named("informers")), scheme)
+	needs, err := needsOf(enabled, o.Settings())
 	if err != nil {
 		return nil, err
 	}
-	var needs []informers.Need
-	for _, entry := range enabled {
-		needs = append(needs, entry.needs...)
+	readers, err := informers.NewClients(c.builtIn(c.named("informers")), scheme)
+	if err != nil {
+		return nil, err
 	}
 	return informers.New(o.name, o.Informers, readers, needs, registry, clock.RealClock{}, loops.Panicked)
 }

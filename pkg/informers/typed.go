@@ -30,7 +30,7 @@ func (MismatchError) RuntimeError() {}
 
 // For returns the informer of a resource with the type of its objects: the Go type for a need in the
 // Typed form, *unstructured.Unstructured for one in the Unstructured form, and metav1.Object for any.
-// The function informer is that of the host, app.Host.Informer. For is called while a controller is
+// The function informer is that of the host, controllers.Host.Informer. For is called while a controller is
 // built, since it panics if the need, the scheme and T do not fit together; the manager's start then
 // fails with an error that names the controller.
 func For[T metav1.Object](

@@ -34,6 +34,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -59,7 +60,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 		// as manager rbac --dry-run has it
 		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}})
 	shop := newDryShop(ctx, t)
-	h := host(ctx, t, app.Entry{Rules: func() []rbacv1.PolicyRule { return everything }}, true)
+	h := host(ctx, t, controllers.Entry{Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return everything }}, true)
 	before := shop.versions(ctx, t)
 
 	inJSON, err := kubernetes.NewForConfig(h.RESTConfig)

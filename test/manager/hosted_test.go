@@ -22,7 +22,7 @@ import (
 
 // hosted is a controller played by the test itself, in a manager that runs in the test's process.
 type hosted struct {
-	app.Host
+	controllers.Host
 	pod     string // the manager has its token
 	leading chan struct{}
 	drain   func() // called when its context has ended; may be nil
@@ -42,20 +42,20 @@ func (h *hosted) Status() controllers.Status { return controllers.Status{} }
 
 // host runs a manager with one controller, made from the given entry, until the test ends or stops
 // it. It returns once the controller runs.
-func host(ctx context.Context, t *testing.T, entry app.Entry, dryRun bool) *hosted {
+func host(ctx context.Context, t *testing.T, entry controllers.Entry, dryRun bool) *hosted {
 	t.Helper()
 	h := &hosted{leading: make(chan struct{})}
 	entry.Name, entry.Summary = "hosted", "does what a test says"
-	entry.Needs = func() ([]informers.Need, error) { return nil, nil }
-	entry.New = func(host app.Host) (controllers.Controller, error) {
+	entry.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil }
+	entry.New = func(host controllers.Host) (controllers.Controller, error) {
 		h.Host = host
 		return h, nil
 	}
-	o, err := app.NewOptions(entry)
+	o, err := app.NewOptions(app.With(entry))
 	if err != nil {
 		t.Fatal(err)
 	}
-	grant(ctx, t, entry.Rules())
+	grant(ctx, t, entry.Permissions(controllers.Settings{}))
 	replica := shared.NewReplica(ctx, t)
 	h.pod = replica.Pod
 	t.Setenv("POD_NAME", h.pod)

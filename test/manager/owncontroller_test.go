@@ -37,35 +37,35 @@ import (
 // runs on every replica.
 type painter struct {
 	*controllers.Loop[cache.ObjectName]
-	app.Host
+	controllers.Host
 	pod     string
 	gadgets informers.Informer[*Gadget]
-	client  app.TypedClient[*Gadget]
+	client  controllers.TypedClient[*Gadget]
 
 	mu      sync.Mutex
 	refused []error // writes that were refused since this replica does not lead
 }
 
-func paintersEntry(p *painter) app.Entry {
-	return app.Entry{
+func paintersEntry(p *painter) controllers.Entry {
+	return controllers.Entry{
 		Name: "painter", Summary: "paints gadgets", EveryReplica: true,
 		AddToScheme: addGadgets,
-		Needs: func() ([]informers.Need, error) {
+		Needs: func(controllers.Settings) ([]informers.Need, error) {
 			return []informers.Need{
 				{Resource: gadgets, Form: informers.Typed},
 				{Resource: informers.ConfigMaps, Fields: informers.OwnerReferences},
 			}, nil
 		},
-		Rules: func() []rbacv1.PolicyRule {
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{
 				{APIGroups: []string{gadgets.Group}, Resources: []string{"gadgets", "gadgets/status"}, Verbs: []string{"get", "list", "watch", "update", "patch"}},
 				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "patch"}},
 			}
 		},
-		New: func(h app.Host) (_ controllers.Controller, err error) {
+		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			p.Host = h
 			p.gadgets = informers.For[*Gadget](h.Informer, gadgets)
-			p.client = app.ClientFor[*Gadget](h, gadgets)
+			p.client = controllers.ClientFor[*Gadget](h, gadgets)
 			h.Handle(http.HandlerFunc(p.serve))
 			h.Loop.MaxBackoff = 2 * time.Second
 			p.Loop, err = controllers.NewLoop(h.Loop, p.reconcile,
@@ -109,7 +109,7 @@ func (p *painter) serve(w http.ResponseWriter, r *http.Request) {
 func runPainter(ctx context.Context, t *testing.T) (p *painter, url string, stop func()) {
 	t.Helper()
 	p = &painter{}
-	o, err := app.NewOptions(paintersEntry(p))
+	o, err := app.NewOptions(app.With(paintersEntry(p)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestAControllerOnEveryReplica(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)
 	ns := shared.NewNamespace(ctx, t, nil)
-	grant(ctx, t, paintersEntry(&painter{}).Rules())
+	grant(ctx, t, paintersEntry(&painter{}).Permissions(controllers.Settings{}))
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -15,14 +15,14 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // gadgetEntry is the entry of a controller with a custom resource as a Go type.
-var gadgetEntry = app.Entry{
+var gadgetEntry = controllers.Entry{
 	AddToScheme: addGadgets,
-	Rules: func() []rbacv1.PolicyRule {
+	Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{gadgets.Group}, Resources: []string{gadgets.Resource}, Verbs: []string{"*"}}}
 	},
 }

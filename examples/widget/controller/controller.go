@@ -29,7 +29,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	v1 "github.com/quartermaster-dev/quartermaster/examples/widget/api/v1"
-	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -43,19 +42,19 @@ const (
 )
 
 // Entry returns the controller's entry for app.NewCommand.
-func Entry() app.Entry {
-	return app.Entry{
+func Entry() controllers.Entry {
+	return controllers.Entry{
 		Name:        name,
 		Summary:     "runs a Deployment for each Widget",
 		AddToScheme: v1.AddToScheme,
-		Needs: func() ([]informers.Need, error) {
+		Needs: func(controllers.Settings) ([]informers.Need, error) {
 			return []informers.Need{
 				{Resource: v1.Widgets, Form: informers.Typed},
 				{Resource: informers.Deployments, Form: informers.Typed},
 				{Resource: informers.ConfigMaps, Fields: informers.OwnerReferences, Digest: digest},
 			}, nil
 		},
-		Rules: func() []rbacv1.PolicyRule {
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{
 				{APIGroups: []string{"example.com"}, Resources: []string{"widgets"}, Verbs: []string{"list", "watch", "update"}},
 				{APIGroups: []string{"example.com"}, Resources: []string{"widgets/status"}, Verbs: []string{"update"}},
@@ -69,17 +68,17 @@ func Entry() app.Entry {
 
 type controller struct {
 	*controllers.Loop[cache.ObjectName]
-	host        app.Host
-	client      app.TypedClient[*v1.Widget]
+	host        controllers.Host
+	client      controllers.TypedClient[*v1.Widget]
 	widgets     informers.Informer[*v1.Widget]
 	deployments informers.Informer[*appsv1.Deployment]
 	configMaps  informers.Informer[metav1.Object]
 }
 
-func newController(h app.Host) (_ controllers.Controller, err error) {
+func newController(h controllers.Host) (_ controllers.Controller, err error) {
 	c := &controller{
 		host:        h,
-		client:      app.ClientFor[*v1.Widget](h, v1.Widgets),
+		client:      controllers.ClientFor[*v1.Widget](h, v1.Widgets),
 		widgets:     informers.For[*v1.Widget](h.Informer, v1.Widgets),
 		deployments: informers.For[*appsv1.Deployment](h.Informer, informers.Deployments),
 		configMaps:  informers.For[metav1.Object](h.Informer, informers.ConfigMaps),

@@ -15,14 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// Config configures the controller. The zero value is not valid; use [DefaultConfig].
+// Config configures the controller. The zero value is not valid; use [NewConfig].
 type Config struct {
 	policy.Options
 
-	// Scope lists the only namespaces that may be read; empty means all. The host sets it.
+	// Scope lists the only namespaces that may be read; empty means all. Like Compat of the Options, it
+	// is set by the process.
 	Scope []string
 	// Namespaces lists the namespaces to work in; empty means all. The next two count only if it is
 	// empty.
@@ -42,8 +44,8 @@ type Config struct {
 	ConcurrentSyncs int
 }
 
-// DefaultConfig returns the defaults of the flags.
-func DefaultConfig() Config {
+// NewConfig returns the defaults of the flags.
+func NewConfig() Config {
 	return Config{
 		Options: policy.Options{
 			Strategy:    policy.StrategyEnvVars,
@@ -89,7 +91,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 }
 
 // Validate reports all problems at once, each with its flag.
-func (c *Config) Validate() error {
+func (c *Config) Validate(s controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
@@ -107,6 +109,16 @@ func (c *Config) Validate() error {
 		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	c.validateNames(bad)
+	if len(s.Namespaces) > 0 {
+		if c.needsNamespaces() {
+			bad("namespace-selector", "needs the labels of Namespaces, which are not read with --namespaces; list the namespaces there")
+		}
+		for _, namespace := range c.Namespaces {
+			if !slices.Contains(s.Namespaces, namespace) {
+				bad("namespaces", "%q is not in --namespaces, so nothing would be read there", namespace)
+			}
+		}
+	}
 	return errors.Join(errs...)
 }
 

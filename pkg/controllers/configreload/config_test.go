@@ -13,13 +13,14 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
 var unixStart = time.Unix(started, 0)
 
 func TestFlagsWriteTheConfiguration(t *testing.T) {
-	cfg := DefaultConfig()
+	cfg := NewConfig()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
 	fs.VisitAll(func(f *pflag.Flag) {
@@ -30,7 +31,7 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 	if err := fs.Parse(nil); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(DefaultConfig(), cfg); diff != "" {
+	if diff := cmp.Diff(NewConfig(), cfg); diff != "" {
 		t.Errorf("without flags it is not the default (-want +got):\n%s", diff)
 	}
 	err := fs.Parse(strings.Fields(`--config-reload-strategy=annotations --config-reload-auto-all --config-reload-on-create
@@ -55,7 +56,7 @@ func TestFlagsWriteTheConfiguration(t *testing.T) {
 	if diff := cmp.Diff(want, cfg); diff != "" {
 		t.Errorf("configuration differs (-want +got):\n%s", diff)
 	}
-	if err := cfg.Validate(); err != nil {
+	if err := cfg.Validate(controllers.Settings{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -69,7 +70,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, IgnoredSources: []string{"configMaps", "Secrets", "pods"},
 		IgnoredKinds: []string{"pods"},
 	}
-	err := cfg.Validate()
+	err := cfg.Validate(controllers.Settings{})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -159,9 +160,9 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			cfg := DefaultConfig()
+			cfg := NewConfig()
 			tc.configure(&cfg)
-			if diff := cmp.Diff(tc.want, Rules(cfg)); diff != "" {
+			if diff := cmp.Diff(tc.want, permissions(cfg)); diff != "" {
 				t.Errorf("rules differ (-want +got):\n%s", diff)
 			}
 		})
@@ -185,9 +186,9 @@ func TestAnAnnotationKeyMeansOneThing(t *testing.T) {
 		"that of another name":         {map[string]string{"auto": kIgnore}, "key of ignore"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := DefaultConfig()
+			cfg := NewConfig()
 			cfg.AnnotationKeys = tc.keys
-			err := cfg.Validate()
+			err := cfg.Validate(controllers.Settings{})
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil ||
 				!strings.HasPrefix(err.Error(), "--config-reload-annotation-key: ") || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("error %v, want one with %q", err, tc.want)

@@ -88,15 +88,12 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New checks the configuration and adds indexers and handlers to the informers, so it must be called
-// before they are started. The dynamic client is for Argo Rollouts and may be nil
+// New adds indexers and handlers to the informers, so it must be called before they are started. The
+// configuration is one that Validate accepts. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
 	selector, err := parseSelector(cfg.NamespaceSelector)
 	if err != nil {
 		return nil, err

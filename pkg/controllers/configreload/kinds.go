@@ -111,9 +111,8 @@ func Resources(cfg Config) []schema.GroupVersionResource {
 	return list
 }
 
-// Rules returns exactly the permissions that the controller needs under cfg. The host sends the
-// Events.
-func Rules(cfg Config) []rbacv1.PolicyRule {
+// permissions returns exactly what the controller needs under cfg. The host sends the Events.
+func permissions(cfg Config) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
 	// allow adds to a rule of the same verbs and group, if there is one.
 	allow := func(resource schema.GroupVersionResource, verbs ...string) {

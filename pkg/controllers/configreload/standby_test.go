@@ -153,7 +153,7 @@ func newStandby(t *testing.T, objects ...runtime.Object) *world {
 
 func newLaggingStandby(t *testing.T, configure func(*Config), lags map[string]time.Duration, objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(100), standby: true}
+	w := &world{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(100), standby: true}
 	w.cfg.Compat = true
 	w.begin(lags, configure, objects)
 	return w

@@ -73,7 +73,7 @@ func BenchmarkTakeOver(b *testing.B) {
 // newCached returns a controller whose caches are synced. Nothing is recorded on the Deployments.
 func newCached(b *testing.B, client *fake.Clientset, secrets, deployments int) *Controller {
 	b.Helper()
-	cfg := DefaultConfig()
+	cfg := NewConfig()
 	digest, err := SourceDigest(cfg)
 	if err != nil {
 		b.Fatal(err)

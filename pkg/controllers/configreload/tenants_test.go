@@ -181,7 +181,7 @@ var huge = map[string][2]string{
 }
 
 func TestAHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
-	cfg := DefaultConfig()
+	cfg := NewConfig()
 	cfg.Compat = true
 	keys := cfg.keys()
 	for name, annotation := range huge {
@@ -207,7 +207,7 @@ func TestAHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 
 // BenchmarkAHugeAnnotation is what one event of a workload with it costs in the cache and its indexes.
 func BenchmarkAHugeAnnotation(b *testing.B) {
-	cfg := DefaultConfig()
+	cfg := NewConfig()
 	cfg.Compat = true
 	for name, annotation := range huge {
 		b.Run(name, func(b *testing.B) {

@@ -84,7 +84,7 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 		"Rollout that refers to another workload": {referring, with(func(c *policy.Content) { c.Elsewhere = true })},
 		"Rollout without a template":              {rollout(t, nil, kAuto, "true"), policy.Content{}},
 	}
-	cfg := DefaultConfig()
+	cfg := NewConfig()
 	cfg.Compat = true
 	reduce := fixture.Reduce(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg), "")
 	for name, tc := range cases {
@@ -128,7 +128,7 @@ func TestAWorkloadThatCannotBeReadIsAnErrorOfItsOwn(t *testing.T) {
 		"a template that is no object":     broken("none"),
 		"an object that is not a workload": &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}},
 	}
-	reduce := fixture.Reduce(Name, nil, WorkloadDigest(DefaultConfig()), "")
+	reduce := fixture.Reduce(Name, nil, WorkloadDigest(NewConfig()), "")
 	for name, obj := range cases {
 		t.Run(name, func(t *testing.T) {
 			reduced, err := reduce(obj)

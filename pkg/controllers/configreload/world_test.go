@@ -64,7 +64,7 @@ func newWorld(t *testing.T, configure func(*Config), objects ...runtime.Object) 
 // newLaggingWorld returns a world whose watch events arrive late, by resource.
 func newLaggingWorld(t *testing.T, lags map[string]time.Duration, configure func(*Config), objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
+	w := &world{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
 	w.cfg.Compat = true
 	w.begin(lags, configure, objects)
 	return w

@@ -29,19 +29,21 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
 
 // Host is a manager with one controller and an API server of its own.
 type Host struct {
-	t       testing.TB
-	entry   app.Entry
-	scheme  *runtime.Scheme
-	server  *apiserver.Server
-	network *network
-	logger  klog.Logger
-	stop    func() // the manager, if it runs
-	lag     time.Duration
+	t        testing.TB
+	entry    controllers.Entry
+	settings controllers.Settings
+	scheme   *runtime.Scheme
+	server   *apiserver.Server
+	network  *network
+	logger   klog.Logger
+	stop     func() // the manager, if it runs
+	lag      time.Duration
 
 	mu      sync.Mutex
 	writes  []written
@@ -59,9 +61,9 @@ type Host struct {
 // the server serve its resource, and should come first. Without one, the server guesses the plural
 // of a type, and a type with a field Status has the status as a subresource.
 //
-// The test fails if the manager does not start, if the controller does what its Rules do not allow,
+// The test fails if the manager does not start, if the controller does what its Permissions do not allow,
 // changes an object in the cache, or has not ended within the shutdown timeout.
-func NewHost(t testing.TB, entry app.Entry, objects ...runtime.Object) *Host {
+func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
 	h := &Host{t: t, entry: entry, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
@@ -108,7 +110,7 @@ func (h *Host) start() {
 	h.t.Helper()
 	h.stop = func() {}
 	// Names of builds are unique in a process.
-	o, err := app.NewOptions(h.entry, app.WithoutBuiltIns(), app.Named("test-"+rand.String(10)))
+	o, err := app.NewOptions(app.With(h.entry), app.WithoutBuiltIns(), app.Named("test-"+rand.String(10)))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -122,6 +124,7 @@ func (h *Host) start() {
 	if err := o.Validate(); err != nil {
 		h.t.Fatal(err)
 	}
+	h.settings = o.Settings()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), h.logger))
 	ended := make(chan error, 1)
 	go func() { ended <- app.Run(ctx, o) }()

@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
-	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -90,10 +89,10 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := greeter.Entry()
-		e.Rules = func() []rbacv1.PolicyRule {
+		e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}}}
 		}
-		e.New = func(h app.Host) (controllers.Controller, error) {
+		e.New = func(h controllers.Host) (controllers.Controller, error) {
 			return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 				if key.Name != "a" {
 					return 0, nil
@@ -124,10 +123,10 @@ func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
 func TestTheHookSeesAnApplyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := greeter.Entry()
-		e.Rules = func() []rbacv1.PolicyRule {
+		e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}}}
 		}
-		e.New = func(h app.Host) (controllers.Controller, error) {
+		e.New = func(h controllers.Host) (controllers.Controller, error) {
 			return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 				if key.Name != "a" {
 					return 0, nil
@@ -188,30 +187,30 @@ func (f *failures) Log(...any) {}
 
 func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 	gadgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
-	type entry = app.Entry
+	type entry = controllers.Entry
 	for name, test := range map[string]struct {
 		change func(*entry)
 		want   string
 	}{
-		"a verb that Rules do not allow": {
+		"a verb that Permissions do not allow": {
 			func(e *entry) {
-				e.Rules = func() []rbacv1.PolicyRule {
+				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
 					return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}}
 				}
 			},
-			`controller greeter: Rules does not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`,
+			`controller greeter: Permissions do not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`,
 		},
-		"a need that Rules do not allow": {
-			func(e *entry) { e.Rules = func() []rbacv1.PolicyRule { return nil } },
-			`controller greeter: Rules does not allow what it declares in Needs; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"watch"}}`,
+		"a need that Permissions do not allow": {
+			func(e *entry) { e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil } },
+			`controller greeter: Permissions do not allow what it declares in Needs; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"watch"}}`,
 		},
 		"an informer that Needs do not declare": {
-			func(e *entry) { e.Needs = func() ([]informers.Need, error) { return nil, nil } },
+			func(e *entry) { e.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil } },
 			"controller greeter: asks for the informer of configmaps, which its entry does not declare in Needs",
 		},
 		"a type that is not in the scheme": {
 			func(e *entry) {
-				e.Needs = func() ([]informers.Need, error) {
+				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
 					return []informers.Need{{Resource: gadgets, Form: informers.Typed}}, nil
 				}
 			},
@@ -224,13 +223,13 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 		"a change of an object in the cache": {
 			func(e *entry) {
 				build := e.New
-				e.New = func(h app.Host) (controllers.Controller, error) {
+				e.New = func(h controllers.Host) (controllers.Controller, error) {
 					c, err := build(h)
 					indexer := h.Informer(informers.ConfigMaps).GetIndexer()
 					time.AfterFunc(time.Minute, func() { indexer.List()[0].(metav1.Object).GetAnnotations()["other"] = "changed" })
 					return c, err
 				}
-				e.Needs = func() ([]informers.Need, error) {
+				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
 					return []informers.Need{{Resource: informers.ConfigMaps, Annotations: []string{greeter.Annotation, "other"}}}, nil
 				}
 			},

@@ -28,13 +28,13 @@ const cacheAgent = "informers"
 // by returns the last part of the user agent: the name of a controller, for its requests.
 func by(r apiserver.Request) string { return r.UserAgent[strings.LastIndex(r.UserAgent, "/")+1:] }
 
-// admit refuses what RBAC would, with the entry's rules, and fails the test.
+// admit refuses what RBAC would, with the entry's permissions, and fails the test.
 func (h *Host) admit(r apiserver.Request) error {
 	who := by(r)
 	if slices.Contains(hostAgents, who) {
 		return nil
 	}
-	if !slices.ContainsFunc(h.entry.Rules(), func(rule rbacv1.PolicyRule) bool { return allows(rule, r) }) {
+	if !slices.ContainsFunc(h.entry.Permissions(h.settings), func(rule rbacv1.PolicyRule) bool { return allows(rule, r) }) {
 		h.lacks(r, who)
 		scope := "at the cluster scope"
 		if r.Namespace != "" {
@@ -68,11 +68,11 @@ func (h *Host) lacks(r apiserver.Request, who string) {
 	if reported {
 		return
 	}
-	does := "does not allow what it does"
+	does := "do not allow what it does"
 	if who == cacheAgent {
-		does = "does not allow what it declares in Needs"
+		does = "do not allow what it declares in Needs"
 	}
-	h.t.Errorf("controller %s: Rules %s; missing is %s", h.entry.Name, does, missing)
+	h.t.Errorf("controller %s: Permissions %s; missing is %s", h.entry.Name, does, missing)
 }
 
 func resourceOf(r apiserver.Request) string {

@@ -16,11 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
-// Config configures the controller. The zero value is not valid; use [DefaultConfig].
+// Config configures the controller. The zero value is not valid; use [NewConfig].
 type Config struct {
 	policy.Options
 
@@ -36,8 +37,8 @@ type Config struct {
 	Workers int
 }
 
-// DefaultConfig returns the defaults of the flags.
-func DefaultConfig() Config {
+// NewConfig returns the defaults of the flags.
+func NewConfig() Config {
 	return Config{
 		Options: policy.Options{
 			MarkAdopted: true, DeletionGrace: 5 * time.Second,
@@ -83,7 +84,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 }
 
 // Validate reports all problems at once, each with its flag.
-func (c *Config) Validate() error {
+func (c *Config) Validate(controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
@@ -131,8 +132,8 @@ func (c *Config) CopiedKinds() []policy.Kind {
 	return slices.DeleteFunc(slices.Clone(policy.Kinds), func(kind policy.Kind) bool { return !slices.Contains(c.Kinds, string(kind)) })
 }
 
-// Rules returns exactly the permissions that the controller needs under c.
-func (c *Config) Rules() []rbacv1.PolicyRule {
+// permissions returns exactly what the controller needs under c.
+func (c *Config) permissions() []rbacv1.PolicyRule {
 	objects := rbacv1.PolicyRule{APIGroups: []string{""}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}}
 	for _, kind := range c.CopiedKinds() {
 		objects.Resources = append(objects.Resources, ResourceOf(kind).Resource)

@@ -86,14 +86,11 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New checks the configuration and adds indexers and handlers to the informers, so it must be called
-// before they are started. The digester must be the one that the caches use.
+// New adds indexers and handlers to the informers, so it must be called before they are started. The
+// configuration is one that Validate accepts. The digester must be the one that the caches use.
 func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &Controller{
 		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: loop.Clock,

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -496,9 +497,9 @@ func TestConfig(t *testing.T) {
 		"the defaults are without fault": {func(*Config) {}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := DefaultConfig()
+			cfg := NewConfig()
 			tc.change(&cfg)
-			err := cfg.Validate()
+			err := cfg.Validate(controllers.Settings{})
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one of %q", err, tc.want)
 			}

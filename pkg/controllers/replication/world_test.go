@@ -53,7 +53,7 @@ type world struct {
 // controller. Watch events of Secrets are late by lag.
 func newWorld(t *testing.T, lag time.Duration, configure func(*Config), objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{t: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000), late: map[string]int{}}
+	w := &world{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000), late: map[string]int{}}
 	w.cfg.Reflector, w.cfg.Mittwald, w.cfg.PushNamespaces = true, true, "*"
 	if configure != nil {
 		configure(&w.cfg)
@@ -110,7 +110,7 @@ func (w *world) delete(action clienttesting.Action) (bool, runtime.Object, error
 // start starts a controller like a new process, with empty caches and no memory.
 func (w *world) start() {
 	w.t.Helper()
-	digester := policy.NewDigester(w.cfg.Options)
+	digester := policy.NewDigester(w.cfg.Options, policy.NewDigesterKey())
 	factory := informers.NewSharedInformerFactory(w.client, 0)
 	in := Informers{Objects: map[policy.Kind]cache.SharedIndexInformer{
 		policy.Secret: factory.Core().V1().Secrets().Informer(), policy.ConfigMap: factory.Core().V1().ConfigMaps().Informer(),

@@ -13,10 +13,11 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
-// Config configures the controller. The zero value is not valid; use [DefaultConfig].
+// Config configures the controller. The zero value is not valid; use [NewConfig].
 type Config struct {
 	policy.Options
 
@@ -41,8 +42,8 @@ type Config struct {
 	Workers      int
 }
 
-// DefaultConfig returns the defaults of the flags.
-func DefaultConfig() Config {
+// NewConfig returns the defaults of the flags.
+func NewConfig() Config {
 	return Config{
 		Options: policy.Options{
 			Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"}, ClusterScoped: true,
@@ -82,7 +83,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 }
 
 // Validate reports all problems at once, each with its flag.
-func (c *Config) Validate() error {
+func (c *Config) Validate(controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
@@ -120,8 +121,8 @@ func (c *Config) Policy() policy.Options {
 	return o
 }
 
-// Rules returns exactly the permissions that the controller needs under c.
-func (c *Config) Rules() (rules []rbacv1.PolicyRule) {
+// permissions returns exactly what the controller needs under c.
+func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
 	rule := func(group, resource string, verbs ...string) {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs})
 	}

@@ -80,13 +80,10 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New checks the configuration. config is that of clients which write only while this replica leads.
+// New returns the controller. cfg is one that Validate accepts, config that of clients which write only while this replica leads.
 func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
 	objects, err := newAPI(config)
 	if err != nil {
 		return nil, err

@@ -83,7 +83,7 @@ type follow struct {
 
 func newWorld(t *testing.T, configure func(*Config)) *world {
 	t.Helper()
-	w := &world{T: t, cfg: DefaultConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(10000),
+	w := &world{T: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(10000),
 		stored: map[object]*metav1.PartialObjectMetadata{}, followers: map[schema.GroupResource][]*follow{}}
 	w.cfg.Compat = []policy.Family{policy.Twin, policy.Janitor}
 	w.cfg.OwnNamespaces, w.cfg.Pod = []string{"manager"}, cache.ObjectName{Namespace: "manager", Name: "manager-0"}

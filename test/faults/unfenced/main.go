@@ -20,10 +20,12 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -47,11 +49,11 @@ type options struct {
 	qps                 float32
 	burst               int
 	election            election.Config
-	reload              configreload.Config
+	entry               controllers.Entry
 }
 
 func main() {
-	o := options{election: election.NewConfig(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "quartermaster"}), reload: configreload.DefaultConfig()}
+	o := options{election: election.NewConfig(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "quartermaster"}), entry: configreload.Entry()}
 	fs := pflag.NewFlagSet("unfenced", pflag.ExitOnError)
 	fs.ParseErrorsAllowlist.UnknownFlags = true // it is started like a manager
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig.")
@@ -60,7 +62,7 @@ func main() {
 	fs.Float32Var(&o.qps, "kube-api-qps", 20, "Requests per second to the API server.")
 	fs.IntVar(&o.burst, "kube-api-burst", 30, "Requests beyond it that may go out at once.")
 	o.election.AddFlags(fs)
-	o.reload.AddFlags(fs)
+	o.entry.Config.AddFlags(fs)
 	_ = fs.Parse(os.Args[1:]) // exits on an error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -99,7 +101,7 @@ func run(ctx context.Context, o options) error {
 }
 
 // newController returns the controller with a client that has no fence.
-func newController(o options, config *rest.Config, registry metrics.KubeRegistry) (*configreload.Controller, *informers.Factory, error) {
+func newController(o options, config *rest.Config, registry metrics.KubeRegistry) (controllers.Controller, *informers.Factory, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, nil, err
@@ -108,29 +110,34 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	digest, err := configreload.SourceDigest(o.reload)
+	needs, err := o.entry.Needs(controllers.Settings{})
 	if err != nil {
 		return nil, nil, err
+	}
+	for i := range needs {
+		needs[i].For = o.entry.Name
 	}
 	loops := controllers.NewMetrics(registry)
-	cache, err := informers.New("unfenced", informers.NewConfig(), readers, []informers.Need{
-		{For: configreload.Name, Resource: informers.ConfigMaps, Annotations: configreload.SourceAnnotations(o.reload), Digest: digest, History: true},
-		{For: configreload.Name, Resource: informers.Deployments, Annotations: configreload.WorkloadAnnotations(o.reload), Digest: configreload.WorkloadDigest(o.reload), History: true},
-	}, registry, clock.RealClock{}, loops.Panicked)
+	cache, err := informers.New("unfenced", informers.NewConfig(), readers, needs, registry, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
-	in := configreload.Informers{LiveVersion: cache.LiveVersion}
-	in.ConfigMaps, _ = cache.Informer(configreload.Name, informers.ConfigMaps)
-	in.Deployments, _ = cache.Informer(configreload.Name, informers.Deployments)
-	// Nobody receives them.
-	events := record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"})
-	controller, err := configreload.New(o.reload, in, client, nil, events,
-		controllers.Options{Name: configreload.Name, Metrics: loops, Clock: clock.RealClock{}}, registry)
+	controller, err := o.entry.New(controllers.Host{
+		Informer: func(resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
+			informer, _ := cache.Informer(o.entry.Name, resource)
+			return informer
+		},
+		LiveVersion: cache.LiveVersion,
+		Client:      client,
+		Metrics:     registry,
+		Loop:        controllers.Options{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
+		// Nobody receives them.
+		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
+	})
 	return controller, cache, err
 }
 
-func runOurs(ctx context.Context, o options, config *rest.Config, identity string, controller *configreload.Controller, registry metrics.KubeRegistry) error {
+func runOurs(ctx context.Context, o options, config *rest.Config, identity string, controller controllers.Controller, registry metrics.KubeRegistry) error {
 	client, err := kubernetes.NewForConfig(election.ClientConfig(config))
 	if err != nil {
 		return err
@@ -148,7 +155,7 @@ func runOurs(ctx context.Context, o options, config *rest.Config, identity strin
 }
 
 // runClientGo follows client-go's examples: the process ends when it has lost the lease.
-func runClientGo(ctx context.Context, o options, config *rest.Config, identity string, controller *configreload.Controller) error {
+func runClientGo(ctx context.Context, o options, config *rest.Config, identity string, controller controllers.Controller) error {
 	client, err := kubernetes.NewForConfig(rest.AddUserAgent(config, "leader-election"))
 	if err != nil {
 		return err

@@ -26,26 +26,26 @@ import (
 const poison = "example.com/poison"
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand(
+	os.Exit(cli.Run(app.NewCommand(app.With(
 		idle("absent", informers.Need{Resource: schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "doodads"}}),
 		idle("forbidden", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}}),
 		idle("poisoned", informers.Need{Resource: informers.ConfigMaps, Annotations: []string{poison}}),
-		app.Entry{
+		controllers.Entry{
 			Name: "failing", Summary: "stops as soon as it is started",
-			Needs: func() ([]informers.Need, error) { return nil, nil },
-			Rules: func() []rbacv1.PolicyRule { return nil },
-			New:   func(app.Host) (controllers.Controller, error) { return failing{}, nil },
+			Needs:       func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
+			Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil },
+			New:         func(controllers.Host) (controllers.Controller, error) { return failing{}, nil },
 		},
-	)))
+	))))
 }
 
 // idle is a controller that looks at objects and does nothing.
-func idle(name string, need informers.Need) app.Entry {
-	return app.Entry{
+func idle(name string, need informers.Need) controllers.Entry {
+	return controllers.Entry{
 		Name: name, Summary: "does nothing",
-		Needs: func() ([]informers.Need, error) { return []informers.Need{need}, nil },
-		Rules: func() []rbacv1.PolicyRule { return nil },
-		New: func(h app.Host) (controllers.Controller, error) {
+		Needs:       func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{need}, nil },
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil },
+		New: func(h controllers.Host) (controllers.Controller, error) {
 			nothing := func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 			return controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped(h.Informer(need.Resource), look))
 		},

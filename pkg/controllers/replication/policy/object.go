@@ -83,16 +83,21 @@ func hasAny(m map[string]string, keys ...string) bool {
 }
 
 // Digester computes what the cache keeps of an object. All objects that are compared must come from
-// the same one.
+// digesters with the same key.
 type Digester struct {
 	all func(runtime.Object) bool // which objects without annotations are described too
 	mac sync.Pool
 }
 
-// NewDigester returns a Digester with a random key.
-func NewDigester(o Options) *Digester {
+// NewDigesterKey returns a random key.
+func NewDigesterKey() []byte {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
+	return key
+}
+
+// NewDigester returns a Digester with a key.
+func NewDigester(o Options, key []byte) *Digester {
 	return &Digester{
 		all: func(obj runtime.Object) bool {
 			_, configMap := obj.(*corev1.ConfigMap)

@@ -285,7 +285,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 			w.rules.AllowAll = true
-			w.digester = NewDigester(w.rules.Options)
+			w.digester = NewDigester(w.rules.Options, NewDigesterKey())
 			w.settle()
 			w.expect("update b/t")
 		}},
@@ -686,7 +686,7 @@ func TestTheTable(t *testing.T) {
 			w.put(secret("b/t", "", pull))
 			w.settle()
 			w.writes = nil
-			w.digester = NewDigester(w.rules.Options) // a new process
+			w.digester = NewDigester(w.rules.Options, NewDigesterKey()) // a new process
 			w.edit("a/s", with("x=y"))
 			w.settle()
 			w.expect("")

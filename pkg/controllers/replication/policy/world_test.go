@@ -44,7 +44,7 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 		configure(&o)
 	}
 	w := &world{
-		t: t, digester: NewDigester(o), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
+		t: t, digester: NewDigester(o, NewDigesterKey()), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
 	w.rules = NewRules(o)

@@ -1,0 +1,109 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+)
+
+// Apply applies objects server-side, all at once, with the entry's name as the field manager. It takes
+// fields over that somebody else has set. It returns when all have been answered, with the errors of
+// all; a mistake in one of the configurations, or an object that is there twice, keeps it from sending
+// any. An object that needs another one first is applied by a later call. Of several errors,
+// apierrors.IsNotFound and the like see the first only.
+//
+// Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
+// those of custom resources; an unstructured object is applied with Dynamic.
+func (h Host) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
+	return h.apply(ctx, configs)
+}
+
+// ApplyStatus is Apply for the status of an object.
+func (h Host) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration) error {
+	return h.apply(ctx, []runtime.ApplyConfiguration{config}, "status")
+}
+
+func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
+	patches := make([]patch, len(configs))
+	for i, config := range configs {
+		p, err := h.patch(config)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(patches[:i], func(o patch) bool { return o.resource == p.resource && o.object == p.object }) {
+			// Each would remove what the other has set, since both are of one field manager.
+			return fmt.Errorf("apply %s %s: it is among the objects twice", p.kind, p.object)
+		}
+		patches[i] = p
+	}
+	errs := make([]error, len(patches))
+	var sent sync.WaitGroup
+	for i, p := range patches {
+		sent.Go(func() { errs[i] = h.send(ctx, p, subresources...) })
+	}
+	sent.Wait()
+	return errors.Join(errs...)
+}
+
+// patch is what Apply sends of one object.
+type patch struct {
+	kind     string
+	resource schema.GroupVersionResource
+	object   cache.ObjectName
+	body     []byte
+}
+
+func (h Host) patch(config runtime.ApplyConfiguration) (patch, error) {
+	body, err := json.Marshal(config)
+	if err != nil {
+		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
+	}
+	var object metav1.PartialObjectMetadata
+	if err := json.Unmarshal(body, &object); err != nil {
+		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
+	}
+	gvk := object.GroupVersionKind()
+	if gvk.Version == "" || gvk.Kind == "" || object.Name == "" {
+		return patch{}, fmt.Errorf("apply a %T: its apiVersion, kind or name is missing", config)
+	}
+	name := cache.MetaObjectToName(&object)
+	mapping, err := h.RESTMapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
+	}
+	// The API server knows no such path, and its NotFound would be taken for that of an object.
+	switch namespaced := mapping.Scope.Name() == meta.RESTScopeNameNamespace; {
+	case namespaced && name.Namespace == "":
+		return patch{}, fmt.Errorf("apply %s %s: its namespace is missing", gvk.Kind, name)
+	case !namespaced && name.Namespace != "":
+		return patch{}, fmt.Errorf("apply %s %s: objects of this kind have no namespace", gvk.Kind, name)
+	}
+	return patch{gvk.Kind, mapping.Resource, name, body}, nil
+}
+
+func (h Host) send(ctx context.Context, p patch, subresources ...string) error {
+	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
+	// errors in any case.
+	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
+	// Of the response, only the metadata is asked for.
+	_, err := h.Metadata.Resource(p.resource).Namespace(p.object.Namespace).
+		Patch(ctx, p.object.Name, types.ApplyPatchType, p.body, opts, subresources...)
+	if err != nil {
+		return fmt.Errorf("apply %s %s: %w", p.kind, p.object, err)
+	}
+	return nil
+}

@@ -1,0 +1,84 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package configreload
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Entry describes the controller to the host.
+func Entry() controllers.Entry {
+	flags := NewConfig()
+	return controllers.Entry{
+		Name:        Name,
+		Summary:     "rolls workloads whose ConfigMaps or Secrets changed",
+		Compat:      []string{original},
+		Config:      &flags,
+		Needs:       func(s controllers.Settings) ([]informers.Need, error) { return needs(flags.with(s)) },
+		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return permissions(flags.with(s)) },
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			cfg := flags.with(h.Settings)
+			in := Informers{LiveVersion: h.LiveVersion}
+			fields := map[schema.GroupVersionResource]*cache.SharedIndexInformer{
+				informers.ConfigMaps: &in.ConfigMaps, informers.Secrets: &in.Secrets, PodStatusesResource: &in.PodStatuses,
+				informers.Deployments: &in.Deployments, informers.StatefulSets: &in.StatefulSets, informers.DaemonSets: &in.DaemonSets,
+				informers.CronJobs: &in.CronJobs, informers.Jobs: &in.Jobs, RolloutsResource: &in.Rollouts,
+				informers.Namespaces: &in.Namespaces,
+			}
+			for _, resource := range Resources(cfg) {
+				*fields[resource] = h.Informer(resource)
+			}
+			return New(cfg, in, h.Client, h.Dynamic, h.Events, h.Loop, h.Metrics)
+		},
+	}
+}
+
+// original is the name in --compat of stakater/Reloader.
+const original = "reloader"
+
+// with returns the configuration under these settings.
+func (c Config) with(s controllers.Settings) Config {
+	c.Compat = slices.Contains(s.Compat, original)
+	c.DryRun = c.DryRun || s.DryRun
+	c.Scope = s.Namespaces
+	return c
+}
+
+// needs returns what the cache keeps: a digest of each source and the references of each workload.
+func needs(cfg Config) ([]informers.Need, error) {
+	digest, err := SourceDigest(cfg)
+	if err != nil {
+		return nil, err
+	}
+	var needs []informers.Need
+	for _, resource := range Resources(cfg) {
+		need := informers.Need{Resource: resource}
+		switch resource {
+		case informers.ConfigMaps, informers.Secrets:
+			need.Annotations = SourceAnnotations(cfg)
+			need.Digest, need.History = digest, true
+			if resource == informers.Secrets {
+				need.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+			}
+		case PodStatusesResource:
+			need.Digest, need.History, need.Optional = digest, true, true
+		case informers.Namespaces:
+			need.Fields, need.ClusterScoped = informers.Labels, true
+		default:
+			need.Annotations = WorkloadAnnotations(cfg)
+			need.Digest, need.History = WorkloadDigest(cfg), true
+			need.Optional = resource == RolloutsResource
+		}
+		needs = append(needs, need)
+	}
+	return needs, nil
+}

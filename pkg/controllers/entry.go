@@ -1,0 +1,72 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Entry describes one controller. Its flags, help text, cache needs and permissions all come from
+// here. Name, Needs, Permissions and New are required.
+type Entry struct {
+	// Name identifies the controller in --controllers, metrics, logs and health checks. It must be
+	// a DNS label that no other entry has as its name or alias.
+	Name string
+	// Aliases are other names that --controllers accepts.
+	Aliases []string
+	// Summary says in half a line what the controller does.
+	Summary string
+	// OffByDefault excludes the controller from '*' in --controllers.
+	OffByDefault bool
+	// Compat lists the operators that the controller can replace, by the names that --compat has for
+	// them. Settings.Compat has those that it replaces.
+	Compat []string
+	// Config binds and checks the controller's flags; nil if it has none.
+	Config Config
+	// AddToScheme adds the types of the controller's custom resources to the scheme of the host;
+	// nil if it has none.
+	AddToScheme func(*runtime.Scheme) error
+	// Needs returns what the shared cache must keep for the controller. It is called after the
+	// flags have been parsed.
+	Needs func(Settings) ([]informers.Need, error)
+	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after
+	// the flags have been parsed.
+	Permissions func(Settings) []rbacv1.PolicyRule
+	// EveryReplica makes every replica run the controller, from the time when its cache is started
+	// until the process ends, and not only the one that leads. The fences refuse the writes of a
+	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is tried
+	// again with back-off, so not at once when the replica leads.
+	EveryReplica bool
+	// New builds the controller. Every replica calls it at its start, standbys included, so that a
+	// mistake does not wait for a failover to show.
+	New func(Host) (Controller, error)
+}
+
+// Config is what the host uses of a controller's configuration. AddFlags binds its flags. Validate
+// returns every mistake in it, each with the name of its flag; it is called whether or not the
+// controller is enabled.
+type Config interface {
+	AddFlags(*pflag.FlagSet)
+	Validate(Settings) error
+}
+
+// Settings is what the process decides for all controllers.
+type Settings struct {
+	// Compat names the operators that this installation replaces: --compat.
+	Compat []string
+	// Namespaces are the only ones that may be read and written; empty means all: --namespaces.
+	Namespaces []string
+	// DryRun says that no write changes anything: --dry-run.
+	DryRun bool
+	// OwnNamespaces are those of the process: that of its Lease, and the one that names the leader to
+	// the API server's fence. Controllers leave them alone.
+	OwnNamespaces []string
+	// Pod is that of the process; its name is empty if it is not known.
+	Pod cache.ObjectName
+}

@@ -1,0 +1,136 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"reflect"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Host is what the manager passes to [Entry.New]. A mistake that a function of it finds, such as an
+// informer that is not declared, is a panic there, and fails the manager's start with an error that
+// names the controller.
+//
+// All clients come from RESTConfig, so each of their writes passes both fences and --dry-run. They
+// read at any time and write only while this replica leads.
+type Host struct {
+	// Settings is what the process decides for all controllers.
+	Settings Settings
+	// Informer returns the shared informer of a resource that the entry declares in Needs. Use it
+	// with informers.For to have the type of the objects.
+	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
+	// LiveVersion returns the resourceVersion that an object of such a resource has in the API
+	// server now. A controller calls it when it suspects that the cache is behind; see
+	// informers.Factory.LiveVersion.
+	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
+	// Follow shows a handler the objects of a resource that was not known at the start, while the
+	// controller runs; see informers.Factory.Follow.
+	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
+	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
+	Client  kubernetes.Interface
+	Dynamic dynamic.Interface
+	// Metadata is for the metadata of objects of any type, without their content.
+	Metadata metadata.Interface
+	// RESTMapper finds resources by their kinds. It asks the API server when it is first used, and
+	// for a kind that it does not know every 10 seconds at most.
+	RESTMapper meta.RESTMapper
+	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
+	// need.
+	RESTConfig *rest.Config
+	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
+	// registers with client-go's scheme.Scheme are not in it.
+	Scheme *runtime.Scheme
+	// Events records Events with a source component of the controller's own, quartermaster-NAME.
+	Events record.EventRecorder
+	// Loop is for NewLoop, with the name, the metrics and the clock filled in.
+	Loop Options
+	// Metrics is where a controller registers metrics of its own.
+	Metrics metrics.KubeRegistry
+	// Handle serves a handler on the secure port of every replica, for the paths that begin with
+	// /controllers/NAME/ and for callers to whom RBAC allows the path. The handler sees the path
+	// from the slash after NAME on. Entry.New may call it once.
+	Handle func(http.Handler)
+}
+
+// Mistake is what a function of a [Host] panics with that cannot return an error.
+type Mistake string
+
+// Error implements error.
+func (m Mistake) Error() string { return string(m) }
+
+// RuntimeError makes it one of the errors whose text is shown when a reconcile panics with them: it
+// names types and resources, and holds nothing of an object.
+func (Mistake) RuntimeError() {}
+
+// apiObject is a Go type of the API, such as *v1.Widget.
+type apiObject interface {
+	runtime.Object
+	metav1.Object
+}
+
+// TypedClient is a client of one resource, see [ClientFor].
+type TypedClient[T apiObject] struct {
+	resource string
+	client   rest.Interface
+}
+
+// ClientFor returns a client of a resource whose Go type is in the host's scheme, such as a custom
+// resource that the entry adds with AddToScheme. Built-in types can be had from Host.Client too.
+func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedClient[T] {
+	version := resource.GroupVersion()
+	object := newObject[T]()
+	kinds, _, err := h.Scheme.ObjectKinds(object)
+	if err != nil {
+		panic(Mistake(fmt.Sprintf("asks for a client of %T, which AddToScheme has not added to the scheme", object)))
+	}
+	if kinds[0].GroupVersion() != version {
+		panic(Mistake(fmt.Sprintf("asks for a client of %s with %T, which is a type of %s", resource.GroupResource(), object, kinds[0].GroupVersion())))
+	}
+	if other := informers.OtherKind(h.Scheme, kinds[0], resource); other != "" {
+		panic(Mistake(fmt.Sprintf("asks for a client of %s with %T, but these are of the kind %s", resource.GroupResource(), object, other)))
+	}
+	config := rest.CopyConfig(h.RESTConfig)
+	config.APIPath, config.GroupVersion = "/apis", &version
+	if version.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(h.Scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		panic(Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))
+	}
+	return TypedClient[T]{resource.Resource, client}
+}
+
+// Namespace returns the client for objects in a namespace; empty is for those that have none.
+func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
+	return gentype.NewClient(c.resource, c.client, metav1.ParameterCodec, namespace, newObject[T])
+}
+
+// newObject returns a new object of the type to which T is a pointer.
+func newObject[T apiObject]() T {
+	t := reflect.TypeFor[T]()
+	if t.Kind() != reflect.Pointer {
+		panic(Mistake(fmt.Sprintf("asks for a client of %s, which is no pointer to a Go type", t)))
+	}
+	return reflect.New(t.Elem()).Interface().(T)
+}

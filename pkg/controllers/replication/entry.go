@@ -1,0 +1,78 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replication
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// The originals by their names in --compat.
+const (
+	reflector  = "reflector"
+	replicator = "replicator"
+)
+
+// Entry describes the controller to the host. It is off by default, since it may write every Secret of
+// the cluster.
+func Entry() controllers.Entry {
+	flags := NewConfig()
+	key := policy.NewDigesterKey() // the cache and the controller compare hashes
+	return controllers.Entry{
+		Name:         Name,
+		Summary:      "copies Secrets and ConfigMaps to other namespaces",
+		OffByDefault: true,
+		Compat:       []string{reflector, replicator},
+		Config:       &flags,
+		Needs: func(s controllers.Settings) ([]informers.Need, error) {
+			cfg := flags.with(s)
+			return cfg.needs(policy.NewDigester(cfg.Options, key)), nil
+		},
+		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule {
+			cfg := flags.with(s)
+			return cfg.permissions()
+		},
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			cfg := flags.with(h.Settings)
+			in := Informers{Objects: map[policy.Kind]cache.SharedIndexInformer{}}
+			for _, kind := range cfg.CopiedKinds() {
+				in.Objects[kind] = h.Informer(ResourceOf(kind))
+			}
+			if len(cfg.Scope) == 0 {
+				in.Namespaces = h.Informer(informers.Namespaces)
+			}
+			return New(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.Loop, h.Metrics)
+		},
+	}
+}
+
+// with returns the configuration under these settings.
+func (c Config) with(s controllers.Settings) Config {
+	c.Reflector, c.Mittwald = slices.Contains(s.Compat, reflector), slices.Contains(s.Compat, replicator)
+	c.DryRun = c.DryRun || s.DryRun
+	c.Scope = s.Namespaces
+	c.ProtectedNamespaces = slices.Concat(c.ProtectedNamespaces, s.OwnNamespaces)
+	return c
+}
+
+func (c *Config) needs(digester *policy.Digester) (needs []informers.Need) {
+	for _, kind := range c.CopiedKinds() {
+		need := informers.Need{Resource: ResourceOf(kind), Digest: digester.Digest}
+		if kind == policy.Secret {
+			need.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+		}
+		needs = append(needs, need)
+	}
+	if len(c.Scope) == 0 {
+		needs = append(needs, informers.Need{Resource: informers.Namespaces, Fields: informers.Labels | informers.CreationTimestamp, ClusterScoped: true})
+	}
+	return needs
+}

@@ -1,0 +1,88 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// families are the annotations of the originals, by the names that --compat has for these.
+var families = map[string]policy.Family{"ttl-controller": policy.Twin, "janitor": policy.Janitor}
+
+// listsAtOnce is how many types are listed at the same time.
+const listsAtOnce = 2
+
+// Entry describes the controller to the host. It is off by default, since it deletes what anybody has
+// annotated.
+func Entry() controllers.Entry {
+	flags := NewConfig()
+	return controllers.Entry{
+		Name:         Name,
+		Summary:      "deletes annotated objects whose time has passed",
+		OffByDefault: true,
+		Compat:       []string{"ttl-controller", "janitor"},
+		Config:       &flags,
+		Needs: func(s controllers.Settings) ([]informers.Need, error) {
+			rules := flags.with(s).Policy()
+			shared := need(rules, policy.Type{Namespaced: true}, rules.Annotated)
+			shared.Shared = true
+			return []informers.Need{shared}, nil
+		},
+		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			cfg := flags.with(h.Settings)
+			rules, lists := cfg.Policy(), make(chan struct{}, listsAtOnce)
+			follow := func(ctx context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error) {
+				following, err := h.Follow(ctx, need(rules, t, when), lists, handler)
+				return followed{following}, err
+			}
+			return New(*cfg, follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
+		},
+	}
+}
+
+// with returns the configuration under these settings.
+func (c Config) with(s controllers.Settings) *Config {
+	for _, name := range []string{"ttl-controller", "janitor"} {
+		if slices.Contains(s.Compat, name) {
+			c.Compat = append(c.Compat, families[name])
+		}
+	}
+	c.DryRun = c.DryRun || s.DryRun
+	c.Scope, c.OwnNamespaces, c.Pod = s.Namespaces, s.OwnNamespaces, s.Pod
+	return &c
+}
+
+// need returns what is kept of a type.
+func need(rules policy.Options, t policy.Type, when func(metav1.Object) bool) informers.Need {
+	n := informers.Need{
+		For: Name, Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: when,
+		Annotations: append(rules.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
+		Fields: informers.OwnerReferences | informers.CreationTimestamp,
+	}
+	if n.Resource == informers.Secrets || n.Resource.Resource == "" {
+		// Those of Helm's releases stay out, whose content would pass through the cache.
+		n.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+	}
+	return n
+}
+
+// followed implements [Following].
+type followed struct{ *informers.Following }
+
+// Status implements [Following].
+func (f followed) Status() (synced bool, problem string) {
+	s := f.Following.Status()
+	return s.Synced, s.Problem
+}
