@@ -116,9 +116,6 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 			return t, err
 		}
 	}
-	if sig == syscall.SIGSTOP && p.count > 1 { // the last leader has said that it was alive
-		pause += 15 * time.Second
-	}
 	if err := sleep(ctx, pause); err != nil {
 		return t, err
 	}

@@ -162,7 +162,7 @@ func allControllers(t *testing.T) metrics.KubeRegistry {
 	scheme, err := newScheme(enabled)
 	must(err)
 	recorded := &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context())), scheme: scheme}
-	_, err = newLock(o, connection, recorded, registry, nil)
+	_, err = newLock(o, connection, recorded, registry, "pod_1", nil)
 	must(err)
 	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
 	must(err)

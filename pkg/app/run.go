@@ -61,11 +61,12 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer events.stop()
-	seen, err := newWitness(o)
+	identity, err := newIdentity()
 	if err != nil {
 		return err
 	}
-	lock, err := newLock(o, connection, events, registry, seen)
+	seen := newWitness(o, identity)
+	lock, err := newLock(o, connection, events, registry, identity, seen)
 	if err != nil {
 		return err
 	}
@@ -154,17 +155,23 @@ func Run(ctx context.Context, o *Options) error {
 	return err
 }
 
-// newLock returns the lock of this replica on the Lease, with the fence in the API server if this
-// installation uses it.
-func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry, seen *witness.Witness) (*election.Lock, error) {
-	// In a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set.
+// newIdentity returns the identity of this process in the election.
+func newIdentity() (string, error) {
 	pod := os.Getenv("POD_NAME")
-	if pod == "" {
+	if pod == "" { // in a Pod, the host name is its name, unless hostNetwork or hostname is set
 		var err error
 		if pod, err = os.Hostname(); err != nil {
-			return nil, fmt.Errorf("POD_NAME is not set: %w", err)
+			return "", fmt.Errorf("POD_NAME is not set: %w", err)
 		}
 	}
+	return election.NewIdentity(pod), nil
+}
+
+// newLock returns the lock of this replica on the Lease, with the fence in the API server if this
+// installation uses it.
+func newLock(
+	o *Options, c connection, e *events, registry metrics.KubeRegistry, identity string, seen *witness.Witness,
+) (*election.Lock, error) {
 	config := election.ClientConfig(c.base)
 	client, err := c.typed(config)
 	if err != nil {
@@ -175,14 +182,14 @@ func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry,
 		return nil, err
 	}
 	candidate := election.Candidate{
-		Identity: election.NewIdentity(pod),
+		Identity: identity,
 		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
 		Events:   e.recorder(o.name),
 		Metrics:  electionMetrics,
 		PodUID:   os.Getenv("POD_UID"),
 	}
 	if seen != nil {
-		candidate.Process, candidate.Witness = seen.Process(), seen
+		candidate.Address, candidate.Witness = seen.Address(), seen
 	}
 	if serverFence(o) == apifence.Unknown {
 		candidate.Namespaces, candidate.Servers = client.CoreV1().Namespaces(), apifence.NewDirectory(config, client)
@@ -192,18 +199,18 @@ func newLock(o *Options, c connection, e *events, registry metrics.KubeRegistry,
 
 // newWitness returns what standbys see of this process, and what this process sees as a standby. It is
 // nil if standbys cannot reach the secure port, or may not take over before the Lease has expired.
-func newWitness(o *Options) (*witness.Witness, error) {
+func newWitness(o *Options, identity string) *witness.Witness {
 	if !o.Election.LeaderElect || o.Secure.BindPort == 0 || serverFence(o) != apifence.Unknown {
-		return nil, nil
+		return nil
 	}
 	address, ok := netip.AddrFromSlice(o.Secure.BindAddress)
 	if !ok || address.Unmap().IsUnspecified() {
 		var err error
 		if address, err = netip.ParseAddr(os.Getenv("POD_IP")); err != nil {
-			return nil, nil // it is not known how others reach this process
+			return nil // it is not known how others reach this process
 		}
 	}
-	return witness.New(netip.AddrPortFrom(address.Unmap(), uint16(o.Secure.BindPort)), os.Getenv("POD_UID"))
+	return witness.New(netip.AddrPortFrom(address.Unmap(), uint16(o.Secure.BindPort)), identity)
 }
 
 // serverFence returns what is known of the fence in the API server without asking.

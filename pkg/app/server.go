@@ -111,7 +111,6 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	mux.Handle("/", auth.protect(protected))
 	if seen != nil {
 		mux.Handle(witness.Path, seen)
-		seen.ServeTLS(config)
 	}
 	if err := s.serve(ctx, cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
 		return fmt.Errorf("--secure-port: %w", err)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -33,18 +34,14 @@ func TestWitnessOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("POD_IP", tc.podIP)
-			t.Setenv("POD_UID", "uid")
 			o, err := NewOptions()
 			if err != nil {
 				t.Fatal(err)
 			}
 			o.Secure.BindPort = 10357
 			tc.change(o)
-			w, err := newWitness(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if (w == nil) != (tc.address == "") || w != nil && (w.Process().Address != tc.address || w.Process().PodUID != "uid") {
+			w := newWitness(o, "pod_1")
+			if (w == nil) != (tc.address == "") || w != nil && w.Address() != tc.address {
 				t.Errorf("got %+v", w)
 			}
 		})
@@ -68,23 +65,17 @@ func TestTheSecureServerAnswersStandbys(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Secure.BindAddress, o.Secure.BindPort = address.IP, address.Port
-	own, err := newWitness(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := newWitness(o, "leader_1")
 	s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, own)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := witness.New(address.AddrPort(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := witness.New(netip.MustParseAddrPort("127.0.0.1:1"), "standby_1")
 	seen, done := make(chan protocol.LeaderState, 10), make(chan struct{})
 	looking, stop := context.WithCancel(ctx)
 	go func() {
 		defer close(done)
-		other.Watch(looking, own.Process(), func(state protocol.LeaderState) { seen <- state })
+		other.Watch(looking, protocol.Watched{Holder: "leader_1", Address: own.Address()}, func(state protocol.LeaderState) { seen <- state })
 	}()
 	if got := <-seen; got != protocol.LeaderAnswers {
 		t.Errorf("the standby sees %s", got)

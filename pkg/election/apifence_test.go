@@ -347,36 +347,6 @@ func TestServerFenceOfAStandby(t *testing.T) {
 	}
 }
 
-// TestStandbySoonKnowsANewFence starts a standby on a new cluster: the API server does not go by the policy
-// yet, or does not answer yet.
-func TestStandbySoonKnowsANewFence(t *testing.T) {
-	for name, late := range map[string]func(s *fenceServer, late bool){
-		"no policy":                          func(s *fenceServer, late bool) { s.policy = !late },
-		"an API server that does not answer": func(s *fenceServer, late bool) { s.down = late },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFenceTest(newFenceServer())
-				late(f.fenceServer, true)
-				ctx, stop := quietly(t)
-				var wg sync.WaitGroup
-				wg.Go(func() { f.lock.apiFence.Run(ctx) })
-				pass(2500 * time.Millisecond)
-				f.mu.Lock()
-				late(f.fenceServer, false)
-				f.mu.Unlock()
-				pass(time.Second)
-				synctest.Wait()
-				if got := shown(f.lock).ServerFence; got != apifence.Enforced {
-					t.Errorf("found %s", got)
-				}
-				stop()
-				wg.Wait()
-			})
-		})
-	}
-}
-
 // TestNobodyNamesItselfAfterItsSuccessor holds up the leader at each of its requests until another
 // has taken the Lease and named itself. Its own fence believes in its term throughout.
 func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {

@@ -4,7 +4,6 @@
 package election
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -17,14 +16,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-func get(lock *Lock, url, accept string) *httptest.ResponseRecorder {
-	req := httptest.NewRequest(http.MethodGet, url, nil)
-	req.Header.Set("Accept", accept)
-	rec := httptest.NewRecorder()
-	lock.ServeHTTP(rec, req)
-	return rec
-}
-
 func TestServeHTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
@@ -33,31 +24,17 @@ func TestServeHTTP(t *testing.T) {
 		second := startReplica(t, store, "second", testConfig())
 		pass(3 * time.Second)
 
-		var s struct {
-			shownStatus
-			Term     *protocol.Term
-			Watching bool
-		}
-		rec := get(first.lock, "/debug/leader", "application/json")
-		if err := json.Unmarshal(rec.Body.Bytes(), &s); err != nil {
-			t.Fatal(err)
-		}
+		s := shown(first.lock)
 		if s.Phase != "Leading" || s.Holder != "first" || s.Identity != "first" || *s.Term != (protocol.Term{LeaseUID: "uid-1", Transitions: 1}) ||
-			s.Valid < 8 || s.Valid > 10 || !s.Watching ||
-			s.ServerFence != apifence.Unknown {
-			t.Errorf("the leader shows %s", rec.Body)
+			s.Valid < 8 || s.Valid > 10 || !s.Watching || s.ServerFence != apifence.Unknown {
+			t.Errorf("the leader shows %+v", s)
 		}
-		text := get(second.lock, "/debug/leader", "*/*").Body.String()
-		for _, want := range []string{"phase: Standby", "holder: first", "leaseUID: uid-1"} {
-			if !strings.Contains(text, want) {
-				t.Errorf("the standby's text lacks %q:\n%s", want, text)
+		rec := httptest.NewRecorder()
+		second.lock.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/debug/leader", nil))
+		for _, want := range []string{`"phase": "Standby"`, `"holder": "first"`, `"leaseUID": "uid-1"`} {
+			if !strings.Contains(rec.Body.String(), want) || rec.Header().Get("Content-Type") != "application/json" {
+				t.Errorf("the standby shows no %s:\n%s", want, rec.Body)
 			}
-		}
-		if got := get(second.lock, "/debug/leader?format=json", "").Header().Get("Content-Type"); got != "application/json" {
-			t.Errorf("?format=json returns %s", got)
-		}
-		if got := get(second.lock, "/debug/leader?format=text", "application/json").Header().Get("Content-Type"); got != "text/plain; charset=utf-8" {
-			t.Errorf("?format=text returns %s", got)
 		}
 
 		first.stop(nil)
@@ -78,8 +55,8 @@ func TestServeHTTP(t *testing.T) {
 
 func TestBeforeRun(t *testing.T) {
 	lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
-	if text := get(lock, "/debug/leader", "").Body.String(); !strings.Contains(text, "NotStarted") {
-		t.Error(text)
+	if s := shown(lock); s.Phase != "NotStarted" {
+		t.Errorf("it shows %+v", s)
 	}
 	if lock.IsLeading() || lock.Healthy(0) != nil {
 		t.Error("it leads")

@@ -37,7 +37,7 @@ type LeaseClient interface {
 // Witness looks at the leader's process.
 type Witness interface {
 	// Watch calls report with what it sees of the process, whenever that changes, until ctx ends.
-	Watch(ctx context.Context, process protocol.Process, report func(protocol.LeaderState))
+	Watch(ctx context.Context, process protocol.Watched, report func(protocol.LeaderState))
 }
 
 // Candidate is a replica that competes for a Lease.
@@ -62,8 +62,8 @@ type Candidate struct {
 	// PodUID is that of this replica's Pod. It may be empty.
 	PodUID string
 
-	// Process says how standbys reach this process.
-	Process protocol.Process
+	// Address is where standbys reach this process, IP and port. It may be empty.
+	Address string
 	// Witness looks at the leader's process. Without one, which is nil, this replica does not take the
 	// Lease before it has expired or was released.
 	Witness Witness
@@ -79,8 +79,6 @@ type Lock struct {
 	apiFence *apifence.Fence // nil: there is none
 	shown    *debug.Display
 	used     atomic.Bool // by Run
-
-	fenceChanged chan struct{} // receives when the state of the fence in the API server has changed
 }
 
 // NewIdentity returns an identity for a replica: the name of its Pod and a UUID, separated by an
@@ -102,8 +100,7 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 		who.Clock = NewBootClock()
 	}
 	shown := debug.New(cfg.Lease(), who.Identity, who.Clock, who.Events, who.Metrics)
-	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown,
-		fenceChanged: make(chan struct{}, 1)}
+	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown}
 	if who.Namespaces != nil && cfg.LeaderElect {
 		t := cfg.timing()
 		l.apiFence = apifence.New(apifence.Config{
@@ -136,7 +133,7 @@ func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 
 // IsLeading reports whether a write would pass the fence at this instant.
 func (l *Lock) IsLeading() bool {
-	return l.fence.Admits()
+	return l.fence.Admits(l.who.Clock.Now())
 }
 
 // Healthy returns an error if this process led, did not renew its Lease for the lease duration plus
@@ -152,8 +149,7 @@ func (l *Lock) Problem() error {
 	return l.shown.Problem()
 }
 
-// ServeHTTP implements http.Handler for /debug/leader. It writes JSON if the request accepts it or
-// has ?format=json, else text.
+// ServeHTTP implements http.Handler for /debug/leader, in JSON.
 func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	l.shown.ServeHTTP(w, req)
 }
@@ -165,22 +161,17 @@ func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 	if !l.shown.SetServerFence(found) {
 		return
 	}
-	select {
-	case l.fenceChanged <- struct{}{}:
-	default:
-	}
 	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
-	const late = "a write that a replica sent before it was paused or cut off may be executed after another leads"
-	switch found {
-	case apifence.Enforced:
-		logger.Info("The API server refuses writes of replicas that do not lead")
-	case apifence.Absent:
-		logger.Info("The API server has no fence, install deploy/components/fence: " + late)
-	case apifence.CannotJudge:
-		logger.Info("The API server cannot tell replicas apart, since their tokens are not bound to their Pods: " + late)
-	case apifence.Misconfigured:
+	if found == apifence.Misconfigured {
 		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
 			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
 			"identity", l.who.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)
+		return
 	}
+	logger.Info(map[apifence.State]string{
+		apifence.Enforced: "The API server refuses writes of replicas that do not lead",
+		apifence.Absent: "The API server has no fence, install deploy/components/fence: a write that a replica sent before it was " +
+			"paused or cut off may be executed after another leads",
+		apifence.CannotJudge: "The API server cannot tell replicas apart, since their tokens are not bound to their Pods",
+	}[found])
 }

@@ -51,7 +51,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 				var r *testReplica
 				r = startReplicaWith(t, store, "r", testConfig(), func(ctx context.Context) error {
 					<-ctx.Done()
-					fenced = !r.lock.fence.Admits()
+					fenced = !r.lock.IsLeading()
 					var lost *LostError
 					if !errors.As(context.Cause(ctx), &lost) || lost.Reason != test.want {
 						t.Errorf("lead's context ended by %v", context.Cause(ctx))

@@ -36,7 +36,7 @@ var allMutants = []mutant{
 	{"2: the renew deadline leaves no margin", false, "config.go",
 		"Deadline: c.RenewDeadline.Duration,", "Deadline: c.LeaseDuration.Duration,"},
 	{"2: the fence opens anew by an answer that came too late", false, "writefence/fence.go",
-		"if !f.withinTerm(now) {\n\t\treturn false\n\t}\n\tf.deadline = deadline", "f.state, f.deadline = open, deadline\n_ = now"},
+		"if !f.isValid(now) {\n\t\treturn false\n\t}\n\tf.deadline = deadline", "f.state, f.deadline = open, deadline\n_ = now"},
 
 	// 3: a standby waits for the duration of the record.
 	{"3: a lease is taken a retry period before its claim runs out", true, "protocol/learn.go",
@@ -69,11 +69,11 @@ var allMutants = []mutant{
 
 	// 7: the client's fence.
 	{"7: the fence goes by a timer instead of the clock", true, "writefence/fence.go",
-		"f.state == open && f.withinTerm(now)", "f.state == open"},
+		"f.state == open && f.isValid(now)", "f.state == open"},
 	{"7: the fence admits everything", false, "lock.go",
 		"next = l.fence.Transport(next)", ""},
 	{"7: the fence does not look again before the end of the body", true, "writefence/fence.go",
-		"if !b.fence.sendable(b.admission) {", "if false {"},
+		"if !b.fence.isSendable(b.admission) {", "if false {"},
 	{"7: what is in flight goes on when the term ends", true, "writefence/fence.go",
 		"\t\ta.cancel(ErrTermEnded)\n", ""},
 
@@ -103,21 +103,17 @@ var allMutants = []mutant{
 
 	// 11: what a term owes.
 	{"11: what is owed does not keep the lease from being released", true, "protocol/term.go",
-		"func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes.Until) }", "func (p *State) releaseAt() time.Duration { return p.quietAt }"},
+		"func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }", "func (p *State) releaseAt() time.Duration { return p.quietAt }"},
 	{"11: what is owed does not keep lead from starting", true, "protocol/term.go",
-		"case p.raised && now >= p.owes.Until: // rule 11", "case p.raised:"},
+		"case p.raised && now >= p.owes: // rule 11", "case p.raised:"},
 	{"11: a term owes nothing", false, "protocol/state.go",
-		"act.Owes = Obligation{Until: p.freeAt(), Evidence: p.leader}", ""},
+		"act.Owes, at = at, now", "at = now"},
 	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
-		"act.Owes = Obligation{Until: p.freeAt(), Evidence: p.leader}", "act.Owes = Obligation{Until: p.freeAt() - p.own.Lease/2, Evidence: p.leader}"},
-	{"11: evidence counts without the fence in the API server", true, "protocol/evidence.go",
-		"if !p.fenced || p.watched", "if p.watched"},
-	{"11: silence alone is a hint", true, "protocol/evidence.go",
-		"return max(p.leaderSince, p.claim-p.duration+p.own.unheardFor())", "return p.leaderSince"},
-	{"11: a renewal does not refute silence", true, "protocol/evidence.go",
-		"if p.leader == LeaderSilent || p.leader", "if p.leader"},
-	{"11: no hint counts", false, "protocol/evidence.go",
-		"return p.leaderSince\n", "return never\n"},
+		"act.Owes, at = at, now", "act.Owes, at = at-p.own.Lease/2, now"},
+	{"11: an early record claims no more than a lease duration", false, "protocol/term.go",
+		"return min(max(p.own.Lease, left), math.MaxInt32*time.Second)", "return min(p.own.Lease+0*left, math.MaxInt32*time.Second)"},
+	{"11: no hint counts", false, "protocol/state.go",
+		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
 		"err := f.proveOnce(ctx)", "pauseFor(ctx, 2*time.Second)\nerr := error(nil)"},
 	{"11: fewer addresses than API servers are enough", true, "apifence/proof.go",

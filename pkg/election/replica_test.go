@@ -5,9 +5,6 @@ package election
 
 import (
 	"context"
-	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"sync"
 	"testing"
 	"time"
@@ -22,7 +19,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -203,24 +199,8 @@ func freeStore() *simStore {
 	return store
 }
 
-// shownStatus is what the tests read of /debug/leader.
-type shownStatus struct {
-	Lease, Identity, Phase, Holder, Problem string
-	ServerFence                             apifence.State
-	Valid                                   float64 `json:"validSeconds"`
-	Start                                   struct{ After, Evidence, Why string }
-	History                                 []struct{ Holder, Reason string }
-}
-
 // shown returns what /debug/leader shows of a lock.
-func shown(l *Lock) (s shownStatus) {
-	resp, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/leader?format=json", nil)
-	l.ServeHTTP(resp, req)
-	if err := json.Unmarshal(resp.Body.Bytes(), &s); err != nil {
-		panic(err)
-	}
-	return s
-}
+func shown(l *Lock) debug.Status { return l.shown.Status(l.who.Clock.Now()) }
 
 var leaseName = types.NamespacedName{Namespace: "ns", Name: "lease"}
 

@@ -53,9 +53,7 @@ func (e *elector) start(act protocol.Action, now time.Duration) {
 	case protocol.ActWatch:
 		e.watch()
 	case protocol.ActLook:
-		e.protocol.OnLook()
-		_, process := e.protocol.Watched()
-		e.look(process)
+		e.look(e.protocol.OnLook())
 	default:
 		e.write(act, now)
 	}
@@ -215,11 +213,11 @@ func (e *elector) watch() {
 	})
 }
 
-// look lets the witness look at a process, in place of the last one. The zero Process is none.
-func (e *elector) look(process protocol.Process) {
+// look lets the witness look at a process, in place of the last one.
+func (e *elector) look(process protocol.Watched) {
 	e.stopLook()
 	e.lookID++
-	if process == (protocol.Process{}) {
+	if process == (protocol.Watched{}) {
 		return
 	}
 	id := e.lookID
@@ -231,8 +229,7 @@ func (e *elector) look(process protocol.Process) {
 			e.answer(own, func() {
 				if id == e.lookID {
 					e.protocol.OnLeader(state, e.now())
-					holder, _ := e.protocol.Watched()
-					e.lock.shown.SawLeader(e.logger(), holder, process, state)
+					e.lock.shown.SawLeader(e.logger(), process, state)
 				}
 			})
 		})

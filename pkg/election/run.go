@@ -114,7 +114,7 @@ func newElector(l *Lock) *elector {
 	t := l.cfg.timing()
 	return &elector{
 		lock:     l,
-		protocol: protocol.New(l.who.Identity, t, l.who.Process, l.who.Witness != nil, l.apiFence != nil),
+		protocol: protocol.New(l.who.Identity, t, l.who.Address, l.who.Witness != nil),
 		timer:    time.NewTimer(0),
 		requests: requests{answers: make(chan func()), timeout: t.RequestTimeout(),
 			jitter: protocol.NewJitter(l.who.Identity + "/watch"), stopWatch: func() {}, stopLook: func() {}},
@@ -159,8 +159,6 @@ func (e *elector) run(ctx context.Context, lead func(context.Context) error) err
 		case <-e.idle:
 			e.idle = nil
 			e.quiet()
-		case <-e.lock.fenceChanged:
-			e.protocol.OnServerFence(e.lock.shown.ServerFence() == apifence.Enforced)
 		case <-e.timer.C:
 		}
 	}
@@ -174,14 +172,14 @@ func (e *elector) logger() klog.Logger { return klog.FromContext(e.ctx) }
 // predecessor can write if the term owes that.
 func (e *elector) begin() {
 	e.stopAsking() // Raise and Keep ask
-	e.look(protocol.Process{})
+	e.look(protocol.Watched{})
 	if e.lock.apiFence == nil {
 		e.protocol.OnRaised()
 		return
 	}
 	starting, stop := context.WithCancel(e.ctx)
 	e.stopStarting = stop
-	owes := e.protocol.Owes(e.now()) != protocol.Obligation{}
+	owes := e.protocol.Owes(e.now())
 	e.wg.Go(func() {
 		err := e.lock.apiFence.Raise(starting)
 		if starting.Err() != nil {

@@ -241,7 +241,7 @@ func (a *auditor) judges(procs ...*simProc) bool {
 		return false
 	}
 	for _, p := range procs {
-		if p.clockStood() || a.replaced[p] {
+		if p.clockStood() || a.replaced[p] && a.sim.fences.server {
 			return false
 		}
 	}
@@ -298,7 +298,7 @@ func (a *auditor) alone(p *simProc, rule string) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if next := a.successor(p); next != nil && a.judges(p, next.proc) {
+	if next := a.successor(p); next != nil && !a.replaced[p] && a.judges(p, next.proc) {
 		a.violateLocked(rule, "%s writes although %s has taken the lease", p.identity, next.proc.identity)
 		if p.justResumed() {
 			a.violateLocked(ruleAfterPause, "%s was replaced by %s", p.identity, next.proc.identity)
@@ -441,7 +441,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		least := time.Duration(float64(last.duration) / 1.01) // whatever an edit says
 		holder := a.sim.find(from)
 		switch early := now.Sub(last.at) < least; {
-		case early && a.sim.fences.server && holder != nil && proc.hasEvidence(holder, last.at):
+		case early && holder != nil && proc.hasEvidence(holder):
 			a.replaced[holder] = true
 			a.count.early++
 			if !holder.isGone() {
@@ -486,7 +486,7 @@ func (a *auditor) checkCancelled(taker *simProc) {
 		other.mu.Lock()
 		waiting := other.inFlight > 0 && !other.gone && time.Since(other.paused) > 100*time.Millisecond
 		other.mu.Unlock()
-		if waiting && a.judges(taker, other) {
+		if waiting && !a.replaced[other] && a.judges(taker, other) {
 			a.violateLocked(ruleCancelled, "%s takes the lease while a write of %s is in flight", taker.identity, other.identity)
 		}
 	}

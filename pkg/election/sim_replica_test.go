@@ -37,14 +37,15 @@ type simProc struct {
 	done     chan struct{}
 
 	mu       sync.Mutex
-	draws    map[string]uint64                 // by purpose
-	paused   time.Time                         // until this time
-	resumed  chan struct{}                     // closed by resume
-	stood    time.Duration                     // for how long its clock has stood still
-	frozen   time.Time                         // since when it stands still
-	apart    time.Time                         // until this time, other replicas do not reach it
-	evidence map[*simProc]protocol.LeaderState // that another is silent or gone
-	ended    chan struct{}                     // closed by kill; nil if that closes no connection
+	draws    map[string]uint64 // by purpose
+	paused   time.Time         // until this time
+	resumed  chan struct{}     // closed by resume
+	stood    time.Duration     // for how long its clock has stood still
+	frozen   time.Time         // since when it stands still
+	apart    time.Time         // until this time, other replicas do not reach it
+	evidence map[*simProc]bool // that another has ended
+	maligned chan struct{}     // closed by malign
+	ended    chan struct{}     // closed by kill; nil if that closes no connection
 	gone     bool
 	leading  bool // lead runs
 	lost     bool // lead has seen that its term was lost
@@ -67,7 +68,7 @@ var ours = simElector{run: runOurs}
 
 func runOurs(ctx context.Context, p *simProc) error {
 	who := Candidate{Identity: p.identity, Client: &simClient{proc: p}, Clock: p, Events: p, Metrics: p.sim.metrics,
-		Process: protocol.Process{Address: p.identity, PodUID: p.pod}, Witness: &simWitness{p}}
+		Address: p.identity, Witness: &simWitness{p}}
 	if p.sim.fences.server {
 		who.Namespaces, who.Servers = &simNamespaces{proc: p}, &simDirectory{proc: p}
 	}
@@ -77,11 +78,11 @@ func runOurs(ctx context.Context, p *simProc) error {
 	}
 	p.mu.Lock()
 	p.passes = func() bool {
-		return lock.fence.AdmitsAt(p.now())
+		return lock.fence.Admits(p.now())
 	}
 	p.aware = func() bool {
 		lease, _ := p.sim.store.get()
-		term := lock.shown.Term()
+		term := lock.shown.Status(0).Term
 		return term != nil && (lease == nil || *term == protocol.TermOf(lease))
 	}
 	p.mu.Unlock()

@@ -15,8 +15,8 @@ func planSeeds(t *testing.T) int {
 	return setting(t, "PLAN_SEEDS", 20)
 }
 
-// strictPlan is a plan in which a former leader goes on while its fence is open. No write of it may be
-// stored after the first one of its successor.
+// strictPlan is a plan in which a former leader, which standbys take for one that has ended, goes on while
+// its fence is open. No write of it may be stored after the first one of its successor.
 type strictPlan struct {
 	servers int
 	play    func(s *simulation, leader *simProc)
@@ -56,9 +56,11 @@ var strictPlans = map[string]strictPlan{
 	}},
 	"the leader and its API server are cut off, which catches up at once": {3, func(s *simulation, leader *simProc) {
 		s.isolate(leader, 7*time.Second+s.around(time.Second), 20*time.Millisecond)
+		leader.malign()
 	}},
 	"the leader and its API server are cut off, which needs a second to catch up": {3, func(s *simulation, leader *simProc) {
 		s.isolate(leader, 7*time.Second+s.around(time.Second), time.Second)
+		leader.malign()
 	}},
 	"the leader is stopped while its API server lags": {2, func(s *simulation, leader *simProc) {
 		leader.pin(s.servers[0])
@@ -82,7 +84,7 @@ var strictPlans = map[string]strictPlan{
 	"the leader's API server stands still and keeps its requests": {3, func(s *simulation, leader *simProc) {
 		leader.pin(s.servers[0])
 		s.servers[0].standStill(6*time.Second+s.around(2*time.Second), 500*time.Millisecond)
-		s.store.background.Go(func() { leader.separate(time.Minute) })
+		leader.malign()
 	}},
 	"the policy disappears on the leader's API server first": {2, func(s *simulation, leader *simProc) {
 		leader.pin(s.servers[0])
@@ -147,8 +149,10 @@ func playStrict(t *testing.T, plan strictPlan, seed uint64, twoSeconds bool) *si
 	})
 }
 
-// replace stops a leader for d and returns the replica that takes its Lease.
+// replace stops a leader for d, lets the standbys take it for one that has ended, and returns the replica
+// that takes its Lease.
 func (s *simulation) replace(leader *simProc, d time.Duration) *simProc {
+	leader.malign()
 	s.store.background.Go(func() { leader.pause(d) })
 	if !s.awaitOtherHolder(time.Millisecond, leader) {
 		return nil

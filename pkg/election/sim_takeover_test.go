@@ -35,17 +35,13 @@ func TestSimulatedTakeover(t *testing.T) {
 			s.store.setPolicyGone(true)
 			leader.kill()
 		}, 100 * time.Millisecond, 16 * s},
-		"killed, and no fence in the API server": {simFences{client: true}, 3, 3, func(_ *simulation, leader *simProc) { leader.kill() }, 16 * s, 16 * s},
-		"without power":                          {both, 3, 3, func(_ *simulation, leader *simProc) { leader.losePower() }, 4 * s, 4500 * time.Millisecond},
-		"stopped":                                {both, 3, 3, func(s *simulation, leader *simProc) { s.store.background.Go(func() { leader.pause(time.Minute) }) }, 4 * s, 4500 * time.Millisecond},
+		"killed, and no fence in the API server":  {simFences{client: true}, 3, 3, func(_ *simulation, leader *simProc) { leader.kill() }, 100 * time.Millisecond, 16 * s},
+		"alive, but taken for one that has ended": {both, 3, 3, func(_ *simulation, leader *simProc) { leader.malign() }, 100 * time.Millisecond, s / 2},
+		"without power": {both, 3, 3, func(_ *simulation, leader *simProc) { leader.losePower() }, 16 * s, 16 * s},
+		"stopped":       {both, 3, 3, func(s *simulation, leader *simProc) { s.store.background.Go(func() { leader.pause(time.Minute) }) }, 16 * s, 16 * s},
 		"without a network": {both, 3, 3, func(s *simulation, leader *simProc) {
 			leader.link.set(func(l *simLink) { l.lost = loseAll })
 			s.store.background.Go(func() { leader.separate(time.Minute) })
-		}, 4 * s, 4500 * time.Millisecond},
-		"stopped, with its connections cut before": {both, 3, 3, func(s *simulation, leader *simProc) {
-			s.store.background.Go(func() { leader.separate(2 * time.Minute) })
-			pass(time.Minute)
-			s.store.background.Go(func() { leader.pause(time.Minute) })
 		}, 16 * s, 16 * s},
 		"restarted in its Pod": {both, 3, 1, func(s *simulation, leader *simProc) {
 			leader.kill()

@@ -11,26 +11,17 @@ import (
 )
 
 // simWitness is the connection of one process to that of the leader. As pkg/election/witness, it says
-// that a process has ended only where the connection was closed by the kernel and nobody answers at the
-// address; all else is silence.
+// that a process has ended where the connection was closed by the kernel and nobody answers at the
+// address. In some worlds it is wrong.
 type simWitness struct {
 	proc *simProc
 }
 
-// silence returns after how long a process that has answered counts as silent.
-func (s *simulation) silence() time.Duration { return s.cfg.LeaseDuration.Duration / 5 }
-
 // Watch implements Witness. The address of a process is its identity.
-func (w *simWitness) Watch(ctx context.Context, process protocol.Process, report func(protocol.LeaderState)) {
+func (w *simWitness) Watch(ctx context.Context, process protocol.Watched, report func(protocol.LeaderState)) {
 	p := w.proc
 	leader := p.sim.find(process.Address)
-	p.gate()
-	if leader.pod == p.pod {
-		report(protocol.LeaderGone)
-		return
-	}
-	var heard time.Time
-	seen := protocol.LeaderUnknown
+	seen, beat := protocol.LeaderUnknown, p.sim.cfg.LeaseDuration.Duration/15
 	tell := func(state protocol.LeaderState) {
 		if state == seen {
 			return
@@ -38,60 +29,50 @@ func (w *simWitness) Watch(ctx context.Context, process protocol.Process, report
 		seen = state
 		p.gate()
 		p.sim.log(p.identity, "sees of %s: %s", leader.identity, state)
-		if state == protocol.LeaderSilent || state == protocol.LeaderGone {
-			p.mu.Lock()
-			p.evidence[leader] = state
-			p.mu.Unlock()
-		}
+		p.mu.Lock()
+		p.evidence[leader] = state == protocol.LeaderGone
+		p.mu.Unlock()
 		report(state)
 	}
+	p.gate()
+	if leader.pod == p.pod {
+		tell(protocol.LeaderGone)
+		return
+	}
+	ended := leader.hangsUp()
 	for ctx.Err() == nil {
-		state := w.look(leader, heard)
-		if state == protocol.LeaderAnswers {
-			heard = time.Now()
+		switch {
+		case p.reaches(leader) && leader.answers():
+			tell(protocol.LeaderAnswers)
+		case seen == protocol.LeaderUnknown:
+			tell(protocol.LeaderUnreachable)
 		}
-		if state != protocol.LeaderUnknown {
-			tell(state)
-		}
-		if state == protocol.LeaderAnswers && p.sim.wrongHints && !p.sim.calm.Load() && p.nextRNG("wrong hint").IntN(8) == 0 {
+		if seen == protocol.LeaderAnswers && p.sim.wrongHints && !p.sim.calm.Load() && p.nextRNG("wrong hint").IntN(40) == 0 {
 			tell(protocol.LeaderGone) // a proxy in the Pods closes the connection and refuses another
 			return
 		}
-		ended := leader.hangsUp()
-		if state == protocol.LeaderGone {
-			ended = nil
-		}
+		isGone := false
 		select {
 		case <-ctx.Done():
+			return
+		case <-leader.maligned:
+			isGone = true
 		case <-ended: // the kernel closes the connection
+			ended = nil
 			pause := time.Duration(p.nextRNG("redial").Int64N(int64(10 * time.Millisecond)))
-			if seen == protocol.LeaderAnswers && pauseFor(ctx, pause) && p.reaches(leader) {
-				tell(protocol.LeaderGone)
-				return
-			}
-			pauseFor(ctx, p.sim.silence()/3)
-		case <-time.After(p.sim.silence() / 3):
+			isGone = pauseFor(ctx, pause) && p.reaches(leader)
+		case <-time.After(beat):
 		}
-		paused := time.Now()
+		if seen == protocol.LeaderAnswers && isGone {
+			tell(protocol.LeaderGone)
+			return
+		}
 		p.gate()
-		if time.Since(paused) > p.sim.silence() && seen == protocol.LeaderAnswers && p.nextRNG("resume").IntN(2) == 0 {
-			tell(protocol.LeaderSilent) // its timer has come before what waits in the connection
-		}
 	}
 }
 
-// look returns what is seen of the leader now.
-func (w *simWitness) look(leader *simProc, heard time.Time) protocol.LeaderState {
-	switch {
-	case w.proc.reaches(leader) && leader.answers():
-		return protocol.LeaderAnswers
-	case heard.IsZero():
-		return protocol.LeaderUnreachable
-	case time.Since(heard) >= w.proc.sim.silence():
-		return protocol.LeaderSilent
-	}
-	return protocol.LeaderUnknown
-}
+// malign makes every standby that has seen the process take it for one that has ended, once.
+func (p *simProc) malign() { close(p.maligned) }
 
 // answers reports whether the process beats.
 func (p *simProc) answers() bool {
@@ -137,12 +118,9 @@ func (p *simProc) losePower() {
 	p.kill()
 }
 
-// hasEvidence reports whether the process may take the Lease early from the last holder, which has
-// written it last at that time. The request may have been under way since the evidence was seen.
-func (p *simProc) hasEvidence(holder *simProc, written time.Time) bool {
+// hasEvidence reports whether the process may take the Lease early from a holder.
+func (p *simProc) hasEvidence(holder *simProc) bool {
 	p.mu.Lock()
-	evidence := p.evidence[holder]
-	p.mu.Unlock()
-	overdue := time.Duration(float64(p.sim.cfg.RetryPeriod.Duration) * 1.75 / 1.01)
-	return holder.pod == p.pod && holder.isGone() || evidence == protocol.LeaderGone || evidence == protocol.LeaderSilent && time.Since(written) >= overdue
+	defer p.mu.Unlock()
+	return p.evidence[holder]
 }

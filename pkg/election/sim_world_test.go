@@ -15,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
-	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // simulation is the world of one seed: replicas on their networks, API servers over one store, the
@@ -122,7 +121,8 @@ func (s *simulation) runIn(r *simReplica, pod string, rng *rand.Rand) {
 		offset:   time.Duration(rng.Int64N(int64(1000 * time.Hour))),
 		done:     make(chan struct{}),
 		draws:    map[string]uint64{},
-		evidence: map[*simProc]protocol.LeaderState{},
+		evidence: map[*simProc]bool{},
+		maligned: make(chan struct{}),
 		ended:    make(chan struct{}),
 		resumed:  make(chan struct{}),
 	}

@@ -150,7 +150,7 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *debug.Metrics, fenc
 		if rng.IntN(5) == 0 {
 			s.hidden = rng.IntN(len(s.servers) + 1)
 		}
-		s.wrongHints = rng.IntN(8) == 0
+		s.wrongHints = rng.IntN(2) == 0
 		s.run(rng)
 	})
 	return s

@@ -7,16 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
@@ -28,25 +21,27 @@ import (
 // since it was renewed at most 2 s before, and much more than a take-over on evidence takes.
 const early = 10 * time.Second
 
-// TestTakeOverOnEvidence ends leaders with the default timings and checks by the Lease that another
-// holds it before it has expired, and that it works.
+// TestTakeOverOnEvidence ends a leader, or lets it seem to have ended, with the default timings and checks
+// by the Lease that another holds it before it has expired, and that it works.
 func TestTakeOverOnEvidence(t *testing.T) {
-	for name, signal := range map[string]syscall.Signal{
-		"the leader is killed":  syscall.SIGKILL,
-		"the leader is stopped": syscall.SIGSTOP,
+	for name, prepare := range map[string]func(context.Context, *testing.T, *cluster.Manager) (end func()){
+		"the leader is killed": func(_ context.Context, _ *testing.T, leader *cluster.Manager) func() { return leader.Kill },
+		"a proxy makes it look as if it had ended": func(ctx context.Context, t *testing.T, _ *cluster.Manager) func() {
+			t.Helper()
+			return shared.NewDetour(ctx, t).HangUp
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			s := shared.NewShop(ctx, t)
 			old := shared.RunLeader(ctx, t)
+			end := prepare(ctx, t, old)
 			next := shared.RunStandby(ctx, t)
 			s.WaitUntilKnown(ctx, t, "web")
 			waitForEvidence(ctx, t, next, "Answers", apifence.Enforced)
 
 			ended := time.Now()
-			if err := old.Signal(signal); err != nil {
-				t.Fatal(err)
-			}
+			end()
 			shared.WaitForLeader(ctx, t, next)
 			expectEarly(ctx, t, ended)
 			expectProof(ctx, t, next)
@@ -83,24 +78,23 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 }
 
-// TestLongPartitionBetweenReplicasMovesNothing cuts the connection between replicas, which both still
+// TestPartitionBetweenReplicasMovesNothing cuts the connection between replicas, which both still
 // reach the API server.
-func TestLongPartitionBetweenReplicasMovesNothing(t *testing.T) {
-	for name, cut := range map[string]func(*detour){
-		"packets are lost":                        (*detour).hang,
-		"connections are reset, as by a firewall": (*detour).reset,
+func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
+	for name, cut := range map[string]func(*fleet.Detour){
+		"packets are lost":                        (*fleet.Detour).Hang,
+		"connections are reset, as by a firewall": (*fleet.Detour).Reset,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			leader := shared.RunLeader(ctx, t)
-			way := newDetour(ctx, t)
+			way := shared.NewDetour(ctx, t)
 			standby := shared.RunStandby(ctx, t)
 			waitForEvidence(ctx, t, standby, "Answers", apifence.Enforced)
 
 			cut(way)
-			waitForEvidence(ctx, t, standby, "Silent", apifence.Enforced)
 			renewed := shared.Lease(ctx, t).Spec.RenewTime
-			for range 3 {
+			for range 4 {
 				fleet.Eventually(ctx, t, func() error {
 					if now := shared.Lease(ctx, t).Spec.RenewTime; !now.After(renewed.Time) {
 						return fmt.Errorf("renewed at %s", now)
@@ -170,91 +164,4 @@ func expectProof(ctx context.Context, t *testing.T, m *cluster.Manager) {
 		}
 		return err
 	})
-}
-
-// detour is a way from standbys to the leader that can be cut. The Lease leads there.
-type detour struct {
-	net.Listener
-	mu    sync.Mutex // held while nothing passes
-	conns []*net.TCPConn
-}
-
-func newDetour(ctx context.Context, t *testing.T) *detour {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &detour{Listener: listener}
-	t.Cleanup(func() { _ = listener.Close() })
-	var note map[string]any
-	fleet.Eventually(ctx, t, func() error {
-		return json.Unmarshal([]byte(shared.Lease(ctx, t).Annotations[protocol.ProcessAnnotation]), &note)
-	})
-	leader := note["address"].(string)
-	go d.serve(leader)
-	note["address"] = listener.Addr().String()
-	value, err := json.Marshal(note)
-	if err != nil {
-		t.Fatal(err)
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{protocol.ProcessAnnotation: string(value)}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Patch(ctx, fleet.LeaseName, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
-func (d *detour) serve(leader string) {
-	for {
-		in, err := d.Accept()
-		if err != nil {
-			return
-		}
-		out, err := net.Dial("tcp", leader)
-		if err != nil {
-			_ = in.Close()
-			return
-		}
-		d.mu.Lock()
-		d.conns = append(d.conns, in.(*net.TCPConn))
-		d.mu.Unlock()
-		go d.pass(out, in)
-		go d.pass(in, out)
-	}
-}
-
-func (d *detour) pass(to io.WriteCloser, from io.ReadCloser) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := from.Read(buf)
-		d.mu.Lock()
-		d.mu.Unlock() //nolint:staticcheck // it waits while nothing passes
-		if err == nil {
-			_, err = to.Write(buf[:n])
-		}
-		if err != nil {
-			_ = to.Close()
-			_ = from.Close()
-			return
-		}
-	}
-}
-
-// hang lets nothing pass any more.
-func (d *detour) hang() { d.mu.Lock() }
-
-// reset ends the connections like a firewall, and refuses others.
-func (d *detour) reset() {
-	_ = d.Close()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, conn := range d.conns {
-		_ = conn.SetLinger(0)
-		_ = conn.Close()
-	}
 }

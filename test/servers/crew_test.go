@@ -23,12 +23,16 @@ import (
 // on the first.
 type crew struct {
 	leader *cluster.Manager
+	way    *fleet.Detour // of standbys to the leader
 }
 
-func newCrew(ctx context.Context, t *testing.T) *crew {
+func newCrew(ctx context.Context, t *testing.T, maligned bool) *crew {
 	t.Helper()
 	c := &crew{leader: startManager(ctx, t, shared.SecondConfig())}
 	shared.WaitForLeader(ctx, t, c.leader)
+	if maligned {
+		c.way = shared.NewDetour(ctx, t)
+	}
 	for _, config := range []*rest.Config{shared.AdminConfig(), shared.SecondConfig()} {
 		standby := startManager(ctx, t, config)
 		fleet.Eventually(ctx, t, func() error { return fleet.Ready(standby) })

@@ -25,33 +25,36 @@ import (
 
 var flagCount = flag.Bool("count", false, "report writes of former leaders without failing")
 
-// away is how long a leader is paused or partitioned: longer than a standby waits before it takes the
-// Lease of a leader that seems to be gone, and shorter than the leader's own renew deadline of 10 s.
+// away is how long a leader is paused or partitioned: shorter than its own renew deadline of 10 s.
 const away = 7 * time.Second
 
 // fault is what happens to the leader. Its API server has begun to lag when inject is called, and
-// catches up a lag after inject returns.
+// catches up a lag after inject returns. If the leader is maligned, standbys take it for ended at once, though
+// it goes on afterwards.
 type fault struct {
-	name   string
-	inject func(ctx context.Context, c *crew) error
+	name     string
+	maligned bool
+	inject   func(ctx context.Context, c *crew) error
 }
 
 var faults = []fault{
-	{"crash", func(_ context.Context, c *crew) error { c.leader.Kill(); return nil }},
-	{"pause", func(ctx context.Context, c *crew) error {
+	{"crash", false, func(_ context.Context, c *crew) error { c.leader.Kill(); return nil }},
+	{"pause", true, func(ctx context.Context, c *crew) error {
 		if err := c.leader.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
+		c.way.HangUp()
 		fleet.Wait(ctx, away)
 		return c.leader.Signal(syscall.SIGCONT)
 	}},
-	{"partition with its API server", func(ctx context.Context, _ *crew) error {
+	{"partition with its API server", true, func(ctx context.Context, c *crew) error {
 		shared.SecondEtcd().Hold(holdproxy.Everything)
 		defer shared.SecondEtcd().Release(holdproxy.Everything)
+		c.way.HangUp()
 		fleet.Wait(ctx, away)
 		return nil
 	}},
-	{"hand-over", func(_ context.Context, c *crew) error { return c.leader.Signal(syscall.SIGTERM) }},
+	{"hand-over", false, func(_ context.Context, c *crew) error { return c.leader.Signal(syscall.SIGTERM) }},
 }
 
 var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}
@@ -77,7 +80,7 @@ func play(t *testing.T, f fault, lag time.Duration) {
 	waitForFence(ctx, t)
 	w := shared.NewWorld(ctx, t, 12)
 	history := shared.NewWitness(t.Context(), t, w)
-	c := newCrew(ctx, t)
+	c := newCrew(ctx, t, f.maligned)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	stop := w.Stream(ctx, 30*time.Millisecond)
 	defer stop()

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // answer is what a replica reports about itself.
@@ -34,7 +35,7 @@ type answer struct {
 	Phase string `json:"phase,omitempty"`
 	// Problem is what keeps the replica from leading, or its election from working.
 	Problem string `json:"problem,omitempty"`
-	// LeaderProcess is what a standby sees of the leader's process: Answers, Silent, ...
+	// LeaderProcess is what a standby sees of the leader's process: Answers, Gone, ...
 	LeaderProcess string               `json:"leaderProcess,omitempty"`
 	Controllers   []controllers.Status `json:"controllers,omitempty"`
 
@@ -88,7 +89,7 @@ func (o *options) ask(ctx context.Context, config *rest.Config, endpoint string)
 		r.Error = electionErr.Error()
 		return r
 	}
-	r.Name, r.Phase, r.serverFence = podOf(election.Identity), election.Phase, election.ServerFence
+	r.Name, r.Phase, r.serverFence = protocol.PodOf(election.Identity), election.Phase, election.ServerFence
 	r.Problem = election.Problem
 	switch election.Phase {
 	case "Standby":

@@ -31,6 +31,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // errNobodyLeads makes the command exit with status 1.
@@ -293,7 +294,7 @@ func (o *options) readLease(ctx context.Context, client kubernetes.Interface) (l
 	if l.Holder == "" {
 		return l, nil
 	}
-	l.Pod = podOf(l.Holder)
+	l.Pod = protocol.PodOf(l.Holder)
 	if spec.AcquireTime != nil {
 		l.Since = &metav1.Time{Time: spec.AcquireTime.Time}
 	}
@@ -302,12 +303,6 @@ func (o *options) readLease(ctx context.Context, client kubernetes.Interface) (l
 		l.Leads = time.Since(spec.RenewTime.Time) < time.Duration(l.LeaseDurationSeconds)*time.Second
 	}
 	return l, nil
-}
-
-// podOf returns the Pod's name from an identity of the form PODNAME_UUID.
-func podOf(identity string) string {
-	pod, _, _ := strings.Cut(identity, "_")
-	return pod
 }
 
 func newReplica(pod *corev1.Pod) replica {

@@ -12,7 +12,8 @@ package apifence
 
 import (
 	"context"
-	"strings"
+	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -104,14 +105,15 @@ type Fence struct {
 	again chan struct{} // wakes Keep
 
 	refusedAt atomic.Int64 // when an API server last refused a write, by Clock; 0: never
+
+	jitterMu sync.Mutex
+	jitter   *rand.Rand
 }
 
 // New returns the fence for a replica.
 func New(cfg Config) *Fence {
-	f := &Fence{Config: cfg, name: NamespaceFor(cfg.Lease), value: cfg.Identity, pod: cfg.Identity, again: make(chan struct{}, 1)}
-	if i := strings.LastIndex(f.pod, "_"); i >= 0 {
-		f.pod = f.pod[:i]
-	}
+	f := &Fence{Config: cfg, name: NamespaceFor(cfg.Lease), value: cfg.Identity, pod: protocol.PodOf(cfg.Identity), again: make(chan struct{}, 1),
+		jitter: protocol.NewJitter(cfg.Identity + "/fence")}
 	if cfg.PodUID != "" {
 		f.value += "/" + cfg.PodUID
 	}
@@ -124,14 +126,18 @@ func (f *Fence) isRefused() bool {
 	return at != 0 && f.Clock.Now()-at < f.Patience
 }
 
-// pauseFor waits for d and reports whether it passed before ctx ended.
-func pauseFor(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+// pauseFor waits for a random time between these two, and reports whether it passed before ctx ended.
+func (f *Fence) pauseFor(ctx context.Context, least, most time.Duration) bool {
 	select {
-	case <-timer.C:
+	case <-time.After(f.between(least, most)):
 		return true
 	case <-ctx.Done():
 		return false
 	}
+}
+
+func (f *Fence) between(least, most time.Duration) time.Duration {
+	f.jitterMu.Lock()
+	defer f.jitterMu.Unlock()
+	return least + time.Duration(f.jitter.Int64N(int64(most-least)))
 }

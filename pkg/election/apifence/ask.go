@@ -13,8 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // With these words the policy refuses a write. It answers a dry run, the probe, in the same way, and
@@ -24,11 +22,6 @@ const (
 	refusalOfPod    = refusal + "Pod %s, "
 	refusalAdmitted = refusalOfPod + "the leader is '%s'"
 )
-
-// askAgain is after which time a standby asks again if it has found no fence; then twice as long each
-// time. No evidence counts before it has, and an API server goes by a new policy only after a second or
-// two.
-const askAgain = time.Second
 
 // verdict says how an API server judges this replica.
 type verdict string
@@ -67,26 +60,20 @@ func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error
 	return verdictNone, fmt.Errorf("dry-run patch of Namespace %s: %w", f.name, err)
 }
 
-// Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends; at
-// first more often while it finds none.
+// Run asks at once and then every 70 to 80 s whether the API server has a fence, until ctx ends: less than
+// once a minute, and often enough that the connection on which this replica will take the Lease is not
+// closed as idle, which client and API server do after 90 s.
 func (f *Fence) Run(ctx context.Context) {
-	jitter := protocol.NewJitter(f.Identity + "/ask")
-	for backoff := askAgain; ; {
-		pause := protocol.ReadPeriod + time.Duration(jitter.Int64N(int64(protocol.ReadJitter)))
+	for {
 		judged, err := f.ask(ctx, f.Namespaces)
 		if ctx.Err() != nil {
 			return
-		}
-		if judged == verdictNone || judged == verdictAbsent {
-			pause, backoff = min(pause, backoff), min(2*backoff, protocol.ReadPeriod)
-		} else {
-			backoff = askAgain
 		}
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", f.Lease, "err", err)
 		}
 		f.found(ctx, judged)
-		if !pauseFor(ctx, pause) {
+		if !f.pauseFor(ctx, 70*time.Second, 80*time.Second) {
 			return
 		}
 	}

@@ -15,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // A replica names itself only in this order: it reads the Namespace, then it reads that it holds the
@@ -25,16 +23,9 @@ import (
 // arrives: see docs/adr/0006-fence-namespace.md.
 
 const (
-	// A leader asks at such intervals whether it is still admitted.
-	keepPeriod = 50 * time.Second // to keepPeriod + keepJitter
-	keepJitter = 10 * time.Second
-	keepPause  = time.Second // between two times, however many writes are refused
-
 	// lagPatience is how long an API server may refuse the leader before something must be wrong: its
 	// watch shows the name after milliseconds.
 	lagPatience = 2 * time.Second
-
-	patchTimeout = 40 * time.Second // longer than the longest that a webhook may take
 
 	backoffMin = 2 * time.Millisecond
 	backoffMax = 2 * time.Second
@@ -58,42 +49,30 @@ func (f *Fence) Raise(ctx context.Context) error {
 // admitted, and names it again where its name has gone. It returns nil when ctx ends, and an error if
 // the term must end: ErrSuperseded, or another if the replica cannot be named.
 func (f *Fence) Keep(ctx context.Context) error {
-	jitter := protocol.NewJitter(f.Identity + "/keep")
 	for {
-		timer := time.NewTimer(keepPeriod + time.Duration(jitter.Int64N(int64(keepJitter))))
 		select {
-		case <-timer.C:
+		case <-time.After(f.between(50*time.Second, time.Minute)):
 		case <-f.again:
 		case <-ctx.Done():
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
 			return nil
 		}
 		if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {
 			return err
 		}
 		// Writes that another API server refuses because it lags may come by the hundred.
-		pauseFor(ctx, keepPause)
+		f.pauseFor(ctx, time.Second/2, time.Second)
 	}
 }
 
 // raise is Raise. For a leader it fails when the API server has not admitted it for as long as Patience;
 // that nobody answers does not matter to it.
 func (f *Fence) raise(ctx context.Context, leads bool) error {
-	jitter := protocol.NewJitter(f.Identity + "/raise")
 	defer f.Trouble(nil)
 	barred := f.Clock.Now() // since when this replica is not admitted
-	// A webhook that is away holds the patch up, for 10 s by default, and to cut it off each time would
-	// fail it for good. But an answer may have been lost.
-	patience := f.Patience
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
-		judged, unnamed, err := f.stand(ctx, min(patience, patchTimeout))
+		judged, unnamed, err := f.stand(ctx)
 		if leads && judged == verdictAbsent && f.isRefused() {
 			judged = verdictForeign
-		}
-		if errors.Is(err, context.DeadlineExceeded) {
-			patience *= 2
 		}
 		if leads && !unnamed && judged == verdictNone {
 			barred = f.Clock.Now()
@@ -122,7 +101,8 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 		if since > lagPatience {
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader", "lease", f.Lease, "namespace", f.name)
 		}
-		if !pauseFor(ctx, max(backoff/2+time.Duration(jitter.Int64N(int64(backoff))), retryAfter(err))) {
+		after := retryAfter(err)
+		if !f.pauseFor(ctx, max(backoff/2, after), max(3*backoff/2, after+backoff)) {
 			return context.Cause(ctx)
 		}
 	}
@@ -136,8 +116,8 @@ func retryAfter(err error) time.Duration {
 
 // stand names this replica if it is not named, and asks how the API server judges it. unnamed reports
 // that it is not named for certain.
-func (f *Fence) stand(ctx context.Context, patience time.Duration) (judged verdict, unnamed bool, err error) {
-	unnamed, err = f.nameSelf(ctx, patience)
+func (f *Fence) stand(ctx context.Context) (judged verdict, unnamed bool, err error) {
+	unnamed, err = f.nameSelf(ctx)
 	switch {
 	case apierrors.IsNotFound(err):
 		return verdictAbsent, true, nil
@@ -151,9 +131,10 @@ func (f *Fence) stand(ctx context.Context, patience time.Duration) (judged verdi
 
 // nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
 // there is no Namespace, and ErrSuperseded if this replica does not hold the Lease. unnamed reports that
-// the Namespace does not name it. A patch that was cut off after patience does no harm if it is executed
-// late, since it is conditional.
-func (f *Fence) nameSelf(ctx context.Context, patience time.Duration) (unnamed bool, err error) {
+// the Namespace does not name it. A patch that was cut off does no harm if it is executed late, since it is
+// conditional. A webhook that is away holds it up, for 10 s by default, and to cut it off before would
+// fail it for good.
+func (f *Fence) nameSelf(ctx context.Context) (unnamed bool, err error) {
 	reading, cancel := context.WithTimeout(ctx, f.RequestTimeout)
 	defer cancel()
 	ns, err := f.Namespaces.Get(reading, f.name, metav1.GetOptions{})
@@ -170,7 +151,7 @@ func (f *Fence) nameSelf(ctx context.Context, patience time.Duration) (unnamed b
 	if err != nil {
 		return true, err
 	}
-	ctx, cancelPatch := context.WithTimeout(ctx, patience)
+	ctx, cancelPatch := context.WithTimeout(ctx, f.Patience)
 	defer cancelPatch()
 	if _, err = f.Namespaces.Patch(ctx, f.name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return true, err

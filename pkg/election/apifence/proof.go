@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // Server is one API server.
@@ -34,7 +32,6 @@ const (
 // so one that admits this replica never admits a predecessor again (rule 11). It tells why it could not
 // prove that yet, and tries again until ctx ends.
 func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
-	jitter := protocol.NewJitter(f.Identity + "/prove")
 	for backoff := backoffMin; ; backoff = min(2*backoff, proofBackoffMax) {
 		err := f.proveOnce(ctx)
 		if err == nil {
@@ -44,7 +41,7 @@ func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
 			return context.Cause(ctx)
 		}
 		tell(err)
-		if !pauseFor(ctx, backoff/2+time.Duration(jitter.Int64N(int64(backoff)))) {
+		if !f.pauseFor(ctx, backoff/2, 3*backoff/2) {
 			return context.Cause(ctx)
 		}
 	}

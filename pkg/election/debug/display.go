@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,8 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
@@ -34,9 +31,8 @@ const (
 	phaseStandby    = "Standby"
 	phaseStarting   = "Starting" // the Lease is held, lead has not started
 	phaseLeading    = "Leading"
-	phaseDraining   = "Draining"  // lead's context has ended
-	phaseReleasing  = "Releasing" // lead has returned
-	phaseLost       = "Lost"      // the term has ended, lead may not have returned
+	phaseDraining   = "Draining" // lead's context has ended, the Lease is held
+	phaseLost       = "Lost"     // the term has ended, lead may not have returned
 	phaseStopped    = "Stopped"
 )
 
@@ -49,17 +45,22 @@ type EventRecorder interface {
 	Eventf(object runtime.Object, eventType, reason, messageFmt string, args ...any)
 }
 
-// Display shows one lock. Its status is derived from the protocol.
+// Display shows one lock.
 type Display struct {
-	lease   types.NamespacedName
-	clock   protocol.Clock
-	events  EventRecorder
-	metrics *lockMetrics
+	lease    types.NamespacedName
+	identity string
+	clock    protocol.Clock
+	events   EventRecorder
+	metrics  *lockMetrics
 
 	mu       sync.Mutex
-	status   status
+	view     protocol.View
+	phase    string
+	start    *Start // of the term of this replica; nil: it may lead as soon as it is named
+	fence    apifence.State
 	refusals map[string]refusal // by verb
 	trouble  error              // what keeps the holder from leading
+	lost     bool               // Run has returned without a release
 }
 
 // refusal is a request that the API server has refused.
@@ -68,136 +69,96 @@ type refusal struct {
 	at  time.Duration
 }
 
-// status is what /debug/leader shows.
-type status struct {
+// Start says how the term of this replica began.
+type Start struct {
+	After StartKind `json:"after,omitempty"` // empty: lead has not started
+	Why   string    `json:"why,omitempty"`   // it could not be proved that the predecessors are refused
+}
+
+// Status is what /debug/leader shows.
+type Status struct {
 	Lease       string               `json:"lease"`
 	Identity    string               `json:"identity"`
 	Phase       string               `json:"phase"`
 	Holder      string               `json:"holder"`
 	Term        *protocol.Term       `json:"term,omitempty"`
 	Valid       float64              `json:"validSeconds"`
-	Start       *start               `json:"start,omitempty"` // of the term of this replica
+	Start       *Start               `json:"start,omitempty"`
 	Watching    bool                 `json:"watching"`
 	Problem     string               `json:"problem,omitempty"`
 	ServerFence apifence.State       `json:"serverFence"`
 	Leader      protocol.LeaderState `json:"leaderProcess"` // as seen by a standby
-
-	deadline time.Duration // when the own term ends on the clock, 0 if there is none
-	expires  time.Duration // when others may take over, on the clock
-	lost     bool          // Run has returned without a release
-}
-
-// start says how the term of this replica began.
-type start struct {
-	After    Start                `json:"after,omitempty"`    // empty: lead has not started
-	Evidence protocol.LeaderState `json:"evidence,omitempty"` // why the Lease was taken early
-	Why      string               `json:"why,omitempty"`      // could not be proved that the predecessors are refused
 }
 
 // New returns the display of a lock on the Lease. events and all may be nil.
 func New(lease types.NamespacedName, identity string, clock protocol.Clock, events EventRecorder, all *Metrics) *Display {
-	return &Display{
-		lease:   lease,
-		clock:   clock,
-		events:  events,
-		metrics: all.of(lease),
-		status: status{Lease: lease.String(), Identity: identity, Phase: phaseNotStarted, ServerFence: apifence.Unknown,
-			Leader: protocol.LeaderUnknown},
-		refusals: map[string]refusal{},
-	}
-}
-
-func (s *status) holding() bool {
-	return s.Phase == phaseStarting || s.Phase == phaseLeading || s.Phase == phaseDraining || s.Phase == phaseReleasing
+	return &Display{lease: lease, identity: identity, clock: clock, events: events, metrics: all.of(lease),
+		view: protocol.View{Leader: protocol.LeaderUnknown}, phase: phaseNotStarted, fence: apifence.Unknown, refusals: map[string]refusal{}}
 }
 
 // Update shows the state. ending says that the term has ended.
 func (d *Display) Update(v protocol.View, ending bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := &d.status
-	s.Watching = v.Watching
 	switch {
 	case !v.Holding:
-		s.Phase = phaseStandby
+		d.phase = phaseStandby
 	case ending:
-		s.Phase = phaseLost
-	case v.LeadReturned:
-		s.Phase = phaseReleasing
+		d.phase = phaseLost
 	case v.Stopping:
-		s.Phase = phaseDraining
+		d.phase = phaseDraining
 	case !v.Leading:
-		s.Phase = phaseStarting
+		d.phase = phaseStarting
 	default:
-		s.Phase = phaseLeading
+		d.phase = phaseLeading
 	}
-	s.deadline, s.expires = v.Deadline, v.Expires
-	if v.Owes.Until > 0 && s.Start == nil {
-		s.Start = &start{Evidence: v.Owes.Evidence}
-		d.metrics.counter(d.metrics.takeovers, string(v.Owes.Evidence)).Inc()
+	if v.Owes > 0 && d.start == nil {
+		d.start = &Start{}
 	}
-	d.updateHolder(v)
-	if v.Leader != s.Leader {
-		s.Leader = v.Leader
+	if v.Leader != d.view.Leader {
 		show(d.metrics, d.metrics.leaderSeen, protocol.LeaderStates, v.Leader)
 	}
+	if v.Lease != nil {
+		d.metrics.gauge(d.metrics.transitions).Set(float64(protocol.TermOf(v.Lease).Transitions))
+	}
 	d.metrics.set(d.metrics.leading, v.Leading && !ending)
+	d.view = v
 }
 
 // Unproved shows why it could not be proved that every API server refuses the predecessors.
 func (d *Display) Unproved(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.status.Start != nil {
-		d.status.Start.Why = err.Error()
+	if d.start != nil {
+		d.start.Why = err.Error()
 	}
 }
 
 // Started shows that lead starts, and logs why it may.
 func (d *Display) Started(logger klog.Logger, v protocol.View) {
 	d.mu.Lock()
-	s := d.status.Start
-	if s == nil {
-		s = &start{}
-		d.status.Start = s
-	}
+	defer d.mu.Unlock()
 	switch {
-	case s.Evidence == "":
-		s.After = StartFree
-	case v.Owes.Until == 0:
-		s.After, s.Why = StartProved, ""
+	case d.start == nil:
+		d.start = &Start{After: StartFree}
+	case v.Owes == 0:
+		d.start = &Start{After: StartProved}
 	default:
-		s.After = StartWaited
+		d.start.After = StartWaited
 	}
-	shown := *s
-	d.mu.Unlock()
-	d.metrics.counter(d.metrics.starts, string(shown.After)).Inc()
-	logger.Info("Started leading", "lease", d.lease, "term", v.Term, "after", shown.After, "evidence", shown.Evidence, "unproved", shown.Why)
+	d.metrics.counter(d.metrics.starts, string(d.start.After)).Inc()
+	logger.Info("Started leading", "lease", d.lease, "term", v.Term, "after", d.start.After, "unproved", d.start.Why)
 }
 
 // SawLeader logs what is seen of the leader's process.
-func (d *Display) SawLeader(logger klog.Logger, holder string, process protocol.Process, seen protocol.LeaderState) {
-	logger = logger.WithValues("lease", d.lease, "holder", holder, "address", process.Address)
+func (d *Display) SawLeader(logger klog.Logger, process protocol.Watched, seen protocol.LeaderState) {
+	logger = logger.WithValues("lease", d.lease, "holder", process.Holder, "address", process.Address)
 	if seen == protocol.LeaderUnreachable {
 		logger.Error(nil, "This replica cannot reach the leader's secure port, so it takes over only when the lease expires; "+
 			"check the network policies: replicas must reach each other there")
 		return
 	}
 	logger.V(2).Info("Leader process state changed", "state", seen)
-}
-
-// updateHolder shows the holder of the Lease.
-func (d *Display) updateHolder(v protocol.View) {
-	s := &d.status
-	if v.Lease == nil {
-		if v.Known {
-			s.Holder, s.Term = "", nil
-		}
-		return
-	}
-	term := protocol.TermOf(v.Lease)
-	s.Holder, s.Term = protocol.HolderOf(v.Lease), &term
-	d.metrics.gauge(d.metrics.transitions).Set(float64(term.Transitions))
 }
 
 // Finished logs and shows how a request ended.
@@ -239,7 +200,17 @@ func (d *Display) Trouble(err error) {
 	d.trouble = err
 }
 
-// Problem returns the refusals that last until somebody repairs their cause.
+// SetServerFence shows what is known of the fence in the API server, and reports whether that is new.
+func (d *Display) SetServerFence(found apifence.State) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.fence
+	d.fence = found
+	show(d.metrics, d.metrics.serverFence, apifence.States, found)
+	return found != before
+}
+
+// Problem returns what lasts until somebody repairs its cause.
 func (d *Display) Problem() error {
 	now := d.clock.Now()
 	d.mu.Lock()
@@ -248,20 +219,17 @@ func (d *Display) Problem() error {
 }
 
 func (d *Display) problemLocked(now time.Duration) error {
-	var errs []error
+	errs := []error{d.trouble}
 	for _, verb := range []string{"get", "create", "update"} { // without watch it polls
 		r := d.refusals[verb]
-		if verb == "create" && d.status.Term != nil {
+		if verb == "create" && d.view.Lease != nil {
 			continue // somebody else has created the Lease
 		}
 		if r.err != nil && now-r.at < refusalLifetime && !apierrors.IsTooManyRequests(r.err) {
 			errs = append(errs, r.err)
 		}
 	}
-	if d.trouble != nil {
-		errs = append(errs, d.trouble)
-	}
-	if d.status.ServerFence == apifence.Misconfigured {
+	if d.fence == apifence.Misconfigured {
 		errs = append(errs, errors.New("the fence in the API server refuses the writes of this replica even if it leads, so it does not begin to lead"))
 	}
 	return errors.Join(errs...)
@@ -271,10 +239,9 @@ func (d *Display) problemLocked(now time.Duration) error {
 func (d *Display) Ended(reason protocol.Reason, led bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.status.Phase = phaseStopped
-	d.status.Watching = false
+	d.phase, d.view.Watching = phaseStopped, false
 	d.metrics.set(d.metrics.leading, false)
-	d.status.lost = led && reason != protocol.ReasonReleased && reason != protocol.ReasonCannotLead
+	d.lost = led && reason != protocol.ReasonReleased && reason != protocol.ReasonCannotLead
 	if led {
 		d.metrics.counter(d.metrics.ended, string(reason)).Inc()
 	}
@@ -284,7 +251,7 @@ func (d *Display) Ended(reason protocol.Reason, led bool) {
 func (d *Display) Unelected() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.status.Phase = phaseUnelected
+	d.phase = phaseUnelected
 	d.metrics.set(d.metrics.leading, true)
 }
 
@@ -293,14 +260,11 @@ func (d *Display) Healthy(tolerance time.Duration) error {
 	now := d.clock.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.status.holding() && d.status.Phase != phaseLost && !d.status.lost {
+	late := now - d.view.Expires
+	if !d.view.Holding || d.phase == phaseStopped && !d.lost || late <= tolerance {
 		return nil
 	}
-	if late := now - d.status.expires; late > tolerance {
-		return fmt.Errorf("this process led through lease %s, which expired %s ago, and has not exited",
-			d.lease, late.Truncate(time.Second))
-	}
-	return nil
+	return fmt.Errorf("this process led through lease %s, which expired %s ago, and has not exited", d.lease, late.Truncate(time.Second))
 }
 
 // Record records a transition of this replica as an Event on the Lease, with the wording of
@@ -313,43 +277,24 @@ func (d *Display) Record(lease *coordinationv1.Lease, what string) {
 		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
 		Namespace: d.lease.Namespace, Name: d.lease.Name, UID: lease.UID, ResourceVersion: lease.ResourceVersion,
 	}
-	d.events.Eventf(ref, corev1.EventTypeNormal, "LeaderElection", "%s %s", d.status.Identity, what)
+	d.events.Eventf(ref, corev1.EventTypeNormal, "LeaderElection", "%s %s", d.identity, what)
 }
 
-// SetServerFence shows what is known of the fence in the API server, and reports whether that is new.
-func (d *Display) SetServerFence(found apifence.State) bool {
+// Status returns what is shown at this time.
+func (d *Display) Status(now time.Duration) Status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	before := d.status.ServerFence
-	d.status.ServerFence = found
-	show(d.metrics, d.metrics.serverFence, apifence.States, found)
-	return found != before
-}
-
-// Term returns the term of the newest version of the Lease that this replica knows, nil if there is none.
-func (d *Display) Term() *protocol.Term {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.status.Term
-}
-
-// ServerFence returns what is known of the fence in the API server.
-func (d *Display) ServerFence() apifence.State {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.status.ServerFence
-}
-
-// snapshot returns the status, including the fields that depend on the current time.
-func (d *Display) snapshot() status {
-	now := d.clock.Now()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := d.status
-	if s.Start != nil {
-		s.Start = ptr.To(*s.Start)
+	s := Status{Lease: d.lease.String(), Identity: d.identity, Phase: d.phase, Watching: d.view.Watching,
+		ServerFence: d.fence, Leader: d.view.Leader}
+	if d.start != nil {
+		began := *d.start
+		s.Start = &began
 	}
-	if left := s.deadline - now; s.holding() && left > 0 {
+	if lease := d.view.Lease; lease != nil {
+		term := protocol.TermOf(lease)
+		s.Holder, s.Term = protocol.HolderOf(lease), &term
+	}
+	if left := d.view.Deadline - now; d.view.Holding && d.phase != phaseLost && d.phase != phaseStopped && left > 0 {
 		s.Valid = left.Seconds()
 	}
 	if err := d.problemLocked(now); err != nil {
@@ -358,26 +303,12 @@ func (d *Display) snapshot() status {
 	return s
 }
 
-// ServeHTTP serves /debug/leader: JSON if the request accepts it or has ?format=json, else YAML.
-func (d *Display) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	s := d.snapshot()
+// ServeHTTP serves /debug/leader as JSON.
+func (d *Display) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if wantsJSON(req) {
-		w.Header().Set("Content-Type", "application/json")
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		_ = encoder.Encode(s) // the client is gone
-		return
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	text, _ := yaml.Marshal(s) // of strings, numbers and times
-	_, _ = w.Write(text)       // the client is gone
-}
-
-func wantsJSON(req *http.Request) bool {
-	if format := req.URL.Query().Get("format"); format != "" {
-		return format == "json"
-	}
-	return strings.Contains(req.Header.Get("Accept"), "application/json")
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(d.Status(d.clock.Now())) // the client is gone
 }

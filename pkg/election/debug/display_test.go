@@ -34,16 +34,16 @@ func must[T any](value T, err error) T {
 func TestLeadingMeansThatControllersRun(t *testing.T) {
 	d := New(leaseName, "r", &setClock{}, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
 	leading := func() bool { return must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
-	held := protocol.View{Holding: true, Owes: protocol.Obligation{Until: time.Second, Evidence: protocol.LeaderGone}}
+	held := protocol.View{Holding: true, Owes: time.Second}
 	d.Update(held, false)
-	if leading() || d.snapshot().Phase != "Starting" {
-		t.Errorf("it leads before lead has started, phase %s", d.snapshot().Phase)
+	if leading() || d.Status(0).Phase != "Starting" {
+		t.Errorf("it leads before lead has started, phase %s", d.Status(0).Phase)
 	}
 	d.Unproved(errors.New("of 3 API servers, the addresses of 2 are known"))
 	d.Started(logr.Discard(), held)
 	held.Leading = true
 	d.Update(held, false)
-	if s := d.snapshot(); !leading() || s.Phase != "Leading" || s.Start.After != StartWaited || !strings.Contains(s.Start.Why, "2 are known") {
+	if s := d.Status(0); !leading() || s.Phase != "Leading" || s.Start.After != StartWaited || !strings.Contains(s.Start.Why, "2 are known") {
 		t.Errorf("it shows %+v", s)
 	}
 	d.Trouble(errors.New("webhook"))
@@ -58,23 +58,27 @@ func TestLeadingMeansThatControllersRun(t *testing.T) {
 
 func TestHealthy(t *testing.T) {
 	clock := &setClock{}
-	d := New(leaseName, "r", clock, nil, nil)
+	held := protocol.View{Holding: true, Expires: 15 * time.Second}
 	for name, test := range map[string]struct {
-		status status
-		now    time.Duration
-		want   bool
+		view protocol.View
+		end  protocol.Reason // of Run; "": it runs
+		now  time.Duration
+		want bool
 	}{
-		"a standby is":                                    {status{Phase: phaseStandby}, time.Hour, true},
-		"a leader within its lease is":                    {status{Phase: "Leading", expires: 15 * time.Second}, 14 * time.Second, true},
-		"a little after it is":                            {status{Phase: "Leading", expires: 15 * time.Second}, 35 * time.Second, true},
-		"long after it is not":                            {status{Phase: "Leading", expires: 15 * time.Second}, 36 * time.Second, false},
-		"nor is one that drains for ever":                 {status{Phase: phaseDraining, expires: 15 * time.Second}, 36 * time.Second, false},
-		"nor is one that has lost and whose lead goes on": {status{Phase: "Lost", expires: 15 * time.Second}, 36 * time.Second, false},
-		"one that has released is":                        {status{Phase: "Stopped", expires: 15 * time.Second}, 36 * time.Second, true},
-		"one that has lost is not, for it should be gone": {status{Phase: "Stopped", lost: true, expires: 15 * time.Second}, 36 * time.Second, false},
+		"a standby is":                                    {protocol.View{}, "", time.Hour, true},
+		"a leader within its lease is":                    {held, "", 14 * time.Second, true},
+		"a little after it is":                            {held, "", 35 * time.Second, true},
+		"long after it is not":                            {held, "", 36 * time.Second, false},
+		"one that has released is":                        {held, protocol.ReasonReleased, 36 * time.Second, true},
+		"one that has given the lease up":                 {held, protocol.ReasonCannotLead, 36 * time.Second, true},
+		"one that has lost is not, for it should be gone": {held, protocol.ReasonRenewDeadline, 36 * time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d.status = test.status
+			d := New(leaseName, "r", clock, nil, nil)
+			d.Update(test.view, test.end != "")
+			if test.end != "" {
+				d.Ended(test.end, true)
+			}
 			clock.now = test.now
 			if err := d.Healthy(20 * time.Second); (err == nil) != test.want {
 				t.Errorf("got %v", err)

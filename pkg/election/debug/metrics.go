@@ -26,7 +26,6 @@ type Metrics struct {
 	ended       *metrics.CounterVec
 	serverFence *metrics.GaugeVec
 	leaderSeen  *metrics.GaugeVec
-	takeovers   *metrics.CounterVec
 	starts      *metrics.CounterVec
 }
 
@@ -38,14 +37,14 @@ const (
 	resultError    = "error"
 )
 
-// Start says when lead may start, the values of the label start.
-type Start string
+// StartKind says when lead may start, the values of the label start.
+type StartKind string
 
 // What a term may start after.
 const (
-	StartFree   Start = "Free"   // the Lease was released or had expired
-	StartProved Start = "Proved" // it was taken early, and every API server refuses the predecessors
-	StartWaited Start = "Waited" // it was taken early, and the predecessors' claims have ended since
+	StartFree   StartKind = "Free"   // the Lease was released or had expired
+	StartProved StartKind = "Proved" // it was taken early, and every API server refuses the predecessors
+	StartWaited StartKind = "Waited" // it was taken early, and the predecessors' claims have ended since
 )
 
 // NewMetrics returns the metrics, registered on registry. Their names begin with the given
@@ -53,7 +52,7 @@ const (
 func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, error) {
 	m := newMetrics(namespace)
 	for _, metric := range []metrics.Registerable{m.leading, m.transitions,
-		m.serverFence, m.leaderSeen, m.takeovers, m.starts, m.renewals, m.refusals, m.ended} {
+		m.serverFence, m.leaderSeen, m.starts, m.renewals, m.refusals, m.ended} {
 		if err := registry.Register(metric); err != nil {
 			return nil, fmt.Errorf("register the metrics of leader election: %w", err)
 		}
@@ -81,7 +80,6 @@ func newMetrics(namespace string) *Metrics {
 			"1 for the state that was found, 0 for the others.", "state"),
 		leaderSeen: gauge("leader_process", "What this standby sees of the leader's process, on a connection to its secure port: "+
 			"1 for that state, 0 for the others.", "state"),
-		takeovers: counter("early_takeovers_total", "Leases that this replica has taken before they expired, by what it saw of the holder's process.", "evidence"),
 		starts: counter("starts_total", "Terms that this replica began to lead: Free, the Lease was released or had expired; Proved, it was taken early and "+
 			"every API server refuses the predecessors; Waited, it was taken early and the predecessors' claims have ended since.", "start"),
 		renewals: metrics.NewHistogramVec(&metrics.HistogramOpts{
@@ -113,11 +111,8 @@ func (all *Metrics) of(lease types.NamespacedName) *lockMetrics {
 	for _, reason := range protocol.EndReasons {
 		m.counter(m.ended, string(reason)).Add(0)
 	}
-	for _, start := range []Start{StartFree, StartProved, StartWaited} {
+	for _, start := range []StartKind{StartFree, StartProved, StartWaited} {
 		m.counter(m.starts, string(start)).Add(0)
-	}
-	for _, evidence := range []protocol.LeaderState{protocol.LeaderGone, protocol.LeaderSilent} {
-		m.counter(m.takeovers, string(evidence)).Add(0)
 	}
 	show(m, m.serverFence, apifence.States, apifence.Unknown)
 	show(m, m.leaderSeen, protocol.LeaderStates, protocol.LeaderUnknown)

@@ -16,73 +16,48 @@ func noted(note holderNote) func(*coordinationv1.Lease) {
 	return func(l *coordinationv1.Lease) { setNote(l, note) }
 }
 
-func TestEarlyAt(t *testing.T) {
+func TestEarly(t *testing.T) {
 	const s = time.Second
 	byA := noted(holderNote{Holder: "a"})
 	tests := map[string]struct {
 		happens func(p *State)
-		want    time.Duration
+		want    bool
 	}{
-		"without evidence, never": {func(*State) {}, never},
-		"at once after a process that has ended": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
-		}, 2 * s},
-		"after silence when a renewal is overdue": {func(p *State) {
-			p.OnLeader(LeaderSilent, 2*s)
-		}, 3500 * time.Millisecond},
-		"after silence that begins later": {func(p *State) {
-			p.OnLeader(LeaderSilent, 5*s)
-		}, 5 * s},
-		"not if it answers again": {func(p *State) {
-			p.OnLeader(LeaderSilent, 2*s)
-			p.OnLeader(LeaderAnswers, 3*s)
-		}, never},
-		"not if it could never be reached": {func(p *State) {
-			p.OnLeader(LeaderUnreachable, 2*s)
-		}, never},
-		"not after a renewal during silence": {func(p *State) {
-			p.OnLeader(LeaderSilent, 2*s)
-			p.learn(testLease("2", 1, "a", byA, renewed), 3*s, true)
-		}, never},
-		"an edit is no renewal, but postpones it": {func(p *State) {
-			p.OnLeader(LeaderSilent, 2*s)
-			p.learn(testLease("2", 1, "a", byA), 3*s, true)
-		}, 6500 * time.Millisecond},
-		"a renewal that was under way when the process ended refutes nothing": {func(p *State) {
+		"not without evidence":                      {func(*State) {}, false},
+		"after a process that has ended":            {func(p *State) { p.OnLeader(LeaderGone, 2*s) }, true},
+		"not after one that could never be reached": {func(p *State) { p.OnLeader(LeaderUnreachable, 2*s) }, false},
+		"not after one at which nobody looks":       {func(p *State) { p.OnLeader(LeaderGone, 2*s); p.witness = false }, false},
+		"also while an earlier holder may act":      {func(p *State) { p.OnLeader(LeaderGone, 2*s); p.distrust = 9 * s }, true},
+		"also after a renewal that was under way before": {func(p *State) {
 			p.OnLeader(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime, true)
-		}, 2 * s},
-		"a later one does": {func(p *State) {
+		}, true},
+		"not after a later renewal": {func(p *State) {
 			p.OnLeader(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime+1, true)
-		}, never},
-		"not by the old look when the renewal has taken the note away": {func(p *State) {
-			p.OnLeader(LeaderSilent, 2*s)
+		}, false},
+		"also after an edit": {func(p *State) { p.OnLeader(LeaderGone, 2*s); p.learn(testLease("2", 1, "a", byA), 3*s, true) }, true},
+		"not by the old look when a renewal has taken the note away": {func(p *State) {
+			p.OnLeader(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", renewed), 3*s, true)
 			p.OnLeader(LeaderGone, 4*s)
-		}, never},
-		"not without the fence in the API server": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
-			p.OnServerFence(false)
-		}, never},
-		"not against the next holder": {func(p *State) {
+		}, false},
+		"not from the next holder": {func(p *State) {
 			p.OnLeader(LeaderGone, 2*s)
 			p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b"})), 3*s, true)
-		}, never},
-		"also while an earlier holder may act: the term owes more": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
-			p.distrust = 9 * s
-		}, 2 * s},
+		}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := New("me", testTiming, Process{Address: "10.0.0.2:10357"}, true, false)
-			p.OnServerFence(true)
+			p := New("me", testTiming, "10.0.0.2:10357", true)
 			p.learn(testLease("1", 1, "a", byA), 0, true)
+			p.watching, p.readAt = true, never
 			p.OnLook()
 			test.happens(p)
-			if got := p.earlyAt(); got != test.want {
-				t.Errorf("got %s, want %s", got, test.want)
+			free := p.freeAt()
+			act := p.Decide(4 * s)
+			if got := act.Kind == ActAcquire; got != test.want || got && act.Owes != free {
+				t.Errorf("it decides to %s, and owes until %s, want %s", act.Kind, act.Owes, free)
 			}
 		})
 	}
@@ -90,20 +65,17 @@ func TestEarlyAt(t *testing.T) {
 
 func TestRefutedEvidenceIsLookedAtAnew(t *testing.T) {
 	const s = time.Second
-	for _, state := range []LeaderState{LeaderGone, LeaderSilent} {
-		p := New("me", testTiming, Process{Address: "10.0.0.2:10357"}, true, false)
-		p.OnServerFence(true)
-		byA := noted(holderNote{Holder: "a"})
-		p.learn(testLease("1", 1, "a", byA), 0, true)
-		p.OnLook()
-		if act := p.Decide(s); act.Kind == ActLook {
-			t.Errorf("it looks twice before anything is seen")
-		}
-		p.OnLeader(state, s)
-		p.learn(testLease("2", 1, "a", byA, renewed), 3*s, true)
-		if act := p.Decide(3 * s); act.Kind != ActLook {
-			t.Errorf("after %s was refuted, it decides to %s", state, act.Kind)
-		}
+	p := New("me", testTiming, "10.0.0.2:10357", true)
+	byA := noted(holderNote{Holder: "a"})
+	p.learn(testLease("1", 1, "a", byA), 0, true)
+	p.OnLook()
+	if act := p.Decide(s); act.Kind == ActLook {
+		t.Errorf("it looks twice before anything is seen")
+	}
+	p.OnLeader(LeaderGone, s)
+	p.learn(testLease("2", 1, "a", byA, renewed), 3*s, true)
+	if act := p.Decide(3 * s); act.Kind != ActLook {
+		t.Errorf("after it was refuted, it decides to %s", act.Kind)
 	}
 }
 
@@ -132,12 +104,12 @@ func TestNoteOf(t *testing.T) {
 
 func TestTrustInATakeover(t *testing.T) {
 	const s = time.Second
-	for evidence, want := range map[LeaderState]time.Duration{LeaderGone: 0, LeaderSilent: 0, "": 17 * s} {
-		p := New("me", testTiming, Process{}, true, false)
+	for early, want := range map[bool]time.Duration{true: 0, false: 17 * s} {
+		p := New("me", testTiming, "", true)
 		p.learn(testLease("1", 1, "a", noted(holderNote{Holder: "a"})), 0, true)
-		p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b", Early: evidence})), 2*s, true)
+		p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b", Early: early})), 2*s, true)
 		if p.distrust != want || p.freeAt() != 17*s {
-			t.Errorf("after a take-over on %q, it distrusts until %s, want %s, and waits until %s", evidence, p.distrust, want, p.freeAt())
+			t.Errorf("after a take-over, early %t, it distrusts until %s, want %s, and waits until %s", early, p.distrust, want, p.freeAt())
 		}
 	}
 }

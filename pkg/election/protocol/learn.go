@@ -83,7 +83,7 @@ func (p *State) judgeClaim(lease *coordinationv1.Lease, now time.Duration, gaple
 	case before == nil:
 	case isSameHolding(before, lease):
 	case isFree(before) && isNext(before, lease):
-	case gapless && isNext(before, lease) && noteOf(lease).Early != "": // it carries the obligation, and its claim covers it
+	case gapless && isNext(before, lease) && noteOf(lease).Early: // it carries the obligation, and its claim covers it
 	case !p.isExpired(now) || !gapless: // rule 5; another UID is never without a gap
 		p.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))
 	}

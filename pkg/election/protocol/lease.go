@@ -6,6 +6,7 @@ package protocol
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -49,6 +50,12 @@ func TermOf(lease *coordinationv1.Lease) Term {
 // HolderOf returns the identity of the holder, "" if there is none.
 func HolderOf(lease *coordinationv1.Lease) string {
 	return ptr.Deref(lease.Spec.HolderIdentity, "")
+}
+
+// PodOf returns the Pod's name in an identity, which a UUID follows.
+func PodOf(identity string) string {
+	pod, _, _ := strings.Cut(identity, "_") // a Pod's name has none
+	return pod
 }
 
 // DurationOf returns how long others must wait after a write by the holder: what the holder has

@@ -29,7 +29,7 @@ const (
 	ActAcquire ActionKind = "acquire" // it from the last holder
 	ActRenew   ActionKind = "renew"
 	ActRelease ActionKind = "release"
-	ActLook    ActionKind = "look"    // at the process that is watchable now, instead of another
+	ActLook    ActionKind = "look"    // at another process
 	ActLead    ActionKind = "lead"    // start lead
 	ActGiveUp  ActionKind = "give up" // to begin to lead
 	ActEnd     ActionKind = "end"     // return from Run
@@ -40,7 +40,11 @@ type Action struct {
 	Kind   ActionKind
 	Until  time.Duration // of ActWait
 	Reason Reason        // of ActEnd
-	Owes   Obligation    // of ActAcquire: what the term will owe
+	// Owes is what the term of an ActAcquire will owe to the terms before it, since it takes the Lease
+	// before their claims have ended: when the last of these ends. Before that, unless every API server has
+	// refused the predecessors, the term may neither begin to write nor be released, since the next holder
+	// would not wait either. A term that owes nothing has 0.
+	Owes time.Duration
 }
 
 // Reason says why a term ended or why a replica did not get the Lease.
@@ -65,34 +69,18 @@ const (
 var EndReasons = []Reason{ReasonReleased, ReasonRenewDeadline, ReasonHolderChanged, ReasonLeaseReplaced, ReasonLeaseDeleted,
 	ReasonDrainTimeout, ReasonReleaseFailed, ReasonUnauthorized, ReasonStoreRestored, ReasonCannotLead}
 
-// Obligation is what a term owes to the terms before it, because it took the Lease before their claims
-// had ended. The zero Obligation is that of a term that owes nothing.
-type Obligation struct {
-	// Until is when the last claim of a predecessor ends. Before that, unless every API server has refused
-	// the predecessors, the term may neither begin to write nor be released, since the next holder would
-	// not wait either.
-	Until time.Duration
-	// Evidence is why the Lease was taken early.
-	Evidence LeaderState
-}
-
 // View shows the state to people.
 type View struct {
 	Lease    *coordinationv1.Lease // the newest version, nil if there is none or none is known
-	Known    bool
 	Watching bool
 
-	Holding      bool
-	Term         Term
-	Sent         time.Duration // when the last acknowledged write was about to be sent
-	Deadline     time.Duration // when the term ends
-	Expires      time.Duration // when others may take over
-	Began        time.Duration
-	Owes         Obligation
-	Raised       bool // the API server's fence admits this replica, or there is none
-	Leading      bool // lead has started and may write
-	Stopping     bool
-	LeadReturned bool
+	Holding  bool
+	Term     Term
+	Deadline time.Duration // when the term ends
+	Expires  time.Duration // when others may take over
+	Owes     time.Duration // see Action
+	Leading  bool          // lead has started and may write
+	Stopping bool
 
 	Leader LeaderState // what a standby sees of the leader's process
 }
@@ -100,11 +88,11 @@ type View struct {
 // View returns what is shown of the state.
 func (p *State) View() View {
 	v := View{
-		Lease: p.lease, Known: p.known, Watching: p.watchUp, Holding: p.holding, Owes: p.owes, Raised: p.raised,
-		Leading: p.leading && !p.leadReturned, Stopping: p.stopping, LeadReturned: p.leadReturned, Leader: LeaderUnknown,
+		Lease: p.lease, Watching: p.watchUp, Holding: p.holding, Owes: p.owes,
+		Leading: p.leading && !p.leadReturned, Stopping: p.stopping || p.leadReturned, Leader: LeaderUnknown,
 	}
 	if p.holding {
-		v.Term, v.Sent, v.Deadline, v.Expires, v.Began = p.term, p.sent, p.Deadline(), p.sent+p.own.Lease, p.began
+		v.Term, v.Deadline, v.Expires = p.term, p.Deadline(), p.sent+p.own.Lease
 	} else if p.leader != "" {
 		v.Leader = p.leader
 	}

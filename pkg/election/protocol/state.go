@@ -14,9 +14,9 @@ import (
 type State struct {
 	own      Timing
 	identity string
-	process  Process
+	address  string // at which standbys reach this process
+	witness  bool   // somebody looks at the holder's
 	jitter   *rand.Rand
-	asked    bool // the API server is, for its fence
 
 	// What is known of the Lease.
 	known    bool                  // false before the first answer, and from a conflict until it is explained
@@ -28,10 +28,8 @@ type State struct {
 	endAt    time.Duration         // after that
 
 	// What is known of the holder's process, see evidence.go.
-	witness     bool          // somebody looks at it
-	fenced      bool          // the fence in the API server is in force
 	note        holderNote    // of lease
-	watched     watched       // the process that is looked at
+	watched     Watched       // the process that is looked at
 	leader      LeaderState   // what is seen of it
 	leaderSince time.Duration // since when
 
@@ -40,11 +38,11 @@ type State struct {
 	term    Term
 	began   time.Duration // when it was acknowledged
 	sent    time.Duration // when the last acknowledged write was about to be sent
-	owes    Obligation
-	raised  bool   // the API server's fence admits this replica, or there is none
-	leading bool   // lead was started
-	gaveUp  bool   // to begin to lead
-	lost    Reason // why the term has ended
+	owes    time.Duration // see Action
+	raised  bool          // the API server's fence admits this replica, or there is none
+	leading bool          // lead was started
+	gaveUp  bool          // to begin to lead
+	lost    Reason        // why the term has ended
 
 	// The end of lead.
 	stopping     bool          // Run was asked to return
@@ -54,7 +52,7 @@ type State struct {
 
 	// The requests. At most one of each kind is in flight.
 	writing, reading, watching        bool
-	taking                            Obligation    // of the acquisition in flight
+	taking                            time.Duration // what the acquisition in flight owes
 	writeAt, readAt, watchAt          time.Duration // none before this time
 	writeFails, readFails, watchFails failures
 	readFrom                          *coordinationv1.Lease // the newest version when the read was sent
@@ -62,12 +60,11 @@ type State struct {
 	watchUpAt                         time.Duration
 }
 
-// New returns the state of a replica that knows nothing yet. Standbys reach it as process says. witness
-// says that somebody looks at the leader's process, and asked that the API server is asked for its fence
-// regularly.
-func New(identity string, own Timing, process Process, witness, asked bool) *State {
-	return &State{own: own, identity: identity, process: process, witness: witness, asked: asked,
-		jitter: NewJitter(identity), drainUntil: never, quietAt: never}
+// New returns the state of a replica that knows nothing yet. Standbys reach it at the address, which may
+// be empty. witness says that somebody looks at the leader's process.
+func New(identity string, own Timing, address string, witness bool) *State {
+	return &State{own: own, identity: identity, address: address, witness: witness, jitter: NewJitter(identity),
+		drainUntil: never, quietAt: never}
 }
 
 // Decide returns the next action. It is called again after every event, and when the time of an
@@ -94,16 +91,16 @@ func (p *State) Decide(now time.Duration) Action {
 	if !p.known || p.writing {
 		return wait
 	}
-	act, at := Action{Kind: ActAcquire}, min(p.freeAt(), p.earlyAt()) // rules 3, 4, 5 and 11
-	if p.lease == nil {
+	act, at := Action{Kind: ActAcquire}, p.freeAt() // rules 3, 4 and 5
+	switch {
+	case p.lease == nil:
 		act, at = Action{Kind: ActCreate}, 0 // rule 6: it does not lead by that
+	case now < at && p.isLeaderGone(): // rule 11
+		act.Owes, at = at, now
 	}
 	if at = max(at, p.writeAt); now < at {
 		wait.Until = min(wait.Until, at)
 		return wait
-	}
-	if act.Kind == ActAcquire && now < p.freeAt() {
-		act.Owes = Obligation{Until: p.freeAt(), Evidence: p.leader}
 	}
 	return act
 }
@@ -159,7 +156,7 @@ func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordina
 	switch act.Kind {
 	case ActAcquire:
 		lease := AcquiredLease(p.lease, p.identity, p.claimed(act.Owes, now), day)
-		setNote(lease, holderNote{Holder: p.identity, Process: p.process, Early: act.Owes.Evidence})
+		setNote(lease, holderNote{Holder: p.identity, Address: p.address, Early: act.Owes > 0})
 		return lease
 	case ActRenew:
 		return renewedLease(p.lease, p.claimed(p.owes, now), day)
@@ -299,13 +296,11 @@ func (p *State) restartWatch(now time.Duration) {
 	}
 }
 
-// nextRead returns when a standby reads the Lease next, if nothing happens before.
+// nextRead returns when a standby reads the Lease next, if nothing happens before. With a watch that is
+// when the next one begins.
 func (p *State) nextRead(now time.Duration) time.Duration {
-	if p.watchUp && p.asked {
-		return never // but when the next watch begins
-	}
 	if p.watchUp {
-		return now + ReadPeriod + time.Duration(p.jitter.Int64N(int64(ReadJitter)))
+		return never
 	}
 	return now + p.around(p.own.Retry)
 }

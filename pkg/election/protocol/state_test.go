@@ -120,7 +120,7 @@ func TestLearn(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := New("me", testTiming, Process{}, false, false)
+			p := New("me", testTiming, "", false)
 			for _, step := range test.steps {
 				p.learn(step.lease, step.at, !step.gap)
 			}
@@ -135,7 +135,7 @@ func TestDecide(t *testing.T) {
 	const s = time.Second
 	// Without jitter in the cases: a read and the watch are done.
 	standby := func(change ...func(*State)) *State {
-		p := New("me", testTiming, Process{}, false, false)
+		p := New("me", testTiming, "", false)
 		p.learn(testLease("1", 1, "a"), 0, true)
 		p.readAt, p.watching, p.watchUp = never, true, true
 		for _, c := range change {
@@ -155,7 +155,7 @@ func TestDecide(t *testing.T) {
 	}
 	// holder has taken the Lease early and has not begun to lead.
 	holder := func(change ...func(*State)) *State {
-		p := standby(func(p *State) { p.taking = Obligation{Until: 110 * s, Evidence: LeaderGone} })
+		p := standby(func(p *State) { p.taking = 110 * s })
 		p.OnAcquired(testLease("2", 2, "me"), 100*s, 100*s)
 		for _, c := range change {
 			c(p)
@@ -169,7 +169,7 @@ func TestDecide(t *testing.T) {
 		now  time.Duration
 		want Action
 	}{
-		"a replica that knows nothing reads":         {New("me", testTiming, Process{}, false, false), 0, Action{Kind: ActRead}},
+		"a replica that knows nothing reads":         {New("me", testTiming, "", false), 0, Action{Kind: ActRead}},
 		"it waits for the answer":                    {standby(func(p *State) { p.known, p.reading = false, true }), 0, wait(never)},
 		"then it watches":                            {standby(func(p *State) { p.watching = false }), 0, Action{Kind: ActWatch}},
 		"but not while its reads fail":               {standby(func(p *State) { p.watching, p.readFails.n = false, 1 }), 5 * s, wait(15 * s)},
@@ -251,7 +251,7 @@ func TestJudgeTerm(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := New("me", testTiming, Process{}, false, false)
+			p := New("me", testTiming, "", false)
 			p.learn(testLease("6", 1, "a"), 0, true)
 			p.OnAcquired(testLease("7", 2, "me"), 100*time.Second, 100*time.Second)
 			if test.read {
@@ -274,7 +274,7 @@ func TestAnswers(t *testing.T) {
 	const s = time.Second
 	// acquiring has sent an acquisition from version 1.
 	acquiring := func() (*State, *coordinationv1.Lease) {
-		p := New("me", testTiming, Process{}, false, false)
+		p := New("me", testTiming, "", false)
 		p.learn(testLease("1", 1, "a"), 0, true)
 		lease := p.Proposal(Action{Kind: ActAcquire}, 0, time.Unix(1000, 0))
 		p.OnSent(Action{Kind: ActAcquire})
@@ -361,7 +361,7 @@ func TestAnswers(t *testing.T) {
 	})
 	t.Run("a late answer to a read does not undo what the watch has shown since", func(t *testing.T) {
 		for name, late := range map[string]*coordinationv1.Lease{"an earlier version": testLease("1", 1, "a"), "none": nil} {
-			p := New("me", testTiming, Process{}, false, false)
+			p := New("me", testTiming, "", false)
 			p.learn(testLease("1", 1, "a"), 0, true)
 			p.OnReading()
 			p.learn(testLease("2", 2, "b"), s, true)
@@ -416,7 +416,7 @@ func TestBackoff(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := New("me", testTiming, Process{}, false, false)
+			p := New("me", testTiming, "", false)
 			if test.prepare != nil {
 				test.prepare(p)
 			}
@@ -432,14 +432,14 @@ func TestBackoff(t *testing.T) {
 // TestClaimed checks that a record covers what its writer owes, for who knows nothing but this record.
 func TestClaimed(t *testing.T) {
 	const s = time.Second
-	p := New("me", testTiming, Process{Address: "10.0.0.2:10357"}, true, false)
+	p := New("me", testTiming, "10.0.0.2:10357", true)
 	p.learn(testLease("1", 1, "a", lasting(60*s)), 0, true)
-	act := Action{Kind: ActAcquire, Owes: Obligation{Until: 60 * s, Evidence: LeaderGone}}
+	act := Action{Kind: ActAcquire, Owes: 60 * s}
 	wrote := p.Proposal(act, 2500*time.Millisecond, time.Unix(1000, 0))
 	if got := DurationOf(wrote, 0); got != 58*s {
 		t.Errorf("it claims %s, and owes 57.5 s", got)
 	}
-	if got := noteOf(wrote); got.Early != LeaderGone {
+	if got := noteOf(wrote); !got.Early {
 		t.Errorf("the note is %+v", got)
 	}
 	p.OnSent(act)

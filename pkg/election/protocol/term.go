@@ -19,25 +19,20 @@ func (p *State) Deadline() time.Duration { return p.sent + p.own.Deadline }
 // CoveredUntil returns until when nobody else can have taken the Lease.
 func (p *State) CoveredUntil() time.Duration { return p.sent + p.own.Covered() }
 
-// Owes returns what the term of this replica owes at that time. It is zero when the obligation is over.
-func (p *State) Owes(now time.Duration) Obligation {
-	if now >= p.owes.Until {
-		return Obligation{}
-	}
-	return p.owes
-}
+// Owes reports whether the term of this replica owes anything at that time.
+func (p *State) Owes(now time.Duration) bool { return now < p.owes }
 
 // IsReleasable reports whether the Lease may be released.
 func (p *State) IsReleasable(now time.Duration) bool { return now >= p.releaseAt() }
 
 // releaseAt returns from when on the Lease may be released: the next holder does not wait (rule 4), so
 // no write of lead may be under way (rule 8), nor may a predecessor be able to write (rule 11).
-func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes.Until) }
+func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }
 
 // claimed returns the duration that a write of the Lease claims: it also covers what is owed, so that
 // who knows nothing but this record waits for the predecessors too.
-func (p *State) claimed(owes Obligation, now time.Duration) time.Duration {
-	left := (owes.Until - now + time.Second - 1).Truncate(time.Second)
+func (p *State) claimed(owes, now time.Duration) time.Duration {
+	left := (owes - now + time.Second - 1).Truncate(time.Second)
 	return min(max(p.own.Lease, left), math.MaxInt32*time.Second)
 }
 
@@ -61,7 +56,7 @@ func (p *State) endOfTerm(now time.Duration) Reason {
 func (p *State) nextStep(now time.Duration) ActionKind {
 	switch {
 	case p.leading || p.stopping || p.gaveUp:
-	case p.raised && now >= p.owes.Until: // rule 11
+	case p.raised && now >= p.owes: // rule 11
 		return ActLead
 	case !p.raised && now >= p.began+p.own.Lease:
 		return ActGiveUp
@@ -75,7 +70,7 @@ func (p *State) nextStepAt(now time.Duration) time.Duration {
 	switch {
 	case p.leading || p.stopping || p.gaveUp:
 	case p.raised:
-		at = p.owes.Until
+		at = p.owes
 	default:
 		at = p.began + p.own.Lease
 	}
@@ -108,7 +103,7 @@ func (p *State) OnAcquired(lease *coordinationv1.Lease, sent, now time.Duration)
 func (p *State) OnRaised() { p.raised = true }
 
 // OnProved processes that every API server refuses the predecessors (rule 11).
-func (p *State) OnProved() { p.owes = Obligation{} }
+func (p *State) OnProved() { p.owes = 0 }
 
 // OnLead starts lead.
 func (p *State) OnLead() { p.leading = true }

@@ -21,14 +21,6 @@ const (
 	// was cancelled when the fence closed.
 	SettleTime = 250 * time.Millisecond
 
-	// ReadPeriod is how often a standby with a watch still reads the Lease, with ReadJitter added, or asks
-	// for the fence in the API server instead. That is less than once a minute, and often enough that
-	// the connection on which it will take the Lease is not closed as idle, which client and API server
-	// do after 90 s. A watch that is dead shows when the claim of the Lease that is known has expired.
-	ReadPeriod = 70 * time.Second
-	// ReadJitter is the most that is added to a ReadPeriod.
-	ReadJitter = 10 * time.Second
-
 	// MaxBackoff limits the time between two requests of one kind that are refused. With the
 	// jitter, a standby makes less than six requests a minute.
 	MaxBackoff = 40 * time.Second
@@ -68,11 +60,6 @@ func (t Timing) RequestTimeout() time.Duration {
 // can have taken over.
 func (t Timing) Covered() time.Duration {
 	return time.Duration(float64(t.Lease) * (1 - ClockRateError) / (1 + ClockRateError))
-}
-
-// unheardFor returns after which time without a renewal the next one is overdue: not yet the second.
-func (t Timing) unheardFor() time.Duration {
-	return t.Retry * 7 / 4
 }
 
 // Failure says what follows from the error of a request.

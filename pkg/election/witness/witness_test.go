@@ -6,10 +6,13 @@ package witness
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,17 +60,12 @@ func newLeader(t *testing.T, address string) *leader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := New(netip.MustParseAddrPort(listener.Addr().String()), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := New(netip.MustParseAddrPort(listener.Addr().String()), fmt.Sprintf("pod_%d", count.Add(1)))
 	ctx, stop := context.WithCancel(t.Context())
 	mux := http.NewServeMux()
 	mux.Handle(Path, w)
-	config := &tls.Config{}
-	w.ServeTLS(config)
 	l := &leader{Witness: w, t: t, listener: &recorder{Listener: listener, accepted: make(chan struct{}, 100)}, stopAll: stop, done: make(chan struct{}),
-		server: &http.Server{Handler: mux, TLSConfig: config, BaseContext: func(net.Listener) context.Context { return ctx }}}
+		server: &http.Server{Handler: mux, TLSConfig: serverTLS(), BaseContext: func(net.Listener) context.Context { return ctx }}}
 	go func() {
 		defer close(l.done)
 		_ = l.server.ServeTLS(l.listener, "", "") // until it is closed
@@ -78,6 +76,21 @@ func newLeader(t *testing.T, address string) *leader {
 		<-l.done
 	})
 	return l
+}
+
+// count gives each process an identity of its own.
+var count atomic.Int64
+
+// serverTLS returns the configuration of a server whose certificate nobody verifies.
+var serverTLS = sync.OnceValue(func() *tls.Config {
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	server.Close()
+	return server.TLS
+})
+
+// process returns how others look at the leader.
+func (l *leader) process() protocol.Watched {
+	return protocol.Watched{Holder: l.identity, Address: l.Address()}
 }
 
 // die closes the sockets as the kernel does when a process is killed.
@@ -106,12 +119,9 @@ type standby struct {
 	seen chan protocol.LeaderState
 }
 
-func watch(t *testing.T, process protocol.Process) *standby {
+func watch(t *testing.T, process protocol.Watched) *standby {
 	t.Helper()
-	own, err := New(netip.MustParseAddrPort("127.0.0.1:1"), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := New(netip.MustParseAddrPort("127.0.0.1:2"), "standby_1")
 	s := &standby{t: t, seen: make(chan protocol.LeaderState, 100)}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -138,49 +148,51 @@ func (s *standby) expect(want protocol.LeaderState) {
 	}
 }
 
+// expectNothing expects that nothing new is seen for d.
+func (s *standby) expectNothing(d time.Duration) {
+	s.t.Helper()
+	select {
+	case got := <-s.seen:
+		s.t.Errorf("sees %s", got)
+	case <-time.After(d):
+	}
+}
+
 func TestWatch(t *testing.T) {
 	tests := map[string]struct {
 		end  func(l *leader)
-		want []protocol.LeaderState
+		gone bool
 	}{
-		"a killed process is gone": {
-			func(l *leader) { l.die() },
-			[]protocol.LeaderState{protocol.LeaderGone}},
-		"one that was killed and whose address another has is gone": {
-			func(l *leader) {
-				l.die()
-				newLeader(l.t, l.Process().Address)
-			},
-			[]protocol.LeaderState{protocol.LeaderGone}},
-		"one whose connection is reset and whose address another answers, as a Service may, is silent": {
-			func(l *leader) {
-				_ = l.listener.Close()
-				newLeader(l.t, l.Process().Address)
-				l.hangUp(reset)
-			},
-			[]protocol.LeaderState{protocol.LeaderSilent}},
-		"one whose connections are reset and refused, as by a firewall, is silent": {
-			func(l *leader) {
-				_ = l.listener.Close()
-				l.hangUp(reset)
-			},
-			[]protocol.LeaderState{protocol.LeaderSilent}},
-		"one that ends in good order is silent": {
-			func(l *leader) {
-				_ = l.listener.Close()
-				l.stopAll()
-			},
-			[]protocol.LeaderState{protocol.LeaderSilent}},
+		"a killed process is gone": {func(l *leader) { l.die() }, true},
+		"one that was killed and whose address another has is gone": {func(l *leader) {
+			l.die()
+			newLeader(l.t, l.Address())
+		}, true},
+		"one whose connection is reset and whose address another answers, as a Service may, is not": {func(l *leader) {
+			_ = l.listener.Close()
+			newLeader(l.t, l.Address())
+			l.hangUp(reset)
+		}, false},
+		"one whose connections are reset and refused, as by a firewall, is not": {func(l *leader) {
+			_ = l.listener.Close()
+			l.hangUp(reset)
+		}, false},
+		"one that ends in good order is not": {func(l *leader) {
+			_ = l.listener.Close()
+			l.stopAll()
+		}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLeader(t, "127.0.0.1:0")
-			s := watch(t, l.Process())
+			s := watch(t, l.process())
 			s.expect(protocol.LeaderAnswers)
 			test.end(l)
-			for _, want := range test.want {
-				s.expect(want)
+			if test.gone {
+				s.expect(protocol.LeaderGone)
+			} else {
+				s.expectNothing(time.Second)
 			}
 		})
 	}
@@ -189,39 +201,19 @@ func TestWatch(t *testing.T) {
 func TestWatchAgain(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
-	s := watch(t, l.Process())
+	s := watch(t, l.process())
 	s.expect(protocol.LeaderAnswers)
 	<-l.listener.accepted
 	l.hangUp(func(conn *net.TCPConn) { _ = conn.Close() })
 	<-l.listener.accepted
-	select {
-	case got := <-s.seen:
-		t.Errorf("a connection that broke and was made again shows %s", got)
-	default:
-	}
+	s.expectNothing(0)
 	l.die()
 	s.expect(protocol.LeaderGone)
 }
 
-func TestWatchOneThatServesTooManyOthers(t *testing.T) {
-	t.Parallel()
-	l := newLeader(t, "127.0.0.1:0")
-	s := watch(t, l.Process())
-	s.expect(protocol.LeaderAnswers)
-	for range most - 1 { // and the standby
-		l.served <- struct{}{}
-	}
-	l.hangUp(reset)
-	l.served <- struct{}{} // as soon as the standby's connection has ended
-	select {
-	case got := <-s.seen:
-		t.Errorf("a process that refuses to serve one more shows %s", got)
-	case <-time.After(2 * silence):
-	}
-}
-
-// TestWatchSilent keeps the connection open, as that of a stopped process is.
-func TestWatchSilent(t *testing.T) {
+// TestWatchOneThatStandsStill lets nothing pass for a while, as when a process is stopped. The standby
+// connects anew, so that it sees the end of the process later.
+func TestWatchOneThatStandsStill(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
@@ -230,15 +222,17 @@ func TestWatchSilent(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
 	gate := &gate{}
-	go gate.serve(proxy, l.Process().Address)
-	process := l.Process()
-	process.Address = proxy.Addr().String()
-	s := watch(t, process)
+	go gate.serve(proxy, l.Address())
+	s := watch(t, protocol.Watched{Holder: l.identity, Address: proxy.Addr().String()})
 	s.expect(protocol.LeaderAnswers)
+	<-l.listener.accepted
 	gate.mu.Lock() // nothing passes
-	s.expect(protocol.LeaderSilent)
+	s.expectNothing(2 * silence)
 	gate.mu.Unlock()
-	s.expect(protocol.LeaderAnswers)
+	<-l.listener.accepted
+	_ = proxy.Close()
+	l.die()
+	s.expect(protocol.LeaderGone)
 }
 
 // gate passes bytes on while nobody holds mu.
@@ -279,23 +273,21 @@ func (g *gate) pass(from, to net.Conn) {
 
 func TestWatchUnreachable(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(t *testing.T) protocol.Process{
-		"nobody listens": func(*testing.T) protocol.Process {
-			return protocol.Process{Address: "127.0.0.1:1", Certificate: "x"}
+	tests := map[string]func(t *testing.T) protocol.Watched{
+		"nobody listens": func(*testing.T) protocol.Watched {
+			return protocol.Watched{Address: "127.0.0.1:1"}
 		},
-		"another process has answered from the beginning": func(t *testing.T) protocol.Process {
+		"another process has answered from the beginning": func(t *testing.T) protocol.Watched {
 			t.Helper()
-			process := newLeader(t, "127.0.0.1:0").Process()
-			process.Certificate = "x"
-			return process
+			return protocol.Watched{Holder: "other_1", Address: newLeader(t, "127.0.0.1:0").Address()}
 		},
-		"it serves too many others": func(t *testing.T) protocol.Process {
+		"it serves too many others": func(t *testing.T) protocol.Watched {
 			t.Helper()
 			l := newLeader(t, "127.0.0.1:0")
 			for range most {
 				l.served <- struct{}{}
 			}
-			return l.Process()
+			return l.process()
 		},
 	}
 	for name, process := range tests {
@@ -307,48 +299,25 @@ func TestWatchUnreachable(t *testing.T) {
 }
 
 func TestWatchPredecessor(t *testing.T) {
-	tests := map[string]struct {
-		own, before protocol.Process
-		want        bool
+	w := New(netip.MustParseAddrPort("127.0.0.1:1"), "a-0_2")
+	for name, test := range map[string]struct {
+		process protocol.Watched
+		want    protocol.LeaderState
 	}{
-		"the last life of the same Pod has ended": {
-			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "2"},
-			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, true},
-		"also if the Pod has another address since its node was started again": {
-			protocol.Process{Address: "10.0.0.2:10357", PodUID: "a", Certificate: "2"},
-			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, true},
-		"another Pod of the same name may live": {
-			protocol.Process{Address: "10.0.0.1:10357", PodUID: "b", Certificate: "2"},
-			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, false},
-		"a Pod without a known UID may be another": {
-			protocol.Process{Address: "10.0.0.1:10357", Certificate: "2"},
-			protocol.Process{Address: "10.0.0.1:10357", Certificate: "1"}, false},
-		"another container of the Pod may live": {
-			protocol.Process{Address: "10.0.0.1:10358", PodUID: "a", Certificate: "2"},
-			protocol.Process{Address: "10.0.0.1:10357", PodUID: "a", Certificate: "1"}, false},
-	}
-	for name, test := range tests {
+		"the last life of the same Pod has ended": {protocol.Watched{Holder: "a-0_1", Address: "127.0.0.1:1"}, protocol.LeaderGone},
+		"another Pod with this address may live":  {protocol.Watched{Holder: "a-1_1", Address: "127.0.0.1:1"}, protocol.LeaderUnreachable},
+		"another process of the Pod may live":     {protocol.Watched{Holder: "a-0_1", Address: "127.0.0.1:2"}, protocol.LeaderUnreachable},
+	} {
 		t.Run(name, func(t *testing.T) {
-			if got := (&Witness{process: test.own}).succeeds(test.before); got != test.want {
-				t.Errorf("got %t", got)
-			}
+			t.Parallel()
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			w.Watch(ctx, test.process, func(got protocol.LeaderState) {
+				stop()
+				if got != test.want {
+					t.Errorf("got %s", got)
+				}
+			})
 		})
-	}
-}
-
-// TestServe checks what others than standbys see.
-func TestServe(t *testing.T) {
-	l := newLeader(t, "127.0.0.1:0")
-	_, err := tls.Dial("tcp", l.Process().Address, &tls.Config{InsecureSkipVerify: true, ServerName: "example.org"})
-	if err == nil {
-		t.Error("the certificate of the witness is shown to others")
-	}
-	conn, err := tls.Dial("tcp", l.Process().Address, &tls.Config{InsecureSkipVerify: true, ServerName: serverName})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if got := hash(conn.ConnectionState().PeerCertificates[0].Raw); got != l.Process().Certificate {
-		t.Errorf("got certificate %s, want %s", got, l.Process().Certificate)
 	}
 }

@@ -42,13 +42,18 @@ type Clock interface {
 	Now() time.Duration
 }
 
+// lateness is for how long the API server may execute a write of which the client knows no more. It
+// is the default of kube-apiserver's --request-timeout, which ends what it has begun to read; the
+// client has closed the stream or connection before. What waits in a proxy has no bound.
+const lateness = time.Minute
+
 // state says what the fence does with a write.
 type state int
 
 const (
 	closed state = iota // refuse it, and cancel those in flight
 	open                // admit it while the term is valid
-	shut                // refuse it, and let those in flight finish
+	shut                // refuse it, and let those in flight finish while the term is valid
 	off                 // admit it: leader election is off
 )
 
@@ -60,16 +65,10 @@ type Fence struct {
 	mu       sync.Mutex
 	state    state
 	deadline time.Duration // of the term, on clock
-	timer    *time.Timer   // at the deadline
 	inFlight map[*admission]struct{}
 	idle     chan struct{} // made by Shut, closed when inFlight is empty
 	quiet    time.Duration // when no write that got no answer can be executed any more
 }
-
-// lateness is for how long the API server may execute a write of which the client knows no more. It
-// is the default of kube-apiserver's --request-timeout, which ends what it has begun to read; the
-// client has closed the stream or connection before. What waits in a proxy has no bound.
-const lateness = time.Minute
 
 // admission is one write between the check and its response.
 type admission struct {
@@ -89,14 +88,12 @@ func (f *Fence) TurnOff() {
 	f.state = off
 }
 
-// OpenUntil begins a term that ends at deadline unless it is extended before, even if nobody calls
-// Close.
+// OpenUntil begins a term. At the deadline, unless it is extended before, no write is admitted any more;
+// Close then cancels those in flight.
 func (f *Fence) OpenUntil(deadline time.Duration) {
-	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.state, f.deadline = open, deadline
-	f.timer = time.AfterFunc(deadline-now, f.expire)
 }
 
 // Extend moves the deadline and reports whether the term was still valid. A term that has ended is
@@ -105,38 +102,18 @@ func (f *Fence) Extend(deadline time.Duration) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.withinTerm(now) {
+	if !f.isValid(now) {
 		return false
 	}
 	f.deadline = deadline
 	return true
 }
 
-// expire cancels the writes in flight at the deadline. It checks the clock, because the deadline
-// may have moved and the timer's monotonic clock may be ahead of it.
-func (f *Fence) expire() {
-	now := f.clock.Now()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.withinTerm(now) {
-		f.timer.Reset(f.deadline - now)
-		return
-	}
-	f.closeLocked()
-}
-
 // Close ends the term: from now on every write is refused, and those in flight are cancelled.
 func (f *Fence) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.closeLocked()
-}
-
-func (f *Fence) closeLocked() {
 	f.state = closed
-	if f.timer != nil {
-		f.timer.Stop()
-	}
 	for a := range f.inFlight {
 		a.ended = true
 		a.cancel(ErrTermEnded)
@@ -156,22 +133,26 @@ func (f *Fence) Shut() <-chan struct{} {
 	return f.idle
 }
 
-// Admits reports whether a write would pass at this instant.
-func (f *Fence) Admits() bool { return f.AdmitsAt(f.clock.Now()) }
-
-// AdmitsAt reports whether a write would pass at that time.
-func (f *Fence) AdmitsAt(now time.Duration) bool {
+// QuietAt returns when no write that was admitted can be executed any more, if none is in flight.
+func (f *Fence) QuietAt() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.admitsAt(now)
+	return f.quiet
 }
 
-func (f *Fence) admitsAt(now time.Duration) bool {
-	return f.state == off || f.state == open && f.withinTerm(now)
+// Admits reports whether a write would pass at that time.
+func (f *Fence) Admits(now time.Duration) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.admits(now)
 }
 
-// withinTerm reports whether the writes in flight may continue.
-func (f *Fence) withinTerm(now time.Duration) bool {
+func (f *Fence) admits(now time.Duration) bool {
+	return f.state == off || f.state == open && f.isValid(now)
+}
+
+// isValid reports whether the term is valid, so that the writes in flight may continue.
+func (f *Fence) isValid(now time.Duration) bool {
 	return (f.state == open || f.state == shut) && now < f.deadline
 }
 
@@ -180,7 +161,7 @@ func (f *Fence) admit(cancel context.CancelCauseFunc) *admission {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.admitsAt(now) {
+	if !f.admits(now) {
 		return nil
 	}
 	a := &admission{cancel: cancel}
@@ -188,22 +169,13 @@ func (f *Fence) admit(cancel context.CancelCauseFunc) *admission {
 	return a
 }
 
-// sendable reports whether an admitted write may still be sent.
-func (f *Fence) sendable(a *admission) bool {
+// isSendable reports whether an admitted write may still be sent.
+func (f *Fence) isSendable(a *admission) bool {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.state != off && !f.withinTerm(now) {
-		a.ended = true
-	}
+	a.ended = a.ended || f.state != off && !f.isValid(now)
 	return !a.ended
-}
-
-// QuietAt returns when no write that was admitted can be executed any more, if none is in flight.
-func (f *Fence) QuietAt() time.Duration {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.quiet
 }
 
 // done removes a write from those in flight and reports whether its term ended meanwhile. unknown
@@ -234,12 +206,9 @@ type fencedTransport struct {
 	next  http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. Reads and watches pass. A write passes if the term is
-// valid by the clock at this instant (rule 7); a timer would run late in a paused process. The write
-// is cancelled when the term ends.
-//
-// Even so, the API server may execute a write after the term if the transport has it already: it
-// may be in a socket or in the API server's queue. The fence in the API server refuses those.
+// RoundTrip implements http.RoundTripper. A write passes if the term is valid by the clock at this instant
+// (rule 7); a timer would run late in a paused process. Even so, the API server may execute a write after
+// the term if it is in a socket or a queue already. The fence in the API server refuses those.
 func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !isWrite(req) {
 		return t.next.RoundTrip(req)
@@ -263,13 +232,15 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		return resp, nil // the caller writes to the body, and ends the stream
+	if resp.StatusCode != http.StatusSwitchingProtocols { // then the caller writes to the body, and ends the stream
+		// The context must outlive the body, which the caller has not read yet.
+		resp.Body = &cancelOnClose{ReadCloser: resp.Body, cancel: cancel}
 	}
-	// The context must outlive the body, which the caller has not read yet.
-	resp.Body = &cancelOnClose{ReadCloser: resp.Body, cancel: cancel}
 	return resp, nil
 }
+
+// WrappedRoundTripper lets client-go find the transport underneath, to close its idle connections.
+func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // connects matches the subresources that run commands in Pods or pass requests on to them, with any
 // method: kubectl exec is a GET that upgrades to a WebSocket.
@@ -294,11 +265,6 @@ func isOutcomeUnknown(resp *http.Response, err error) bool {
 	return !errors.As(err, &failed) || failed.Op != "dial"
 }
 
-// WrappedRoundTripper lets client-go find the transport underneath, to close its idle connections.
-func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper {
-	return t.next
-}
-
 // admitted returns the request with the context of its admission and a body that checks the fence
 // again at every read by the transport. Dialing and the handshake may take long, but the last read
 // precedes the end of the request, and the API server does not execute an incomplete request.
@@ -307,14 +273,11 @@ func (t *fencedTransport) admitted(ctx context.Context, req *http.Request, a *ad
 	if req.Body == nil || req.Body == http.NoBody {
 		return out
 	}
-	out.Body = &fencedBody{ReadCloser: req.Body, fence: t.fence, admission: a}
+	out.Body = &fencedBody{req.Body, t.fence, a}
 	if req.GetBody != nil {
 		out.GetBody = func() (io.ReadCloser, error) {
 			body, err := req.GetBody()
-			if err != nil {
-				return nil, err
-			}
-			return &fencedBody{ReadCloser: body, fence: t.fence, admission: a}, nil
+			return &fencedBody{body, t.fence, a}, err
 		}
 	}
 	return out
@@ -327,7 +290,7 @@ type fencedBody struct {
 }
 
 func (b *fencedBody) Read(p []byte) (int, error) {
-	if !b.fence.sendable(b.admission) {
+	if !b.fence.isSendable(b.admission) {
 		return 0, ErrTermEnded
 	}
 	return b.ReadCloser.Read(p)
