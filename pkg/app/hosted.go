@@ -51,12 +51,8 @@ func newHosted(
 
 // Problem implements healthz.Worker.
 func (h *hosted) Problem() error {
-	s, err := h.own()
-	errs := []error{h.runs.problem(), h.cache.Problem(h.name), err}
-	if n := s.Unmapped; n > 0 {
-		errs = append(errs, fmt.Errorf("the events of %d object(s) cannot be mapped to keys; they are tried again, and the log names them", n))
-	}
-	return errors.Join(errs...)
+	_, err := h.own()
+	return errors.Join(h.runs.problem(), h.cache.Problem(h.name), err)
 }
 
 // LongestRunning implements healthz.Worker.

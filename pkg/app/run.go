@@ -138,11 +138,13 @@ func Run(ctx context.Context, o *Options) error {
 
 	// Lead, when elected. Work that has not ended when the election ends is cut off.
 	work, cutOff := context.WithCancelCause(rest)
+	leading := make(chan struct{})
 	lead := func(ctx context.Context) error {
+		close(leading)
 		cache.Start(rest)
-		return running.on(false).run(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval)
+		return running.on(false).run(controllers.WithProcess(ctx, work, leading), o.Generic.ControllerStartInterval)
 	}
-	stopOthers := running.runOnEveryReplica(controllers.WithWork(ctx, work), o.Generic.ControllerStartInterval, o.Generic.ShutdownTimeout)
+	stopOthers := running.runOnEveryReplica(controllers.WithProcess(ctx, work, leading), o.Generic.ControllerStartInterval, o.Generic.ShutdownTimeout)
 	if known := serverFence(o); known != apifence.Unknown {
 		lock.SetServerFence(ctx, known)
 	}

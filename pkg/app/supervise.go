@@ -32,7 +32,13 @@ func (h *hosted) supervise(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logger)
 	for {
 		h.runs.began()
-		stack, err := controllers.Contain(func() error { return h.Run(ctx) })
+		stack, err := controllers.Contain(func() error {
+			err := h.Run(ctx)
+			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+				return nil // its way to say that it ended because it was told to
+			}
+			return err
+		})
 		if stack != nil {
 			h.loops.Panicked(h.name)
 		}

@@ -6,6 +6,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -176,16 +177,6 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	})
 }
 
-func TestOneThatCannotBeMappedIsAProblem(t *testing.T) {
-	h, c, registry := host(t, untilTheEnd)
-	series(t, registry, "quartermaster_controller_problem", 0)
-	c.status = controllers.Status{Unmapped: 3}
-	if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "3 object") {
-		t.Errorf("problem %v", err)
-	}
-	series(t, registry, "quartermaster_controller_problem", 1)
-}
-
 func TestAStatusThatPanicsIsAProblem(t *testing.T) {
 	const want = "its status: panic: a value of type string"
 	h, c, registry := host(t, untilTheEnd)
@@ -206,9 +197,11 @@ func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {
 		run  func(context.Context) error
 		want bool
 	}{
-		"one that drains":              {untilTheEnd, false},
-		"one that returns an error":    {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
-		"one that panics as it drains": {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
+		"one that drains": {untilTheEnd, false},
+		"one that returns the error of its context": {func(ctx context.Context) error { <-ctx.Done(); return fmt.Errorf("run: %w", ctx.Err()) }, false},
+		"one that returns the cause of its end":     {func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }, false},
+		"one that returns an error":                 {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
+		"one that panics as it drains":              {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -248,3 +248,12 @@ func TestWhatALeaderBeginsWithDoesNotWaitForAllThatAnotherTenantsObjectMakesDue(
 		p.expectNext(t, 2, cache.NewObjectName("busy", "new"))
 	})
 }
+
+func TestNamespacesTakeTurnsInWhatALeaderBeginsWith(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mine := cache.NewObjectName("mine", "a")
+		p := newPaced(t, append([]cache.ObjectName{mine}, objects("busy", 300)...)...)
+		p.lead(t)
+		p.expectNext(t, 3, mine) // though it was written first
+	})
+}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -195,7 +194,7 @@ func TestAStandbyDropsEventsAndALeaderLooksAtEveryPrimaryObject(t *testing.T) {
 		g.configMaps.Add(configMap("c", "1"))
 		synctest.Wait()
 		expect(t, g.said())
-		if s := g.loop.Status(); s.Phase != Stopped || s.QueueDepth != 0 || s.Reconciles != 0 {
+		if s := g.loop.Status(); s.Phase != PhaseStopped || s.QueueDepth != 0 || s.Reconciles != 0 {
 			t.Errorf("status of a standby: %+v", s)
 		}
 
@@ -328,7 +327,7 @@ func TestTheFirstReconcileDoesNotWaitForTheOthers(t *testing.T) {
 		}
 		g.lead(t)
 		synctest.Wait()
-		if s := g.loop.Status(); s.Reconciles != 3 || s.Phase != Running {
+		if s := g.loop.Status(); s.Reconciles != 3 || s.Phase != PhaseRunning {
 			t.Errorf("status %+v, want three reconciles", s)
 		}
 		g.resign(t)
@@ -376,34 +375,6 @@ func TestALeaderMapsNoOlderStateThanTheCacheHas(t *testing.T) {
 	})
 }
 
-func TestAnEventDoesNotWaitForAllObjectsThatALeaderBeginsWith(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const objects = 50
-		var names []string
-		for i := range objects {
-			names = append(names, fmt.Sprint("o", i))
-		}
-		g := newGated(t, names...)
-		change := arrived(g, func(g *gated) { g.configMaps.Add(configMap("new", "1")) })
-		least := objects
-		g.during = func(cache.ObjectName) {
-			change()
-			letOthersRun()
-			s := g.loop.Status()
-			least = min(least, s.QueueDepth+int(s.Reconciles))
-		}
-		g.lead(t)
-		synctest.Wait()
-		if got := g.order(); len(got) != objects+1 || slices.Index(got, "new") > objects/2 {
-			t.Errorf("reconciled %v, want the new one early", got)
-		}
-		if least < objects-1 {
-			t.Errorf("the queue depth lacks %d objects", objects-1-least)
-		}
-		g.resign(t)
-	})
-}
-
 func TestEventsDoNotKeepALeaderFromWhatItBeginsWith(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
@@ -426,28 +397,6 @@ func TestEventsDoNotKeepALeaderFromWhatItBeginsWith(t *testing.T) {
 	})
 }
 
-func TestAnObjectOfTheCacheWhoseMappingPanicsIsMappedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGated(t, "bad", "good")
-		var mended atomic.Bool
-		g.mapped = func(obj *corev1.ConfigMap) {
-			if !mended.Load() && obj.Name == "bad" {
-				panic("cannot map this")
-			}
-		}
-		g.lead(t)
-		synctest.Wait()
-		expect(t, g.said(), "map bad none->1", "map good none->1", "reconcile good 1/1")
-		if s := g.loop.Status(); s.Unmapped != 1 || s.Panics != 1 {
-			t.Errorf("status %+v, want one panic and one object that is not mapped", s)
-		}
-		mended.Store(true)
-		pass(time.Minute)
-		expect(t, g.said(), "map bad none->1", "reconcile bad 1/1")
-		g.resign(t)
-	})
-}
-
 func TestALeaderThatIsStoppedWhileItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
@@ -459,6 +408,79 @@ func TestALeaderThatIsStoppedWhileItBegins(t *testing.T) {
 		if log := g.said(); len(log) != 1 {
 			t.Errorf("%v: want one object mapped and nothing reconciled", log)
 		}
+	})
+}
+
+func manyNames(n int) (names []string) {
+	for i := range n {
+		names = append(names, fmt.Sprint("o", i))
+	}
+	return names
+}
+
+func event(name any) cache.ObjectName { return cache.NewObjectName("event", fmt.Sprint(name)) }
+
+func TestHowManyKeysAnEventWaitsForWhileALeaderBegins(t *testing.T) {
+	for name, tc := range map[string]struct {
+		objects, keys int // keys of each object
+		burst         int // events at the first reconcile
+		at            int // the reconcile during which the event comes
+		most          int // keys that may be reconciled before that of the event
+	}{
+		"when there are no others":        {objects: 50, keys: 1, at: 10, most: 1},
+		"after many others that are done": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
+		"if each object has many keys":    {objects: 50, keys: 20, at: 60, most: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGated(t, manyNames(tc.objects)...)
+				g.keys = func(obj *corev1.ConfigMap) (keys []cache.ObjectName) {
+					for i := range tc.keys {
+						keys = append(keys, cache.NewObjectName(obj.Name, fmt.Sprint(i)))
+					}
+					return keys
+				}
+				reconciles, came := 0, 0
+				g.during = func(key cache.ObjectName) {
+					reconciles++
+					if reconciles == 1 {
+						for i := range tc.burst {
+							g.loop.Enqueue(event(i))
+						}
+					}
+					letOthersRun()
+					if reconciles == tc.at {
+						g.loop.Enqueue(event("late"))
+					}
+					if key == event("late") {
+						came = reconciles
+					}
+				}
+				g.lead(t)
+				synctest.Wait()
+				if before := came - tc.at - 1; before < 0 || before > tc.most {
+					t.Errorf("%d keys were reconciled before the event, want at most %d", before, tc.most)
+				}
+				if want := tc.objects*tc.keys + tc.burst + 1; reconciles != want {
+					t.Errorf("%d reconciles, want %d", reconciles, want)
+				}
+				g.resign(t)
+			})
+		})
+	}
+}
+
+func TestALeaderIsNotShownAsIdleBeforeItKnowsItsObjects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, "a", "b", "c")
+		var s Status
+		g.listed = func() { letOthersRun(); s = g.loop.Status() }
+		g.lead(t)
+		synctest.Wait()
+		if s.Name == "" || s.Phase == PhaseRunning && s.QueueDepth == 0 {
+			t.Errorf("status while the cache is listed: %+v", s)
+		}
+		g.resign(t)
 	})
 }
 

@@ -13,17 +13,20 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
-// The defaults of the back-off, and that of event mappings. Nothing is given up: that would leave an
-// object wrong until something else changes it.
+// The defaults of the back-off. Nothing is given up: that would leave an object wrong until something else
+// changes it. An answer of the API server, which may be a webhook's, puts a key off for maxBackoff at most.
 const (
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
+	// quietConflicts is how often in a row a key may meet a conflict before that is an error.
+	quietConflicts = 3
 )
 
 // Options describe a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
@@ -37,7 +40,10 @@ type Options struct {
 	// A failing key is tried again after MinBackoff, default 1 s, then after twice as long each
 	// time, up to MaxBackoff, default 5 min.
 	MinBackoff, MaxBackoff time.Duration
-	Metrics                *Metrics
+	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
+	// contexts end. The default is as long as --shutdown-timeout says, which holds in any case.
+	DrainTimeout time.Duration
+	Metrics      *Metrics
 	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
 	// earlier, Run ends with its error. What it returns after ctx has ended does not count.
 	Beside func(ctx context.Context) error
@@ -62,6 +68,8 @@ func (o Options) withDefaults() (Options, error) {
 		return o, errors.New("loop without Options.Name")
 	case o.Metrics == nil:
 		return o, fmt.Errorf("loop %s without Options.Metrics", o.Name)
+	case o.DrainTimeout < 0:
+		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o.Name, o.DrainTimeout)
 	case o.MinBackoff < 0 || o.MaxBackoff < o.MinBackoff:
 		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least MinBackoff %s, which must not be negative",
 			o.Name, o.MaxBackoff, o.MinBackoff)
@@ -79,9 +87,8 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
+	refused  map[K]struct{} // keys that wait for this replica to lead; nil when it does
 	counts   struct{ reconciles, errors, panics uint64 }
-	replay   *replay[K]         // of the latest run
-	retries  *mappingRetries[K] // of the latest run
 	lastErr  *LastError
 }
 
@@ -92,7 +99,9 @@ type Loop[K comparable] struct {
 // reconcile brings the object of one key to its desired state. If it returns a duration > 0, it is
 // called again after that time, otherwise at the next event. After an error it is called again with
 // exponential back-off: at the latest after the duration if that is > 0, and not before the time that
-// the API server asked for. After a [TerminalError] it is called as if there had been no error.
+// the API server asked for, up to 5 min. After a [TerminalError] it is called as if there had been no
+// error. A conflict is no failure unless it comes again and again. After a refusal by the fence, on a
+// replica that does not lead yet, it is called when the replica begins to lead.
 func NewLoop[K comparable](
 	opts Options, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -103,7 +112,7 @@ func NewLoop[K comparable](
 	if reconcile == nil {
 		return nil, fmt.Errorf("loop %s without a function reconcile", opts.Name)
 	}
-	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: Stopped, inFlight: map[K]time.Time{}}
+	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]time.Time{}}
 	opts.Metrics.add(opts.Name, func() time.Duration {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
 		return running
@@ -151,9 +160,9 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 // first. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
-// end with ctx, only with that of [WithWork]. Run returns when all workers and mappings have returned,
-// however long that takes: the host, which holds the lease, decides how long to wait. It returns an
-// error if the loop is already running.
+// end with ctx, only with that of [WithProcess] or after Options.DrainTimeout. Run returns when all workers
+// and mappings have returned, however long that takes: the host, which holds the lease, decides how long
+// to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.Name))
 	// All goroutines inherit the label: those of the workers and of the queue.
@@ -164,18 +173,15 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 }
 
 func (l *Loop[K]) run(ctx context.Context) error {
-	logger := klog.FromContext(ctx)
-	q, retries, err := l.start(&logger)
+	ctx, stop := context.WithCancel(ctx) // ends when no more keys are to be taken
+	defer stop()
+	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
+	q, err := l.start(&logger, leading)
 	if err != nil {
 		return err
 	}
-	defer l.setPhase(Stopped)
+	defer l.setPhase(PhaseStopped)
 	defer q.ShutDown()
-
-	var mapping sync.WaitGroup
-	mapping.Go(retries.run)
-	defer mapping.Wait()
-	defer retries.ShutDown()
 
 	var synced []cache.DoneChecker
 	for _, m := range l.mappers {
@@ -187,26 +193,24 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
 	// the key again.
 	for _, m := range l.mappers {
-		m.open(q, retries, logger)
+		m.open(q, logger)
 		defer m.close()
 	}
 
-	work, cancel := workContext(ctx)
-	defer cancel()
-	taking, stopTaking := context.WithCancel(ctx) // ends when workers are to take no more keys
+	work, cutOff := workContext(ctx)
+	defer cutOff(nil)
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
 		workers.Go(func() {
-			for l.next(taking, work, q, limiter) {
+			for l.next(ctx, work, q, limiter) {
 			}
 		})
 	}
-	objects := cached(l.mappers)
-	l.replay.left.Store(int64(len(objects)))
-	l.setPhase(Running) // after that: no status says Running and an empty queue while objects wait
+	workers.Go(func() { l.retryRefused(ctx, leading) })
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	mapping.Go(func() { l.replay.run(taking, objects) })
+	l.replay(ctx)
+	l.setPhase(PhaseRunning)
 
 	beside := l.beside(ctx)
 	var failed error
@@ -214,10 +218,17 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	case <-ctx.Done():
 	case failed = <-beside:
 	}
-	stopTaking()
-	l.setPhase(Draining)
+	stop()
+	l.setPhase(PhaseDraining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
+	if d := l.opts.DrainTimeout; d > 0 {
+		defer time.AfterFunc(d, func() {
+			logger.Info("Reconciles did not end in the time that the controller has for it, and are cut off",
+				"drainTimeout", d, "inFlight", l.Status().InFlight)
+			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts.Name))
+		}).Stop()
+	}
 	workers.Wait()
 	if beside != nil && failed == nil {
 		failed = <-beside
@@ -249,18 +260,21 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 	return ended
 }
 
-// start creates the queues of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], *mappingRetries[K], error) {
+// start creates the queue of one run. It returns an error if the loop is already running.
+func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.phase != Stopped {
-		return nil, nil, fmt.Errorf("%s: is already running", l.opts.Name)
+	if l.phase != PhaseStopped {
+		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
 	}
-	l.phase = Syncing
+	l.phase = PhaseSyncing
 	l.queue = newQueue[K](l.opts, logger)
-	l.replay = newReplay(l.queue, l.opts.Workers)
-	l.retries = l.newMappingRetries(logger)
-	return l.queue, l.retries, nil
+	select {
+	case <-leading:
+	default:
+		l.refused = map[K]struct{}{}
+	}
+	return l.queue, nil
 }
 
 // next takes one key and reconciles it. It returns false when the queue has shut down.
@@ -271,88 +285,139 @@ func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqu
 	}
 	defer q.Done(key)
 	from := q.keys.lanes.took(key)
-	l.replay.took(from)
 	if taking.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
-
-	after, retry, notBefore := l.reconcileOnce(withLane(work, from), key)
+	o := l.reconcileOnce(withLane(work, from), key, limiter.NumRequeues(key))
 	switch {
-	case retry:
-		delay := limiter.When(key)
-		if after > 0 {
-			delay = min(delay, after)
-		}
-		q.AddAfter(key, max(delay, notBefore))
-	case after > 0:
+	case o.result == resultNotLeading && l.waitToLead(key):
 		limiter.Forget(key)
-		q.AddAfter(key, after)
+	case o.retry:
+		delay := limiter.When(key)
+		if o.after > 0 {
+			delay = min(delay, o.after)
+		}
+		q.AddAfter(key, max(delay, o.notBefore))
 	default:
 		limiter.Forget(key)
+		if o.after > 0 {
+			q.AddAfter(key, o.after)
+		}
 	}
 	return true
 }
 
-// reconcileOnce calls reconcile and records its outcome. retry reports whether it is to be called
-// again with back-off; notBefore is how long the API server asked to wait.
-func (l *Loop[K]) reconcileOnce(work context.Context, key K) (after time.Duration, retry bool, notBefore time.Duration) {
+// waitToLead lets a key wait until this replica leads. It returns false if it does.
+func (l *Loop[K]) waitToLead(key K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.refused == nil {
+		return false
+	}
+	l.refused[key] = struct{}{}
+	return true
+}
+
+// retryRefused enqueues the keys that wait until this replica leads, when it does.
+func (l *Loop[K]) retryRefused(ctx context.Context, leading <-chan struct{}) {
+	select {
+	case <-leading:
+	case <-ctx.Done():
+		return
+	}
+	l.mu.Lock()
+	refused := l.refused
+	l.refused = nil
+	l.mu.Unlock()
+	for key := range refused {
+		l.Enqueue(key)
+	}
+}
+
+// outcome is what came of a reconcile.
+type outcome struct {
+	result string
+	// after is what reconcile returned, notBefore how long the API server asked to wait.
+	after, notBefore time.Duration
+	retry            bool // with back-off
+}
+
+// reconcileOnce calls reconcile, which has failed so often in a row before, and records its outcome.
+func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
 	// Only people read the text of a key, so the loop requires no method for it.
-	logger := klog.FromContext(work).WithValues("key", fmt.Sprint(key))
-	work = klog.NewContext(work, logger)
+	name := fmt.Sprint(key)
+	logger := klog.FromContext(work).WithValues("key", name)
 	started := l.opts.Clock.Now()
 	l.mu.Lock()
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	notLeading, final := false, false
 	stack, err := Contain(func() (err error) {
-		after, err = l.reconcile(work, key)
-		notLeading, final = IsNotLeading(err), isTerminal(err)
+		o.after, err = l.reconcile(klog.NewContext(work, logger), key)
+		o.result = resultOf(o.after, err, failures)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-			// An answer may be a webhook's, which must not put a key off for ever.
-			notBefore = min(time.Duration(seconds)*time.Second, l.opts.MaxBackoff)
+			o.notBefore = min(time.Duration(seconds)*time.Second, maxBackoff)
 		}
 		return err
 	})
-
-	result := resultSuccess
+	o.retry = err != nil && o.result != resultTerminal
 	switch {
 	case stack != nil:
-		result = resultPanic
+		o.result = resultPanic
 		logger.Error(err, "Reconcile panicked", "stack", string(stack))
-	case notLeading:
-		// The fence has closed: this replica is stopping, and its successor does the work. That is
-		// not worth a line per key.
-		result = resultNotLeading
-		logger.V(2).Info("Reconcile refused, no longer leading", "reason", err.Error())
-	case final:
-		result = resultTerminal
+	case o.result == resultNotLeading:
+		// This replica does not lead: the one that does, or its successor, does the work. That is not
+		// worth a line per key.
+		logger.V(2).Info("Reconcile refused, not leading", "reason", err.Error())
+	case o.result == resultConflict:
+		logger.V(2).Info("Reconcile met a conflict, trying again", "reason", err.Error())
+	case o.result == resultTerminal:
 		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
 	case err != nil:
-		result = resultError
 		logger.Error(err, "Reconcile failed")
-	case after > 0:
-		result = resultRequeue
 	}
 
-	now := l.opts.Clock.Now()
-	l.opts.Metrics.observe(l.opts.Name, result, now.Sub(started))
-	if result == resultPanic {
+	l.opts.Metrics.observe(l.opts.Name, o.result, l.opts.Clock.Since(started))
+	l.mu.Lock()
+	delete(l.inFlight, key)
+	l.counts.reconciles++
+	l.mu.Unlock()
+	if err != nil && o.result != resultConflict {
+		l.failed(name, err, stack != nil)
+	}
+	return o
+}
+
+// resultOf returns the metric's word for what reconcile returned, after so many failures in a row.
+func resultOf(after time.Duration, err error, failures int) string {
+	switch {
+	case err == nil && after > 0:
+		return resultRequeue
+	case err == nil:
+		return resultSuccess
+	case IsNotLeading(err):
+		return resultNotLeading
+	case isTerminal(err):
+		return resultTerminal
+	case apierrors.IsConflict(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict) && failures < quietConflicts:
+		return resultConflict
+	}
+	return resultError
+}
+
+// failed records a failure for the status.
+func (l *Loop[K]) failed(key string, err error, panicked bool) {
+	if panicked {
 		l.opts.Metrics.Panicked(l.opts.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.inFlight, key)
-	l.counts.reconciles++
-	if err != nil {
-		l.lastErr = &LastError{Key: fmt.Sprint(key), Text: err.Error(), Time: now}
-		if result == resultPanic {
-			l.counts.panics++
-		} else {
-			l.counts.errors++
-		}
+	if panicked {
+		l.counts.panics++
+	} else {
+		l.counts.errors++
 	}
-	return after, err != nil && result != resultTerminal, notBefore
+	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: l.opts.Clock.Now()}
 }
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
@@ -413,8 +478,7 @@ func (l *Loop[K]) Status() Status {
 		LastError:  l.lastErr,
 	}
 	if l.queue != nil {
-		s.QueueDepth = l.queue.Len() + int(l.replay.left.Load())
-		s.Unmapped = int(l.retries.unmapped.Load())
+		s.QueueDepth = l.queue.Len()
 	}
 	for key, since := range l.inFlight {
 		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})

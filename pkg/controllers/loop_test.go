@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
@@ -41,7 +44,8 @@ type harness struct {
 	reconciling
 	loop     *Loop[cache.ObjectName] // by build
 	registry metrics.KubeRegistry
-	work     context.Context // see WithWork
+	work     context.Context // see WithProcess
+	leading  chan struct{}   // closed when the replica leads
 	logger   klog.Logger
 	stop     context.CancelFunc
 	stopped  chan error
@@ -69,11 +73,19 @@ func newHarness(t *testing.T, opts reconciling, names ...string) *harness {
 		reconciling: opts,
 		registry:    registry,
 		work:        context.Background(),
+		leading:     closed(),
 		logger:      klog.Background(),
 		stopped:     make(chan error, 1),
 		begun:       time.Now(),
 	}
 	return h
+}
+
+// closed returns a closed channel.
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
 }
 
 func create(t *testing.T, client kubernetes.Interface, name string) {
@@ -104,7 +116,7 @@ func (h *harness) start(t *testing.T) {
 	informerCtx, stopInformer := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { h.informer.RunWithContext(informerCtx) })
-	go func() { h.stopped <- h.loop.Run(WithWork(ctx, h.work)) }()
+	go func() { h.stopped <- h.loop.Run(WithProcess(ctx, h.work, h.leading)) }()
 	t.Cleanup(func() {
 		stop()
 		stopInformer()
@@ -125,90 +137,6 @@ func (h *harness) build(t *testing.T, watches ...Watch[cache.ObjectName]) {
 // pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-func TestDrain(t *testing.T) {
-	cases := map[string]struct {
-		takes    time.Duration // how long the reconcile in flight takes
-		hears    bool          // whether it ends when its context ends
-		cutAfter time.Duration // from the end of Run's context until the host cuts it off; 0: never
-		wantEnds time.Duration // from the end of Run's context until Run returns
-		wantCut  bool
-	}{
-		"a reconcile in flight finishes before Run returns": {
-			takes: 5 * time.Second, hears: true, wantEnds: 5 * time.Second,
-		},
-		"a reconcile is waited for as long as the host does not cut it off": {
-			takes: time.Hour, hears: true, wantEnds: time.Hour,
-		},
-		"the host cuts a reconcile off, and says why": {
-			takes: time.Hour, hears: true, cutAfter: 10 * time.Second, wantEnds: 10 * time.Second, wantCut: true,
-		},
-		"Run does not return before a reconcile that ignores that": {
-			takes: time.Hour, cutAfter: 10 * time.Second, wantEnds: time.Hour,
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var began, finished, cut atomic.Int32
-				h := newHarness(t, reconciling{
-					Options: Options{Workers: 1},
-					Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-						began.Add(1)
-						done := ctx.Done()
-						if !tc.hears {
-							done = nil
-						}
-						select {
-						case <-time.After(tc.takes):
-							finished.Add(1)
-							return 0, nil
-						case <-done:
-							cut.Add(1)
-							return 0, context.Cause(ctx)
-						}
-					},
-				}, "a", "b", "c")
-				work, cutOff := context.WithCancelCause(context.Background())
-				defer cutOff(nil)
-				h.work = work
-				h.run(t)
-				if got := h.loop.Status(); got.Phase != Running || got.QueueDepth != 2 {
-					t.Errorf("status while running = %+v, want Running with 2 keys queued", got)
-				}
-
-				ended := time.Now()
-				h.stop()
-				synctest.Wait()
-				if got := h.loop.Status().Phase; got != Draining {
-					t.Errorf("phase after the context ended = %s, want %s", got, Draining)
-				}
-				if tc.cutAfter > 0 {
-					pass(tc.cutAfter)
-					cutOff(errors.New("the time is up"))
-				}
-				if err := <-h.stopped; err != nil {
-					t.Errorf("Run returned %v", err)
-				}
-				if took := time.Since(ended); took != tc.wantEnds {
-					t.Errorf("Run returned %v after its context ended, want %v", took, tc.wantEnds)
-				}
-				if began.Load() != 1 {
-					t.Errorf("%d reconciles began, want 1: the queued keys must not be taken while draining", began.Load())
-				}
-				if got := cut.Load() == 1; got != tc.wantCut {
-					t.Errorf("reconcile cut off = %v, want %v", got, tc.wantCut)
-				}
-				if got := h.loop.Status(); got.Phase != Stopped || len(got.InFlight) > 0 {
-					t.Errorf("status after Run = %+v, want %s with nothing in flight", got, Stopped)
-				}
-				if e := h.loop.Status().LastError; tc.wantCut && (e == nil || e.Text != "the time is up") {
-					t.Errorf("last error = %+v, want the cause of the cut", e)
-				}
-			})
-		})
-	}
-}
-
 // refusal is an error like that of the write fence.
 type refusal struct{}
 
@@ -217,6 +145,7 @@ func (refusal) NotLeading() bool { return true }
 
 func TestRequeue(t *testing.T) {
 	tooMany := apierrors.NewTooManyRequests("slow down", 30)
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "configmaps"}, "a", errors.New("it has changed"))
 	type outcome struct {
 		after time.Duration
 		err   error
@@ -259,6 +188,26 @@ func TestRequeue(t *testing.T) {
 			want:     []time.Duration{0, 30 * time.Second},
 			result:   resultError,
 		},
+		"a webhook cannot put a key off for a month": {
+			outcomes: []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}},
+			want:     []time.Duration{0, 5 * time.Minute},
+			result:   resultError,
+		},
+		"a conflict is no error": {
+			outcomes: []outcome{{err: fmt.Errorf("update: %w", conflict)}},
+			want:     []time.Duration{0, time.Second},
+			result:   resultConflict,
+		},
+		"the fourth conflict in a row is one": {
+			outcomes: []outcome{{err: conflict}, {err: conflict}, {err: conflict}, {err: conflict}},
+			want:     []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second},
+			result:   resultError,
+		},
+		"a field that somebody else manages is an error at once": {
+			outcomes: []outcome{{err: apierrors.NewApplyConflict([]metav1.StatusCause{{Type: metav1.CauseTypeFieldManagerConflict}}, "taken")}},
+			want:     []time.Duration{0, time.Second},
+			result:   resultError,
+		},
 		"a refusal of the fence is a result of its own": {
 			outcomes: []outcome{{err: fmt.Errorf("patch: %w", refusal{})}},
 			want:     []time.Duration{0, time.Second},
@@ -291,6 +240,9 @@ func TestRequeue(t *testing.T) {
 				}
 				if n := counter(t, h.registry, tc.result); n == 0 {
 					t.Errorf("no reconcile was counted as %s", tc.result)
+				}
+				if n := h.loop.Status().Errors; tc.result == resultConflict && n != 0 {
+					t.Errorf("the status shows %d errors", n)
 				}
 			})
 		})
@@ -395,7 +347,7 @@ func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
 		go h.informer.RunWithContext(informerCtx)
 		go func() { h.stopped <- h.loop.Run(ctx) }()
 		pass(time.Hour)
-		if got := h.loop.Status().Phase; got != Syncing || calls.Load() != 0 {
+		if got := h.loop.Status().Phase; got != PhaseSyncing || calls.Load() != 0 {
 			t.Errorf("phase %s after %d reconciles, want Syncing and none", got, calls.Load())
 		}
 		stop()
@@ -404,5 +356,121 @@ func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
 		}
 		stopInformer()
 		synctest.Wait()
+	})
+}
+
+func TestBeside(t *testing.T) {
+	for name, test := range map[string]struct {
+		beside func(ctx context.Context, enqueue func(...string)) error
+		keys   string
+		err    string // of Run
+	}{
+		"its keys are reconciled until the context ends": {
+			beside: func(ctx context.Context, enqueue func(...string)) error {
+				enqueue("a")
+				<-time.After(time.Second)
+				enqueue("b")
+				<-ctx.Done()
+				return nil
+			}, keys: "a b",
+		},
+		"it may return the error of its context": {
+			beside: func(ctx context.Context, _ func(...string)) error { <-ctx.Done(); return ctx.Err() },
+		},
+		"its error ends Run": {
+			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
+		},
+		"Run ends with it": {
+			beside: func(context.Context, func(...string)) error { return nil }, err: "what runs beside the workers returned before its context ended",
+		},
+		"a panic is contained": {
+			beside: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var keys []string
+				var l *Loop[string]
+				var err error
+				l, err = NewLoop(Options{
+					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
+					Beside: func(ctx context.Context) error { return test.beside(ctx, l.Enqueue) },
+				}, func(_ context.Context, key string) (time.Duration, error) { keys = append(keys, key); return 0, nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				err = l.Run(ctx)
+				if strings.Join(keys, " ") != test.keys || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
+					t.Errorf("reconciled %q, error %v; want %q, %q", keys, err, test.keys, test.err)
+				}
+				if l.Status().Phase != PhaseStopped {
+					t.Errorf("phase %s", l.Status().Phase)
+				}
+			})
+		})
+	}
+}
+
+func TestWhenWhatRunsBesideEndsTheQueueIsNotWorkedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l *Loop[string]
+		var reconciles int
+		l, err := NewLoop(Options{
+			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
+			Beside: func(context.Context) error {
+				for i := range 100 {
+					l.Enqueue(fmt.Sprint(i))
+				}
+				<-time.After(90 * time.Second)
+				return errors.New("no more")
+			},
+		}, func(context.Context, string) (time.Duration, error) {
+			reconciles++
+			<-time.After(time.Minute)
+			return 0, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := l.Run(t.Context()); err == nil || err.Error() != "no more" {
+			t.Errorf("Run returned %v", err)
+		}
+		if took := time.Since(began); took != 2*time.Minute || reconciles != 2 {
+			t.Errorf("Run returned after %v and %d reconciles, want the one in flight to be the last", took, reconciles)
+		}
+	})
+}
+
+func TestARefusedKeyIsTriedWhenTheReplicaLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls []string
+		var h *harness
+		h = newHarness(t, reconciling{Reconcile: func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+			calls = append(calls, fmt.Sprint(key.Name, " after ", time.Since(h.begun)))
+			select {
+			case <-h.leading:
+				return 0, nil
+			default:
+				return 0, fmt.Errorf("patch: %w", refusal{})
+			}
+		}}, "a")
+		h.leading = make(chan struct{})
+		h.run(t)
+		pass(time.Hour)
+		create(t, h.client, "b")
+		pass(time.Hour)
+		close(h.leading)
+		pass(time.Hour)
+		h.stop()
+		if err := <-h.stopped; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		slices.Sort(calls[2:])
+		if diff := cmp.Diff([]string{"a after 0s", "b after 1h0m0s", "a after 2h0m0s", "b after 2h0m0s"}, calls); diff != "" {
+			t.Errorf("reconciles (-want +got):\n%s", diff)
+		}
 	})
 }

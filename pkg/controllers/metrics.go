@@ -14,13 +14,14 @@ import (
 const (
 	resultSuccess    = "success"
 	resultRequeue    = "requeue"
+	resultConflict   = "conflict"
 	resultError      = "error"
 	resultTerminal   = "terminal_error"
 	resultNotLeading = "not_leading"
 	resultPanic      = "panic"
 )
 
-var results = []string{resultSuccess, resultRequeue, resultError, resultTerminal, resultNotLeading, resultPanic}
+var results = []string{resultSuccess, resultRequeue, resultConflict, resultError, resultTerminal, resultNotLeading, resultPanic}
 
 // Metrics holds the metrics of all controllers of a process: those of the loop and those of the
 // host. Depth, latency and retries of the queues come from client-go's workqueue provider, under
@@ -39,7 +40,7 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	m := &Metrics{
 		reconciles: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_reconciles_total",
-			Help:           "Reconciles by controller and result (success, requeue, error, terminal_error, not_leading, panic).",
+			Help:           "Reconciles by controller and result (success, requeue, conflict, error, terminal_error, not_leading, panic).",
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller", "result"}),
 		duration: metrics.NewHistogramVec(&metrics.HistogramOpts{

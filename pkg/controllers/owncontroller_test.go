@@ -34,6 +34,7 @@ func TestMistakesInALoopAreErrors(t *testing.T) {
 		"no function":                   {Options{Name: "x", Metrics: m}, nil, "loop x without a function reconcile"},
 		"a back-off that begins late":   {Options{Name: "x", Metrics: m, MinBackoff: 2, MaxBackoff: 1}, nothing, "loop x: Options.MaxBackoff 1ns must be at least MinBackoff 2ns, which must not be negative"},
 		"a back-off in the past":        {Options{Name: "x", Metrics: m, MinBackoff: -1}, nothing, "loop x: Options.MaxBackoff 5m0s must be at least MinBackoff -1ns, which must not be negative"},
+		"a drain that ended before":     {Options{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, "loop x: Options.DrainTimeout -1ns must not be negative"},
 		"a long first back-off is fine": {Options{Name: "x", Metrics: m, MinBackoff: time.Hour}, nothing, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,6 +159,30 @@ func TestWatchOwner(t *testing.T) {
 				got = append(got, key.String())
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("keys (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestWatchClusterOwner(t *testing.T) {
+	team := schema.GroupKind{Group: "example.com", Kind: "Team"}
+	mine := owned("example.com/v1", "Team", "a", true)
+	for name, tc := range map[string]struct {
+		event change
+		want  []cache.ObjectName
+	}{
+		"an object in a namespace":        {change{new: mine}, []cache.ObjectName{{Name: "a"}}},
+		"one that gets another owner":     {change{old: mine, new: owned("example.com/v1", "Team", "b", true)}, []cache.ObjectName{{Name: "a"}, {Name: "b"}}},
+		"an object without a namespace":   {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []cache.ObjectName{{Name: "a"}}},
+		"one of an owner of another kind": {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keys, err := WatchClusterOwner(nil, team).keys(tc.event)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, keys); diff != "" {
 				t.Errorf("keys (-want +got):\n%s", diff)
 			}
 		})

@@ -3,9 +3,7 @@
 
 package controllers
 
-import (
-	"time"
-)
+import "time"
 
 // Status says what a loop is doing. It is served as JSON for people. The fields may change between
 // releases.
@@ -15,18 +13,14 @@ type Status struct {
 	Phase   Phase `json:"phase"`
 	Workers int   `json:"workers"`
 	// QueueDepth counts the keys that wait for a worker now, but not those whose delay or back-off
-	// has yet to pass. While a run begins, it counts the objects too that are not mapped to keys yet.
+	// has yet to pass.
 	QueueDepth int        `json:"queueDepth"`
 	InFlight   []InFlight `json:"inFlight"`
 
-	Reconciles uint64 `json:"reconciles"`
-	Errors     uint64 `json:"errors"`
-	Panics     uint64 `json:"panics"`
-	// Unmapped counts the objects with an event that cannot be mapped to keys, up to 1,000. The
-	// mapping is tried again with back-off.
-	Unmapped int `json:"unmapped,omitempty"`
-
-	LastError *LastError `json:"lastError,omitempty"`
+	Reconciles uint64     `json:"reconciles"`
+	Errors     uint64     `json:"errors"`
+	Panics     uint64     `json:"panics"`
+	LastError  *LastError `json:"lastError,omitempty"`
 
 	// Details are what the controller itself has to say, as JSON.
 	Details any `json:"details,omitempty"`
@@ -41,14 +35,14 @@ type Status struct {
 type Phase string
 
 const (
-	// Stopped is the phase before and after Run.
-	Stopped Phase = "Stopped"
-	// Syncing is the phase in which Run waits for the informers.
-	Syncing Phase = "Syncing"
-	// Running is the phase in which Run reconciles.
-	Running Phase = "Running"
-	// Draining is the phase in which Run finishes what is in flight and takes no more keys.
-	Draining Phase = "Draining"
+	// PhaseStopped is the phase before and after Run.
+	PhaseStopped Phase = "Stopped"
+	// PhaseSyncing is the phase in which Run waits for the informers, and then maps what is in them.
+	PhaseSyncing Phase = "Syncing"
+	// PhaseRunning is the phase in which Run reconciles.
+	PhaseRunning Phase = "Running"
+	// PhaseDraining is the phase in which Run finishes what is in flight and takes no more keys.
+	PhaseDraining Phase = "Draining"
 )
 
 // InFlight is a key that a worker is reconciling.

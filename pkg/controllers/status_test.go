@@ -48,7 +48,7 @@ func TestStatusAndLongestRunning(t *testing.T) {
 		}, "slow")
 		h.build(t, WatchSelf(h.informer))
 		before := h.loop.Status()
-		if diff := cmp.Diff(Status{Name: "test", Phase: Stopped, Workers: 2, InFlight: []InFlight{}}, before); diff != "" {
+		if diff := cmp.Diff(Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, before); diff != "" {
 			t.Errorf("status before Run differs (-want +got):\n%s", diff)
 		}
 		h.start(t)

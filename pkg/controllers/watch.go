@@ -30,9 +30,6 @@ type Watch[K comparable] struct {
 // of an object, old is a cache.DeletedFinalStateUnknown.
 type change struct {
 	old, new any
-	initial  bool // new was in the cache when Run began
-	// deletionTries counts how often the mapping has failed since the object was deleted.
-	deletionTries int
 }
 
 // Event is a change of one object. Old is the zero T for an addition, New for a deletion. If the
@@ -40,8 +37,6 @@ type change struct {
 // in the cache comes as an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
-	// Initial is set for an object that was in the cache when Run began.
-	Initial bool
 }
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
@@ -67,9 +62,8 @@ func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
 // each object in the cache as an addition. It calls keys for one event at a time, in the order of an
 // object's events. keys must not block and must not change the objects, which belong to the cache. If
-// keys panics, it is called again with back-off. Later events of that object are then merged with
-// this one: Old is that of the first and New that of the last. An object that was added and deleted
-// meanwhile is forgotten, a deletion is tried 5 times, and 1,000 failing objects are kept at most.
+// keys panics, that is counted and logged, and the object waits for its next event, the next resync or the
+// next leader.
 func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
 	w := WatchChanges(informer, keys)
 	w.replayed = true
@@ -96,10 +90,20 @@ func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys 
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of
-// that kind which controls it, before and after the change. The owner is in the same namespace; for
-// one without a namespace, use [WatchChanges]. The cache must hold the owner references: a need of the
-// reduced form asks for them, and otherwise NewLoop returns an error.
+// that kind which controls it, before and after the change. The owner is in the same namespace; see also
+// [WatchClusterOwner]. The cache must hold the owner references: a need of the reduced form asks for them,
+// and otherwise NewLoop returns an error.
 func WatchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watch[cache.ObjectName] {
+	return watchOwner(informer, owner, metav1.Object.GetNamespace)
+}
+
+// WatchClusterOwner is WatchOwner for an owner that has no namespace, whatever namespace the objects are in
+// that it owns.
+func WatchClusterOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watch[cache.ObjectName] {
+	return watchOwner(informer, owner, func(metav1.Object) string { return "" })
+}
+
+func watchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
 	w := WatchChanges(informer, func(e Event[metav1.Object]) []cache.ObjectName {
 		var owners []cache.ObjectName
 		for _, obj := range []metav1.Object{e.Old, e.New} {
@@ -110,7 +114,7 @@ func WatchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watc
 			if ref == nil || ref.Kind != owner.Kind {
 				continue
 			}
-			name := cache.NewObjectName(obj.GetNamespace(), ref.Name)
+			name := cache.NewObjectName(namespace(obj), ref.Name)
 			if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
 				owners = append(owners, name)
 			}
@@ -157,7 +161,6 @@ func isNil(obj metav1.Object) bool {
 
 // eventOf returns the change with its types.
 func eventOf[T any](c change) (event Event[T], err error) {
-	event.Initial = c.initial
 	var ok bool
 	if c.old != nil {
 		old := c.old

@@ -205,7 +205,7 @@ func (w *world) version(of *corev1.ConfigMap) string {
 	return obj.(*corev1.ConfigMap).ResourceVersion
 }
 
-func (w *world) stopped() bool { return w.c.Status().Phase == controllers.Stopped }
+func (w *world) stopped() bool { return w.c.Status().Phase == controllers.PhaseStopped }
 
 func (w *world) restart() {
 	w.t.Helper()
