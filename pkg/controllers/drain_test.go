@@ -113,8 +113,7 @@ func TestAReconcileLearnsThatTheProcessDrains(t *testing.T) {
 		t.Error("a context that is not of a reconcile drains")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		var h *harness
-		h = newHarness(t, reconciling{Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+		h := newHarness(t, reconciling{Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 			select {
 			case <-Draining(ctx):
 				return 0, ctx.Err() // which has not ended

@@ -81,14 +81,13 @@ func tenantOf[K comparable](key K) string {
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
 // the key only when its reconcile has ended.
 type lanes[K comparable] struct {
-	mu       sync.Mutex                   // the workqueue calls the methods under a lock of its own
-	places   map[K]*item[place[K]]        // of keys that are queued or noted
-	turns    [2]map[string]*item[turn[K]] // of the tenants with places, by lane
-	order    [2]ring[turn[K]]             // the turns with queued keys, by lane
-	standing [2]int                       // queued places, by lane
-	queued   atomic.Int64                 // keys
-	inARow   int                          // keys taken from changed since the last one from shown
-	again    map[K]bool                   // keys that stood in shown alone, until their worker calls took
+	mu     sync.Mutex                   // the workqueue calls the methods under a lock of its own
+	places map[K]*item[place[K]]        // of keys that are queued or noted
+	turns  [2]map[string]*item[turn[K]] // of the tenants with places, by lane
+	order  [2]ring[turn[K]]             // the turns with queued keys, by lane
+	queued atomic.Int64                 // keys
+	inARow int                          // keys taken from changed since the last one from shown
+	again  map[K]bool                   // keys that stood in shown alone, until their worker calls took
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -162,7 +161,6 @@ func (l *lanes[K]) Touch(key K) {
 func (l *lanes[K]) stand(p *item[place[K]]) {
 	for ; p != nil && !p.linked(); p = p.value.next {
 		t := p.value.turn
-		l.standing[t.value.lane]++
 		if t.value.keys.add(p); !t.linked() {
 			l.order[t.value.lane].add(t)
 		}
@@ -177,7 +175,7 @@ func (l *lanes[K]) Pop() K {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	from := changed
-	if l.standing[changed] == 0 || l.inARow >= changesFirst && l.standing[shown] > 0 {
+	if l.order[changed].first == nil || l.inARow >= changesFirst && l.order[shown].first != nil {
 		from = shown
 	}
 	t := l.order[from].first
@@ -220,7 +218,6 @@ func (l *lanes[K]) leave(key K) {
 func (l *lanes[K]) remove(p *item[place[K]]) {
 	t := p.value.turn
 	in := t.value.lane
-	l.standing[in]--
 	if t.value.keys.remove(p); t.value.keys.first == nil {
 		l.order[in].remove(t)
 	}
@@ -239,13 +236,6 @@ func (l *lanes[K]) took(key K) lane {
 	}
 	delete(l.again, key)
 	return shown
-}
-
-// waiting returns how many places there are in a lane, at least one for each of its keys.
-func (l *lanes[K]) waiting(in lane) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.standing[in]
 }
 
 type laneKey struct{}
