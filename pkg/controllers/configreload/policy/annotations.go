@@ -65,7 +65,7 @@ func (o *Options) CheckKey(logical string) error {
 	return nil
 }
 
-// Keys are the annotation keys that count, and the rules parsed by them.
+// Keys are the annotation keys that count.
 type Keys struct {
 	compat, autoAll                             bool
 	ignored                                     [NumTypes]bool
@@ -74,7 +74,6 @@ type Keys struct {
 	// rules are the keys from which the rules of a workload are parsed, workload are all that are read
 	// of it.
 	rules, workload []string
-	cache           rulesCache
 }
 
 // NewKeys returns the keys of the options. Sources of the types that are not watched never match.

@@ -72,14 +72,6 @@ const (
 	maxSteps = 500
 )
 
-// What rules take of memory, in bytes and rather too much: with a problem or two, for an item, and for
-// a step of an expression.
-const (
-	rulesCost = 2048
-	itemCost  = 128
-	stepCost  = 192
-)
-
 var (
 	errListTooLong = fmt.Errorf("the list is longer than %d KiB", maxList>>10)
 	errTooLarge    = errors.New("its repetitions are too large")

@@ -195,48 +195,6 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 	}
 }
 
-// What the cache of rules holds in truth must not be more than what it counts.
-func TestWhatRulesTakeIsCounted(t *testing.T) {
-	fill := func(item string) string { return strings.Repeat(item+",", (maxList-10)/(len(item)+1)) }
-	for name, annotation := range map[string][2]string{
-		"a short text":                 {kCM, "a"},
-		"a name":                       {kCM, strings.Repeat("a", 200)},
-		"names":                        {kCM, fill("a")},
-		"names with dots":              {kCM, fill("a.b")},
-		"expressions":                  {kCM, fill(".")},
-		"expressions of plain text":    {kCM, fill("my-config-map-of-the-shop-.*")},
-		"plain text that repeats":      {kCM, "(abcdefg){900}"},
-		"wildcards":                    {kCM, strings.Repeat(".*", 490)},
-		"items that do not compile":    {kCM, fill("[")},
-		"exclusions":                   {kCMExclude, fill("a")},
-		"native names":                 {nativeReload, fill("secret/a")},
-		"native wildcards":             {nativeReload, fill("configmap/" + strings.Repeat("a*", 126))},
-		"native exclusions":            {nativeReload, fill("!secret/*")},
-		"items that are not native":    {nativeReload, fill("a")},
-		"a delay that is no duration":  {nativeDelay, strings.Repeat("a", maxList-2)},
-		"a period that is no duration": {defaultKeys["pause-deployment"], strings.Repeat("a", maxList-2)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			k := compatKeys()
-			heap := func() int {
-				var m goruntime.MemStats
-				goruntime.GC()
-				goruntime.ReadMemStats(&m)
-				return int(m.HeapAlloc)
-			}
-			const texts = 20
-			before := heap()
-			for i := range texts {
-				k.Rules(&Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{annotation[0]: annotation[1] + fmt.Sprint(i)}})
-			}
-			if got, most := heap()-before, k.cache.cost+16<<10; len(k.cache.byText) != texts || got > most {
-				t.Errorf("%d texts take %d bytes, %d are counted", len(k.cache.byText), got, k.cache.cost)
-			}
-			goruntime.KeepAlive(k)
-		})
-	}
-}
-
 func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	k := compatKeys()
 	long := func(item string) string { return strings.Repeat(item+",", maxList/len(item)) }
@@ -266,26 +224,6 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 				t.Errorf("problems %.500s, want %d", r.Problems, tc.bad)
 			}
 		})
-	}
-}
-
-func TestATextIsParsedOnce(t *testing.T) {
-	k := compatKeys()
-	web := &Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{kCM: "app-.*", StateKey: "1"}}
-	other := &Workload{Kind: web.Kind, Meta: map[string]string{kCM: "app-.*", StateKey: "2"}}
-	if k.Rules(web) != k.Rules(other) {
-		t.Error("equal annotations were parsed twice")
-	}
-	onTemplate := &Workload{Kind: web.Kind, Content: Content{Template: map[string]string{kCM: "app-.*"}}}
-	none := &Workload{Kind: web.Kind}
-	if k.Rules(web) == k.Rules(onTemplate) || k.Rules(web) == k.Rules(none) || !k.Rules(none).types[ConfigMap].named.empty() {
-		t.Error("other annotations have the same rules")
-	}
-	for i := range 10_000 {
-		k.Rules(&Workload{Kind: web.Kind, Meta: map[string]string{kCM: fmt.Sprintf("x{900}%d", i)}})
-	}
-	if k.cache.cost > maxCost || len(k.cache.byText) > 2000 {
-		t.Errorf("%d texts are remembered, at a cost of %d", len(k.cache.byText), k.cache.cost)
 	}
 }
 

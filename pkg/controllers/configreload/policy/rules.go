@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
@@ -26,7 +25,7 @@ const (
 	Named       // needs no reference
 )
 
-// Rules are the parsed annotations of a workload. They are shared and must not be changed.
+// Rules are the parsed annotations of a workload.
 type Rules struct {
 	outline bool // see [Keys.Outline]
 	native  bool // it has the native annotation, so it is marked by annotation under the native key
@@ -35,7 +34,6 @@ type Rules struct {
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
 	pause time.Duration
-	cost  int // about how many bytes they take, see rulesCache
 	// Problems are the annotations that could not be parsed. BadPause is about a pause that the next
 	// reload leaves out; nil if there is none.
 	Problems []Problem
@@ -144,41 +142,6 @@ func Cut(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// rulesCache holds rules by the text that they were parsed from, so that each text is parsed once. Few
-// texts occur in a cluster. If there are too many, any of them go, since those that are asked for come
-// in turns: what was used last would be the wrong choice.
-type rulesCache struct {
-	mu     sync.Mutex
-	byText map[string]*Rules
-	cost   int
-}
-
-// maxCost limits what unusual annotations can take, in bytes.
-const maxCost = 16 << 20
-
-func (c *rulesCache) get(text string, parse func() *Rules) *Rules {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if r, ok := c.byText[text]; ok {
-		return r
-	}
-	r := parse()
-	r.cost += 2 * len(text)            // it was built in steps
-	for any, rules := range c.byText { // in no order
-		if c.cost+r.cost <= maxCost {
-			break
-		}
-		delete(c.byText, any)
-		c.cost -= rules.cost
-	}
-	if c.byText == nil {
-		c.byText = map[string]*Rules{}
-	}
-	c.byText[text] = r
-	c.cost += r.cost
-	return r
-}
-
 // nothing are the rules of a workload that is rolled through another object: a Job through its
 // CronJob, a Rollout through the workload that it refers to.
 var nothing = &Rules{}
@@ -188,20 +151,7 @@ func (k *Keys) Rules(w *Workload) *Rules {
 	if w.Elsewhere {
 		return nothing
 	}
-	var text strings.Builder
-	for _, from := range []map[string]string{w.Meta, w.Template} {
-		for i, key := range k.rules {
-			if value, ok := from[key]; ok {
-				value = clip(value)
-				text.WriteByte(byte('a' + i))
-				text.WriteString(strconv.Itoa(len(value)))
-				text.WriteByte(':')
-				text.WriteString(value)
-			}
-		}
-		text.WriteByte('.')
-	}
-	return k.cache.get(text.String(), func() *Rules { return k.parse(clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules)) })
+	return k.parse(clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
 }
 
 // clip shortens a value of an annotation to what is read of it at most. An annotation may have 256 KiB,
@@ -227,7 +177,7 @@ func (k *Keys) Outline(w *Workload) *Rules {
 
 // parse reads the annotations of a workload (meta) and of its template.
 func (k *Keys) parse(meta, template map[string]string) *Rules {
-	return k.read(&Rules{cost: rulesCost}, meta, template)
+	return k.read(&Rules{}, meta, template)
 }
 
 func (k *Keys) read(r *Rules, meta, template map[string]string) *Rules {
@@ -289,7 +239,6 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 	}
 	for item := range items(meta[k.exclude[t]]) {
 		rules.excluded.add(item)
-		r.cost += itemCost
 	}
 	if len(from[k.reload[t]]) > maxList {
 		r.bad(k.reload[t], errListTooLong.Error())
@@ -304,7 +253,6 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 			if strings.Contains(item, ".") { // it is an expression too
 				rules.named.addGlob(strings.ReplaceAll(item, ".", "?"))
 			}
-			r.cost += itemCost
 			continue
 		}
 		if r.outline {
@@ -324,9 +272,7 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 			bad = append(bad, err.Error())
 		}
 	}
-	used := maxSteps - max(steps, 0)
-	rules.named.steps += used
-	r.cost += len(expressions)*itemCost + used*stepCost
+	rules.named.steps += maxSteps - max(steps, 0)
 	r.bad(k.reload[t], bad...)
 }
 
@@ -411,7 +357,6 @@ func (r *Rules) addNative(item string) error {
 	} else {
 		list.add(key.Name)
 	}
-	r.cost += itemCost
 	return nil
 }
 
