@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"maps"
 	"slices"
 	"strings"
 
@@ -30,12 +31,8 @@ const helmRelease = "helm.sh/release.v1"
 // for binaryData, sorted bytewise and joined by semicolons. Nothing else of the object is hashed.
 func DigestConfigMap(cm *corev1.ConfigMap) []byte {
 	keys := make([]string, 0, len(cm.Data)+len(cm.BinaryData))
-	for key := range cm.Data {
-		keys = append(keys, key)
-	}
-	for key := range cm.BinaryData {
-		keys = append(keys, key)
-	}
+	keys = slices.AppendSeq(keys, maps.Keys(cm.Data))
+	keys = slices.AppendSeq(keys, maps.Keys(cm.BinaryData))
 	return digest(keys, func(h *hasher, key string) {
 		if value, ok := cm.Data[key]; ok {
 			h.writeString(value)
@@ -49,18 +46,14 @@ func DigestConfigMap(cm *corev1.ConfigMap) []byte {
 
 // DigestSecret is like DigestConfigMap, for the raw bytes of a Secret's data.
 func DigestSecret(s *corev1.Secret) []byte {
-	keys := make([]string, 0, len(s.Data))
-	for key := range s.Data {
-		keys = append(keys, key)
-	}
-	return digest(keys, func(h *hasher, key string) { _, _ = h.Write(s.Data[key]) })
+	return digest(slices.Collect(maps.Keys(s.Data)), func(h *hasher, key string) { _, _ = h.Write(s.Data[key]) })
 }
 
 // digest sorts by key and the = that follows it. This orders whole entries: keys are unique (the
 // API server refuses a key that is both in data and in binaryData) and cannot contain a =. Writing
 // to a hash never fails.
 func digest(keys []string, write func(h *hasher, key string)) []byte {
-	slices.SortFunc(keys, compareEntries)
+	slices.SortFunc(keys, func(a, b string) int { return strings.Compare(a+"=", b+"=") })
 	h := &hasher{Hash: sha1.New()}
 	for i, key := range keys {
 		if i > 0 {
@@ -85,18 +78,6 @@ func (h *hasher) writeString(s string) {
 		_, _ = h.Write(h.part[:n])
 		s = s[n:]
 	}
-}
-
-// compareEntries compares a+"=" with b+"=" without building them.
-func compareEntries(a, b string) int {
-	n := min(len(a), len(b))
-	if c := strings.Compare(a[:n], b[:n]); c != 0 || len(a) == len(b) {
-		return c
-	}
-	if len(a) < len(b) {
-		return strings.Compare("=", b[n:n+1])
-	}
-	return strings.Compare(a[n:n+1], "=")
 }
 
 // DigestSource returns the digest of a ConfigMap, a Secret or the status of a class's pod. It
