@@ -354,7 +354,7 @@ func (c *Controller) selected(namespace string) bool {
 	if err != nil || !exists {
 		return false
 	}
-	return c.selects(obj)
+	return c.selects(obj.(metav1.Object))
 }
 
 // workloadLogger returns a logger with the workload's name.

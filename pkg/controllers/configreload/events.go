@@ -5,8 +5,8 @@ package configreload
 
 import (
 	"bytes"
+	"cmp"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
@@ -23,11 +23,7 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 	var list []controllers.Watch[policy.Key]
 	for _, k := range c.kinds {
 		list = append(list, controllers.WatchMapped(k.informer, func(event controllers.Event[metav1.Object]) []policy.Key {
-			obj := event.New
-			if obj == nil {
-				obj = event.Old
-			}
-			return []policy.Key{{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)}}
+			return []policy.Key{{Kind: k.Name, ObjectName: cache.MetaObjectToName(cmp.Or(event.New, event.Old))}}
 		}))
 	}
 	if k := c.kinds["Job"]; c.in.Jobs != nil && k == nil {
@@ -49,10 +45,7 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[Source]) []policy.Key {
 	was, is := digestOf(event.Old), digestOf(event.New)
 	c.metrics.sourceChanged(t, was, is)
-	obj := event.New
-	if obj == nil {
-		obj = event.Old
-	}
+	obj := cmp.Or(event.New, event.Old)
 	name := sourceName(t, obj)
 	if name == "" || !c.selected(obj.GetNamespace()) {
 		return nil
@@ -92,7 +85,6 @@ func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []
 	return []policy.Key{{Kind: namespaceKind, ObjectName: cache.NewObjectName(event.New.GetName(), "")}}
 }
 
-func (c *Controller) selects(namespace any) bool {
-	m, err := meta.Accessor(namespace)
-	return err == nil && c.selector.Matches(labels.Set(m.GetLabels()))
+func (c *Controller) selects(namespace metav1.Object) bool {
+	return c.selector.Matches(labels.Set(namespace.GetLabels()))
 }
