@@ -31,10 +31,10 @@ func (c *Cluster) AuditLogs() []string {
 	return logs
 }
 
-// AuditEvents reads the audit logs of all API servers, one after the other. A log has every request except for health checks, at level
-// Metadata. Patches and writes of Leases have their bodies; no body of a Secret or a token is
-// logged. A request is in the log once its response was read to the end. A watch is in it twice, at
-// its start and at its end.
+// AuditEvents reads the audit logs of all API servers, one after the other. A log has every request
+// except for health checks, at level Metadata. Patches and writes of Leases have their bodies; no
+// body of a Secret or a token is logged. A request is in the log once its response was read to the
+// end. A watch is in it twice, at its start and at its end.
 func (c *Cluster) AuditEvents() (events []auditv1.Event, err error) {
 	c.auditMu.Lock()
 	defer c.auditMu.Unlock()

@@ -3,8 +3,8 @@
 
 //go:build crds
 
-// Package crds names the modules that have the CRDs, or the Go types of which controller-gen makes
-// them. Nothing builds it.
+// Package crds names the modules that have the CRDs of the tests, or the Go types from which
+// controller-gen makes the CRDs. Nothing builds this package.
 package crds
 
 import (

@@ -1,9 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docstest reads the commands, the YAML and the links of the documentation, so that tests can run
-// the commands. Each fenced block of commands has one of two comments in the line above it, which a reader
-// of the rendered page does not see:
+// Package docstest reads the commands, the YAML and the links of the documentation, so that tests
+// can run the commands. Each fenced block of commands has one of two comments in the line above it,
+// which the rendered page does not show:
 //
 //	<!-- run -->
 //	<!-- not run: why -->

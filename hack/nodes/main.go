@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command nodes acts as the kubelet of every Node of a cluster, without running anything: Nodes are
-// ready, Pods run, those of Jobs succeed, and deleted Pods go away. Package hack/cluster starts it.
+// ready, Pods run, Pods of Jobs succeed, and deleted Pods go away. Package hack/cluster starts it.
 package main
 
 import (

@@ -1,10 +1,11 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command release writes a release to a folder: for each platform an archive with the manager and its
-// bill of materials, the image as an OCI archive, the Helm chart, the notes from CHANGELOG.md, and the
-// checksums of all of them. `make release` runs it, and `make image` and `make sbom` for parts of that.
-// It needs neither a container tool nor the network, except for modules that Go has not downloaded yet.
+// Command release writes a release to a folder: for each platform an archive with the manager and
+// its bill of materials, the image as an OCI archive, the Helm chart, the notes from CHANGELOG.md,
+// and the checksums of all files. `make release` runs it; `make image` and `make sbom` run it for a
+// part of a release. It needs neither a container tool nor the network, except for modules that Go
+// has not downloaded yet.
 //
 // The same commit, version and version of Go give the same checksums.
 package main

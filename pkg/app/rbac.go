@@ -202,10 +202,10 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 	}
 }
 
-// roles splits the entry's permissions. The cache, which reads as the manager, lists and watches what is
-// in Needs; a rule without watch is not for the cache. Everything else is what the controller itself does. It is an error if the rules do not
-// let the cache list and watch a resource in Needs. The cache also watches whatever the controller
-// follows.
+// roles splits the entry's permissions. The cache, which reads as the manager, lists and watches
+// what is in Needs; a rule without watch is not for the cache. Everything else is what the
+// controller itself does. It is an error if the rules do not let the cache list and watch a
+// resource in Needs. The cache also watches whatever the controller follows.
 func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.PolicyRule, err error) {
 	needs, err := callNeeds(e, s)
 	if err != nil {

@@ -4,12 +4,12 @@
 // Package election elects one leader among the replicas of a process through a
 // coordination.k8s.io/v1 Lease, and refuses the writes of replicas that do not lead.
 //
-// The record on the wire is that of k8s.io/client-go/tools/leaderelection, so electors of both
-// kinds can compete for one Lease, and kubectl shows the holder of either.
+// The record on the wire is the same as in k8s.io/client-go/tools/leaderelection, so electors of both
+// kinds can compete for one Lease, and kubectl shows the holder, whichever elector it has.
 // docs/adr/0003-leader-election.md has the rules, and why two replicas cannot write at the same time.
 //
-// The package protocol decides what to do next. run.go does it, from standing by to the release, and
-// requests.go makes the requests. writefence and apifence refuse writes, in the client and in the API
-// server, witness looks for a hint that the Lease may be taken before it has expired, and debug shows the
-// state.
+// The package protocol decides what to do next. run.go follows these decisions, from standing by to
+// the release, and requests.go makes the requests. writefence and apifence refuse writes, in the
+// client and in the API server, witness looks for a hint that the Lease may be taken before it has
+// expired, and debug shows the state.
 package election

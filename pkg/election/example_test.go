@@ -47,5 +47,6 @@ func Example() {
 		})
 	}
 	fmt.Println(run(context.Background(), "restocker-0"))
-	// Output: unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT must be defined
+	// Output: unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and
+	// KUBERNETES_SERVICE_PORT must be defined
 }

@@ -102,8 +102,8 @@ func (a *simServer) standStill(d, catchUp time.Duration) {
 	a.stands = latest(a.stands, time.Now().Add(d))
 }
 
-// lagBehind keeps the requests for the Lease for d, and shows nothing new of the leader's name for that time and
-// catchUp: its connections to etcd for these two stand still, and no others.
+// lagBehind keeps the requests for the Lease for d, and shows nothing new of the leader's name for
+// that time and catchUp: its connections to etcd for these two stand still, and no others.
 func (a *simServer) lagBehind(d, catchUp time.Duration) {
 	a.stall(d + catchUp)
 	a.mu.Lock()

@@ -3,8 +3,8 @@
 
 // Package healthz serves named health checks that can be added while the server runs.
 //
-// The wire format (one path per check, ?verbose, ?exclude=NAME) is that of kube-apiserver, whose
-// library does the work. So probes, kubectl get --raw and dashboards that know it work here too.
+// The wire format (one path per check, ?verbose, ?exclude=NAME) is the same as of kube-apiserver, whose
+// library does the work. So probes, kubectl get --raw and dashboards for kube-apiserver work here too.
 // Everyone may read these paths, so no response has a reason.
 package healthz
 

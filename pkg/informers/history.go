@@ -180,7 +180,8 @@ func (o *Object) CreatedVersion() string {
 }
 
 // ChangedVersion returns the resourceVersion with which a digest with a history was last seen to
-// change; empty if none was. After a list that replaced a broken watch, the change itself may have been earlier.
+// change; empty if none was. After a list that replaced a broken watch, the change itself may have
+// been earlier.
 func (o *Object) ChangedVersion() string { return formatVersion(o.changed) }
 
 func formatVersion(v uint64) string {

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster_test tests hack/cluster with the real programs. What most other packages of test/ would
-// notice is left to them.
+// Package cluster_test tests hack/cluster with the real programs. It leaves out what
+// most other packages of test/ would notice too.
 package cluster_test
 
 import (

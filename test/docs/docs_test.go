@@ -19,8 +19,9 @@ import (
 )
 
 // TestLongTheCommandsOfTheDocumentation runs the commands of each page from top to bottom, in one
-// shell, as its reader would. They find what make run starts, with all controllers, and the namespaces
-// team-a and team-b, the first with what other operators have left there. hack/docs-test holds that every command is run or says why not.
+// shell, as its reader would. They find what make run starts, with all controllers, and the
+// namespaces team-a and team-b, the first with what other operators have left there. hack/docs-test
+// holds that every command is run or says why not.
 func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 	root, err := controlplane.Root()
 	if err != nil {

@@ -13,9 +13,9 @@
 // Before the API server executes a write, it asks the fence, which judges by the name in the
 // Namespace quartermaster-leader as seen by that API server's own watch. So a write of the former
 // leader passes if it is executed between R and the moment at which the next leader has named
-// itself and this API server sees that: milliseconds, see TestHowSoonTheFenceFollowsTheName. Once the first write of the next leader has passed, that
-// moment is over, since the write would have been refused before. In these milliseconds, the fence
-// in the client keeps the former leader from writing:
+// itself and this API server sees that: milliseconds, see TestHowSoonTheFenceFollowsTheName.
+// Once the first write of the next leader has passed, these milliseconds are over, since the fence would have
+// refused that write before. Meanwhile the fence in the client keeps the former leader from writing:
 //
 //   - After a release no write is left: the release is sent when all work has returned.
 //   - Before an expiry, the fence of a running leader has been closed, and its writes in flight
@@ -31,7 +31,7 @@
 //
 // With the fence in the client alone, everything sent before a pause is executed, however late;
 // nothing is sent after the pause. TestLongPausedLeaderWithoutTheFenceInTheAPIServer shows this,
-// and that without both fences the judge sees forbidden writes.
+// and that the judge sees forbidden writes when both fences are off.
 package faults
 
 import (

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release tests make release.
+// Package release tests that `make release` is reproducible.
 package release
 
 import (

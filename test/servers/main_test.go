@@ -6,11 +6,11 @@
 // successor.
 //
 // The second API server reaches etcd through a proxy, see hack/cluster/holdproxy. While the
-// connections of Namespaces and Leases stand still, this API server does not see who is named as the
-// leader and does not answer requests for a Lease, but stores everything else: what its watch caches
-// do when they lag. The managers reach the API servers through proxies of their own. What a manager
-// asks an API server by its address in the EndpointSlice default/kubernetes does not go through
-// these proxies.
+// connections of Namespaces and Leases stand still, this API server does not see who is named as
+// the leader and does not answer requests for a Lease, but stores everything else: which is what
+// happens when watch caches lag. The managers reach the API servers through proxies of their own.
+// What a manager asks an API server by its address in the EndpointSlice default/kubernetes does not
+// go through these proxies.
 package servers
 
 import (

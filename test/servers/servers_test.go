@@ -29,8 +29,8 @@ var flagCount = flag.Bool("count", false, "report writes of former leaders witho
 const away = 7 * time.Second
 
 // fault is what happens to the leader. Its API server has begun to lag when inject is called, and
-// catches up a lag after inject returns. If the leader is maligned, standbys take it for ended at once, though
-// it goes on afterwards.
+// catches up a lag after inject returns. If the leader is maligned, standbys take it for ended at
+// once, though it goes on afterwards.
 type fault struct {
 	name     string
 	maligned bool

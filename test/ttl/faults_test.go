@@ -109,8 +109,9 @@ func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
 	w.deleted(want...)
 }
 
-// TestLongAThousandAtOnce has as many objects of a namespace due in the same second as the breaker permits, and
-// then one more. It logs how long they took, and how long requests of somebody else took before and meanwhile.
+// TestLongAThousandAtOnce has as many objects of a namespace due in the same second as the breaker
+// permits, and then one more. It logs how long they took, and how long requests of somebody else
+// took before and meanwhile.
 func TestLongAThousandAtOnce(t *testing.T) {
 	const objects = 1000
 	w := newWorld(t)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package ttl tests the controller ttl in managers as processes on a real control plane. The audit log
-// shows what was deleted, by whom, and what of.
+// shows what was deleted, by whom, and with which preconditions.
 package ttl
 
 import (

@@ -47,8 +47,8 @@ func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
 	w.deleted("configmaps/found", "configmaps/restored")
 }
 
-// TestLongHugeValues has annotations as long as the API server accepts. It logs the CPU time that the leader took
-// for one, and for beginning with twenty.
+// TestLongHugeValues has annotations as long as the API server accepts. It logs the CPU time that
+// the leader took for one, and for beginning with twenty.
 func TestLongHugeValues(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	m := shared.RunLeader(w.ctx, t, args()...)

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller is the controller of Widgets. It gives each a ConfigMap with its message, and a
-// Deployment whose Pods have that and the settings in their environment.
+// Package controller is the controller of Widgets. It gives each Widget a ConfigMap with the message of the
+// Widget, and a Deployment whose Pods have the message and the settings in their environment.
 package controller
 
 import (

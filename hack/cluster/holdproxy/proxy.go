@@ -10,7 +10,7 @@
 //	p.Release("namespaces", "leases")
 //
 // kube-apiserver has one connection for each resource. The first key on it, /registry/RESOURCE...,
-// says which, since gRPC sends keys in plain text. What a held connection is sent, in either
+// tells the resource, since gRPC sends keys in plain text. What is sent on a held connection, in either
 // direction, arrives after the release. So the API server's cache of a held resource stands still,
 // and its reads and writes of that resource wait; all other resources work.
 package holdproxy

@@ -6,25 +6,24 @@
 // A change of a source enqueues the workloads that it concerns and does nothing else. Reconciling a
 // workload compares the sources that it watches with what was last recorded of them. If they differ,
 // one patch marks the pod template and records the new state together, so that a crash neither
-// loses nor repeats a reload. What is to be done is decided in package policy, which is pure. Here
-// is the rest:
+// loses nor repeats a reload. Package policy, which is pure, decides what is to be done. This package
+// has the rest:
 //
 //	events.go, index.go                what enters, and whom it concerns
 //	controller.go                      a reconcile
 //	write.go                           writing, Events
 //	kinds.go                           the kinds, and how each of them is reloaded
-//	cronjobs.go, jobs.go, rollouts.go  those that take more than a patch
+//	cronjobs.go, jobs.go, rollouts.go  the kinds that take more than a patch
 //
 // What is recorded of a workload is in its state annotation. A run remembers these things besides,
 // in memory.go:
 //
 //	field      what it is                          set by                      cleared by
-//	last       the state that this run has         a decision, once it is      nothing; of it and the
-//	           recorded, or found, last, and on    carried out                 annotation, the one that
-//	           which version of the workload                                   is of a later version
-//	                                                                           counts
+//	last       the state that this run has         a decision, once it is      nothing; of last and the
+//	           recorded, or found, last, and on    carried out                 annotation, the later
+//	           which version of the workload                                   version counts
 //	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
-//	           with the data before them           no event announced          that there is none
+//	           with the data before them           no event announced          that nothing is to do
 //	written    the version of the last write       each patch                  the cache, when it has it
 //	rewritten  when a state that somebody else     that write                  rewriteInterval
 //	           changed was last written again
@@ -36,7 +35,7 @@
 //	paused     for a metric: whether it is paused  a decision                  a decision
 //	           after a reload
 //
-// All of it ends with the workload and with the run.
+// All fields end with the workload and with the run.
 //
 // With Config.Compat, the annotations of stakater/Reloader count too.
 package configreload

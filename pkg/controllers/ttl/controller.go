@@ -5,9 +5,9 @@
 //
 // types.go follows every type of objects that the flags and the API server permit. A handler per type
 // records the objects that have an annotation, in kinds.go, and enqueues them; nothing is known of other
-// objects. Reconciling one decides in package policy, which is pure, when it is due, and comes back
-// then. What is due is read live, decided on again, and deleted with the UID and the version that were
-// read.
+// objects. Reconciling an object decides in package policy, which is pure, when the object is due, and
+// comes back then. A due object is read live, decided on again, and deleted with the UID and the version that
+// were read.
 //
 //	controller.go  a reconcile
 //	delete.go      requests, what becomes of their answers, Events
@@ -17,14 +17,14 @@
 // The state, of which the breaker and the notices outlive a run:
 //
 //	state      what it is                                 set by               cleared by
-//	kinds      the types that are followed                types.go             the same
-//	records    the annotated objects                      the type's handler   the same, the end of the type
-//	seen       when they were first seen as they are      the type's handler   a change that matters
-//	failures   refusals in a row                          a worker             the same
+//	kinds      the types that are followed                types.go             types.go
+//	records    the annotated objects                      the type's handler   the handler, the end of the type
+//	seen       when a record was first seen as it is      the type's handler   a change that matters
+//	failures   refusals in a row                          a worker             a worker
 //	notices    what owners have been told                 a worker             time, newer notices
 //	breaker    the deletions of the last minute           a worker             time
-//	           until when there are none                  a worker             time
-//	rests      until when there are none of a type        a worker             time, the end of the type
+//	           until when nothing is deleted              a worker             time
+//	rests      until when nothing of a type is deleted    a worker             time, the end of the type
 package ttl
 
 import (
@@ -80,7 +80,8 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New returns the controller. cfg is one that Validate accepts, config that of clients which write only while this replica leads.
+// New returns the controller. cfg is one that Validate accepts, config that of clients which write
+// only while this replica leads.
 func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {

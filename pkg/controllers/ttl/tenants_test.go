@@ -26,8 +26,8 @@ func expires(in time.Duration) (key, value string) {
 	return policy.NativeExpires, time.Now().Add(in).UTC().Format(time.RFC3339)
 }
 
-// TestGrace has objects that are due when they are first seen, and others. Rows 1, 3, 7, 17, 27, 29 and 33 of the
-// specification are as in TestReconcile, a minute later.
+// TestGrace has objects that are due when they are first seen, and others. Rows 1, 3, 7, 17, 27, 29
+// and 33 of the specification are as in TestReconcile, a minute later.
 func TestGrace(t *testing.T) {
 	for name, test := range map[string]struct {
 		configure func(*Config)

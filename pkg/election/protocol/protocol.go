@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package protocol decides what a replica does in an election, by the rules of
-// docs/adr/0003-leader-election.md. It makes no request and reads no clock: times are those of the
-// replica's own clock and are always passed in.
+// docs/adr/0003-leader-election.md. It makes no request and reads no clock: callers pass in the
+// times of the replica's own clock.
 //
 // State has everything that the rules depend on. State.Decide says what to do next, and the methods
-// named On... record what has happened. state.go has these two, learn.go what follows from a version of
-// the Lease, term.go the term of this replica, lease.go the record on the wire, evidence.go what is
-// known of the leader's process.
+// named On... record what has happened. state.go has Decide and the methods On..., learn.go what
+// follows from a version of the Lease, term.go the term of this replica, lease.go the record on the
+// wire, evidence.go what is known of the leader's process.
 package protocol
 
 import (

@@ -1,11 +1,11 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command unfenced is the control of the tests with faults: the manager's controller config-reload
-// behind an elector, but without the write fence, and with as little else as possible. What it
-// writes after its term shows that the tests see such writes. Do not use it for anything else.
+// Command unfenced is the counter-check of the tests with faults: the controller config-reload
+// behind an elector, but without the write fence, and with as little else as possible. It writes after its
+// term, which shows that the tests see such writes. Do not use it for anything else.
 //
-// With --elector=client-go it is like most controllers today.
+// With --elector=client-go it elects as most controllers do today.
 package main
 
 import (

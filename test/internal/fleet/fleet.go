@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fleet is the common part of the tests on a real control plane: one control plane for a
-// package's tests, managers on it, the objects they work on, tokens and proxies, requests to their
+// package's tests, managers on it, the objects that they work on, tokens and proxies, requests to their
 // ports, and waits.
 package fleet
 

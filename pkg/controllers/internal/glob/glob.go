@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package glob matches names against patterns that tenants and operators write. It is the only
-// matcher of globs in the project. Matching needs no memory, and no pattern makes it slow. Of regular
-// expressions, which the originals have too, it says how large they are.
+// matcher of globs in the project. Matching needs no memory, and no pattern makes it slow. It also
+// measures how large regular expressions are, which the originals' annotations may have.
 package glob
 
 import (
