@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -26,6 +27,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -44,6 +46,9 @@ type Options struct {
 	Metrics        *metrics.Options
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
+
+	// ElectionClock is election.NewBootClock's if it is nil. No flag sets it: it is for tests.
+	ElectionClock protocol.Clock
 
 	build
 	flags cliflag.NamedFlagSets
@@ -202,6 +207,15 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 		}
 	}
 	return sets, errors.Join(errs...)
+}
+
+// Parse sets what these flags say. It is for a program that runs the manager without its command.
+func (o *Options) Parse(flags []string) error {
+	all := pflag.NewFlagSet(o.name, pflag.ContinueOnError)
+	for _, fs := range o.flags.FlagSets {
+		all.AddFlagSet(fs)
+	}
+	return all.Parse(flags)
 }
 
 // Validate returns every mistake in the configuration. Each names its flag and, if the

@@ -189,6 +189,7 @@ func newLock(
 		Events:   e.recorder(o.name),
 		Metrics:  electionMetrics,
 		PodUID:   os.Getenv("POD_UID"),
+		Clock:    o.ElectionClock,
 	}
 	if seen != nil {
 		candidate.Address, candidate.Witness = seen.Address(), seen

@@ -226,7 +226,7 @@ func TestWidgets(t *testing.T) {
 			nil,
 			func(w world) {
 				raced := false
-				w.OnWrite(func(write controllertest.Write) error {
+				w.OnWrite(func(write controllertest.Request) error {
 					if write.Resource == "widgets.example.com" && !raced {
 						raced = true
 						w.Put(widget(func(s *v1.WidgetSpec) { s.Message = "other" }))

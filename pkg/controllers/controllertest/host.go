@@ -4,79 +4,93 @@
 package controllertest
 
 import (
-	"cmp"
-	"context"
-	"fmt"
+	"maps"
 	"net/http/httptest"
-	"path"
-	"reflect"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/rand"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
 
-// Host is a manager with one controller and an API server of its own.
+// Setup says what the manager of a test runs.
+type Setup struct {
+	// Entries are the controllers. All of them run, those that are off by default too.
+	Entries []controllers.Entry
+	// Flags are those of the manager and of the entries, such as --namespaces=shop.
+	Flags []string
+	// Standby adds a second replica, which does not lead before [Host.Restart].
+	Standby bool
+}
+
+// Host is a manager and an API server of its own.
 type Host struct {
 	t        testing.TB
-	entry    controllers.Entry
+	setup    Setup
 	settings controllers.Settings
 	scheme   *runtime.Scheme
 	server   *apiserver.Server
 	network  *network
 	logger   klog.Logger
-	stop     func() // the manager, if it runs
-	lag      time.Duration
+	leader   *replica
+	standby  *replica // nil if there is none
+	lags     map[string]time.Duration
 
 	mu      sync.Mutex
 	writes  []written
-	missing map[string]bool // rules that were reported
-	hook    func(Write) error
-	hooking chan struct{} // holds the one call of hook
+	missing map[string]bool // permissions that were reported
+	onRead  func(Request) error
+	onWrite func(Request) error
+	clock   func(resource string) time.Time
+	hooking chan struct{} // holds the one call of a hook
 }
 
-// NewHost starts a manager that runs the entry, as the leader, against an API server with the given
-// objects, and returns when the controller has nothing left to do. It must be called in a
-// [synctest.Test], whose end stops the manager.
+// NewHost starts a manager that runs the entry: see [Setup.NewHost].
+func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *Host {
+	t.Helper()
+	return Setup{Entries: []controllers.Entry{entry}}.NewHost(t, objects...)
+}
+
+// NewHost starts a manager, as the leader, against an API server with the given objects, and returns
+// when its controllers have nothing left to do. It must be called in a [synctest.Test], whose end stops
+// the manager.
 //
-// Objects may be of the types that the entry's AddToScheme adds, of built-in types and unstructured.
+// Objects may be of the types that the entries' AddToScheme add, of built-in types and unstructured.
 // They are stored as they are, with their status. A CustomResourceDefinition, see [ReadYAML], makes
 // the server serve its resource, and should come first. Without one, the server guesses the plural
 // of a type, and a type with a field Status has the status as a subresource.
 //
-// The test fails if the manager does not start, if the controller does what its Permissions do not allow,
-// changes an object in the cache, or has not ended within the shutdown timeout.
-func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *Host {
+// The test fails if the manager does not start, or if a controller does what its Permissions do not allow,
+// declares a resource that has no namespaces without ClusterScoped, panics, changes an object in the
+// cache, or has not ended within the shutdown timeout.
+func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
-	h := &Host{t: t, entry: entry, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
-		hooking: make(chan struct{}, 1)}
+	h := &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
+		lags: map[string]time.Duration{}, hooking: make(chan struct{}, 1)}
 	if err := clientscheme.AddToScheme(h.scheme); err != nil {
 		t.Fatal(err)
 	}
-	if entry.AddToScheme != nil {
-		if err := entry.AddToScheme(h.scheme); err != nil {
-			t.Fatalf("controller %s: AddToScheme: %v", entry.Name, err)
+	for _, e := range s.Entries {
+		if e.AddToScheme == nil {
+			continue
+		}
+		if err := e.AddToScheme(h.scheme); err != nil {
+			t.Fatalf("controller %s: AddToScheme: %v", e.Name, err)
 		}
 	}
-	h.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: h.admit, Wrote: h.wrote, Unsupported: h.unsupported})
+	h.server = apiserver.New(h.scheme, apiserver.Hooks{
+		Admit: h.admit, Wrote: h.wrote, Unsupported: h.unsupported, Holds: h.holds, Clock: h.now})
 	h.Lag(0)
 	h.Put(objects...)
 	server := httptest.NewUnstartedServer(h.server)
@@ -85,12 +99,21 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 	server.Start()
 	h.logger = klog.New(mutations{h, ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2))).GetSink()})
 	t.Cleanup(func() {
-		h.stop()
+		h.standby.stop()
+		h.leader.stop()
 		server.CloseClientConnections()
 		server.Close()
 		<-time.After(time.Minute) // client-go's queues look every few seconds whether they have ended
 	})
-	h.start()
+	if s.Standby {
+		// If there were no Lease, the first leader would wait: it might just have been deleted.
+		h.Put(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName}})
+	}
+	h.leader = h.start()
+	h.waitForLeader()
+	if s.Standby {
+		h.standby = h.start()
+	}
 	return h
 }
 
@@ -105,68 +128,56 @@ func inBubble(t testing.TB) {
 	synctest.Wait()
 }
 
-// start starts a manager and sets stop.
-func (h *Host) start() {
-	h.t.Helper()
-	h.stop = func() {}
-	// Names of builds are unique in a process.
-	o, err := app.NewOptions(app.With(h.entry), app.WithoutBuiltIns(), app.Named("test-"+rand.String(10)))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	o.Client.RESTConfig = h.network.config()
-	o.Client.ContentType = runtime.ContentTypeJSON
-	o.Generic.Controllers = []string{h.entry.Name} // although it may be off by default
-	o.Election.LeaderElect = false
-	o.Informers.CacheMutationDetection = true
-	o.Secure.BindPort, o.Insecure.Port = 0, 0
-	o.Authentication.SkipLookup = true // it starts queues that nobody stops
-	if err := o.Validate(); err != nil {
-		h.t.Fatal(err)
-	}
-	h.settings = o.Settings()
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), h.logger))
-	ended := make(chan error, 1)
-	go func() { ended <- app.Run(ctx, o) }()
-	h.Settle()
-	select {
-	case err := <-ended:
-		cancel()
-		h.t.Fatalf("the manager did not start: %v", err)
-	default:
-	}
-	h.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			h.t.Errorf("the manager ended with an error: %v", err)
-		}
-	})
-}
-
-// Restart stops the manager as at a hand-over: the controller finishes what it is doing. Then it
-// starts another one, which knows nothing but what is in the API server.
+// Restart hands over, as in a rollout: the controllers finish what they are doing, and the standby
+// leads. Without a standby it is a new replica, which knows nothing but what is in the API server.
 func (h *Host) Restart() {
 	h.t.Helper()
-	h.stop()
-	h.start()
+	h.leader.stop()
+	if h.standby == nil {
+		h.leader = h.start()
+		return
+	}
+	h.waitForLeader()
+	h.leader, h.standby = h.standby, h.start()
+}
+
+// waitForLeader returns when the only replica leads, which with a standby takes it some seconds.
+func (h *Host) waitForLeader() {
+	h.t.Helper()
+	leads := func() bool {
+		lease := Get[coordinationv1.Lease](h, metav1.NamespaceSystem, leaseName)
+		return lease == nil || ptr.Deref(lease.Spec.HolderIdentity, "") != ""
+	}
+	for range 1000 {
+		if leads() {
+			h.Settle()
+			return
+		}
+		<-time.After(time.Second)
+	}
+	h.t.Fatal("the manager does not lead")
 }
 
 // latency is how long a write takes.
 const latency = time.Millisecond
 
-// Settle returns when the controller has nothing left to do now. A write takes a millisecond, so the
-// clock goes on a little.
+// Settle returns when the controllers have nothing left to do now. A write takes a millisecond, so
+// the clock goes on a little.
 func (h *Host) Settle() {
 	h.t.Helper()
+	wait := latency
+	for _, lag := range h.lags {
+		wait = max(wait, latency+lag)
+	}
 	for range 10_000 {
 		before := h.server.Requests()
-		<-time.After(2*latency + 2*h.lag)
+		<-time.After(2 * wait)
 		synctest.Wait()
 		if h.server.Requests() == before {
 			return
 		}
 	}
-	h.t.Fatalf("controller %s goes on and on; its last writes are %q", h.entry.Name, last(h.Writes(), 10))
+	h.t.Fatalf("the controllers go on and on; the last writes are %q", last(h.Writes(), 10))
 }
 
 func last(texts []string, n int) []string { return texts[max(0, len(texts)-n):] }
@@ -178,196 +189,33 @@ func (h *Host) Sleep(d time.Duration) {
 	h.Settle()
 }
 
-// Lag delays what the cache learns from now on. Without it, the cache has each write before the
-// controller has the response; with one of more than a millisecond, after that. In production, either
-// happens.
-func (h *Host) Lag(d time.Duration) {
-	h.lag = d
-	h.server.SetTiming(apiserver.Timing{Latency: latency, Lag: d})
-}
-
-// Put creates or replaces objects as somebody else does, whatever their resourceVersions. It
-// stores them as they are, with their status. Call Settle for the controller to take notice.
-func (h *Host) Put(objects ...runtime.Object) {
-	h.t.Helper()
-	for _, obj := range objects {
-		if err := h.server.Put(h.encode(obj)); err != nil {
-			h.t.Fatal(err)
-		}
+// Lag delays what the cache learns from now on of these resources, such as deployments; without any, of
+// all. If it is not delayed, the cache has each write before the controller has the response; if it is by
+// more than a millisecond, after that. In production, either happens.
+func (h *Host) Lag(d time.Duration, resources ...string) {
+	if len(resources) == 0 {
+		clear(h.lags)
+		resources = []string{""}
 	}
-}
-
-// Delete deletes objects as somebody else does: one with finalizers stays until the last of these is
-// removed. Nobody collects what such objects own.
-func (h *Host) Delete(objects ...runtime.Object) {
-	h.t.Helper()
-	for _, obj := range objects {
-		if err := h.server.Delete(h.encode(obj)); err != nil {
-			h.t.Fatal(err)
-		}
+	for _, resource := range resources {
+		h.lags[resource] = d
 	}
+	h.server.SetTiming(apiserver.Timing{Latency: latency, Lag: maps.Clone(h.lags)})
 }
 
-// object is a pointer to an API type.
-type object[T any] interface {
-	*T
-	runtime.Object
-}
-
-// Get returns the object with that name, or nil if there is none: controllertest.Get[v1.Widget](h,
-// "shop", "a").
-func Get[T any, P object[T]](h *Host, namespace, name string) P {
-	h.t.Helper()
-	for _, obj := range List[T, P](h) {
-		if m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj); err == nil {
-			if u := (&unstructured.Unstructured{Object: m}); u.GetNamespace() == namespace && u.GetName() == name {
-				return obj
-			}
-		}
-	}
-	return nil
-}
-
-// List returns all objects of a type, sorted by namespace and name.
-func List[T any, P object[T]](h *Host) []P {
-	h.t.Helper()
-	kinds, _, err := h.scheme.ObjectKinds(P(new(T)))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	var all []P
-	for _, obj := range h.server.Objects(kinds[0].Group, kinds[0].Kind) {
-		typed := P(new(T))
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, typed); err != nil {
-			h.t.Fatal(err)
-		}
-		all = append(all, typed)
-	}
-	return all
-}
-
-// Events returns the Events that the controller has recorded, the oldest first, such as
-// "Normal Created shop/a: made Deployment a".
-func (h *Host) Events() []string {
-	h.t.Helper()
-	events := List[corev1.Event](h)
-	slices.SortStableFunc(events, func(a, b *corev1.Event) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	texts := make([]string, 0, len(events))
-	for _, e := range events {
-		if strings.HasSuffix(e.Source.Component, "-"+h.entry.Name) {
-			texts = append(texts, fmt.Sprintf("%s %s %s: %s", e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message))
-		}
-	}
-	return texts
-}
-
-// Writes returns all writes of the controller since the last call, those that were refused too, in
-// the order of time, and sorted where there is none, as among those of one Apply:
-//
-//	create configmaps shop/a
-//	apply deployments.apps shop/a
-//	apply deployments.apps shop/a (unchanged)
-//	update widgets.example.com/status shop/a: Conflict
-//
-// Events are not among them.
-func (h *Host) Writes() []string {
+// SetClock sets the clock of the API server, which its responses tell. Resources may be served by API
+// servers with clocks of their own.
+func (h *Host) SetClock(clock func(resource string) time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	slices.SortStableFunc(h.writes, func(a, b written) int {
-		return cmp.Or(a.at.Compare(b.at), strings.Compare(a.text, b.text))
-	})
-	var texts []string
-	for _, w := range h.writes {
-		texts = append(texts, w.text)
-	}
-	h.writes = nil
-	return texts
+	h.clock = clock
 }
 
-// written is a write with its result, and the instant of the bubble's clock at which it took effect.
-type written struct {
-	at   time.Time
-	text string
-}
-
-// Write is a request of the controller that writes.
-type Write struct {
-	// Verb is create, update, patch, apply, delete or deletecollection. Resource is such as
-	// deployments.apps or widgets.example.com/status.
-	Verb, Resource  string
-	Namespace, Name string
-}
-
-// String returns the write in the form of [Host.Writes].
-func (w Write) String() string {
-	return strings.TrimSpace(w.Verb + " " + w.Resource + " " + path.Join(w.Namespace, w.Name))
-}
-
-// OnWrite calls hook before each write of the controller, and refuses the write with the error that
-// it returns, if any. In between, the hook may change objects with Put, to provoke a conflict. It is
-// called for one write at a time.
-func (h *Host) OnWrite(hook func(Write) error) {
+func (h *Host) now(resource string) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.hook = hook
-}
-
-// RESTConfig returns the configuration for a client of the test's own, whom everything is allowed.
-func (h *Host) RESTConfig() *rest.Config {
-	config := h.network.config()
-	config.UserAgent, config.ContentType = testAgent, runtime.ContentTypeJSON
-	return config
-}
-
-func writeOf(r apiserver.Request) Write {
-	w := Write{Verb: r.Verb, Resource: r.Resource.String(), Namespace: r.Namespace, Name: r.Name}
-	if r.Subresource != "" {
-		w.Resource += "/" + r.Subresource
+	if h.clock == nil {
+		return time.Now()
 	}
-	if r.Patch == types.ApplyPatchType {
-		w.Verb = "apply"
-	}
-	return w
-}
-
-// wrote records a write of the controller.
-func (h *Host) wrote(r apiserver.Request, result apiserver.Result) {
-	if by(r) != h.entry.Name {
-		return
-	}
-	text := writeOf(r).String()
-	switch {
-	case result.Err != nil && apierrors.ReasonForError(result.Err) == "":
-		text += ": " + result.Err.Error()
-	case result.Err != nil:
-		text += ": " + string(apierrors.ReasonForError(result.Err))
-	case result.Unchanged:
-		text += " (unchanged)"
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.writes = append(h.writes, written{time.Now(), text})
-}
-
-func (h *Host) unsupported(r apiserver.Request, err error) {
-	h.t.Errorf("controller %s: %s: %v", h.entry.Name, writeOf(r), err)
-}
-
-// encode returns an object as the API server stores it.
-func (h *Host) encode(obj runtime.Object) *unstructured.Unstructured {
-	h.t.Helper()
-	if u, ok := obj.(*unstructured.Unstructured); ok {
-		return u.DeepCopy()
-	}
-	kinds, _, err := h.scheme.ObjectKinds(obj)
-	if err != nil {
-		h.t.Fatalf("%s: %v", reflect.TypeOf(obj), err)
-	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	u := &unstructured.Unstructured{Object: content}
-	u.SetGroupVersionKind(kinds[0])
-	return u
+	return h.clock(resource)
 }

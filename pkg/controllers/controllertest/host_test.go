@@ -5,10 +5,12 @@ package controllertest_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"runtime"
+	goruntime "runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,8 +19,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	rbacv1ac "k8s.io/client-go/applyconfigurations/rbac/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
@@ -31,6 +36,34 @@ import (
 func asking(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "shop", Name: name, Annotations: map[string]string{greeter.Annotation: "world", "other": "x"}}}
+}
+
+// doing returns an entry whose reconcile of the ConfigMap shop/a does something, with these permissions.
+func doing(name string, do func(context.Context, controllers.Host) error, rules ...rbacv1.PolicyRule) controllers.Entry {
+	e := greeter.Entry()
+	e.Name = name
+	e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
+		return append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "patch"}})
+	}
+	e.New = func(h controllers.Host) (controllers.Controller, error) {
+		return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+			if key.Name != "a" {
+				return 0, nil
+			}
+			return 0, do(ctx, h)
+		}, controllers.WatchSelf(h.Informer(informers.ConfigMaps)))
+	}
+	return e
+}
+
+func applying(configs ...*corev1ac.ConfigMapApplyConfiguration) func(context.Context, controllers.Host) error {
+	return func(ctx context.Context, h controllers.Host) error {
+		var all []runtime.ApplyConfiguration
+		for _, c := range configs {
+			all = append(all, c)
+		}
+		return h.Apply(ctx, all...)
+	}
 }
 
 func expect(t *testing.T, what string, got, want []string) {
@@ -63,7 +96,7 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, greeter.Entry())
 		raced := false
-		h.OnWrite(func(controllertest.Write) error {
+		h.OnWrite(func(controllertest.Request) error {
 			if !raced {
 				raced = true
 				later := asking("a")
@@ -77,7 +110,7 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a: Conflict", "patch configmaps shop/a"})
 		expect(t, "Events", h.Events(), []string{"Normal Greeted shop/a: Hello, you"})
 
-		h.OnWrite(func(controllertest.Write) error { return fmt.Errorf("no luck") })
+		h.OnWrite(func(controllertest.Request) error { return fmt.Errorf("no luck") })
 		h.Put(asking("b"))
 		h.Settle()
 		h.OnWrite(nil)
@@ -88,23 +121,11 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 
 func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := greeter.Entry()
-		e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}}}
-		}
-		e.New = func(h controllers.Host) (controllers.Controller, error) {
-			return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-				if key.Name != "a" {
-					return 0, nil
-				}
-				return 0, h.Apply(ctx, corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))
-			}, controllers.WatchSelf(h.Informer(informers.ConfigMaps)))
-		}
-		h := controllertest.NewHost(t, e, asking("a"))
+		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))), asking("a"))
 		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/y", "apply configmaps shop/z"})
 
 		inside, most := 0, 0
-		h.OnWrite(func(controllertest.Write) error {
+		h.OnWrite(func(controllertest.Request) error {
 			inside++
 			most = max(most, inside)
 			<-time.After(time.Second)
@@ -122,21 +143,9 @@ func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
 // TestTheHookSeesAnApplyOnce changes objects before each apply, of which the first creates the object.
 func TestTheHookSeesAnApplyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := greeter.Entry()
-		e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}}}
-		}
-		e.New = func(h controllers.Host) (controllers.Controller, error) {
-			return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-				if key.Name != "a" {
-					return 0, nil
-				}
-				return 0, h.Apply(ctx, corev1ac.ConfigMap("made", "shop"))
-			}, controllers.WatchSelf(h.Informer(informers.ConfigMaps)))
-		}
-		h := controllertest.NewHost(t, e)
+		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("made", "shop"))))
 		var seen []string
-		h.OnWrite(func(w controllertest.Write) error {
+		h.OnWrite(func(w controllertest.Request) error {
 			seen = append(seen, w.String())
 			h.Put(asking("other"))
 			return nil
@@ -147,6 +156,130 @@ func TestTheHookSeesAnApplyOnce(t *testing.T) {
 		h.Settle()
 		expect(t, "writes that the hook saw", seen, []string{"apply configmaps shop/made", "apply configmaps shop/made"})
 	})
+}
+
+func TestSeveralEntriesWithFlagsOfTheManager(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		setup := controllertest.Setup{
+			Entries: []controllers.Entry{greeter.Entry(), doing("maker", applying(corev1ac.ConfigMap("made", "shop")))},
+			Flags:   []string{"--dry-run", "--namespaces=shop"},
+		}
+		elsewhere := asking("a")
+		elsewhere.Namespace = "elsewhere"
+		h := setup.NewHost(t, asking("a"), elsewhere)
+		expect(t, "writes", h.Writes(), []string{"greeter: dry run: patch configmaps shop/a", "maker: dry run: apply configmaps shop/made"})
+		expect(t, "Events", h.Events(), []string{"greeter: Normal Greeted shop/a: Hello, world"})
+		if n := h.Metric("quartermaster_controller_reconciles_total", "controller", "maker", "result", "success"); n != 1 {
+			t.Errorf("%v reconciles, want 1", n)
+		}
+	})
+}
+
+// TestAStandby has a controller of every replica, whose writes only the leader may do.
+func TestAStandby(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var refused atomic.Int32
+		e := doing("keeper", func(ctx context.Context, h controllers.Host) error {
+			err := h.Apply(ctx, corev1ac.ConfigMap("made", "shop"))
+			if controllers.IsNotLeading(err) {
+				refused.Add(1)
+			}
+			return err
+		})
+		e.EveryReplica = true
+		h := controllertest.Setup{Entries: []controllers.Entry{e}, Standby: true}.NewHost(t, asking("a"))
+		h.Sleep(10 * time.Second)
+		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/made"})
+		h.Sleep(time.Hour)
+		if n := refused.Load(); n < 5 {
+			t.Errorf("%d writes of the standby were refused, want those of an hour with back-off", n)
+		}
+		expect(t, "writes while the standby stands by", h.Writes(), nil)
+		h.Restart()
+		h.Sleep(10 * time.Minute)
+		expect(t, "writes of the second leader", h.Writes(), []string{"apply configmaps shop/made (unchanged)"})
+	})
+}
+
+func TestReadsAndTheirTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen []string
+		h := controllertest.NewHost(t, doing("reader", func(ctx context.Context, h controllers.Host) error {
+			_, err := h.Client.CoreV1().ConfigMaps("shop").Get(ctx, "a", metav1.GetOptions{})
+			seen = append(seen, fmt.Sprint(err))
+			return nil
+		}))
+		h.OnRead(func(r controllertest.Request) error {
+			seen = append(seen, r.String())
+			return errors.New("not now")
+		})
+		h.SetClock(func(resource string) time.Time { return time.Date(2030, 1, 1, 0, 0, len(resource), 0, time.UTC) })
+		h.Put(asking("a"))
+		h.Settle()
+		expect(t, "reads", seen, []string{"get configmaps shop/a", "Internal error occurred: not now"})
+		client, err := rest.HTTPClientFor(h.RESTConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := client.Get(h.RESTConfig().Host + "/api/v1/namespaces/shop/configmaps/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if got := answer.Header.Get("Date"); got != "Tue, 01 Jan 2030 00:00:10 GMT" {
+			t.Errorf("the server's clock tells %s", got)
+		}
+	})
+}
+
+// TestNobodyGrantsWhatHeMayNotDo has a controller that makes roles and bindings.
+func TestNobodyGrantsWhatHeMayNotDo(t *testing.T) {
+	may := func(verbs, resources string, names ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{"rbac.authorization.k8s.io"}, Verbs: strings.Fields(verbs), Resources: []string{resources}, ResourceNames: names}
+	}
+	reads := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list"}}}
+	deletes := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "secrets"}, Verbs: []string{"delete"}}}
+	role := func(rules []rbacv1.PolicyRule) func(context.Context, controllers.Host) error {
+		return func(ctx context.Context, h controllers.Host) error {
+			_, err := h.Client.RbacV1().Roles("shop").Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "made"}, Rules: rules}, metav1.CreateOptions{})
+			return err
+		}
+	}
+	binding := func(kind, name string) func(context.Context, controllers.Host) error {
+		return func(ctx context.Context, h controllers.Host) error {
+			return h.Apply(ctx, rbacv1ac.RoleBinding("made", "shop").WithRoleRef(
+				rbacv1ac.RoleRef().WithAPIGroup("rbac.authorization.k8s.io").WithKind(kind).WithName(name)))
+		}
+	}
+	for name, tc := range map[string]struct {
+		do   func(context.Context, controllers.Host) error
+		may  []rbacv1.PolicyRule
+		want string
+	}{
+		"a role with what the controller may do itself": {role(reads), []rbacv1.PolicyRule{may("create", "roles")}, "create roles.rbac.authorization.k8s.io shop/made"},
+		"a role with more": {role(deletes), []rbacv1.PolicyRule{may("create", "roles")}, "create roles.rbac.authorization.k8s.io shop/made: Forbidden"},
+		"a role with more, by a controller that may escalate": {role(deletes), []rbacv1.PolicyRule{may("create escalate", "roles")},
+			"create roles.rbac.authorization.k8s.io shop/made"},
+		"a binding to a role with what the controller may do": {binding("Role", "reads"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
+			"apply rolebindings.rbac.authorization.k8s.io shop/made"},
+		"a binding to a role with more": {binding("ClusterRole", "deletes"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
+			"apply rolebindings.rbac.authorization.k8s.io shop/made: Forbidden"},
+		"a binding to a role that the controller may bind": {binding("ClusterRole", "deletes"),
+			[]rbacv1.PolicyRule{may("create patch", "rolebindings"), may("bind", "clusterroles", "deletes")}, "apply rolebindings.rbac.authorization.k8s.io shop/made"},
+		"a binding to a role that does not exist": {binding("Role", "none"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
+			"apply rolebindings.rbac.authorization.k8s.io shop/made: NotFound"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := controllertest.NewHost(t, doing("grants", func(ctx context.Context, h controllers.Host) error {
+					return controllers.TerminalError(tc.do(ctx, h))
+				}, tc.may...),
+					&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "reads"}, Rules: reads},
+					&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "deletes"}, Rules: deletes}, asking("a"))
+				expect(t, "writes", h.Writes(), []string{tc.want})
+			})
+		})
+	}
 }
 
 // TestSeveralManagersInOneProcess runs them at the same time.
@@ -178,7 +311,7 @@ func (f *failures) Errorf(format string, args ...any) {
 
 func (f *failures) Fatalf(format string, args ...any) {
 	f.Errorf(format, args...)
-	runtime.Goexit()
+	goruntime.Goexit()
 }
 
 func (f *failures) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
@@ -220,6 +353,20 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 			func(e *entry) { e.New = nil },
 			"controller greeter: the function New is missing",
 		},
+		"a panic": {
+			func(e *entry) {
+				*e = doing("greeter", func(context.Context, controllers.Host) error { panic("no") })
+			},
+			"controller greeter panicked 9 times",
+		},
+		"a resource without namespaces that is declared as if it had some": {
+			func(e *entry) {
+				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
+					return []informers.Need{{Resource: schema.GroupVersionResource{Version: "v1", Resource: "nodes"}}}, nil
+				}
+			},
+			"controller greeter: the objects of nodes have no namespace, so ClusterScoped must be set where it needs them",
+		},
 		"a change of an object in the cache": {
 			func(e *entry) {
 				build := e.New
@@ -247,7 +394,9 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					controllertest.NewHost(f, e, asking("a")).Sleep(5 * time.Minute)
+					h := controllertest.NewHost(f, e, asking("a"))
+					h.Sleep(5 * time.Minute)
+					h.Restart()
 				}()
 				<-done
 				f.mu.Lock()

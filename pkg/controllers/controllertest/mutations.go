@@ -5,6 +5,7 @@ package controllertest
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/go-logr/logr"
 )
@@ -22,7 +23,7 @@ type mutations struct {
 // Error implements logr.LogSink.
 func (m mutations) Error(err error, message string, values ...any) {
 	if message == mutationMessage {
-		m.h.t.Errorf("controller %s changed an object in the cache, which others use: %s", m.h.entry.Name, fmt.Sprint(values...))
+		m.h.t.Errorf("controller %s changed an object in the cache, which others use: %s", strings.Join(m.h.names(), " or "), fmt.Sprint(values...))
 	}
 	m.LogSink.Error(err, message, values...)
 }

@@ -162,3 +162,11 @@ func (s *Server) list(gv schema.GroupVersion) any {
 	}
 	return list
 }
+
+// Namespaced reports whether the objects of a resource have a namespace, if the server knows it.
+func (s *Server) Namespaced(gvr schema.GroupVersionResource) (namespaced, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.resource(gvr)
+	return r != nil && r.namespaced, r != nil
+}

@@ -65,11 +65,19 @@ func (c *call) read(req *http.Request) (err error) {
 	if strings.Contains(accept, "as=Table") {
 		return unsupported("tables")
 	}
-	if c.body, err = io.ReadAll(req.Body); err != nil {
+	if c.Body, err = io.ReadAll(req.Body); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	if len(c.body) == 0 {
+	if len(c.Body) == 0 {
 		return nil
+	}
+	if strings.HasPrefix(c.Verb, "delete") {
+		var opts metav1.DeleteOptions
+		err = c.deleteOptions(&opts)
+		c.DryRun = len(opts.DryRun) > 0
+	}
+	if err != nil {
+		return err
 	}
 	media, _, err := mime.ParseMediaType(req.Header.Get("Content-Type"))
 	if c.Verb == "patch" {
@@ -85,7 +93,10 @@ func (c *call) read(req *http.Request) (err error) {
 // serve handles everything but watches.
 func (s *Server) serve(w http.ResponseWriter, c call) error {
 	s.mu.Lock()
-	code, value, unchanged, err := s.execute(c)
+	code, value, unchanged, err := 0, any(nil), false, s.escalates(c)
+	if err == nil {
+		code, value, unchanged, err = s.execute(c)
+	}
 	latency := s.timing.Latency
 	s.mu.Unlock()
 	if c.Verb != "get" && c.Verb != "list" {
@@ -150,8 +161,8 @@ func (s *Server) deleteCollection(c call) (any, error) {
 }
 
 func (c *call) deleteOptions(opts *metav1.DeleteOptions) error {
-	if len(c.body) > 0 {
-		if err := json.Unmarshal(c.body, opts); err != nil {
+	if len(c.Body) > 0 {
+		if err := json.Unmarshal(c.Body, opts); err != nil {
 			return apierrors.NewBadRequest(err.Error())
 		}
 	}
@@ -167,7 +178,7 @@ func (c *call) deleteOptions(opts *metav1.DeleteOptions) error {
 // decode returns the object in the body.
 func (c *call) decode() (*object, error) {
 	obj := &object{}
-	if err := utiljson.Unmarshal(c.body, &obj.Object); err != nil || obj.Object == nil {
+	if err := utiljson.Unmarshal(c.Body, &obj.Object); err != nil || obj.Object == nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the body is not an object: %v", err))
 	}
 	if kind := obj.GroupVersionKind(); kind.Kind == "" {
@@ -223,10 +234,10 @@ func (s *Server) patch(c call) (obj *object, changed bool, code int, err error) 
 func (c *call) patched(before []byte) (after []byte, err error) {
 	switch c.Patch {
 	case types.MergePatchType:
-		after, err = jsonpatch.MergePatch(before, c.body)
+		after, err = jsonpatch.MergePatch(before, c.Body)
 	case types.JSONPatchType:
 		var patch jsonpatch.Patch
-		if patch, err = jsonpatch.DecodePatch(c.body); err == nil {
+		if patch, err = jsonpatch.DecodePatch(c.Body); err == nil {
 			after, err = patch.Apply(before)
 		}
 		if err != nil {
@@ -238,7 +249,7 @@ func (c *call) patched(before []byte) (after []byte, err error) {
 			return nil, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", c.Resource, c.Name,
 				"custom resources have no strategic merge patch", 0, false)
 		}
-		after, err = strategicpatch.StrategicMergePatch(before, c.body, example)
+		after, err = strategicpatch.StrategicMergePatch(before, c.Body, example)
 	default:
 		return nil, unsupported("patches of the type %q", c.Patch)
 	}
@@ -251,7 +262,7 @@ func (c *call) patched(before []byte) (after []byte, err error) {
 // apply is server-side apply. It creates an object that is missing, which takes the verb create too.
 func (s *Server) apply(c call) (_ *object, changed bool, code int, err error) {
 	patch := &object{}
-	if err := yaml.Unmarshal(c.body, &patch.Object); err != nil {
+	if err := yaml.Unmarshal(c.Body, &patch.Object); err != nil {
 		return nil, false, 0, apierrors.NewBadRequest(err.Error())
 	}
 	// YAML has floats where JSON has integers.

@@ -5,6 +5,8 @@
 // API over HTTP, in JSON: get, list, watch, create, update, patch, server-side apply and delete, of any
 // resource whose type or CustomResourceDefinition it knows.
 //
+// By roles and bindings, nobody gives more than he may do himself, as in the API server.
+//
 // It keeps resourceVersions, UIDs, generations, managedFields, deletionTimestamps with finalizers and
 // the status as a subresource. It has no validation, no admission, no conversion between versions,
 // no garbage collector and no other controller; of the defaults it has only the type of a Secret. What
@@ -21,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,10 +39,12 @@ type Request struct {
 	Verb  string
 	Patch types.PatchType
 
-	Resource        schema.GroupResource
-	Subresource     string
+	Resource    schema.GroupResource
+	Subresource string
+	// Name is that in the path, which a creation does not have.
 	Namespace, Name string
 	DryRun          bool
+	Body            []byte
 }
 
 // Result is the outcome of a write.
@@ -57,6 +62,10 @@ type Hooks struct {
 	Wrote func(Request, Result)
 	// Unsupported is called with what the server does not support.
 	Unsupported func(Request, error)
+	// Holds reports whether a user may do all that the rule says.
+	Holds func(userAgent string, rule rbacv1.PolicyRule) bool
+	// Clock returns the time on the clock of the API server that serves a resource.
+	Clock func(resource string) time.Time
 }
 
 // Timing says how long the server takes. In a bubble of testing/synctest, time passes only when
@@ -65,8 +74,15 @@ type Hooks struct {
 type Timing struct {
 	// Latency is how long a write takes after its effect.
 	Latency time.Duration
-	// Lag is how long a change takes to reach the watches.
-	Lag time.Duration
+	// Lag is how long a change takes to reach the watches of a resource; the empty name is for all others.
+	Lag map[string]time.Duration
+}
+
+func (t Timing) lag(resource string) time.Duration {
+	if lag, ok := t.Lag[resource]; ok {
+		return lag
+	}
+	return t.Lag[""]
 }
 
 // Server implements http.Handler.
@@ -134,6 +150,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	c, err := s.parse(req)
+	if s.hooks.Clock != nil {
+		w.Header().Set("Date", s.hooks.Clock(c.Resource.Resource).UTC().Format(http.TimeFormat))
+	}
 	if err == nil {
 		if err = s.admit(c.Request); err == nil {
 			if c.Verb == "watch" {
@@ -173,7 +192,6 @@ type call struct {
 	Request
 	resource *resource
 	query    map[string][]string
-	body     []byte
 	options  metav1.ListOptions
 	selector *selector
 	manager  string

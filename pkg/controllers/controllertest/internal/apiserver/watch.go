@@ -64,7 +64,7 @@ func (s *Server) watch(w http.ResponseWriter, c call) error {
 	}
 	for {
 		s.mu.Lock()
-		events, version, changed, lag := s.log[next:], s.version, s.changed, s.timing.Lag
+		events, version, changed, lag := s.log[next:], s.version, s.changed, s.timing.lag(c.Resource.Resource)
 		next = len(s.log)
 		s.mu.Unlock()
 		for _, e := range events {

@@ -1,0 +1,90 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllertest
+
+import (
+	"reflect"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Put creates or replaces objects as somebody else does, whatever their resourceVersions. It
+// stores them as they are, with their status. Call Settle for the controller to take notice.
+func (h *Host) Put(objects ...runtime.Object) {
+	h.t.Helper()
+	for _, obj := range objects {
+		if err := h.server.Put(h.encode(obj)); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// Delete deletes objects as somebody else does: one with finalizers stays until the last of these is
+// removed. Nobody collects what such objects own.
+func (h *Host) Delete(objects ...runtime.Object) {
+	h.t.Helper()
+	for _, obj := range objects {
+		if err := h.server.Delete(h.encode(obj)); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// object is a pointer to an API type.
+type object[T any] interface {
+	*T
+	runtime.Object
+}
+
+// Get returns the object with that name, or nil if there is none: controllertest.Get[v1.Widget](h,
+// "shop", "a").
+func Get[T any, P object[T]](h *Host, namespace, name string) P {
+	h.t.Helper()
+	for _, obj := range List[T, P](h) {
+		if m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj); err == nil {
+			if u := (&unstructured.Unstructured{Object: m}); u.GetNamespace() == namespace && u.GetName() == name {
+				return obj
+			}
+		}
+	}
+	return nil
+}
+
+// List returns all objects of a type, sorted by namespace and name.
+func List[T any, P object[T]](h *Host) []P {
+	h.t.Helper()
+	kinds, _, err := h.scheme.ObjectKinds(P(new(T)))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var all []P
+	for _, obj := range h.server.Objects(kinds[0].Group, kinds[0].Kind) {
+		typed := P(new(T))
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, typed); err != nil {
+			h.t.Fatal(err)
+		}
+		all = append(all, typed)
+	}
+	return all
+}
+
+// encode returns an object as the API server stores it.
+func (h *Host) encode(obj runtime.Object) *unstructured.Unstructured {
+	h.t.Helper()
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return u.DeepCopy()
+	}
+	kinds, _, err := h.scheme.ObjectKinds(obj)
+	if err != nil {
+		h.t.Fatalf("%s: %v", reflect.TypeOf(obj), err)
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	u := &unstructured.Unstructured{Object: content}
+	u.SetGroupVersionKind(kinds[0])
+	return u
+}

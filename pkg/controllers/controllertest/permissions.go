@@ -1,0 +1,170 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllertest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
+)
+
+// testAgent is the user agent of the test's own clients.
+const testAgent = "the-test"
+
+// hostAgents end the user agents of the manager's own clients. What they may do is not the
+// controller's business.
+var hostAgents = []string{testAgent, "startup", "discovery", "events", "leader-election", "service-account-tokens"}
+
+// cacheAgent ends the user agent of the cache, which reads what is in Needs by the controller's rules.
+const cacheAgent = "informers"
+
+// by returns the last part of the user agent: the name of a controller, for its requests.
+func by(r apiserver.Request) string { return lastPart(r.UserAgent) }
+
+func lastPart(agent string) string { return agent[strings.LastIndex(agent, "/")+1:] }
+
+// entry returns the entry of that name; nil if there is none.
+func (h *Host) entry(name string) *controllers.Entry {
+	i := slices.IndexFunc(h.setup.Entries, func(e controllers.Entry) bool { return e.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &h.setup.Entries[i]
+}
+
+func (h *Host) names() (names []string) {
+	for _, e := range h.setup.Entries {
+		names = append(names, e.Name)
+	}
+	return names
+}
+
+// rules returns what a user agent may do. The cache may do what all controllers may.
+func (h *Host) rules(agent string) (rules []rbacv1.PolicyRule) {
+	for _, e := range h.setup.Entries {
+		if agent == e.Name || agent == cacheAgent {
+			rules = append(rules, e.Permissions(h.settings)...)
+		}
+	}
+	return rules
+}
+
+// admit refuses what RBAC would, with the entries' permissions, and fails the test.
+func (h *Host) admit(r apiserver.Request) error {
+	who := by(r)
+	if slices.Contains(hostAgents, who) {
+		return nil
+	}
+	if !holds(h.rules(who), ruleOf(r)) {
+		h.lacks(r, who)
+		scope := "at the cluster scope"
+		if r.Namespace != "" {
+			scope = fmt.Sprintf("in the namespace %q", r.Namespace)
+		}
+		return apierrors.NewForbidden(r.Resource, r.Name, fmt.Errorf(
+			`user "system:serviceaccount:kube-system:quartermaster" cannot %s resource %q in API group %q %s`,
+			r.Verb, resourceOf(r), r.Resource.Group, scope))
+	}
+	reads := r.Verb == "get" || r.Verb == "list"
+	h.mu.Lock()
+	hook := h.onWrite
+	if reads {
+		hook = h.onRead
+	}
+	h.mu.Unlock()
+	// An apply that creates is admitted twice. The second time the server is locked, and the hook has
+	// seen the write.
+	creates := r.Verb == "create" && r.Patch == types.ApplyPatchType
+	if hook == nil || creates || r.Verb == "watch" || who == cacheAgent && r.Verb != "get" {
+		return nil
+	}
+	h.hooking <- struct{}{}
+	defer func() { <-h.hooking }()
+	return hook(requestOf(r))
+}
+
+// holds reports whether a user agent may do all that the rule says.
+func (h *Host) holds(agent string, rule rbacv1.PolicyRule) bool {
+	who := lastPart(agent)
+	return who == testAgent || holds(h.rules(who), rule)
+}
+
+// holds reports whether these rules allow all that the rule says, each part of it by one of them.
+func holds(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
+	names := rule.ResourceNames
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	for _, verb := range rule.Verbs {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, name := range names {
+					if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return allows(r, verb, group, resource, name) }) {
+						return false
+					}
+				}
+			}
+		}
+		for _, url := range rule.NonResourceURLs {
+			if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
+				return has(r.Verbs, verb) && has(r.NonResourceURLs, url)
+			}) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// allows reports whether RBAC allows a request by this rule.
+func allows(rule rbacv1.PolicyRule, verb, group, resource, name string) bool {
+	resources := []string{resource}
+	if _, sub, ok := strings.Cut(resource, "/"); ok {
+		resources = append(resources, "*/"+sub)
+	}
+	return has(rule.Verbs, verb) && has(rule.APIGroups, group) && has(rule.Resources, resources...) &&
+		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, name))
+}
+
+func has(list []string, values ...string) bool {
+	return slices.ContainsFunc(list, func(item string) bool { return item == "*" || slices.Contains(values, item) })
+}
+
+// ruleOf returns the rule that allows a request and nothing else.
+func ruleOf(r apiserver.Request) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{Verbs: []string{r.Verb}, APIGroups: []string{r.Resource.Group}, Resources: []string{resourceOf(r)}, ResourceNames: []string{r.Name}}
+}
+
+// lacks fails the test because of a rule that is missing, once for each.
+func (h *Host) lacks(r apiserver.Request, who string) {
+	rule := ruleOf(r)
+	missing := fmt.Sprintf("{APIGroups: %#v, Resources: %#v, Verbs: %#v}", rule.APIGroups, rule.Resources, rule.Verbs)
+	h.mu.Lock()
+	reported := h.missing[missing]
+	h.missing[missing] = true
+	h.mu.Unlock()
+	if reported {
+		return
+	}
+	does := "do not allow what it does"
+	if who == cacheAgent {
+		does = "do not allow what it declares in Needs"
+		who = strings.Join(h.names(), ", ")
+	}
+	h.t.Errorf("controller %s: Permissions %s; missing is %s", who, does, missing)
+}
+
+func resourceOf(r apiserver.Request) string {
+	if r.Subresource == "" {
+		return r.Resource.Resource
+	}
+	return r.Resource.Resource + "/" + r.Subresource
+}

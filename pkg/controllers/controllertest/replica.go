@@ -1,0 +1,161 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllertest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+const leaseName = "test"
+
+// replica is a manager that runs.
+type replica struct {
+	h           *Host
+	registry    metrics.KubeRegistry
+	controllers map[string]controllers.Controller
+	end         func() // once
+}
+
+// start starts a manager.
+func (h *Host) start() *replica {
+	h.t.Helper()
+	r := &replica{h: h, controllers: map[string]controllers.Controller{}}
+	var entries []controllers.Entry
+	for _, e := range h.setup.Entries {
+		entries = append(entries, r.observed(e))
+	}
+	// Names of builds are unique in a process.
+	o, err := app.NewOptions(app.With(entries...), app.WithoutBuiltIns(), app.Named("test-"+rand.String(10)))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	o.Client.RESTConfig = h.network.config()
+	o.Client.ContentType = runtime.ContentTypeJSON
+	o.Generic.Controllers = h.names() // although they may be off by default
+	o.Election.LeaderElect = h.setup.Standby
+	o.Election.ResourceName = leaseName
+	o.ElectionClock = bubbleClock(time.Now())
+	// So that an hour costs few requests.
+	o.Election.LeaseDuration.Duration, o.Election.RenewDeadline.Duration, o.Election.RetryPeriod.Duration = time.Minute, 40*time.Second, 10*time.Second
+	o.Informers.CacheMutationDetection = true
+	o.Secure.BindPort, o.Insecure.Port = 0, 0
+	o.Authentication.SkipLookup = true // it starts queues that nobody stops
+	if err := o.Parse(h.setup.Flags); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := o.Validate(); err != nil {
+		h.t.Fatal(err)
+	}
+	if h.leader == nil {
+		h.settings = o.Settings()
+		h.checkScopes()
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), h.logger))
+	ended := make(chan error, 1)
+	go func() { ended <- app.Run(ctx, o) }()
+	h.Settle()
+	select {
+	case err := <-ended:
+		cancel()
+		h.t.Fatalf("the manager did not start: %v", err)
+	default:
+	}
+	r.end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			h.t.Errorf("the manager ended with an error: %v", err)
+		}
+		for _, name := range h.names() {
+			if n, err := r.metric("quartermaster_controller_panics_total", "controller", name); err != nil || n > 0 {
+				h.t.Errorf("controller %s panicked %v times; the log has the stacks", name, n)
+			}
+		}
+	})
+	return r
+}
+
+// bubbleClock is that of the test's bubble.
+type bubbleClock time.Time
+
+// Now implements protocol.Clock.
+func (c bubbleClock) Now() time.Duration { return time.Since(time.Time(c)) }
+
+// stop stops a manager that has started, and returns when it has ended.
+func (r *replica) stop() {
+	if r != nil {
+		r.end()
+	}
+}
+
+// observed returns the entry, whose New tells r what it gets and returns.
+func (r *replica) observed(e controllers.Entry) controllers.Entry {
+	if build := e.New; build != nil {
+		e.New = func(h controllers.Host) (controllers.Controller, error) {
+			c, err := build(h)
+			r.registry, r.controllers[e.Name] = h.Metrics, c
+			return c, err
+		}
+	}
+	return e
+}
+
+// checkScopes fails the test if a Need does not say what it has to under --namespaces.
+func (h *Host) checkScopes() {
+	h.t.Helper()
+	for _, e := range h.setup.Entries {
+		needs, _ := e.Needs(h.settings) // the manager has reported the error
+		for _, n := range needs {
+			if namespaced, known := h.server.Namespaced(n.Resource); known && namespaced == n.ClusterScoped {
+				h.t.Fatalf("controller %s: the objects of %s have no namespace, so ClusterScoped must be set where it needs them, and only there", e.Name, n.Resource.GroupResource())
+			}
+		}
+	}
+}
+
+// Metric returns the sum of a metric's series that have these labels, given as names and values; of a
+// histogram, how many observations there were. It is the leader's.
+func (h *Host) Metric(name string, labels ...string) float64 {
+	h.t.Helper()
+	sum, err := h.leader.metric(name, labels...)
+	if err != nil {
+		h.t.Error(err)
+	}
+	return sum
+}
+
+func (r *replica) metric(name string, labels ...string) (sum float64, err error) {
+	want := map[string]string{}
+	for i := 0; i < len(labels); i += 2 {
+		want[labels[i]] = labels[i+1]
+	}
+	families, err := r.registry.Gather()
+	found := false
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			if family.GetName() == name && testutil.LabelsMatch(m, want) {
+				found = true
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	if !found && err == nil {
+		err = fmt.Errorf("there is no series of %s with %v", name, want)
+	}
+	return sum, err
+}
+
+// Controller returns what New of that entry has returned, in the replica that leads.
+func (h *Host) Controller(name string) controllers.Controller { return h.leader.controllers[name] }

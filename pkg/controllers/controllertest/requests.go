@@ -1,0 +1,163 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllertest
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
+)
+
+// Request is a request of a controller.
+type Request struct {
+	// Controller is the name of the entry.
+	Controller string
+	// Verb is get, list, create, update, patch, apply, delete or deletecollection. Resource is such as
+	// deployments.apps or widgets.example.com/status.
+	Verb, Resource string
+	// Name is the prefix of the name if the API server is to complete it.
+	Namespace, Name string
+	DryRun          bool
+	Body            []byte
+}
+
+// String returns the request in the form of [Host.Writes].
+func (r Request) String() string {
+	text := strings.TrimSpace(r.Verb + " " + r.Resource + " " + path.Join(r.Namespace, r.Name))
+	if r.DryRun {
+		text = "dry run: " + text
+	}
+	return text
+}
+
+func requestOf(r apiserver.Request) Request {
+	q := Request{Controller: by(r), Verb: r.Verb, Resource: r.Resource.String(), Namespace: r.Namespace, Name: r.Name, DryRun: r.DryRun, Body: r.Body}
+	if r.Subresource != "" {
+		q.Resource += "/" + r.Subresource
+	}
+	if r.Patch == types.ApplyPatchType {
+		q.Verb = "apply"
+	}
+	var sent metav1.PartialObjectMetadata
+	if q.Verb == "create" && q.Name == "" && json.Unmarshal(r.Body, &sent) == nil {
+		q.Name = cmp.Or(sent.Name, sent.GenerateName)
+	}
+	return q
+}
+
+// OnWrite calls hook before each write of the controllers, and refuses the write with the error that
+// it returns, if any. In between, the hook may change objects with Put, to provoke a conflict. It is
+// called for one request at a time.
+func (h *Host) OnWrite(hook func(Request) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.onWrite = hook
+}
+
+// OnRead is OnWrite for what the controllers read from the API server and not from the cache, the
+// LiveVersion of [controllers.Host] included.
+func (h *Host) OnRead(hook func(Request) error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.onRead = hook
+}
+
+// Writes returns all writes of the controllers since the last call, those that were refused too, in
+// the order of time, and sorted where there is none, as among those of one Apply:
+//
+//	create configmaps shop/a
+//	apply deployments.apps shop/a
+//	apply deployments.apps shop/a (unchanged)
+//	update widgets.example.com/status shop/a: Conflict
+//	dry run: delete pods shop/a
+//
+// Events are not among them. With several entries, each begins with the name of its entry and a colon.
+func (h *Host) Writes() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slices.SortStableFunc(h.writes, func(a, b written) int {
+		return cmp.Or(a.at.Compare(b.at), strings.Compare(a.text, b.text))
+	})
+	var texts []string
+	for _, w := range h.writes {
+		texts = append(texts, w.text)
+	}
+	h.writes = nil
+	return texts
+}
+
+// written is a write with its result, and the instant of the bubble's clock at which it took effect.
+type written struct {
+	at   time.Time
+	text string
+}
+
+// wrote records a write of a controller.
+func (h *Host) wrote(r apiserver.Request, result apiserver.Result) {
+	if h.entry(by(r)) == nil {
+		return
+	}
+	text := h.attributed(by(r), requestOf(r).String())
+	switch {
+	case result.Err != nil && apierrors.ReasonForError(result.Err) == "":
+		text += ": " + result.Err.Error()
+	case result.Err != nil:
+		text += ": " + string(apierrors.ReasonForError(result.Err))
+	case result.Unchanged:
+		text += " (unchanged)"
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.writes = append(h.writes, written{time.Now(), text})
+}
+
+// attributed returns text with the name of the entry, if there are several.
+func (h *Host) attributed(name, text string) string {
+	if len(h.setup.Entries) > 1 {
+		return name + ": " + text
+	}
+	return text
+}
+
+// Events returns the Events that the controllers have recorded, the oldest first, such as
+// "Normal Created shop/a: made Deployment a", with the names of several entries as in [Host.Writes].
+func (h *Host) Events() []string {
+	h.t.Helper()
+	events := List[corev1.Event](h)
+	slices.SortStableFunc(events, func(a, b *corev1.Event) int { return strings.Compare(string(a.UID), string(b.UID)) })
+	texts := make([]string, 0, len(events))
+	for _, e := range events {
+		for _, entry := range h.setup.Entries {
+			if strings.HasSuffix(e.Source.Component, "-"+entry.Name) {
+				texts = append(texts, h.attributed(entry.Name, fmt.Sprintf("%s %s %s: %s",
+					e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
+			}
+		}
+	}
+	return texts
+}
+
+// RESTConfig returns the configuration for a client of the test's own, whom everything is allowed.
+func (h *Host) RESTConfig() *rest.Config {
+	config := h.network.config()
+	config.UserAgent, config.ContentType = testAgent, runtime.ContentTypeJSON
+	return config
+}
+
+func (h *Host) unsupported(r apiserver.Request, err error) {
+	h.t.Errorf("controller %s: %s: %v", by(r), requestOf(r), err)
+}
