@@ -18,6 +18,8 @@
 // The clock of the bubble begins at midnight UTC 2000-01-01 and stands still while anything is left to
 // do. So a test never waits in vain, and the order of writes is always the same.
 //
+// [Setup] is for several entries, flags of the manager and a standby.
+//
 // What the API server does not have is listed in the package comment of internal/apiserver: above
 // all, it validates nothing and has no other controllers. Test what depends on validation or on other
 // controllers on a real API server.
