@@ -104,7 +104,7 @@ func (s ClusterStatus) Next(h Health, kubernetesVersion string, now time.Time) (
 			continue
 		}
 		old := s.Conditions[at]
-		if old.Status == c.Status && old.LastTransitionTime != nil {
+		if old.Status == c.Status {
 			c.LastTransitionTime = old.LastTransitionTime
 		}
 		write = write || old.Status != c.Status || old.Reason != c.Reason || now.Sub(old.LastProbeTime.Time) >= rewriteAfter

@@ -98,7 +98,7 @@ func literal(u *url.URL, unsafe bool) error {
 // only the manager's host or Node may reach.
 func Address(ip netip.Addr, unsafe bool) error {
 	ip = ip.Unmap()
-	if !unsafe && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsInterfaceLocalMulticast() || ip.IsUnspecified()) {
+	if !unsafe && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsUnspecified()) {
 		return errors.New("the address is loopback, link-local or unspecified")
 	}
 	return nil

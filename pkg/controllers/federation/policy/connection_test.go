@@ -101,6 +101,7 @@ func TestToken(t *testing.T) {
 		"none":                        {nil, ""},
 		"blanks":                      {map[string][]byte{"token": []byte(" \n")}, ""},
 		"a line break within":         {map[string][]byte{"token": []byte("abc\r\nHost: x")}, ""},
+		"a blank within":              {map[string][]byte{"token": []byte("abc def")}, ""},
 		"a NUL":                       {map[string][]byte{"token": []byte("abc\x00d")}, ""},
 		"no ASCII":                    {map[string][]byte{"token": []byte("abc\u00e9")}, ""},
 		"another key":                 {map[string][]byte{"password": []byte("abc")}, ""},

@@ -83,16 +83,18 @@ func TestWhichRecordedVersionsCount(t *testing.T) {
 		recorded, was, is string // specs; was is "" after a restart
 		want              string
 	}{
-		"31: F is as it was, after a restart":                  {recorded: template, is: template, want: "c1 c2"},
-		"F is as it was":                                       {recorded: template, was: template, is: template, want: "c1 c2"},
-		"the template changed":                                 {recorded: template, was: template, is: "template: {}"},
-		"30: the override of c1 changed":                       {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + override("c1", "z"), want: "c2"},
-		"30: after a restart all are written":                  {recorded: template + override("c1", "x"), is: template + override("c1", "z")},
-		"c1 is no longer overridden":                           {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template, want: "c2"},
-		"an override of a cluster that holds nothing":          {recorded: template, was: template, is: template + override("c4", "x"), want: "c1 c2"},
-		"F had changed when it was recorded":                   {recorded: template, was: template + override("c1", "x"), is: template + override("c1", "z")},
-		"the overrides of another cluster cannot be read":      {recorded: template, was: template, is: template + ", overrides: text"},
-		"c1 is named twice":                                    {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
+		"31: F is as it was, after a restart":             {recorded: template, is: template, want: "c1 c2"},
+		"F is as it was":                                  {recorded: template, was: template, is: template, want: "c1 c2"},
+		"the template changed":                            {recorded: template, was: template, is: "template: {}"},
+		"30: the override of c1 changed":                  {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + override("c1", "z"), want: "c2"},
+		"30: after a restart all are written":             {recorded: template + override("c1", "x"), is: template + override("c1", "z")},
+		"c1 is no longer overridden":                      {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template, want: "c2"},
+		"an override of a cluster that holds nothing":     {recorded: template, was: template, is: template + override("c4", "x"), want: "c1 c2"},
+		"F had changed when it was recorded":              {recorded: template, was: template + override("c1", "x"), is: template + override("c1", "z")},
+		"the overrides of another cluster cannot be read": {recorded: template, was: template, is: template + ", overrides: text"},
+		"c1 is named twice":                               {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
+		"c1 is named once more": {recorded: template + override("c1", "x"), was: template + override("c1", "x"), want: "c2",
+			is: template + override("c1", "x")[:len(override("c1", "x"))-1] + ", {clusterName: c1}]"},
 		"nothing but the placement changed":                    {recorded: template, was: template, is: template + ", placement: {clusters: []}", want: "c1 c2"},
 		"the overrides could not be read when it was recorded": {recorded: template + ", overrides: text", is: template + ", overrides: text"},
 	}
