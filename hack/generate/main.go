@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
-// as `manager rbac` prints them, the components that change them, and the chart's roles, schema and
-// README.
+// as `manager rbac` prints them, the components that change them, the chart's roles, schema and
+// README, and the federated types of deploy/federation.
 package main
 
 import (
@@ -32,6 +32,11 @@ func run(dir string, check bool) error {
 		return fmt.Errorf("chart: %w", err)
 	}
 	maps.Copy(manifests, ofChart)
+	ofFederation, err := federation()
+	if err != nil {
+		return err
+	}
+	maps.Copy(manifests, ofFederation)
 	for name, manifest := range manifests {
 		path := filepath.Join(dir, name)
 		have, err := os.ReadFile(path)

@@ -1,0 +1,264 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package federation tests what deploy/federation installs on a real API server.
+package federation
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+const namespace = "kube-federation-system"
+
+var (
+	definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	typeConfigs = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "federatedtypeconfigs"}
+)
+
+var shared *fleet.Fleet
+
+func TestMain(m *testing.M) {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{}, func(ctx context.Context) error {
+		crds := "../../deploy/federation/crds/"
+		if err := shared.ApplyDir(ctx, crds); err != nil {
+			return err
+		}
+		for _, file := range []string{"core.yaml", "federated.yaml"} {
+			if err := shared.WaitForCRDs(ctx, crds+file); err != nil {
+				return err
+			}
+		}
+		return shared.ApplyDir(ctx, "../../deploy/federation")
+	}))
+}
+
+// object reads YAML without an apiVersion, whose kind has it.
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	data, err := yaml.YAMLToJSON([]byte("{" + text + "}"))
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	u := &unstructured.Unstructured{}
+	if err := u.UnmarshalJSON(data); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	u.SetAPIVersion("core.kubefed.io/v1beta1")
+	switch kind := u.GetKind(); {
+	case strings.HasPrefix(kind, "Federated") && kind != "FederatedTypeConfig":
+		u.SetAPIVersion("types.kubefed.io/v1beta1")
+	case strings.HasSuffix(kind, "PropagatedVersion"):
+		u.SetAPIVersion("core.kubefed.io/v1alpha1")
+	}
+	if u.GetName() == "" {
+		u.SetName("f")
+	}
+	if u.GetKind() != "ClusterPropagatedVersion" && u.GetKind() != "FederatedClusterRole" {
+		u.SetNamespace(namespace)
+	}
+	return u
+}
+
+func client(u *unstructured.Unstructured) dynamic.ResourceInterface {
+	gvk := u.GroupVersionKind()
+	return shared.Objects.Resource(gvk.GroupVersion().WithResource(strings.ToLower(gvk.Kind) + "s")).Namespace(u.GetNamespace())
+}
+
+// TestTheTenTypesRun reads what is installed as the controller reads it.
+func TestTheTenTypesRun(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, fleet.Patience)
+	list, err := shared.Objects.Resource(typeConfigs).Namespace(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []policy.TypeConfig
+	for i := range list.Items {
+		all = append(all, policy.ReadTypeConfig(&list.Items[i]))
+	}
+	if len(all) != 10 {
+		t.Errorf("%d types, want 10", len(all))
+	}
+	for _, c := range all {
+		runs, warning := c.Runs(all, policy.DefaultConfig(), func(gr schema.GroupResource) bool {
+			_, err := shared.Objects.Resource(definitions).Get(ctx, gr.String(), metav1.GetOptions{})
+			return err == nil
+		})
+		if !runs {
+			t.Errorf("%s does not run: %v", c.Name, warning)
+		}
+		// What the FederatedTypeConfig says of the two types is what the API server serves.
+		for _, r := range []policy.Resource{c.Target, c.Federated} {
+			served, err := shared.Admin.Discovery().ServerResourcesForGroupVersion(r.APIVersion())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(served.APIResources, func(api metav1.APIResource) bool {
+				return api.Name == r.PluralName && api.Kind == r.Kind && api.Namespaced == r.Namespaced()
+			}) {
+				t.Errorf("%s: the API server does not serve %+v", c.Name, r)
+			}
+		}
+	}
+	config, err := shared.Objects.Resource(schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}).
+		Namespace(namespace).Get(ctx, policy.ConfigName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := policy.ReadConfig(config.Object); err != nil || got != policy.DefaultConfig() {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestWhatTheAPIServerAccepts(t *testing.T) {
+	const (
+		widgets = "kind: FederatedTypeConfig, metadata: {name: widgets.example.com}, spec: {propagation: Enabled, "
+		target  = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}"
+		of      = "federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}"
+		cluster = "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}"
+	)
+	tests := map[string]struct {
+		object string
+		// refused is a part of the message.
+		refused string
+	}{
+		"a cluster":                 {object: cluster + "}"},
+		"a cluster with everything": {object: cluster + ", caBundle: Y2E=, disabledTLSValidations: [SubjectName, ValidityPeriod], proxyURL: 'socks5://p:1080'}"},
+		"an empty apiEndpoint":      {object: "kind: KubeFedCluster, spec: {apiEndpoint: '', secretRef: {name: s}}", refused: "spec.apiEndpoint"},
+		"no apiEndpoint":            {object: "kind: KubeFedCluster, spec: {secretRef: {name: s}}", refused: "spec.apiEndpoint"},
+		"no Secret":                 {object: "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1'}", refused: "spec.secretRef"},
+		"a Secret without a name":   {object: "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: ''}}", refused: "spec.secretRef.name"},
+		"* alone":                   {object: cluster + ", disabledTLSValidations: ['*']}"},
+		"* and something else":      {object: cluster + ", disabledTLSValidations: ['*', SubjectName]}", refused: "stands alone"},
+		"an unknown check":          {object: cluster + ", disabledTLSValidations: [Revocation]}", refused: "disabledTLSValidations"},
+		"a proxy of another scheme": {object: cluster + ", proxyURL: 'ftp://p'}", refused: "proxyURL"},
+		"an empty proxy":            {object: cluster + ", proxyURL: ''}"},
+		"a type":                    {object: widgets + target + ", " + of + "}"},
+		"a type that takes plural and group from its name": {object: widgets + "targetType: {version: v1, kind: Widget, scope: Namespaced}, " + of + "}"},
+		"a type of another plural":                         {object: strings.Replace(widgets, "widgets", "gadgets", 1) + target + ", " + of + "}", refused: "target's plural"},
+		"a type of another group":                          {object: strings.Replace(widgets, "example.com", "example.org", 1) + target + ", " + of + "}", refused: "target's group"},
+		"a type whose name lacks the group":                {object: strings.Replace(widgets, ".example.com", "", 1) + target + ", " + of + "}", refused: "target's group"},
+		"a federated group without a dot":                  {object: widgets + target + ", " + strings.Replace(of, "types.kubefed.io", "types", 1) + "}", refused: "has a dot"},
+		"a target without a kind":                          {object: widgets + "targetType: {version: v1, scope: Namespaced}, " + of + "}", refused: "targetType.kind"},
+		"a target of an unknown scope":                     {object: widgets + "targetType: {version: v1, kind: Widget, scope: Wide}, " + of + "}", refused: "targetType.scope"},
+		"a type without a federated type":                  {object: widgets + target + "}", refused: "federatedType"},
+		"propagation that is neither on nor off":           {object: strings.Replace(widgets, "Enabled", "Perhaps", 1) + target + ", " + of + "}", refused: "propagation"},
+		"status collection that is neither on nor off":     {object: widgets + "statusCollection: Perhaps, " + target + ", " + of + "}", refused: "statusCollection"},
+		"a configuration with what KubeFed alone reads":    {object: "kind: KubeFedConfig, spec: {scope: Namespaced, leaderElect: {resourceLock: configmaps}}"},
+		"a configuration of an unknown scope":              {object: "kind: KubeFedConfig, spec: {scope: Galaxy}", refused: "spec.scope"},
+		"a configuration without a scope":                  {object: "kind: KubeFedConfig, spec: {}", refused: "spec.scope"},
+		"a threshold of 0":                                 {object: "kind: KubeFedConfig, spec: {scope: Cluster, clusterHealthCheck: {failureThreshold: 0}}", refused: "failureThreshold"},
+		"a gate that is neither on nor off":                {object: "kind: KubeFedConfig, spec: {scope: Cluster, featureGates: [{name: PushReconciler, configuration: Perhaps}]}", refused: "configuration"},
+		"adoption that is neither on nor off":              {object: "kind: KubeFedConfig, spec: {scope: Cluster, syncController: {adoptResources: Perhaps}}", refused: "adoptResources"},
+		"a federated object with an unknown operation":     {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: move, path: /x}]}]}", refused: "op"},
+		"an operation without a path":                      {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: add}]}]}", refused: "path"},
+		"replicas that are retained":                       {object: "kind: FederatedDeployment, spec: {retainReplicas: true}"},
+		"a federated object without a spec":                {object: "kind: FederatedClusterRole"},
+		"what was written where, in a namespace":           {object: "kind: PropagatedVersion"},
+		"what was written where, in none":                  {object: "kind: ClusterPropagatedVersion"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			u := object(t, test.object)
+			_, err := client(u).Create(t.Context(), u, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict})
+			if test.refused == "" && err != nil || test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)) {
+				t.Errorf("%v, want %q", err, test.refused)
+			}
+		})
+	}
+}
+
+func TestTheScopeDoesNotChange(t *testing.T) {
+	configs := shared.Objects.Resource(schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}).Namespace(namespace)
+	u, err := configs.Get(t.Context(), policy.ConfigName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unstructured.SetNestedField(u.Object, "Namespaced", "spec", "scope"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := configs.Update(t.Context(), u, metav1.UpdateOptions{}); err == nil || !strings.Contains(err.Error(), "cannot change") {
+		t.Error(err)
+	}
+}
+
+// TestAFederatedObjectIsStoredAsItIs has what a schema may prune or default: nulls, unknown fields, a
+// number that a float64 cannot hold.
+func TestAFederatedObjectIsStoredAsItIs(t *testing.T) {
+	u := object(t, "kind: FederatedConfigMap, spec: {template: {metadata: {creationTimestamp: null, labels: {a: b}}, data: {a: b}, x: [1.5, 9007199254740993, null]}, "+
+		"placement: {clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}, overrides: [{clusterName: c, clusterOverrides: ["+
+		"{path: /data/a, value: null}, {path: /data/b, value: ''}, {path: /x, value: {a: [1, null]}}, {op: '', path: /y, value: 7}]}]}")
+	stored, err := client(u).Create(t.Context(), u, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(policy.Summarize(stored)), string(policy.Summarize(u)); got != want {
+		t.Errorf("stored as %s, sent as %s", got, want)
+	}
+}
+
+// TestAStatusIsStoredAsItIs writes each status that the controller writes.
+func TestAStatusIsStoredAsItIs(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	cluster, _ := policy.ClusterStatus{}.Next(policy.Health{State: policy.NoAnswer, Error: "refused"}, "v1.36.3", now)
+	federated, _ := policy.FederatedStatus{}.Next(policy.Conclusion{Generation: 1, Clusters: []policy.ClusterResult{{Name: "c", Status: policy.CreationFailed}}}, now)
+	propagated := policy.NewPropagated(policy.Versions{Template: "t", Overrides: "o"}, map[string]string{"c": "gen:1"})
+	runs, _ := (&policy.TypeConfig{Generation: 1}).NextStatus(true, policy.DefaultConfig())
+	tests := map[string]struct {
+		object string
+		status any
+		same   func(*unstructured.Unstructured) bool
+	}{
+		"of a cluster": {"kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}}", cluster, func(u *unstructured.Unstructured) bool {
+			_, write := policy.ReadCluster(u).Status.Next(policy.Health{State: policy.NoAnswer}, "", now)
+			return !write
+		}},
+		"of a federated object": {"kind: FederatedSecret", federated, func(u *unstructured.Unstructured) bool {
+			return policy.ReadFederated(u).Status.Hash() == federated.Hash()
+		}},
+		"of what was written where":              {"kind: PropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"of what was written in which namespace": {"kind: ClusterPropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"of a type": {"kind: FederatedTypeConfig, metadata: {name: widgets}, spec: {propagation: Disabled, targetType: {version: v1, kind: Widget, scope: Namespaced}, " +
+			"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}}", runs,
+			func(u *unstructured.Unstructured) bool { return policy.ReadTypeConfig(u).Status == runs }},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			u := object(t, test.object)
+			if _, err := client(u).Create(t.Context(), u, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := client(u).Delete(context.Background(), u.GetName(), metav1.DeleteOptions{}); err != nil {
+					t.Error(err)
+				}
+			})
+			patch, err := json.Marshal(map[string]any{"status": test.status})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored, err := client(u).Patch(t.Context(), u.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !test.same(stored) {
+				t.Errorf("stored as %v", stored.Object["status"])
+			}
+		})
+	}
+}
