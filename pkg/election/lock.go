@@ -99,14 +99,14 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 	if who.Clock == nil {
 		who.Clock = NewBootClock()
 	}
-	shown := debug.New(cfg.Lease(), who.Identity, who.Clock, who.Events, who.Metrics)
+	shown := debug.New(cfg.Lease(), who.Identity, cfg.RenewDeadline.Duration, who.Clock, who.Events, who.Metrics)
 	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown}
 	if who.Namespaces != nil && cfg.LeaderElect {
 		t := cfg.timing()
 		l.apiFence = apifence.New(apifence.Config{
 			Lease: l.lease, Identity: who.Identity, PodUID: who.PodUID,
 			Namespaces: who.Namespaces, Leases: who.Client, Servers: who.Servers, Clock: who.Clock,
-			RequestTimeout: t.RequestTimeout(), Deadline: t.Deadline, Patience: t.Lease,
+			RequestTimeout: t.RequestTimeout(), Patience: t.Lease,
 			Found: l.SetServerFence, Trouble: shown.Trouble,
 		})
 	}

@@ -35,6 +35,8 @@ var allMutants = []mutant{
 		"took := e.now() - sent", "took := e.now() - sent\nsent = e.now()"},
 	{"2: the renew deadline leaves no margin", false, "config.go",
 		"Deadline: c.RenewDeadline.Duration,", "Deadline: c.LeaseDuration.Duration,"},
+	{"2: the shortest safe lease leaves no margin", false, "protocol/timing.go",
+		"float64(deadline)*(1+ClockRateError)/(1-ClockRateError) + float64(SettleTime)", "float64(deadline)"},
 	{"2: the fence opens anew by an answer that came too late", false, "writefence/fence.go",
 		"if !f.isValid(now) {\n\t\treturn false\n\t}\n\tf.deadline = deadline", "f.state, f.deadline = open, deadline\n_ = now"},
 

@@ -37,7 +37,7 @@ var simFaults = []simFault{
 		p.link.set(func(l *simLink) { l.slow = 0 })
 	}},
 	{"slow responses, then none", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) {
-		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.timing().RequestTimeout() })
+		p.link.set(func(l *simLink) { l.slowAnswers = s.cfg.RenewDeadline.Duration / 2 })
 		pass(long / 2)
 		s.lossy(p, loseAll, long)
 		p.link.set(func(l *simLink) { l.slowAnswers = 0 })

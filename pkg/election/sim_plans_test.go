@@ -295,7 +295,7 @@ func TestSimulatedRelease(t *testing.T) {
 				return // it left work behind, or did not drain in time
 			}
 			released++
-			s.awaitLeader("after a release", protocol.ReleasedDuration*4/5, false)
+			s.awaitLeader("after a release", 800*time.Millisecond, false)
 		})
 	}
 	if released == 0 {
@@ -316,12 +316,12 @@ func TestSimulatedPartition(t *testing.T) {
 			s.audit.violate(ruleLostCloses, "%s is cut off and its term does not end", leader.identity)
 			return
 		}
-		pass(protocol.SettleTime)
+		pass(250 * time.Millisecond)
 		leader.mu.Lock()
 		waiting := leader.inFlight
 		leader.mu.Unlock()
 		if waiting > 0 {
-			s.audit.violate(ruleCancelled, "%s after the term", protocol.SettleTime)
+			s.audit.violate(ruleCancelled, "250 ms after the term")
 		}
 	})
 }
@@ -337,9 +337,9 @@ func TestSimulatedUnansweredAcquisitions(t *testing.T) {
 			return
 		}
 		p.link.set(func(l *simLink) { l.lost = loseResponses })
-		pass(2*s.cfg.timing().RequestTimeout() + s.cfg.RetryPeriod.Duration)
+		pass(10 * time.Second) // two requests of 4 s, and a retry period
 		p.link.set(func(l *simLink) { l.lost = loseNothing })
-		s.awaitLeader("after two acquisitions without an answer", s.cfg.timing().RequestTimeout()+s.claim(1), false)
+		s.awaitLeader("after two acquisitions without an answer", 4*time.Second+s.claim(1), false)
 	})
 }
 

@@ -6,6 +6,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,13 @@ import (
 // fails closed, so that nobody can be named for the fence. The timings are the default ones: a renew
 // deadline of 10 s, a lease duration of 15 s.
 func TestAWebhookThatIsAwayKeepsNobodyInOffice(t *testing.T) {
+	for name, listens := range map[string]bool{"its address refuses connections": false, "it does not answer": true} {
+		t.Run(name, func(t *testing.T) { testWebhook(t, listens) })
+	}
+}
+
+func testWebhook(t *testing.T, listens bool) {
+	t.Helper()
 	const renewDeadline, lease, slack = 10 * time.Second, 15 * time.Second, 20 * time.Second
 	ctx := fleet.Context(t)
 	token, err := shared.AdminToken(ctx)
@@ -34,7 +42,7 @@ func TestAWebhookThatIsAwayKeepsNobodyInOffice(t *testing.T) {
 		m := shared.RunStandby(ctx, t)
 		standbys[m.Pod] = m
 	}
-	back := webhookIsAway(ctx, t)
+	back := webhookIsAway(ctx, t, listens)
 	leader.Kill()
 
 	// awaitHolder waits until another than those holds the Lease.
@@ -80,15 +88,25 @@ func TestAWebhookThatIsAwayKeepsNobodyInOffice(t *testing.T) {
 
 // webhookIsAway installs a webhook that nobody serves on changes of the leader's Namespace, and returns
 // what removes it.
-func webhookIsAway(ctx context.Context, t *testing.T) (back func()) {
+func webhookIsAway(ctx context.Context, t *testing.T, listens bool) (back func()) {
 	t.Helper()
+	address := "127.0.0.1:1"
+	if listens { // and the kernel accepts the connections
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = listener.Close() })
+		address = listener.Addr().String()
+	}
 	webhooks := shared.Admin.AdmissionregistrationV1().MutatingWebhookConfigurations()
 	_, err := webhooks.Create(ctx, &admissionregistrationv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "away"},
 		Webhooks: []admissionregistrationv1.MutatingWebhook{{
 			Name: "away.quartermaster.dev", AdmissionReviewVersions: []string{"v1"},
-			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1/")},
-			SideEffects:  ptr.To(admissionregistrationv1.SideEffectClassNone),
+			ClientConfig:   admissionregistrationv1.WebhookClientConfig{URL: ptr.To("https://" + address + "/")},
+			TimeoutSeconds: ptr.To[int32](30),
+			SideEffects:    ptr.To(admissionregistrationv1.SideEffectClassNone),
 			Rules: []admissionregistrationv1.RuleWithOperations{{
 				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Update},
 				Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"namespaces"}},

@@ -87,11 +87,10 @@ type Config struct {
 	Clock      protocol.Clock
 
 	RequestTimeout time.Duration
-	Deadline       time.Duration // after which a holder that is not admitted is in trouble
 	Patience       time.Duration // after which a leader that is not admitted ends its term
 
 	// Found is called with every state that is found, and Trouble with what keeps a holder from being
-	// admitted for longer than Deadline, or with nil.
+	// admitted, or with nil.
 	Found   func(context.Context, State)
 	Trouble func(error)
 }

@@ -67,15 +67,14 @@ func (f *Fence) Keep(ctx context.Context) error {
 // raise is Raise. For a leader it fails when the API server has not admitted it for as long as Patience;
 // that nobody answers does not matter to it.
 func (f *Fence) raise(ctx context.Context, leads bool) error {
-	defer f.Trouble(nil)
+	if !leads {
+		f.Trouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up
+	}
 	barred := f.Clock.Now() // since when this replica is not admitted
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
 		judged, unnamed, err := f.stand(ctx)
 		if leads && judged == verdictAbsent && f.isRefused() {
 			judged = verdictForeign
-		}
-		if leads && !unnamed && judged == verdictNone {
-			barred = f.Clock.Now()
 		}
 		since := f.Clock.Now() - barred
 		switch {
@@ -85,6 +84,7 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 			return err
 		case judged == verdictAbsent, judged == verdictAdmits:
 			f.found(ctx, judged)
+			f.Trouble(nil)
 			return nil
 		case judged == verdictMisjudges, judged == verdictForeign, judged == verdictRefuses && since > lagPatience:
 			f.Found(ctx, Misconfigured)
@@ -93,10 +93,13 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 			err = fmt.Errorf("the API server %s", judged)
 		}
 		switch {
+		case leads && !unnamed && judged == verdictNone:
+			barred = f.Clock.Now()
+			f.Trouble(nil)
 		case leads && since > f.Patience:
 			return fmt.Errorf("%w for %s: %w", errBarred, since.Truncate(time.Second), err)
-		case since > f.Deadline:
-			f.Trouble(fmt.Errorf("this replica holds the lease and cannot lead: %w", err))
+		default:
+			f.Trouble(err)
 		}
 		if since > lagPatience {
 			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader", "lease", f.Lease, "namespace", f.name)

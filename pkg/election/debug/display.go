@@ -49,6 +49,7 @@ type EventRecorder interface {
 type Display struct {
 	lease    types.NamespacedName
 	identity string
+	patience time.Duration
 	clock    protocol.Clock
 	events   EventRecorder
 	metrics  *lockMetrics
@@ -59,7 +60,7 @@ type Display struct {
 	start    *Start // of the term of this replica; nil: it may lead as soon as it is named
 	fence    apifence.State
 	refusals map[string]refusal // by verb
-	trouble  error              // what keeps the holder from leading
+	trouble  refusal            // what keeps the holder from leading, since the first time
 	lost     bool               // Run has returned without a release
 }
 
@@ -90,9 +91,12 @@ type Status struct {
 	Leader      protocol.LeaderState `json:"leaderProcess"` // as seen by a standby
 }
 
-// New returns the display of a lock on the Lease. events and all may be nil.
-func New(lease types.NamespacedName, identity string, clock protocol.Clock, events EventRecorder, all *Metrics) *Display {
-	return &Display{lease: lease, identity: identity, clock: clock, events: events, metrics: all.of(lease),
+// New returns the display of a lock on the Lease. A holder that does not lead has a problem after patience.
+// events and all may be nil.
+func New(
+	lease types.NamespacedName, identity string, patience time.Duration, clock protocol.Clock, events EventRecorder, all *Metrics,
+) *Display {
+	return &Display{lease: lease, identity: identity, patience: patience, clock: clock, events: events, metrics: all.of(lease),
 		view: protocol.View{Leader: protocol.LeaderUnknown}, phase: phaseNotStarted, fence: apifence.Unknown, refusals: map[string]refusal{}}
 }
 
@@ -195,9 +199,13 @@ func (d *Display) RefusedWrite() { d.metrics.counter(d.metrics.refusals).Inc() }
 
 // Trouble shows what keeps the holder from leading, nil if nothing does.
 func (d *Display) Trouble(err error) {
+	now := d.clock.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.trouble = err
+	if d.trouble.err == nil {
+		d.trouble.at = now
+	}
+	d.trouble.err = err
 }
 
 // SetServerFence shows what is known of the fence in the API server, and reports whether that is new.
@@ -219,7 +227,10 @@ func (d *Display) Problem() error {
 }
 
 func (d *Display) problemLocked(now time.Duration) error {
-	errs := []error{d.trouble}
+	var errs []error
+	if d.trouble.err != nil && now-d.trouble.at >= d.patience {
+		errs = append(errs, fmt.Errorf("this replica holds the lease and cannot lead: %w", d.trouble.err))
+	}
 	for _, verb := range []string{"get", "create", "update"} { // without watch it polls
 		r := d.refusals[verb]
 		if verb == "create" && d.view.Lease != nil {

@@ -32,7 +32,8 @@ func must[T any](value T, err error) T {
 
 // TestLeadingMeansThatControllersRun checks the metric is_leader and the phase.
 func TestLeadingMeansThatControllersRun(t *testing.T) {
-	d := New(leaseName, "r", &setClock{}, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
+	clock := &setClock{}
+	d := New(leaseName, "r", 10*time.Second, clock, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
 	leading := func() bool { return must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
 	held := protocol.View{Holding: true, Owes: time.Second}
 	d.Update(held, false)
@@ -46,7 +47,13 @@ func TestLeadingMeansThatControllersRun(t *testing.T) {
 	if s := d.Status(0); !leading() || s.Phase != "Leading" || s.Start.After != StartWaited || !strings.Contains(s.Start.Why, "2 are known") {
 		t.Errorf("it shows %+v", s)
 	}
+	d.Trouble(errors.New("no answer"))
+	clock.now = 9 * time.Second
 	d.Trouble(errors.New("webhook"))
+	if err := d.Problem(); err != nil {
+		t.Errorf("before the deadline the problem is %v", err)
+	}
+	clock.now = 10 * time.Second
 	if err := d.Problem(); err == nil || !strings.Contains(err.Error(), "webhook") {
 		t.Errorf("the problem is %v", err)
 	}
@@ -74,7 +81,7 @@ func TestHealthy(t *testing.T) {
 		"one that has lost is not, for it should be gone": {held, protocol.ReasonRenewDeadline, 36 * time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := New(leaseName, "r", clock, nil, nil)
+			d := New(leaseName, "r", 0, clock, nil, nil)
 			d.Update(test.view, test.end != "")
 			if test.end != "" {
 				d.Ended(test.end, true)
