@@ -170,8 +170,9 @@ func (c *Controller) source(obj Source) policy.Source {
 }
 
 // maxScan limits the steps that it takes to match the names of a namespace's sources against the
-// patterns of one workload: about 100 ms. Nobody needs a hundredth.
-const maxScan = 16 << 20
+// patterns of one workload: about 40 ms. Ten patterns such as app-.* and 3,000 names take half of
+// them.
+const maxScan = 2 << 20
 
 // lookUp returns the cached sources that may concern w, and the keys of these and of others that would. If
 // its patterns take too long, it returns that problem.

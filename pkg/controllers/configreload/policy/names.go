@@ -52,7 +52,7 @@ func (n *names) add(name string) {
 
 func (n *names) addGlob(pattern string) {
 	n.globs = append(n.globs, pattern)
-	n.steps += len(pattern)
+	n.steps += 1 + len(pattern)/8 // which are quicker than those of an expression
 }
 
 // isName reports whether text may be the name of a source: lower-case letters, digits, and - and .

@@ -205,7 +205,11 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	}{
 		"a dot of a name stands for any character":           {map[string]string{kCM: "app.config"}, Named, 0},
 		"a dot stands for one character":                     {map[string]string{kCM: "app..config,ap.config"}, No, 0},
-		"an expression that repeats too often, others count": {map[string]string{kCM: "(xyxyxyxyxyxy){900},app-.*"}, No, 1},
+		"any text in the middle and at the end":              {map[string]string{kCM: "a.*-co.*"}, Named, 0},
+		"any text at the start, and a character":             {map[string]string{kCM: ".*.onfig"}, Named, 0},
+		"any text in a part of the name":                     {map[string]string{kCM: "app-.*con,pp-.*,.*-"}, No, 0},
+		"what repeats another character than a dot":          {map[string]string{kCM: "app-*,app*config"}, No, 0},
+		"an expression that repeats too often, others count": {map[string]string{kCM: "(xyxyxyxyxyxy){900},app-.*"}, Named, 1},
 		"two expressions with groups of one name":            {map[string]string{kCM: "(?P<x>db),(?P<x>app)-.*"}, Named, 0},
 		"an expression that quotes leaves the next alone":    {map[string]string{kCM: `x\Q,app-.*`}, Named, 0},
 		"a list that is too long":                            {map[string]string{kCM: "app-config," + long("x")}, No, 1},

@@ -250,8 +250,10 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 	for item := range items(from[k.reload[t]]) {
 		if isName(item) {
 			rules.named.add(item)
-			if strings.Contains(item, ".") { // it is an expression too
-				rules.named.addGlob(strings.ReplaceAll(item, ".", "?"))
+		}
+		if isName(strings.ReplaceAll(item, ".*", "x")) { // most expressions are but this
+			if strings.Contains(item, ".") {
+				rules.named.addGlob(strings.NewReplacer(".*", "*", ".", "?").Replace(item))
 			}
 			continue
 		}
