@@ -402,6 +402,7 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				here, c, _ := host(t, tc.run)
 				here.everyReplica = true
+				c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
 				leaders, other, _ := host(t, untilTheEnd)
 				all := hostedControllers{leaders, here}
 				stop := all.runOnEveryReplica(t.Context(), 0, 20*time.Second)
@@ -414,6 +415,9 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 				err := stop()
 				if took := time.Since(begun); took != tc.took || !errors.Is(err, tc.want) {
 					t.Errorf("it stopped after %s with %v; want %s and %v", took, err, tc.took, tc.want)
+				}
+				if named := strings.Contains(fmt.Sprint(err), "controller x did not end reconciling shop/a"); named != (tc.took == 20*time.Second) {
+					t.Errorf("the error is %v", err)
 				}
 				<-time.After(2 * time.Hour) // until the one that does not drain has returned
 			})

@@ -172,7 +172,8 @@ func (cs hostedControllers) runOnEveryReplica(ctx context.Context, interval, dra
 		case err := <-drained:
 			return err
 		case <-late:
-			return fmt.Errorf("%w: the controllers of every replica did not drain within %s", election.ErrUnfinished, drain)
+			return errors.Join(fmt.Errorf("%w: the controllers of every replica did not drain within %s", election.ErrUnfinished, drain),
+				some.unfinished(time.Now()))
 		}
 	}
 }
@@ -194,6 +195,18 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 	}
 	<-ctx.Done() // also without any controller: a process that exits is restarted for ever
 	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// unfinished returns an error that names what is being reconciled at now, or nil.
+func (cs hostedControllers) unfinished(now time.Time) error {
+	var errs []error
+	for _, c := range cs {
+		s, _ := c.own()
+		for _, in := range s.InFlight {
+			errs = append(errs, fmt.Errorf("controller %s did not end reconciling %s, for %s now", c.name, in.Key, now.Sub(in.Since).Round(time.Second)))
+		}
+	}
 	return errors.Join(errs...)
 }
 

@@ -150,6 +150,7 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	err = lock.Run(ctx, lead)
 	if err != nil {
+		err = errors.Join(err, running.on(false).unfinished(time.Now()))
 		cutOff(err)
 	}
 	err = errors.Join(err, stopOthers())

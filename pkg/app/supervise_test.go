@@ -192,6 +192,19 @@ func TestAStatusThatPanicsIsAProblem(t *testing.T) {
 	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
+func TestWhatDidNotEndIsNamed(t *testing.T) {
+	h, c, _ := host(t, untilTheEnd)
+	if err := (hostedControllers{h}).unfinished(time.Now()); err != nil {
+		t.Errorf("nothing is in flight, but: %v", err)
+	}
+	now := time.Now()
+	c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: now.Add(-time.Minute)}, {Key: "shop/b", Since: now}}}
+	want := "controller x did not end reconciling shop/a, for 1m0s now\ncontroller x did not end reconciling shop/b, for 0s now"
+	if err := (hostedControllers{h}).unfinished(now); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
 func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {
 	for name, tc := range map[string]struct {
 		run  func(context.Context) error
@@ -207,8 +220,8 @@ func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h, _, _ := host(t, tc.run)
 				fine, _, _ := host(t, untilTheEnd)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(time.Second, func() { cancel(errors.New("told to end")) })
 				err := hostedControllers{fine, h}.run(ctx, 0)
 				if got := errors.Is(err, election.ErrUnfinished); got != tc.want {
 					t.Errorf("run returned %v", err)

@@ -4,11 +4,9 @@
 package controllers
 
 import (
-	"errors"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/lru"
 )
 
@@ -26,13 +24,6 @@ func DecideAgain(stale func(error) bool, step func(first, last bool) (time.Durat
 			return after, err
 		}
 	}
-}
-
-// IsNamespaceMissing reports whether a request was refused since its namespace does not exist. Admission
-// may return the same code for other reasons.
-func IsNamespaceMissing(err error) bool {
-	var status apierrors.APIStatus
-	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
 // maxNotices is how many notices are remembered. Beyond it the least recently used is forgotten, and

@@ -40,8 +40,8 @@ type Entry struct {
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// EveryReplica makes every replica run the controller, from the time when its cache is started
 	// until the process ends, and not only the one that leads. The fences refuse the writes of a
-	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is tried
-	// again with back-off, so not at once when the replica leads.
+	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is called
+	// again when the replica leads.
 	EveryReplica bool
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
-	"sort"
 	"sync"
 	"time"
 
@@ -17,65 +16,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
-// The defaults of the back-off. Nothing is given up: that would leave an object wrong until something else
-// changes it. An answer of the API server, which may be a webhook's, puts a key off for maxBackoff at most.
-const (
-	minBackoff = time.Second
-	maxBackoff = 5 * time.Minute
-	// quietConflicts is how often in a row a key may meet a conflict before that is an error.
-	quietConflicts = 3
-)
-
-// Options describe a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
-// Clock; a controller may set the others.
-type Options struct {
-	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
-	Name string
-	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
-	// at once.
-	Workers int
-	// A failing key is tried again after MinBackoff, default 1 s, then after twice as long each
-	// time, up to MaxBackoff, default 5 min.
-	MinBackoff, MaxBackoff time.Duration
-	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
-	// contexts end. The default is as long as --shutdown-timeout says, which holds in any case.
-	DrainTimeout time.Duration
-	Metrics      *Metrics
-	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
-	// earlier, Run ends with its error. What it returns after ctx has ended does not count.
-	Beside func(ctx context.Context) error
-	// Clock drives delays, back-off and the status; default the real clock.
-	Clock clock.WithTicker
-}
-
-// withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
-func (o Options) withDefaults() (Options, error) {
-	o.Workers = max(o.Workers, 1)
-	if o.MinBackoff == 0 {
-		o.MinBackoff = minBackoff
-	}
-	if o.MaxBackoff == 0 {
-		o.MaxBackoff = max(maxBackoff, o.MinBackoff)
-	}
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
-	switch {
-	case o.Name == "":
-		return o, errors.New("loop without Options.Name")
-	case o.Metrics == nil:
-		return o, fmt.Errorf("loop %s without Options.Metrics", o.Name)
-	case o.DrainTimeout < 0:
-		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o.Name, o.DrainTimeout)
-	case o.MinBackoff < 0 || o.MaxBackoff < o.MinBackoff:
-		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least MinBackoff %s, which must not be negative",
-			o.Name, o.MaxBackoff, o.MinBackoff)
-	}
-	return o, nil
-}
+// quietConflicts is how often in a row a key may meet a conflict before that is an error.
+const quietConflicts = 3
 
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
 type Loop[K comparable] struct {
@@ -420,69 +364,8 @@ func (l *Loop[K]) failed(key string, err error, panicked bool) {
 	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: l.opts.Clock.Now()}
 }
 
-// IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
-// whether an error in err's tree has a method NotLeading() bool that returns true. The loop's
-// metric counts it apart from errors, and the log does not show it as one. A controller need not
-// report it either.
-func IsNotLeading(err error) bool {
-	var refused interface{ NotLeading() bool }
-	return errors.As(err, &refused) && refused.NotLeading()
-}
-
-// IsOutcomeUnknown reports whether err is that of a write that was in flight when the term of this
-// replica ended, which IsNotLeading reports too: whether an error in err's tree has a method
-// OutcomeUnknown() bool that returns true.
-func IsOutcomeUnknown(err error) bool {
-	var ended interface{ OutcomeUnknown() bool }
-	return errors.As(err, &ended) && ended.OutcomeUnknown()
-}
-
-// TerminalError returns an error with the text of err which says that it is not worth a retry, such as
-// for an object that nobody can make sense of. The loop counts and logs it, and calls reconcile again
-// at the object's next event, or after the duration that reconcile returned. For a nil err it returns
-// nil.
-func TerminalError(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &terminalError{err}
-}
-
-type terminalError struct{ error }
-
-func (e *terminalError) Unwrap() error { return e.error }
-
-func isTerminal(err error) bool {
-	var e *terminalError
-	return errors.As(err, &e)
-}
-
 func (l *Loop[K]) setPhase(p Phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.phase = p
-}
-
-// Status returns a snapshot, with the keys in flight sorted by name.
-func (l *Loop[K]) Status() Status {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := Status{
-		Name:       l.opts.Name,
-		Phase:      l.phase,
-		Workers:    l.opts.Workers,
-		InFlight:   make([]InFlight, 0, len(l.inFlight)),
-		Reconciles: l.counts.reconciles,
-		Errors:     l.counts.errors,
-		Panics:     l.counts.panics,
-		LastError:  l.lastErr,
-	}
-	if l.queue != nil {
-		s.QueueDepth = l.queue.Len()
-	}
-	for key, since := range l.inFlight {
-		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
-	}
-	sort.Slice(s.InFlight, func(i, j int) bool { return s.InFlight[i].Key < s.InFlight[j].Key })
-	return s
 }

@@ -3,7 +3,11 @@
 
 package controllers
 
-import "time"
+import (
+	"fmt"
+	"sort"
+	"time"
+)
 
 // Status says what a loop is doing. It is served as JSON for people. The fields may change between
 // releases.
@@ -56,6 +60,30 @@ type LastError struct {
 	Key  string    `json:"key"`
 	Text string    `json:"text"`
 	Time time.Time `json:"time"`
+}
+
+// Status returns a snapshot, with the keys in flight sorted by name.
+func (l *Loop[K]) Status() Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Status{
+		Name:       l.opts.Name,
+		Phase:      l.phase,
+		Workers:    l.opts.Workers,
+		InFlight:   make([]InFlight, 0, len(l.inFlight)),
+		Reconciles: l.counts.reconciles,
+		Errors:     l.counts.errors,
+		Panics:     l.counts.panics,
+		LastError:  l.lastErr,
+	}
+	if l.queue != nil {
+		s.QueueDepth = l.queue.Len()
+	}
+	for key, since := range l.inFlight {
+		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
+	}
+	sort.Slice(s.InFlight, func(i, j int) bool { return s.InFlight[i].Key < s.InFlight[j].Key })
+	return s
 }
 
 // LongestRunning returns the key that has been in flight for longest, and for how long. It returns

@@ -1,0 +1,54 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
+// whether an error in err's tree has a method NotLeading() bool that returns true. The loop's
+// metric counts it apart from errors, and the log does not show it as one. A controller need not
+// report it either.
+func IsNotLeading(err error) bool {
+	var refused interface{ NotLeading() bool }
+	return errors.As(err, &refused) && refused.NotLeading()
+}
+
+// IsOutcomeUnknown reports whether err is that of a write that was in flight when the term of this
+// replica ended, which IsNotLeading reports too: whether an error in err's tree has a method
+// OutcomeUnknown() bool that returns true.
+func IsOutcomeUnknown(err error) bool {
+	var ended interface{ OutcomeUnknown() bool }
+	return errors.As(err, &ended) && ended.OutcomeUnknown()
+}
+
+// TerminalError returns an error with the text of err which says that it is not worth a retry, such as
+// for an object that nobody can make sense of. The loop counts and logs it, and calls reconcile again
+// at the object's next event, or after the duration that reconcile returned. For a nil err it returns
+// nil.
+func TerminalError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &terminalError{err}
+}
+
+type terminalError struct{ error }
+
+func (e *terminalError) Unwrap() error { return e.error }
+
+func isTerminal(err error) bool {
+	var e *terminalError
+	return errors.As(err, &e)
+}
+
+// IsNamespaceMissing reports whether a request was refused since its namespace does not exist. Admission
+// may return the same code for other reasons.
+func IsNamespaceMissing(err error) bool {
+	var status apierrors.APIStatus
+	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
+}

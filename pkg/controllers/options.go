@@ -1,0 +1,68 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// The defaults of the back-off. Nothing is given up: that would leave an object wrong until something else
+// changes it. An answer of the API server, which may be a webhook's, puts a key off for maxBackoff at most.
+const (
+	minBackoff = time.Second
+	maxBackoff = 5 * time.Minute
+)
+
+// Options describe a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
+// Clock; a controller may set the others.
+type Options struct {
+	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
+	Name string
+	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
+	// at once.
+	Workers int
+	// A failing key is tried again after MinBackoff, default 1 s, then after twice as long each
+	// time, up to MaxBackoff, default 5 min.
+	MinBackoff, MaxBackoff time.Duration
+	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
+	// contexts end. The default is as long as --shutdown-timeout says, which holds in any case.
+	DrainTimeout time.Duration
+	Metrics      *Metrics
+	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
+	// earlier, Run ends with its error. What it returns after ctx has ended does not count.
+	Beside func(ctx context.Context) error
+	// Clock drives delays, back-off and the status; default the real clock.
+	Clock clock.WithTicker
+}
+
+// withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
+func (o Options) withDefaults() (Options, error) {
+	o.Workers = max(o.Workers, 1)
+	if o.MinBackoff == 0 {
+		o.MinBackoff = minBackoff
+	}
+	if o.MaxBackoff == 0 {
+		o.MaxBackoff = max(maxBackoff, o.MinBackoff)
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	switch {
+	case o.Name == "":
+		return o, errors.New("loop without Options.Name")
+	case o.Metrics == nil:
+		return o, fmt.Errorf("loop %s without Options.Metrics", o.Name)
+	case o.DrainTimeout < 0:
+		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o.Name, o.DrainTimeout)
+	case o.MinBackoff < 0 || o.MaxBackoff < o.MinBackoff:
+		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least MinBackoff %s, which must not be negative",
+			o.Name, o.MaxBackoff, o.MinBackoff)
+	}
+	return o, nil
+}
