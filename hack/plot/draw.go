@@ -32,7 +32,7 @@ var (
 const (
 	width      = vg.Length(640)
 	margin     = vg.Length(20)
-	labels     = vg.Length(190) // the width of the column of names
+	labels     = vg.Length(205) // the width of the column of names
 	lineHeight = vg.Length(20)
 	heading    = vg.Length(58) // title and subtitle
 	footing    = vg.Length(50) // axis, and where the figures come from
@@ -46,13 +46,17 @@ type canvas struct {
 
 func (c canvas) at(x, y vg.Length) vg.Point { return vg.Point{X: x, Y: c.height - y} }
 
+// text draws s around the height y, on white, so that no line of the grid runs through it.
 func (c canvas) text(x, y, size vg.Length, bold bool, col color.Color, align text.XAlignment, s string) {
 	f := font.From(plot.DefaultFont, size)
 	f.Variant = "Sans"
 	if bold {
 		f.Weight = 2 // bold
 	}
-	c.FillText(text.Style{Color: col, Font: f, XAlign: align, YAlign: text.YCenter, Handler: plot.DefaultTextHandler}, c.at(x, y-1.5), s) // the middle of small letters
+	style := text.Style{Color: col, Font: f, XAlign: align, YAlign: text.YCenter, Handler: plot.DefaultTextHandler}
+	begin := x + vg.Length(align)*style.Width(s)
+	c.FillPolygon(white, []vg.Point{c.at(begin-2, y-size*0.7), c.at(begin+style.Width(s)*1.1, y-size*0.7), c.at(begin+style.Width(s)*1.1, y+size*0.7), c.at(begin-2, y+size*0.7)})
+	c.FillText(style, c.at(x, y-1.5), s) // the middle of small letters
 }
 
 func (c canvas) line(x1, y1, x2, y2, thick vg.Length, col color.Color) {
