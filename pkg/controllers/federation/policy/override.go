@@ -226,7 +226,8 @@ type identity struct{ Kind, Group, Name, Namespace, ResourceVersion, Owners any 
 
 func identityOf(object map[string]any) identity {
 	metadata, _ := object["metadata"].(map[string]any)
-	return identity{object["kind"], groupOf(object), metadata["name"], metadata["namespace"], metadata["resourceVersion"], metadata["ownerReferences"]}
+	owners := runtime.DeepCopyJSONValue(metadata["ownerReferences"]) // operations change lists in place
+	return identity{object["kind"], groupOf(object), metadata["name"], metadata["namespace"], metadata["resourceVersion"], owners}
 }
 
 // groupOf returns the group of an object, or what no group is.

@@ -106,6 +106,8 @@ func TestOverrides(t *testing.T) {
 		"a generated name":                             refused(cm("{path: /metadata/generateName, value: f-}")),
 		"an owner":                                     refused(cm("{path: /metadata/ownerReferences, value: [{name: a}]}")),
 		"another owner":                                refused(update("{op: add, path: /metadata/ownerReferences/0, value: {name: a}}")),
+		"another owner in its place":                   refused(update("{path: /metadata/ownerReferences/0, value: {name: a}}")),
+		"another name of an owner":                     refused(update("{path: /metadata/ownerReferences/0/name, value: a}")),
 		"finalizers":                                   cm("{path: /metadata/finalizers, value: [a/b]}").is(head + managed(", finalizers: [a/b]") + ", data: {a: b}, list: [x, w, z]"),
 		"27: the label is dropped":                     cm("{path: /metadata/labels, value: {x: v}}").is(head + "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true', x: v}}, data: {a: b}, list: [x, w, z]"),
 		"27: the label is false":                       cm("{path: /metadata/labels, value: {kubefed.io/managed: 'false'}}").is(data("a: b")),
@@ -153,6 +155,7 @@ func FuzzOverrides(f *testing.F) {
 	f.Add(`{"kind":"Secret","apiVersion":"apps/v1"}`, `[{"op":"remove","path":"/list/-1"},{"path":"/apiVersion","value":"apps/v1"}]`, false)
 	f.Add(`{"metadata":{"name":"g","namespace":"other"}}`, `[{"path":"/metadata/labels/kubefed.io~1managed","value":"false"}]`, true)
 	f.Add(`null`, `[{"path":"/metadata/ownerReferences/-","op":"add","value":{"name":"o"}}]`, true)
+	f.Add(`null`, `[{"path":"/metadata/ownerReferences/0/name","value":"p"}]`, true)
 	f.Fuzz(func(t *testing.T, template, operations string, exists bool) {
 		u := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "f", "namespace": "ns"}}}
 		var spec, list any
@@ -191,7 +194,7 @@ func FuzzOverrides(f *testing.F) {
 			version = "7"
 		}
 		if read.GetKind() != "ConfigMap" || read.GroupVersionKind().Group != "" || read.GetName() != "f" || read.GetNamespace() != "ns" ||
-			read.GetResourceVersion() != version || read.GetUID() != "" || len(read.GetOwnerReferences()) > 0 != exists || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
+			read.GetResourceVersion() != version || read.GetUID() != "" || exists && fmt.Sprint(read.Object["metadata"].(map[string]any)["ownerReferences"]) != "[map[name:o]]" || !exists && read.GetOwnerReferences() != nil || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
 			t.Fatalf("%s and %s give %s", template, operations, sent)
 		}
 		if labels := hashed(read.GetLabels()); digest.For("c1").Labels != labels {
