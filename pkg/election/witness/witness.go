@@ -154,8 +154,11 @@ func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report fu
 
 // dial returns the response of the process, which goes on until ctx ends.
 func dial(ctx context.Context, transport *http.Transport, process protocol.Watched) (io.ReadCloser, error) {
-	target := url.URL{Scheme: "https", Host: process.Address, Path: Path, RawQuery: url.QueryEscape(process.Holder)}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	address, err := netip.ParseAddrPort(process.Address) // whoever may edit the Lease must not choose more
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address.String()+Path+"?"+url.QueryEscape(process.Holder), nil)
 	if err != nil {
 		return nil, err
 	}

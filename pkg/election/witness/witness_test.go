@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -280,6 +281,12 @@ func TestWatchUnreachable(t *testing.T) {
 		"another process has answered from the beginning": func(t *testing.T) protocol.Watched {
 			t.Helper()
 			return protocol.Watched{Holder: "other_1", Address: newLeader(t, "127.0.0.1:0").Address()}
+		},
+		"its address has a name": func(t *testing.T) protocol.Watched {
+			t.Helper()
+			process := newLeader(t, "127.0.0.1:0").process()
+			process.Address = strings.Replace(process.Address, "127.0.0.1", "localhost", 1)
+			return process
 		},
 		"it serves too many others": func(t *testing.T) protocol.Watched {
 			t.Helper()
