@@ -24,6 +24,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
 
 // DryRunError is the error of a controller's request that was not sent, because --dry-run is set
@@ -83,8 +85,11 @@ type dryRunTransport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !writefence.IsWrite(r) {
+		return t.next.RoundTrip(r)
+	}
 	reason := t.dryRun.refuses(r)
-	if reason == "" && !reads(r) {
+	if reason == "" {
 		r, reason = t.dryRun.made(r)
 	}
 	if reason != "" {
@@ -100,23 +105,7 @@ func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 // and to log.
 func (t dryRunTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-func reads(r *http.Request) bool {
-	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
-		return true
-	}
-	return false
-}
-
-// plainRead reports whether r is a read that does not ask for a connection in both directions.
-// client-go names a protocol in another header; it adds Connection: Upgrade after this transport.
-func plainRead(r *http.Request) bool {
-	connection := strings.ToLower(strings.Join(r.Header.Values("Connection"), ","))
-	return reads(r) && !strings.Contains(connection, "upgrade") &&
-		r.Header.Get("X-Stream-Protocol-Version") == "" && r.Header.Get("Sec-Websocket-Protocol") == ""
-}
-
-// refuses returns why the request must not be sent, or "" if it may.
+// refuses returns why a write must not be sent, or "" if it may.
 func (d *dryRun) refuses(r *http.Request) string {
 	path := url.URL{Path: strings.TrimPrefix(r.URL.Path, d.prefix), RawQuery: r.URL.RawQuery}
 	info, err := d.paths.NewRequestInfo(&http.Request{Method: r.Method, URL: &path})
@@ -124,9 +113,6 @@ func (d *dryRun) refuses(r *http.Request) string {
 		return err.Error()
 	}
 	if !info.IsResourceRequest {
-		if reads(r) {
-			return ""
-		}
 		return "only requests for resources can be dry runs"
 	}
 	builtIn := info.APIGroup == "" || d.builtIn.IsGroupRegistered(info.APIGroup)
@@ -135,12 +121,11 @@ func (d *dryRun) refuses(r *http.Request) string {
 	case "attach", "exec", "portforward", "proxy":
 		return "what it connects to does not know dry runs" // for any method: exec by websocket is a GET
 	case "binding", "eviction":
-		if !builtIn && !plainRead(r) {
+		if !builtIn {
 			return "it is not a subresource of custom resources"
 		}
 	default:
-		// A plain read is, for instance, of a metric: its name stands where a subresource does.
-		if !builtIn && !plainRead(r) {
+		if !builtIn {
 			return "it is not a subresource of custom resources"
 		}
 		// For instance, the token of a ServiceAccount would be valid.
@@ -148,7 +133,7 @@ func (d *dryRun) refuses(r *http.Request) string {
 			return "the API server might create this subresource despite dryRun"
 		}
 	}
-	if reads(r) || builtIn {
+	if builtIn {
 		return ""
 	}
 	return d.refusesGroup(r.Context(), schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion})

@@ -48,30 +48,6 @@ func newTestDryRun(t *testing.T) *dryRun {
 	return d
 }
 
-// TestDryRunRefusesAConnectionToAnAggregatedAPI gives requests the headers with which clients ask
-// for a connection in both directions. The console of a virtual machine is one.
-func TestDryRunRefusesAConnectionToAnAggregatedAPI(t *testing.T) {
-	d := newTestDryRun(t)
-	for name, header := range map[string]http.Header{
-		"any client":           {"Connection": {"keep-alive, Upgrade"}, "Upgrade": {"websocket"}},
-		"client-go, SPDY":      {"X-Stream-Protocol-Version": {"v4.channel.k8s.io"}},
-		"client-go, websocket": {"Sec-Websocket-Protocol": {"v5.channel.k8s.io"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := httptest.NewRequest(http.MethodGet, "https://example.com/clusters/c/apis/aggregated.example.com/v1/things/a/console", nil)
-			r.Header = header
-			_, err := d.wrap(roundTripper(func(*http.Request) (*http.Response, error) {
-				t.Error("it was sent")
-				return nil, nil
-			})).RoundTrip(r) //nolint:bodyclose // there is no response
-			var refused *DryRunError
-			if !errors.As(err, &refused) {
-				t.Errorf("error %v", err)
-			}
-		})
-	}
-}
-
 func TestDryRunSendsOrRefuses(t *testing.T) {
 	d := newTestDryRun(t)
 	for name, tc := range map[string]struct {
@@ -109,6 +85,9 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 		"to forward a port is refused":                                {"POST /api/v1/namespaces/a/pods/b/portforward", "", "connects"},
 		"a proxy of a Service is refused":                             {"PUT /api/v1/namespaces/a/services/b/proxy/x/y", "", "connects"},
 		"a proxy of a node is refused, whatever the method":           {"GET /api/v1/nodes/b/proxy/run", "", "connects"},
+		"the console of a virtual machine by websocket is refused":    {"GET /apis/aggregated.example.com/v1/things/a/console", "", "not a subresource"},
+		"so is anything that passes requests on":                      {"GET /apis/aggregated.example.com/v1/things/a/proxy", "", "connects"},
+		"a read of an aggregated API's status passes":                 {"GET /apis/aggregated.example.com/v1/things/a/status", "", ""},
 		"a write to what is no resource is refused":                   {"PUT /debug/flags/v", "", "only requests for resources"},
 		"a method that is not known is refused":                       {"MERGE /api/v1/namespaces/a/pods/b", "", "method"},
 	} {

@@ -118,9 +118,8 @@ func (l *Lock) Identity() string {
 	return l.who.Identity
 }
 
-// Fence puts the fence in front of a transport. A request other than GET, HEAD and OPTIONS, and one that
-// connects to a Pod, is refused with writefence.ErrNotLeading unless this replica leads at that instant,
-// and is cancelled when its term ends. So is one that the API server's fence refuses. Every client of
+// Fence puts the fence in front of a transport. A write, see writefence.IsWrite, is refused with
+// writefence.ErrNotLeading unless this replica leads at that instant, and is cancelled when its term ends. So is one that the API server's fence refuses. Every client of
 // every controller must have the fence. The clients that a standby writes with must not: those of
 // Leases, Events and reviews.
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {

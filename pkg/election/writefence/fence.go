@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 )
@@ -194,9 +195,8 @@ func (f *Fence) done(a *admission, unknown bool) bool {
 	return a.ended
 }
 
-// Transport puts the fence in front of a transport. A request other than GET, HEAD and OPTIONS, and one
-// that connects to a Pod, is refused with ErrNotLeading unless the term is valid at that instant, and is
-// cancelled when the term ends.
+// Transport puts the fence in front of a transport. A write, see IsWrite, is refused with ErrNotLeading
+// unless the term is valid at that instant, and is cancelled when the term ends.
 func (f *Fence) Transport(next http.RoundTripper) http.RoundTripper {
 	return &fencedTransport{fence: f, next: next}
 }
@@ -210,7 +210,7 @@ type fencedTransport struct {
 // (rule 7); a timer would run late in a paused process. Even so, the API server may execute a write after
 // the term if it is in a socket or a queue already. The fence in the API server refuses those.
 func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if !isWrite(req) {
+	if !IsWrite(req) {
 		return t.next.RoundTrip(req)
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
@@ -246,12 +246,35 @@ func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper { return t.nex
 // method: kubectl exec is a GET that upgrades to a WebSocket.
 var connects = regexp.MustCompile(`/(pods|services|nodes)/[^/]+/(exec|attach|portforward|proxy)(/|$)`)
 
-func isWrite(req *http.Request) bool {
+// IsWrite reports whether a request may change something: any but GET, HEAD and OPTIONS, and whatever may
+// open a connection in both directions. Whether a GET does cannot be seen in it, since client-go adds the
+// headers beneath. So a subresource outside of the API groups of Kubernetes, such as the console of a
+// virtual machine, counts as a write, except for status and scale.
+func IsWrite(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
-		return connects.MatchString(req.URL.Path)
+		path := req.URL.Path
+		return connects.MatchString(path) || isForeignSubresource(path)
 	}
 	return true
+}
+
+// isForeignSubresource reports whether a path is that of a subresource in a group that is not of
+// Kubernetes: its name has a dot and does not end in .k8s.io.
+func isForeignSubresource(path string) bool {
+	_, path, _ = strings.Cut(path, "/apis/") // the API server may be behind another one
+	parts := strings.Split(path, "/")        // group, version, [watch,] [namespaces, name,] resource, name, subresource
+	if group := parts[0]; !strings.Contains(group, ".") || strings.HasSuffix(group, ".k8s.io") {
+		return false
+	}
+	parts = parts[min(2, len(parts)):]
+	if len(parts) > 0 && parts[0] == "watch" {
+		parts = parts[1:]
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		parts = parts[2:]
+	}
+	return len(parts) > 2 && parts[2] != "" && parts[2] != "status" && parts[2] != "scale"
 }
 
 // isOutcomeUnknown reports whether a write may still be executed. It may be without an answer, unless

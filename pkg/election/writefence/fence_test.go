@@ -106,19 +106,34 @@ func TestFenceAdmits(t *testing.T) {
 
 func TestWhatIsAWrite(t *testing.T) {
 	for path, want := range map[string]bool{
-		"/api/v1/namespaces/ns/pods/p":                     false,
-		"/api/v1/namespaces/ns/pods/p/log":                 false,
-		"/api/v1/namespaces/ns/pods/exec":                  false,
-		"/api/v1/namespaces/ns/pods/p/exec":                true,
-		"/api/v1/namespaces/ns/pods/p/attach":              true,
-		"/api/v1/namespaces/ns/pods/p/portforward":         true,
-		"/api/v1/namespaces/ns/pods/http:p:80/proxy/admin": true,
-		"/api/v1/namespaces/ns/services/s/proxy":           true,
-		"/api/v1/nodes/n/proxy/run":                        true,
-		"/k8s/clusters/c/api/v1/nodes/n/proxy/":            true,
+		"/api/v1/namespaces/ns/pods/p":     false,
+		"/api/v1/namespaces/ns/pods/p/log": false,
+		"/api/v1/namespaces/ns/pods/exec":  false,
+		"/apis/subresources.kubevirt.io/v1/namespaces/ns/virtualmachineinstances/vm/console": true,
+		"/k8s/c/apis/subresources.kubevirt.io/v1/namespaces/ns/virtualmachines/vm/vnc/x":     true,
+		"/apis/proxy.example.com/v1/clusters/c/proxy":                                        true,
+		"/apis/proxy.example.com/v1/watch/clusters/c/proxy":                                  true,
+		"/apis/example.com/v1/namespaces/ns/widgets/w":                                       false,
+		"/apis/example.com/v1/namespaces/ns/widgets/w/":                                      false,
+		"/apis/example.com/v1/namespaces/ns/widgets":                                         false,
+		"/apis/example.com/v1/namespaces/ns":                                                 false,
+		"/apis/example.com/v1/namespaces/ns/widgets/w/status":                                false,
+		"/apis/example.com/v1/widgets/w/scale":                                               false,
+		"/apis/example.com/v1":                                                               false,
+		"/apis/example.com":                                                                  false,
+		"/apis":                                                                              false,
+		"/apis/custom.metrics.k8s.io/v1beta2/namespaces/ns/pods/*/http_requests":             false,
+		"/apis/apps/v1/namespaces/ns/deployments/d/scale":                                    false,
+		"/api/v1/namespaces/ns/pods/p/exec":                                                  true,
+		"/api/v1/namespaces/ns/pods/p/attach":                                                true,
+		"/api/v1/namespaces/ns/pods/p/portforward":                                           true,
+		"/api/v1/namespaces/ns/pods/http:p:80/proxy/admin":                                   true,
+		"/api/v1/namespaces/ns/services/s/proxy":                                             true,
+		"/api/v1/nodes/n/proxy/run":                                                          true,
+		"/k8s/clusters/c/api/v1/nodes/n/proxy/":                                              true,
 	} {
 		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api"+path, nil))
-		if got := isWrite(req); got != want {
+		if got := IsWrite(req); got != want {
 			t.Errorf("GET %s: got %t", path, got)
 		}
 	}
