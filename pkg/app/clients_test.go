@@ -22,16 +22,13 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -110,34 +107,9 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			o.Generic.Controllers = []string{"probe"}
 			change(o)
 
-			registry := metrics.NewKubeRegistry()
-			connection, err := newConnection(o.Client)
-			if err != nil {
+			if _, err := builtProcess(t, o); err != nil {
 				t.Fatal(err)
 			}
-			lock, err := election.NewLock(o.election(), election.Candidate{Identity: "pod",
-				Client: kubernetes.NewForConfigOrDie(connection.base).CoordinationV1().Leases(metav1.NamespaceSystem)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			clients, err := newClients(o, connection, lock.Fence)
-			if err != nil {
-				t.Fatal(err)
-			}
-			enabled, err := o.enabled()
-			if err != nil {
-				t.Fatal(err)
-			}
-			loops := controllers.NewMetrics(registry)
-			cache, err := newCache(o, connection, runtime.NewScheme(), registry, loops, enabled)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer cache.Shutdown()
-			if _, err := newControllers(o, clients, runtime.NewScheme(), &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, enabled); err != nil {
-				t.Fatal(err)
-			}
-
 			host.Scheme, host.RESTMapper = clientscheme.Scheme, knownKinds()
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)

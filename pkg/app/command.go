@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
 	goruntime "runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -30,6 +32,10 @@ import (
 // helpColumns is the width of --help. It does not follow the terminal, so that the generated pages
 // are the same everywhere.
 const helpColumns = 80
+
+// gcPercent is by how much the heap may grow before garbage is collected. With Go's default of 100,
+// garbage takes as much memory as the cache.
+const gcPercent = 40
 
 // NewCommand returns the command of a build. It runs the controllers of the registry and those of the
 // entries among the options. If an option is wrong, executing the command returns the error.
@@ -88,13 +94,21 @@ the others stand by with warm caches.`,
 	for _, fs := range o.flags.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
-	cmd.AddCommand(status.NewCommand(o.command(), o.lease()), newControllersCommand(o), newRBACCommand(o))
+	cmd.AddCommand(status.NewCommand(o.command(), o.Election.Lease()), newControllersCommand(o), newRBACCommand(o))
 	for _, c := range cmd.Commands() {
 		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}
 	}
 	setHelp(cmd, o.flags)
 	return cmd
+}
+
+// command returns the name of the command in its help.
+func (o *Options) command() string {
+	if o.name == defaultName {
+		return "manager"
+	}
+	return o.name
 }
 
 // subcommand returns a command that takes all flags of the manager, checks them and calls print.
@@ -178,7 +192,9 @@ func (o *Options) apply() error {
 	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
 		goruntime.SetBlockProfileRate(1)
 	}
-	paceGC(&o.filling)
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
 	return nil
 }

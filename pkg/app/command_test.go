@@ -168,7 +168,7 @@ func TestEnabled(t *testing.T) {
 		"none at all is possible":                     {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := &Options{build: build{entries: entries}, Generic: GenericConfig{Controllers: tc.items}}
+			o := &Options{entries: entries, Generic: GenericConfig{Controllers: tc.items}}
 			on, err := o.enabled()
 			if err != nil {
 				t.Fatal(err)

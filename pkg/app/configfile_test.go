@@ -264,7 +264,7 @@ func TestEveryFlagSurvivesTheFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := o.parseArgs(args); err != nil {
+		if err := o.Parse(args); err != nil {
 			t.Fatal(err)
 		}
 		if err := o.readConfigFile(); err != nil {

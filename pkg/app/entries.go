@@ -6,15 +6,17 @@ package app
 import (
 	"errors"
 	"fmt"
-	"runtime/debug"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
 
-	"github.com/spf13/pflag"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
-	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/spf13/cobra"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -52,50 +54,6 @@ func checkEntries(entries []controllers.Entry) error {
 	return errors.Join(errs...)
 }
 
-// flagGroup returns the group of the controller's flags in --help.
-func flagGroup(e controllers.Entry) string { return e.Name + " controller" }
-
-// addFlags adds the controller's flags to sets. It returns an error if the host or another
-// controller has a flag of the same name: pflag would drop one of the two, or panic.
-func addFlags(e controllers.Entry, sets *cliflag.NamedFlagSets) (err error) {
-	defer func() {
-		if r := recover(); r != nil { // for instance, AddFlags defines a flag twice
-			err = fmt.Errorf("controller %s: AddFlags: %v", e.Name, r)
-		}
-	}()
-	own := pflag.NewFlagSet(e.Name, pflag.ContinueOnError)
-	e.Config.AddFlags(own)
-	var errs []error
-	own.VisitAll(func(f *pflag.Flag) {
-		if f.Name == "help" || f.Name == "version" {
-			errs = append(errs, fmt.Errorf("controller %s: the flag --%s exists already", e.Name, f.Name))
-		}
-		for _, group := range sets.Order {
-			set := sets.FlagSets[group]
-			if set.Lookup(f.Name) != nil {
-				errs = append(errs, fmt.Errorf("controller %s: the flag --%s exists already, in the group %q", e.Name, f.Name, group))
-			}
-			if s := f.Shorthand; s == "h" || s != "" && set.ShorthandLookup(s) != nil {
-				errs = append(errs, fmt.Errorf("controller %s: the shorthand -%s of --%s exists already", e.Name, s, f.Name))
-			}
-		}
-	})
-	if len(errs) == 0 {
-		sets.FlagSet(flagGroup(e)).AddFlagSet(own)
-	}
-	return errors.Join(errs...)
-}
-
-// addToScheme calls AddToScheme. The library panics if a kind has two Go types.
-func addToScheme(e controllers.Entry, scheme *runtime.Scheme) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
-	return e.AddToScheme(scheme)
-}
-
 // newScheme returns a scheme with the built-in types and those that entries add.
 func newScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
@@ -106,7 +64,7 @@ func newScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 		if e.AddToScheme == nil {
 			continue
 		}
-		if err := addToScheme(e, scheme); err != nil {
+		if err := e.AddToScheme(scheme); err != nil {
 			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
 		}
 	}
@@ -119,7 +77,7 @@ func needsOf(entries []controllers.Entry, s controllers.Settings) (all []informe
 	var errs []error
 	for _, e := range entries {
 		declared := map[schema.GroupResource]bool{}
-		needs, err := callNeeds(e, s)
+		needs, err := e.Needs(s)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
@@ -136,48 +94,76 @@ func needsOf(entries []controllers.Entry, s controllers.Settings) (all []informe
 	return all, errors.Join(errs...)
 }
 
-// callNeeds calls Needs. It returns a panic as an error.
-func callNeeds(e controllers.Entry, s controllers.Settings) (needs []informers.Need, err error) {
-	defer contained("Needs", &err)
-	return e.Needs(s)
-}
-
-// callPermissions calls Permissions. It returns a panic as an error.
-func callPermissions(e controllers.Entry, s controllers.Settings) (rules []rbacv1.PolicyRule, err error) {
-	defer contained("Permissions", &err)
-	return e.Permissions(s), nil
-}
-
-// contained is deferred. It makes a panic of an entry's function an error.
-func contained(function string, err *error) {
-	if r := recover(); r != nil {
-		*err = fmt.Errorf("panic in %s: %v\n%s", function, r, debug.Stack())
+// known returns the names of all controllers, in the order of the registry.
+func (o *Options) known() []string {
+	names := make([]string, 0, len(o.entries))
+	for _, e := range o.entries {
+		names = append(names, e.Name)
 	}
+	return names
 }
 
-// newController calls New. It returns a panic as an error, so that one start reports the mistakes of all
-// entries.
-func newController(e controllers.Entry, h controllers.Host) (c controllers.Controller, err error) {
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case controllers.Mistake:
-			err = r
-		case informers.MismatchError:
-			err = r
-		default:
-			err = fmt.Errorf("panic in New: %v\n%s", r, debug.Stack())
+// enabled returns the entries that --controllers selects, in the order of the registry. As in
+// kube-controller-manager, the first item that names a controller decides, and '*' stands for all
+// that are on by default. An item that names no controller is an error.
+func (o *Options) enabled() ([]controllers.Entry, error) {
+	var unknown []string
+	for _, item := range o.Generic.Controllers {
+		name := strings.TrimPrefix(item, "-")
+		if item != "*" && !slices.ContainsFunc(o.entries, func(e controllers.Entry) bool { return is(e, name) }) {
+			unknown = append(unknown, fmt.Sprintf("%q", item))
 		}
-	}()
-	if c, err = e.New(h); err != nil {
-		return nil, err
 	}
-	if c == nil {
-		return nil, errors.New("no controller was returned by New")
+	if len(unknown) > 0 {
+		return nil, fmt.Errorf("--controllers: %s is not a known controller; known are %s",
+			strings.Join(unknown, ", "), strings.Join(o.known(), ", "))
 	}
-	// A pointer that is nil, or a loop in a controller that is, would else fail in Run, again and again.
-	if stack, err := controllers.Contain(func() error { c.Status(); return nil }); stack != nil {
-		return nil, fmt.Errorf("what New returned cannot tell its Status, as if it or its Loop were nil: %w", err)
+
+	var on []controllers.Entry
+	for _, e := range o.entries {
+		if selected(e, o.Generic.Controllers) {
+			on = append(on, e)
+		}
 	}
-	return c, nil
+	return on, nil
+}
+
+func is(e controllers.Entry, name string) bool {
+	return e.Name == name || slices.Contains(e.Aliases, name)
+}
+
+func selected(e controllers.Entry, items []string) bool {
+	star := false
+	for _, item := range items {
+		switch {
+		case item == "*":
+			star = true
+		case is(e, item):
+			return true
+		case strings.HasPrefix(item, "-") && is(e, item[1:]):
+			return false
+		}
+	}
+	return star && !e.OffByDefault
+}
+
+func newControllersCommand(o *Options) *cobra.Command {
+	return o.subcommand("controllers", "List the controllers, and which of them these flags enable", `
+Lists the controllers of this build, whether they are on by default and whether
+the given flags enable them. All flags of the manager are understood, --config
+among them. What the controllers need to be allowed is printed by `+o.command()+` rbac.`,
+		func(w io.Writer) error {
+			enabled, err := o.enabled()
+			if err != nil {
+				return err
+			}
+			word := map[bool]string{true: "on", false: "off"}
+			t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+			fmt.Fprintln(t, "NAME\tDEFAULT\tNOW\tALIASES\tSUMMARY")
+			for _, e := range o.entries {
+				now := slices.ContainsFunc(enabled, func(on controllers.Entry) bool { return on.Name == e.Name })
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Name, word[!e.OffByDefault], word[now], strings.Join(e.Aliases, ","), e.Summary)
+			}
+			return t.Flush()
+		})
 }

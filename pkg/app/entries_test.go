@@ -5,17 +5,13 @@ package app
 
 import (
 	"errors"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -78,19 +74,13 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 			[]string{`controller one: the name "config-reload" is taken by controller config-reload`}},
 		"a flag of the host": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
-			[]string{`controller one: the flag --controllers exists already, in the group "generic"`}},
+			[]string{`--controllers is a flag of two groups, "generic" and "one controller"`}},
 		"a flag of a later group of the host, and one that every command has": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
-			[]string{`controller one: the flag --help exists already`, `controller one: the flag --vmodule exists already, in the group "logs"`}},
+			[]string{`--help is a flag of two groups, "global" and "one controller"`, `--vmodule is a flag of two groups, "one controller" and "logs"`}},
 		"a flag of another controller": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(controllers.Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
-			[]string{`controller two: the flag --size exists already, in the group "one controller"`}},
-		"a shorthand that is there": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("verbose", "v")}})},
-			[]string{"controller one: the shorthand -v of --verbose exists already"}},
-		"a flag that the controller itself adds twice": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("size", "")(fs); flag("size", "")(fs) }}})},
-			[]string{"controller one: AddFlags: one flag redefined: size"}},
+			[]string{`--size is a flag of two groups, "one controller" and "two controller"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := NewCommand(With(tc.entries...))
@@ -122,20 +112,6 @@ func TestTheHostFillsInWhoNeeds(t *testing.T) {
 	if diff := cmp.Diff([]string{"one", "one", "two"}, who); diff != "" {
 		t.Errorf("who needs (-want +got):\n%s", diff)
 	}
-	t.Run("a panic is an error that names the entry", func(t *testing.T) {
-		e := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { panic("no") }})
-		want := "panic in Needs: no\n"
-		if _, err := needsOf([]controllers.Entry{e}, controllers.Settings{}); err == nil || !strings.HasPrefix(err.Error(), "controller one: "+want) {
-			t.Errorf("the error is %v", err)
-		}
-		if _, _, err := roles(e, controllers.Settings{}); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("the error of its roles is %v", err)
-		}
-		e = withFunctions(controllers.Entry{Name: "one", Permissions: func(controllers.Settings) []rbacv1.PolicyRule { panic("no") }})
-		if _, _, err := roles(e, controllers.Settings{}); err == nil || !strings.HasPrefix(err.Error(), "panic in Permissions: no\n") {
-			t.Errorf("the error of its roles is %v", err)
-		}
-	})
 	t.Run("two needs of one resource are an error, whatever their versions", func(t *testing.T) {
 		other := informers.Secrets
 		other.Version = "v2"
@@ -145,9 +121,8 @@ func TestTheHostFillsInWhoNeeds(t *testing.T) {
 }
 
 func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
-	server := newAPIServer(t)
 	asking := func(name string, declared, asked schema.GroupVersionResource) controllers.Entry {
-		return controllers.Entry{
+		return withFunctions(controllers.Entry{
 			Name: name,
 			Needs: func(controllers.Settings) ([]informers.Need, error) {
 				return []informers.Need{{Resource: declared}}, nil
@@ -158,43 +133,26 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 				}
 				return &scripted{}, nil
 			},
-		}
+		})
 	}
 	entries := []controllers.Entry{
 		asking("right", informers.Secrets, informers.Secrets),
 		asking("borrows", informers.ConfigMaps, informers.Secrets),
 		asking("asks-for-what-nobody-has", informers.ConfigMaps, informers.Deployments),
-		{Name: "panics", Needs: asking("", informers.Jobs, informers.Jobs).Needs, New: func(controllers.Host) (controllers.Controller, error) { panic("at once") }},
 	}
-	o, err := NewOptions()
+	o, err := NewOptions(With(entries...), WithoutBuiltIns())
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Client.Master = server.URL
-	connection, err := newConnection(o.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
-	if err != nil {
-		t.Fatal(err)
-	}
-	registry, scheme := metrics.NewKubeRegistry(), runtime.NewScheme()
-	loops := controllers.NewMetrics(registry)
-	cache, err := newCache(o, connection, scheme, registry, loops, entries)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cache.Shutdown()
-	_, err = newControllers(o, clients, scheme, &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, cache, registry, loops, entries)
+	o.Client.Master = newAPIServer(t).URL
+	_, err = builtProcess(t, o)
 	if err == nil {
 		t.Fatal("accepted")
 	}
 	got := err.Error()
 	for _, want := range []string{
-		"controller borrows: asks for the informer of secrets, which its entry does not declare in Needs\n",
-		"controller asks-for-what-nobody-has: asks for the informer of deployments.apps, which its entry does not declare in Needs\n",
-		"controller panics: panic in New: at once\n",
+		"controller borrows: asks for the informer of secrets, which its entry does not declare in Needs",
+		"controller asks-for-what-nobody-has: asks for the informer of deployments.apps, which its entry does not declare in Needs",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the error lacks %q:\n%s", want, got)

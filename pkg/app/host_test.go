@@ -28,8 +28,6 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -194,19 +192,21 @@ func TestAnEntryMustBuildAController(t *testing.T) {
 	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: no controller was returned by New" {
 		t.Errorf("the error is %v", err)
 	}
-	type looping struct {
-		*controllers.Loop[cache.ObjectName]
-	}
-	for name, c := range map[string]*looping{"a pointer that is nil": nil, "a loop that is nil": {}} {
-		entry.New = func(controllers.Host) (controllers.Controller, error) { return c, nil }
-		want := "controller one: what New returned cannot tell its Status, as if it or its Loop were nil: "
-		if _, err := buildOne(t, entry); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%s: the error is %v", name, err)
-		}
-	}
 }
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
+
+// builtProcess builds a process as Run does.
+func builtProcess(t *testing.T, o *Options) (*process, error) {
+	t.Helper()
+	o.Authentication.SkipLookup = true // it starts queues that nobody stops
+	p, err := build(t.Context(), o)
+	if err == nil {
+		t.Cleanup(p.events.stop)
+		t.Cleanup(p.cache.Shutdown)
+	}
+	return p, err
+}
 
 // buildOne builds the controller of one entry as Run does.
 func buildOne(t *testing.T, entry controllers.Entry) (hostedControllers, error) {
@@ -216,26 +216,11 @@ func buildOne(t *testing.T, entry controllers.Entry) (hostedControllers, error) 
 		return nil, err
 	}
 	o.Client.Master = newAPIServer(t).URL
-	connection, err := newConnection(o.Client)
+	p, err := builtProcess(t, o)
 	if err != nil {
 		return nil, err
 	}
-	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
-	if err != nil {
-		return nil, err
-	}
-	registry := metrics.NewKubeRegistry()
-	scheme, err := newScheme(o.entries)
-	if err != nil {
-		return nil, err
-	}
-	loops := controllers.NewMetrics(registry)
-	shared, err := newCache(o, connection, scheme, registry, loops, o.entries)
-	if err != nil {
-		return nil, err
-	}
-	t.Cleanup(shared.Shutdown)
-	return newControllers(o, clients, scheme, &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context()))}, shared, registry, loops, o.entries)
+	return p.controllers, nil
 }
 
 func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
@@ -249,11 +234,6 @@ func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
 			"one: the scheme has no types of example.com/v1, so gadgets.example.com cannot be had in typed form"},
 		"AddToScheme fails": {
 			controllers.Entry{AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}, "controller one: AddToScheme: no"},
-		"AddToScheme gives a kind another type": {
-			controllers.Entry{AddToScheme: func(s *runtime.Scheme) error {
-				s.AddKnownTypeWithName(appsv1.SchemeGroupVersion.WithKind("Deployment"), &gadget{})
-				return nil
-			}}, "controller one: AddToScheme: panic: Double registration of different types for apps/v1, Kind=Deployment"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.entry.Name = "one"

@@ -13,8 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -26,11 +24,11 @@ import (
 // hosted is a controller that the manager runs.
 type hosted struct {
 	controllers.Controller
-	name   string
-	cache  *informers.Factory
-	loops  *controllers.Metrics
-	health healthz.Check
-	runs   runs
+	name    string
+	cache   *informers.Factory
+	metrics *controllers.Metrics
+	health  healthz.Check
+	runs    runs
 
 	everyReplica bool
 	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
@@ -41,11 +39,11 @@ type hosted struct {
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
 // the same problems.
 func newHosted(
-	name string, c controllers.Controller, cache *informers.Factory, loops *controllers.Metrics, stuckAfter time.Duration,
+	name string, c controllers.Controller, cache *informers.Factory, m *controllers.Metrics, stuckAfter time.Duration,
 ) *hosted {
-	h := &hosted{Controller: c, name: name, cache: cache, loops: loops}
+	h := &hosted{Controller: c, name: name, cache: cache, metrics: m}
 	h.health = healthz.Controller(name, h, stuckAfter)
-	loops.Hosted(name, func() error { return h.health.Check(nil) })
+	m.Hosted(name, func() error { return h.health.Check(nil) })
 	return h
 }
 
@@ -79,7 +77,7 @@ func (h *hosted) own() (s controllers.Status, err error) {
 	if stack == nil {
 		return s, nil
 	}
-	h.loops.Panicked(h.name)
+	h.metrics.Panicked(h.name)
 	h.statusPanicked.Do(func() {
 		klog.Background().Error(err, "Status of a controller panicked", "controller", h.name, "stack", string(stack))
 	})
@@ -96,7 +94,7 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 			case http.ErrAbortHandler:
 				panic(panicked) // net/http's own way to end a response
 			default:
-				h.loops.Panicked(h.name)
+				h.metrics.Panicked(h.name)
 				klog.FromContext(r.Context()).Error(errors.New("panic in a controller's HTTP handler"), "Request failed",
 					"controller", h.name, "type", fmt.Sprintf("%T", panicked), "stack", string(debug.Stack()))
 				http.Error(w, "the controller's handler panicked", http.StatusInternalServerError)
@@ -108,40 +106,6 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
-
-// newControllers builds the enabled controllers. The error names every controller that cannot be
-// built.
-func newControllers(
-	o *Options, c *clients, scheme *runtime.Scheme, e *events, cache *informers.Factory,
-	registry metrics.KubeRegistry, loops *controllers.Metrics, enabled []controllers.Entry,
-) (hostedControllers, error) {
-	var all hostedControllers
-	var errs []error
-	for _, entry := range enabled {
-		var handler http.Handler
-		host, err := newHost(o, c, scheme, e, cache, registry, loops, entry, func(h http.Handler) {
-			if h == nil || handler != nil {
-				panic(controllers.Mistake("calls Host.Handle with nil or twice"))
-			}
-			handler = h
-		})
-		if err != nil {
-			return nil, err
-		}
-		controller, err := newController(entry, host)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
-			continue
-		}
-		h := newHosted(entry.Name, controller, cache, loops, o.Generic.ControllerStuckAfter)
-		h.everyReplica = entry.EveryReplica
-		if handler != nil {
-			h.handler = h.contained(handler)
-		}
-		all = append(all, h)
-	}
-	return all, errors.Join(errs...)
-}
 
 // on returns those that run on every replica, or those that run only on the one that leads.
 func (cs hostedControllers) on(everyReplica bool) (some hostedControllers) {
@@ -224,5 +188,118 @@ func (cs hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, status)
 	} else {
 		http.Error(w, fmt.Sprintf("controller %q is not enabled; see /debug/controllers/", name), http.StatusNotFound)
+	}
+}
+
+// A controller whose Run returns on its own is started again after restartDelay. Each further
+// restart waits twice as long, up to restartDelayMax. After a run of healthyRun, the wait starts
+// from restartDelay again.
+const (
+	restartDelay    = time.Second
+	restartDelayMax = time.Minute
+	healthyRun      = 5 * time.Minute
+)
+
+// supervise runs one controller until ctx ends. If Run returns earlier, or panics outside of a
+// reconcile, supervise starts it again: one controller must not stop the others. It returns the
+// error of the Run during which ctx ended.
+func (h *hosted) supervise(ctx context.Context) error {
+	logger := klog.LoggerWithName(klog.FromContext(ctx), h.name)
+	ctx = klog.NewContext(ctx, logger)
+	for {
+		h.runs.began()
+		stack, err := controllers.Contain(func() error {
+			err := h.Run(ctx)
+			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+				return nil // its way to say that it ended because it was told to
+			}
+			return err
+		})
+		if stack != nil {
+			h.metrics.Panicked(h.name)
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		if err == nil {
+			err = errors.New("Run returned before its context ended")
+		}
+		h.metrics.Restarted(h.name)
+		delay := h.runs.ended(err)
+		failure := logger.WithValues("delay", delay)
+		if stack != nil {
+			failure = failure.WithValues("stack", string(stack))
+		}
+		failure.Error(err, "Controller stopped unexpectedly, restarting")
+		if !sleep(ctx, delay) {
+			return nil
+		}
+	}
+}
+
+// runs records how the runs of one controller ended.
+type runs struct {
+	mu       sync.Mutex
+	restarts uint64
+	inARow   int       // unexpected ends since the last run of healthyRun
+	since    time.Time // when the last run began or, later, ended
+	lastErr  *controllers.LastError
+}
+
+func (r *runs) began() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.since = time.Now()
+}
+
+// ended records an unexpected end and returns how long to wait before the next run.
+func (r *runs) ended(err error) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if now.Sub(r.since) >= healthyRun {
+		r.inARow = 0
+	}
+	delay := restartDelayMax
+	if r.inARow < 6 {
+		delay = restartDelay << r.inARow
+	}
+	r.restarts++
+	r.inARow++
+	r.since = now
+	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: now}
+	return delay
+}
+
+// problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has
+// the causes.
+func (r *runs) problem() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.inARow == 0 || time.Since(r.since) >= healthyRun {
+		return nil
+	}
+	return fmt.Errorf("stopped unexpectedly, %d times in a row; it is restarted with back-off", r.inARow)
+}
+
+// report adds the restarts to s and, if it is the most recent, the error of the last one.
+func (r *runs) report(s *controllers.Status) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.Restarts = r.restarts
+	if r.lastErr != nil && (s.LastError == nil || s.LastError.Time.Before(r.lastErr.Time)) {
+		s.LastError = r.lastErr
+	}
+}
+
+// sleep waits for d. It returns false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -37,7 +36,7 @@ func TestManifestsParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := o.parseArgs(manager.Args); err != nil {
+	if err := o.Parse(manager.Args); err != nil {
 		t.Fatal(err)
 	}
 	if err := o.Validate(); err != nil {
@@ -76,7 +75,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 				return err
 			}
 			// The kubelet replaces variables of the environment.
-			if err := o.parseArgs([]string{strings.ReplaceAll(match[1], "$(POD_NAMESPACE)", "team-a")}); err != nil {
+			if err := o.Parse([]string{strings.ReplaceAll(match[1], "$(POD_NAMESPACE)", "team-a")}); err != nil {
 				t.Errorf("%s: %v", path, err)
 			} else if err := o.Validate(); err != nil {
 				t.Errorf("%s: %v", path, err)
@@ -90,13 +89,4 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 	if found < 5 {
 		t.Errorf("%d flags were found: the test does not see them", found)
 	}
-}
-
-// parseArgs parses the arguments in a manifest.
-func (o *Options) parseArgs(args []string) error {
-	flags := pflag.NewFlagSet("manager", pflag.ContinueOnError)
-	for _, fs := range o.flags.FlagSets {
-		flags.AddFlagSet(fs)
-	}
-	return flags.Parse(args)
 }

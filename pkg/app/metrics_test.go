@@ -6,7 +6,6 @@ package app
 import (
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,12 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 // TestMetricsGolden lists the metrics that a manager with all controllers and dialects can export:
@@ -151,33 +147,17 @@ func allControllers(t *testing.T) metrics.KubeRegistry {
 	}
 	o, err := NewOptions()
 	must(err)
-	must(o.parseArgs([]string{"--controllers=" + strings.Join(o.known(), ","), "--compat=" + strings.Join(o.originals(), ",")}))
+	must(o.Parse([]string{"--controllers=" + strings.Join(o.known(), ","), "--compat=" + strings.Join(o.originals(), ",")}))
 	o.Client.Master = newAPIServer(t).URL
 	must(o.Validate())
-	connection, err := newConnection(o.Client)
-	must(err)
-	enabled, err := o.enabled()
-	must(err)
-	registry := metrics.NewKubeRegistry()
-	scheme, err := newScheme(enabled)
-	must(err)
-	recorded := &events{broadcaster: record.NewBroadcaster(record.WithContext(t.Context())), scheme: scheme}
-	_, err = newLock(o, connection, recorded, registry, "pod_1", nil)
-	must(err)
-	clients, err := newClients(o, connection, func(next http.RoundTripper) http.RoundTripper { return next })
-	must(err)
-	loops := controllers.NewMetrics(registry)
-	cache, err := newCache(o, connection, scheme, registry, loops, enabled)
-	must(err)
-	t.Cleanup(cache.Shutdown)
-	_, err = newControllers(o, clients, scheme, recorded, cache, registry, loops, enabled)
+	p, err := builtProcess(t, o)
 	must(err)
 
 	// The libraries register their metrics with the first request and the first queue.
-	client, err := connection.typed(connection.named("test"))
+	client, err := p.connection.typed(p.connection.named("test"))
 	must(err)
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
 	must(err)
 	workqueue.NewNamed("test").ShutDown()
-	return registry
+	return p.registry
 }

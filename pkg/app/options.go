@@ -11,11 +11,13 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -50,10 +52,35 @@ type Options struct {
 	// ElectionClock is election.NewBootClock's if it is nil. No flag sets it: it is for tests.
 	ElectionClock protocol.Clock
 
-	build
-	flags cliflag.NamedFlagSets
-	// filling reports whether the caches fill, once Run has set it.
-	filling atomic.Pointer[func() bool]
+	name            string // of the build
+	withoutBuiltIns bool
+	entries         []controllers.Entry
+	flags           cliflag.NamedFlagSets
+}
+
+// defaultName is the name of a build that has no other.
+const defaultName = "quartermaster"
+
+// BuildOption is what a program puts into its build of the manager: see [With], [Named] and
+// [WithoutBuiltIns].
+type BuildOption func(*Options)
+
+// With adds controllers to a build, after the manager's own.
+func With(entries ...controllers.Entry) BuildOption {
+	return func(o *Options) { o.entries = append(o.entries, entries...) }
+}
+
+// Named gives a build a name in place of quartermaster, so that both can run in one cluster. It is
+// the name of the command, of the Lease, of the ServiceAccount and of the label
+// app.kubernetes.io/name of the Pods; names of roles and the source components of Events begin with
+// it. It must be a DNS label.
+func Named(name string) BuildOption {
+	return func(o *Options) { o.name = name }
+}
+
+// WithoutBuiltIns leaves the manager's own controllers out of a build.
+func WithoutBuiltIns() BuildOption {
+	return func(o *Options) { o.withoutBuiltIns = true }
 }
 
 // GenericConfig is the configuration that concerns all controllers alike.
@@ -88,10 +115,6 @@ type InsecureConfig struct {
 // NewOptions returns the defaults for a build with the given options. The error lists the mistakes in
 // all entries.
 func NewOptions(options ...BuildOption) (*Options, error) {
-	b, err := newBuild(options)
-	if err != nil {
-		return nil, err
-	}
 	gate, err := newFeatureGate()
 	if err != nil {
 		return nil, err
@@ -109,7 +132,6 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
-		Election:       election.NewConfig(b.lease()),
 		Informers:      informers.NewConfig(),
 		Secure:         SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
 		Insecure:       InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
@@ -118,8 +140,21 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 		Metrics:        metrics.NewOptions(),
 		Logs:           logsapi.NewLoggingConfiguration(),
 		FeatureGate:    gate,
-		build:          b,
+		name:           defaultName,
 	}
+	for _, option := range options {
+		option(o)
+	}
+	if problems := validation.IsDNS1123Label(o.name); len(problems) > 0 {
+		return nil, fmt.Errorf("the name %q of the build is not a DNS label: %s", o.name, problems[0])
+	}
+	if !o.withoutBuiltIns {
+		o.entries = append(registry(), o.entries...)
+	}
+	if err := checkEntries(o.entries); err != nil {
+		return nil, err
+	}
+	o.Election = election.NewConfig(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: o.name})
 	o.flags, err = o.flagSets()
 	return o, err
 }
@@ -192,7 +227,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	for _, e := range o.entries {
 		if e.Config != nil {
-			sets.FlagSet(flagGroup(e)) // its place in --help; filled below
+			e.Config.AddFlags(sets.FlagSet(e.Name + " controller"))
 		}
 	}
 
@@ -200,11 +235,16 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	logsapi.AddFlags(o.Logs, sets.FlagSet("logs"))
 	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
 
+	// The command would silently take one of two flags with the same name.
+	groups := map[string]string{"help": globalFlags, "version": globalFlags}
 	var errs []error
-	for _, e := range o.entries {
-		if e.Config != nil {
-			errs = append(errs, addFlags(e, &sets))
-		}
+	for _, group := range sets.Order {
+		sets.FlagSets[group].VisitAll(func(f *pflag.Flag) {
+			if other, taken := groups[f.Name]; taken {
+				errs = append(errs, fmt.Errorf("--%s is a flag of two groups, %q and %q", f.Name, other, group))
+			}
+			groups[f.Name] = group
+		})
 	}
 	return sets, errors.Join(errs...)
 }
@@ -216,6 +256,14 @@ func (o *Options) Parse(flags []string) error {
 		all.AddFlagSet(fs)
 	}
 	return all.Parse(flags)
+}
+
+// originals returns the operators that --compat can name.
+func (o *Options) originals() (names []string) {
+	for _, e := range o.entries {
+		names = append(names, e.Compat...)
+	}
+	return names
 }
 
 // Validate returns every mistake in the configuration. Each names its flag and, if the

@@ -32,7 +32,7 @@ func TestManifestsOfPodmanRunTheManagerAlike(t *testing.T) {
 	manager, grace := pod.Spec.Containers[0], *pod.Spec.TerminationGracePeriodSeconds
 	o, err := NewOptions()
 	if err == nil {
-		err = o.parseArgs(manager.Args)
+		err = o.Parse(manager.Args)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -207,11 +207,7 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 // controller itself does. It is an error if the rules do not let the cache list and watch a
 // resource in Needs. The cache also watches whatever the controller follows.
 func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.PolicyRule, err error) {
-	needs, err := callNeeds(e, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	rules, err := callPermissions(e, s)
+	needs, err := e.Needs(s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -224,7 +220,7 @@ func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.Pol
 		inCache[need.Resource.GroupResource()] = true
 	}
 	readable := map[schema.GroupResource]bool{}
-	for _, rule := range byGroup(rules) {
+	for _, rule := range byGroup(e.Permissions(s)) {
 		if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
 			own = append(own, rule)
 			continue

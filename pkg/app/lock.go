@@ -1,0 +1,89 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
+)
+
+// newIdentity returns the identity of this process in the election.
+func newIdentity() (string, error) {
+	pod := os.Getenv("POD_NAME")
+	if pod == "" { // in a Pod, the host name is its name, unless hostNetwork or hostname is set
+		var err error
+		if pod, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("POD_NAME is not set: %w", err)
+		}
+	}
+	return election.NewIdentity(pod), nil
+}
+
+// newLock returns the lock of this replica on the Lease, with the fence in the API server if this
+// installation uses it.
+func newLock(
+	o *Options, c connection, e *events, registry metrics.KubeRegistry, identity string, w *witness.Witness,
+) (*election.Lock, error) {
+	config := election.ClientConfig(c.base)
+	client, err := c.typed(config)
+	if err != nil {
+		return nil, err
+	}
+	electionMetrics, err := debug.NewMetrics(registry, o.name)
+	if err != nil {
+		return nil, err
+	}
+	candidate := election.Candidate{
+		Identity: identity,
+		Client:   client.CoordinationV1().Leases(o.Election.ResourceNamespace),
+		Events:   e.recorder(o.name),
+		Metrics:  electionMetrics,
+		PodUID:   os.Getenv("POD_UID"),
+		Clock:    o.ElectionClock,
+	}
+	if w != nil {
+		candidate.Address, candidate.Witness = w.Address(), w
+	}
+	if serverFence(o) == apifence.Unknown {
+		candidate.Namespaces, candidate.Servers = client.CoreV1().Namespaces(), apifence.NewDirectory(config, client)
+	}
+	return election.NewLock(o.election(), candidate)
+}
+
+// newWitness returns what standbys see of this process, and what this process sees as a standby. It is
+// nil if standbys cannot reach the secure port, or may not take over before the Lease has expired.
+func newWitness(o *Options, identity string) *witness.Witness {
+	if !o.Election.LeaderElect || o.Secure.BindPort == 0 || serverFence(o) != apifence.Unknown {
+		return nil
+	}
+	address, ok := netip.AddrFromSlice(o.Secure.BindAddress)
+	if !ok || address.Unmap().IsUnspecified() {
+		var err error
+		if address, err = netip.ParseAddr(os.Getenv("POD_IP")); err != nil {
+			return nil // it is not known how others reach this process
+		}
+	}
+	return witness.New(netip.AddrPortFrom(address.Unmap(), uint16(o.Secure.BindPort)), identity)
+}
+
+// serverFence returns what is known of the fence in the API server without asking.
+func serverFence(o *Options) apifence.State {
+	switch {
+	case o.Generic.UseServiceAccountTokens:
+		// These tokens are not bound to our Pod, and the API server refuses to bind them.
+		return apifence.CannotJudge
+	case len(o.Informers.Namespaces) > 0:
+		// Such an installation needs no permission in the cluster, and a Namespace is of the cluster.
+		return apifence.Absent
+	}
+	return apifence.Unknown
+}
