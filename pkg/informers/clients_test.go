@@ -25,17 +25,11 @@ var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widge
 func newFactory(t testing.TB, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
-	f, err := New(t.Name(), Config{Standby: StandbyWarm, CacheMutationDetection: true}, clients, needs, reg, clock.RealClock{}, func(string) {})
+	f, err := New("", Config{Standby: StandbyWarm}, clients, needs, reg, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		f.Shutdown()
-		f.mutations.check(t.Context())
-		if err := f.CheckMutation(nil); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(f.Shutdown)
 	return f, reg
 }
 
@@ -60,19 +54,14 @@ func TestSecretsComeByOneStreamInProtobufWithoutTheExcludedTypes(t *testing.T) {
 	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets})
 	startSynced(t, f)
 	server.secrets.put(named("c", "1"))
-	informer, _ := f.Informer("reload", Secrets)
-	eventually(t, "c in the cache", func() bool {
-		_, ok, _ := informer.GetStore().GetByKey("shop/c")
-		return ok
-	})
-	obj, _, _ := informer.GetStore().GetByKey("shop/c")
-	if got, want := obj.(*Object).Digest("reload"), digestSHA1(named("c", "1")); !slices.Equal(got, want) {
+	eventually(t, "c in the cache", func() bool { return cached(f, "c") != nil })
+	if got, want := cached(f, "c").Digest("reload"), digestSHA1(named("c", "1")); !slices.Equal(got, want) {
 		t.Errorf("digest %x, want %x", got, want)
 	}
 	if diff := cmp.Diff([]string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf"}, server.requests()); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
-	want := []string{"watch rv= match=NotOlderThan limit=0 selector=type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"}
+	want := []string{"watch rv= match=NotOlderThan limit=0 selector=type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token labels="}
 	if diff := cmp.Diff(want, server.secrets.requests); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
@@ -86,7 +75,7 @@ func TestMetadataSufficesWithoutADigest(t *testing.T) {
 	if diff := cmp.Diff(want, server.requests()); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
-	if got := names(t, f); !slices.Equal(got, []string{"shop/a"}) {
+	if got := names(f); !slices.Equal(got, []string{"shop/a"}) {
 		t.Errorf("cached %v", got)
 	}
 }
@@ -98,11 +87,7 @@ func TestTheVersionOfAResourceIsFoundAndFoundAgain(t *testing.T) {
 	server.set(func() { server.widgets = []string{"v2", "v1"} })
 	server.secrets.breakWatches(false)
 	server.secrets.put(named("b", "1"))
-	informer, _ := f.Informer("names", widgets)
-	eventually(t, "b in the cache", func() bool {
-		_, ok, _ := informer.GetStore().GetByKey("shop/b")
-		return ok
-	})
+	eventually(t, "b in the cache", func() bool { return cached(f, "b") != nil })
 	var paths []string
 	for _, r := range server.requests() {
 		if path := strings.Fields(r)[0]; strings.HasSuffix(path, "widgets") && !slices.Contains(paths, path) {
@@ -146,33 +131,29 @@ func TestAResourceThatDiscoveryDoesNotKnowCountsAsEmptyIfOptional(t *testing.T) 
 	}
 }
 
-func TestNewRefuses(t *testing.T) {
-	server := &apiServer{secrets: newCluster()}
-	clients := serve(t, server)
+func TestAProcessHasACacheForEachCluster(t *testing.T) {
+	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
 	f, reg := newFactory(t, clients, reloadNeed)
-	if _, err := New("", NewConfig(), clients, nil, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {}); err == nil {
-		t.Error("a factory without a name was accepted")
+	startSynced(t, f)
+	for range 2 { // Shutdown makes the name free
+		other, err := New("", Config{Cluster: "c1"}, clients, []Need{{For: "names", Resource: Secrets}}, reg, clock.RealClock{}, func(string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		startSynced(t, other)
+		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
+			# TYPE quartermaster_informer_objects gauge
+			quartermaster_informer_objects{cluster="",group="",resource="secrets"} 1
+			quartermaster_informer_objects{cluster="c1",group="",resource="secrets"} 1
+		`), "quartermaster_informer_objects"); err != nil {
+			t.Error(err)
+		}
+		if _, err := New("", Config{Cluster: "c1"}, clients, nil, reg, clock.RealClock{}, func(string) {}); err == nil {
+			t.Error("a second cache of the same cluster was accepted")
+		}
+		other.Shutdown()
 	}
-	second, err := New(t.Name(), NewConfig(), clients, []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
-	if err != nil {
-		t.Fatalf("a second factory of the same name in the process: %v", err)
-	}
-	second.Shutdown()
-	if _, err := New("other", NewConfig(), clients, nil, reg, clock.RealClock{}, func(string) {}); err == nil {
-		t.Error("a second factory on the same registry was accepted")
-	}
-	if _, err := New("other", NewConfig(), clients, []Need{{}}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {}); err == nil {
-		t.Error("an invalid need was accepted")
-	}
-	if _, ok := f.Informer("reload", ConfigMaps); ok {
-		t.Error("an informer that nobody needs")
-	}
-	f.Shutdown()
-	again, err := New(t.Name(), NewConfig(), clients, nil, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
-	if err != nil {
-		t.Fatalf("the name is not free after Shutdown: %v", err)
-	}
-	again.Shutdown()
 }
 
 func TestDebugInformersAndMetrics(t *testing.T) {
@@ -186,12 +167,12 @@ func TestDebugInformersAndMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := status.Resources[0]
-	if got.LastEventAge == nil || got.LastBookmarkAge == nil || got.LastActivityAge == nil || got.ApproximateBytes == 0 {
-		t.Errorf("ages or size are missing: %+v", got)
+	if got.LastActivityAge == nil {
+		t.Errorf("the age is missing: %+v", got)
 	}
-	got.LastEventAge, got.LastBookmarkAge, got.LastActivityAge, got.ApproximateBytes = nil, nil, nil, 0
+	got.LastActivityAge = nil
 	want := ResourceStatus{Version: "v1", Resource: "secrets", For: []string{"reload"}, Form: "content digest", FieldSelector: got.FieldSelector,
-		Synced: true, Objects: 2, ResourceVersion: "102", Lists: 1, StreamedLists: 1, Watches: 1, Events: 2, Bookmarks: 1}
+		Synced: true, Objects: 2, ResourceVersion: "102", Lists: 1, Watches: 1}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
@@ -206,17 +187,14 @@ func TestDebugInformersAndMetrics(t *testing.T) {
 	}
 
 	expected := `
-		# HELP quartermaster_informer_cache_mutations_total [ALPHA] Number of cached objects that were found changed. Without --cache-mutation-detection nobody looks.
-		# TYPE quartermaster_informer_cache_mutations_total counter
-		quartermaster_informer_cache_mutations_total 0
 		# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 		# TYPE quartermaster_informer_objects gauge
-		quartermaster_informer_objects{group="",resource="secrets"} 2
+		quartermaster_informer_objects{cluster="",group="",resource="secrets"} 2
 		# HELP quartermaster_informer_synced [ALPHA] 1 if the cache has been filled once.
 		# TYPE quartermaster_informer_synced gauge
-		quartermaster_informer_synced{group="",resource="secrets"} 1
+		quartermaster_informer_synced{cluster="",group="",resource="secrets"} 1
 	`
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(expected), "quartermaster_informer_cache_mutations_total",
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(expected),
 		"quartermaster_informer_objects", "quartermaster_informer_synced"); err != nil {
 		t.Error(err)
 	}

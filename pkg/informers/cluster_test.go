@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
 )
@@ -39,7 +40,6 @@ type cluster struct {
 	requests  []string // verb and options of all requests
 	noStreams bool
 	endless   bool // streamed lists lack the bookmark that ends them
-	silent    bool // watches lack the bookmark of each minute
 }
 
 func newCluster(objects ...*corev1.Secret) *cluster {
@@ -50,17 +50,11 @@ func newCluster(objects ...*corev1.Secret) *cluster {
 	return c
 }
 
-func (c *cluster) source() source {
+func (c *cluster) source(*plan, string) (source, error) {
 	return source{
-		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
-		watch: func(ctx context.Context, o metav1.ListOptions) (stream, error) {
-			w, err := c.watch(ctx, o)
-			if err != nil {
-				return nil, err
-			}
-			return newChannelStream(w)
-		},
-	}
+		list:  func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return c.list(ctx, o) },
+		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { return c.watch(ctx, o) },
+	}, nil
 }
 
 // record makes a new version and appends the event.
@@ -119,8 +113,8 @@ func (c *cluster) failWith(fail func(verb string) error) {
 }
 
 func (c *cluster) request(verb string, o metav1.ListOptions) error {
-	c.requests = append(c.requests, fmt.Sprintf("%s rv=%s match=%s limit=%d selector=%s", verb, o.ResourceVersion,
-		o.ResourceVersionMatch, o.Limit, o.FieldSelector))
+	c.requests = append(c.requests, fmt.Sprintf("%s rv=%s match=%s limit=%d selector=%s labels=%s", verb, o.ResourceVersion,
+		o.ResourceVersionMatch, o.Limit, o.FieldSelector, o.LabelSelector))
 	if c.fail != nil {
 		if err := c.fail(verb); err != nil {
 			return err
@@ -225,9 +219,7 @@ func (w *clusterWatch) run(ctx context.Context, c *cluster, events []watch.Event
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):
-			if !c.silent {
-				events = []watch.Event{{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(from)}}}}
-			}
+			events = []watch.Event{{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(from)}}}}
 		case <-ctx.Done():
 			return
 		case <-broken:
@@ -250,27 +242,36 @@ func (c *cluster) since(from int) ([]watch.Event, int, chan struct{}) {
 	return events, c.version, c.changed
 }
 
-// newTestFactory builds a factory whose only source is the cluster. It detects mutations, as in all
-// tests.
+// newTestFactory builds a factory whose only source is the cluster.
 func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
 	t.Helper()
-	return newTestFactoryWith(t, Config{}, c, needs...)
+	return newTestFactoryWith(t, Config{}, c.source, needs...)
 }
 
-func newTestFactoryWith(t *testing.T, cfg Config, c *cluster, needs ...Need) *Factory {
+// newTestFactoryWith builds a factory on sources of any kind. What the server says is not found is not
+// there in another version either.
+func newTestFactoryWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *Factory {
 	t.Helper()
-	f := &Factory{clock: clock.RealClock{}, minResync: cfg.MinResyncPeriod, mutations: newMutationDetector(clock.RealClock{}), panicked: func(string) {}}
-	plans, err := newPlans(needs)
+	f := &Factory{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, panicked: func(string) {}, registry: metrics.NewKubeRegistry()}
+	plans, err := newPlans(needs, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range plans {
-		if err := f.add(p, []*scope{{source: c.source()}}); err != nil {
+		i, err := f.newInformer(p, sources)
+		if err != nil {
 			t.Fatal(err)
 		}
+		for _, feed := range i.feeds {
+			feed.exists = func(context.Context) error { return notFound }
+		}
+		f.informers = append(f.informers, i)
 	}
-	if err := metrics.NewKubeRegistry().CustomRegister(newCollector(f)); err != nil {
+	f.collector = newCollector(f)
+	if err := f.registry.CustomRegister(f.collector); err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
+
+var notFound = apierrors.NewNotFound(Secrets.GroupResource(), "")

@@ -31,6 +31,8 @@ type Config struct {
 	MinResyncPeriod time.Duration
 	// Namespaces restricts all informers to the named ones; empty means all namespaces.
 	Namespaces []string
+	// Cluster is the label cluster of the metrics: empty for that which the process runs in.
+	Cluster string
 	// CacheMutationDetection makes the process look for cached objects that have been changed
 	// (default false).
 	CacheMutationDetection bool

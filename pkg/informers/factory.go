@@ -11,7 +11,6 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,154 +24,97 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Factory owns the informers of the process.
+// Factory owns the informers of the process for one cluster.
 type Factory struct {
+	cfg       Config
 	clock     clock.WithTickerAndDelayedExecution
-	resources []*resource
 	clients   Clients
 	panicked  func(controller string)
-	mutations *mutationDetector // nil if switched off
-	name      *cache.InformerName
-	minResync time.Duration // 0: no resyncs
-	// namespaces are those of --namespaces.
-	namespaces []string
+	informers []*informer // of the declared needs
+	collector *collector
+	registry  metrics.KubeRegistry
 
-	mu      sync.Mutex
-	stop    context.CancelFunc // nil until started
-	stopped bool
-	own     []*ownWatch // see Follow
-	wg      sync.WaitGroup
+	mu       sync.Mutex
+	run      context.Context    // nil until started
+	stop     context.CancelFunc // ends run
+	stopped  bool
+	followed []*Following
+	wg       sync.WaitGroup
 }
 
-// resource is one informer and what belongs to it.
-type resource struct {
-	plan     *plan
-	state    *state
-	panics   *panics
-	history  *history
-	informer cache.SharedIndexInformer
-	indexing sync.Mutex // held while indexers are added
-	relist   func()
-}
-
-// New builds one informer for each resource in needs, and starts none. name is the label "name" of
-// client-go's informer metrics; until Shutdown, another factory of that name in the process gets a
-// number behind it. panicked is called
-// for each panic in a function of the named controller. New returns an error if the needs
-// contradict each other or cannot be met.
-func New(name string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
-	panicked func(controller string)) (_ *Factory, err error) {
-	plans, err := newPlans(needs)
+// New builds the informers for needs, and starts none. panicked is called for each panic in a function
+// of the named controller. New returns an error if the needs cannot be met.
+func New(_ string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
+	panicked func(controller string)) (*Factory, error) {
+	f := &Factory{cfg: cfg, clock: c, clients: clients, panicked: panicked, registry: reg}
+	plans, err := newPlans(needs, clients.scheme)
 	if err != nil {
 		return nil, err
 	}
-	f := &Factory{clock: c, clients: clients, minResync: cfg.MinResyncPeriod, panicked: panicked, namespaces: cfg.Namespaces}
-	if cfg.CacheMutationDetection {
-		f.mutations = newMutationDetector(c)
-	}
-	f.name, err = cache.NewInformerName(name)
-	for n := 2; err != nil && name != ""; n++ {
-		f.name, err = cache.NewInformerName(fmt.Sprintf("%s-%d", name, n))
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			f.name.Release()
-		}
-	}()
 	for _, p := range plans {
-		scopes, err := newScopes(p, clients, cfg.Namespaces)
+		i, err := f.newInformer(p, clients.sourceFor)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
 		}
-		if err := f.add(p, scopes); err != nil {
-			return nil, err
-		}
+		f.informers = append(f.informers, i)
 	}
-	if err := reg.CustomRegister(newCollector(f)); err != nil {
+	f.collector = newCollector(f)
+	if err := reg.CustomRegister(f.collector); err != nil {
 		return nil, fmt.Errorf("register informer metrics: %w", err)
 	}
 	return f, nil
 }
 
-func newScopes(p *plan, clients Clients, namespaces []string) ([]*scope, error) {
-	if len(namespaces) == 0 {
-		namespaces = []string{metav1.NamespaceAll}
-	} else if p.clusterScoped {
-		return nil, fmt.Errorf("%s needs %s, which have no namespace: not possible with --namespaces",
-			strings.Join(p.controllers(), ", "), resourceName(p.resource))
+// newInformer returns an informer with a feed for each namespace that is read.
+func (f *Factory) newInformer(p *plan, sourceFor func(*plan, string) (source, error)) (*informer, error) {
+	i := newInformer(p, f.panicked, &f.wg)
+	namespaces := f.cfg.Namespaces
+	switch {
+	case len(namespaces) > 0 && p.clusterScoped:
+		return nil, fmt.Errorf("%s have no namespace: not possible with --namespaces", i.name)
+	case p.namespace != "" && len(namespaces) > 0 && !slices.Contains(namespaces, p.namespace):
+		return nil, fmt.Errorf("%s in %s, which is not in --namespaces", i.name, p.namespace)
+	case p.namespace != "" || len(namespaces) == 0:
+		namespaces = []string{p.namespace}
 	}
-	var scopes []*scope
 	for _, namespace := range namespaces {
-		src, err := newSource(p, clients, namespace)
+		src, err := sourceFor(p, namespace)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
+			return nil, err
 		}
-		scopes = append(scopes, &scope{source: src, namespace: namespace})
+		name := i.name
+		if namespace != "" {
+			name += " in " + namespace
+		}
+		i.feeds = append(i.feeds, &feed{
+			informer: i, namespace: namespace, source: src, state: newState(name, f.clock), clock: f.clock,
+			resync:  wait.Jitter(f.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
+			backoff: backoff,
+			exists: func(ctx context.Context) error {
+				_, err := f.clients.find(ctx, p.resource.GroupResource())
+				return err
+			},
+		})
 	}
-	return scopes, nil
+	return i, nil
 }
 
-func (f *Factory) add(p *plan, scopes []*scope) error {
-	name := resourceName(p.resource)
-	r := &resource{plan: p, state: newState(name, f.clock), panics: newPanics(name, f.clock, f.panicked)}
-	r.history = &history{cached: r.cached, stored: r.stored, filled: r.filled}
-	lw := &reducingListWatch{
-		reducer: reducer{plan: p, panics: r.panics, history: r.history},
-		scopes:  scopes, state: r.state, clock: f.clock, wg: &f.wg, inCache: r.inCache,
+// start starts the feeds of an informer until ctx ends.
+func (f *Factory) start(ctx context.Context, i *informer) {
+	for _, feed := range i.feeds {
+		f.wg.Go(func() { pprof.Do(ctx, pprof.Labels("informer", feed.state.name), feed.run) })
 	}
-	// Without an example object, the reflector takes objects of any type.
-	r.informer = cache.NewSharedIndexInformerWithOptions(lw, nil, cache.SharedIndexInformerOptions{
-		Indexers:          cache.Indexers{}, // not nil, so that more can be added
-		ObjectDescription: name,
-		Identifier:        f.name.WithResource(p.resource),
-		ResyncPeriod:      wait.Jitter(f.minResync, 1), // so that they do not resync all at once
-	})
-	if f.mutations != nil {
-		lw.reduced = f.mutations.watch(name, r.informer.GetStore())
+	if i.plan.whole {
+		f.wg.Go(func() { i.detector.Run(ctx.Done()) })
 	}
-	r.relist = lw.relist
-	f.resources = append(f.resources, r)
-	return r.informer.SetWatchErrorHandlerWithContext(r.state.watchError)
 }
 
-// cached returns the cached object with that name, or nil if there is none in reduced form.
-func (r *resource) cached(n objectName) *Object {
-	key := cache.NewObjectName(n.namespace.Value(), n.name).String()
-	stored, _, _ := r.informer.GetStore().GetByKey(key) // never fails
-	o, _ := stored.(*Object)
-	return o
-}
-
-// stored returns the version of the last event that the store has. It is 0 if client-go does not tell it.
-func (r *resource) stored() uint64 {
-	version, _ := strconv.ParseUint(r.informer.GetStore().LastStoreSyncResourceVersion(), 10, 64)
-	return version
-}
-
-func (r *resource) filled() <-chan struct{} { return r.informer.HasSyncedChecker().Done() }
-
-func (r *resource) inCache(key string) bool {
-	_, ok, _ := r.informer.GetStore().GetByKey(key) // never fails
-	return ok
-}
-
-// Informer returns the informer of the resource for the named controller. The version of gvr does
-// not matter. It returns false if the controller does not need the resource.
-func (f *Factory) Informer(controller string, gvr schema.GroupVersionResource) (cache.SharedIndexInformer, bool) {
-	r := f.resource(gvr)
-	if r == nil || !slices.Contains(r.plan.controllers(), controller) {
-		return nil, false
-	}
-	return &controllerInformer{SharedIndexInformer: r.informer, resource: r, controller: controller, scheme: f.clients.scheme}, true
-}
-
-func (f *Factory) resource(gvr schema.GroupVersionResource) *resource {
-	for _, r := range f.resources {
-		if r.plan.resource.GroupResource() == gvr.GroupResource() {
-			return r
+// of returns the informer that serves the controller's need of a resource, or nil. The version does not
+// matter.
+func (f *Factory) of(controller string, resource schema.GroupResource) *informer {
+	for _, i := range f.informers {
+		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
+			return i
 		}
 	}
 	return nil
@@ -182,17 +124,18 @@ func (f *Factory) resource(gvr schema.GroupVersionResource) *resource {
 // does not exist or the cache leaves it out. It lists the metadata of this one object, with the
 // cache's permissions. It is an error if the request fails or no need names the resource.
 func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	r := f.resource(gvr)
-	if r == nil {
+	at := slices.IndexFunc(f.informers, func(i *informer) bool { return i.plan.resource.GroupResource() == gvr.GroupResource() })
+	if at < 0 {
 		return "", fmt.Errorf("version of %s %s: no controller needs the resource", resourceName(gvr), name)
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	p := f.informers[at].plan
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
 	selector := "metadata.name=" + name.Name
-	if r.plan.fieldSelector != "" {
-		selector += "," + r.plan.fieldSelector
+	if p.fieldSelector != "" {
+		selector += "," + p.fieldSelector
 	}
-	list, err := metadataOf(r.plan.resource, f.clients, name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+	list, err := metadataOf(p.resource, f.clients, name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s: %w", resourceName(gvr), name, err)
 	}
@@ -204,75 +147,84 @@ func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResour
 	return "", nil
 }
 
+// liveTimeout is that of kube-apiserver for requests, and a bit.
+const liveTimeout = 70 * time.Second
+
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
 // log to ctx's logger. A second call does nothing, nor does one after Shutdown.
 func (f *Factory) Start(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.stop != nil || f.stopped {
+	if f.run != nil || f.stopped {
 		return
 	}
-	ctx, f.stop = context.WithCancel(ctx)
-	for _, r := range f.resources {
-		f.wg.Go(func() {
-			pprof.Do(ctx, pprof.Labels("informer", r.state.resource), r.informer.RunWithContext)
-		})
-	}
-	if f.mutations != nil {
-		f.wg.Go(func() { f.mutations.run(ctx) })
+	f.run, f.stop = context.WithCancel(ctx)
+	for _, i := range f.informers {
+		f.start(f.run, i)
 	}
 	f.wg.Go(func() {
-		if f.WaitForSync(ctx) == nil {
+		if f.WaitForSync(f.run) == nil {
 			debug.FreeOSMemory() // what it took to fill the caches is garbage now
 		}
 	})
-	klog.FromContext(ctx).Info("Informers started", "resources", len(f.resources))
+	klog.FromContext(ctx).Info("Informers started", "informers", len(f.informers))
+}
+
+// all returns the informers, with those of followed resources.
+func (f *Factory) all() []*informer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := slices.Clone(f.informers)
+	for _, w := range f.followed {
+		all = append(all, w.informer)
+	}
+	return all
 }
 
 // Relist makes all informers list anew, since the API server's store was restored to an earlier state:
 // a watch from a later version is accepted and shows nothing. It returns at once.
 func (f *Factory) Relist() {
-	for _, r := range f.resources {
-		r.relist()
-	}
-	for _, w := range f.followed() {
-		w.lw.relist()
+	for _, i := range f.all() {
+		for _, feed := range i.feeds {
+			feed.relist()
+		}
 	}
 }
 
-// followed returns the watches that controllers asked for at run time.
-func (f *Factory) followed() []*ownWatch {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.own)
-}
-
-// Shutdown stops the informers and returns when all their goroutines have ended. The caches stay
-// readable. It may be called without Start.
+// Shutdown stops the informers, removes their metrics and returns when all their goroutines have
+// ended. The caches stay readable. It may be called without Start.
 func (f *Factory) Shutdown() {
 	f.mu.Lock()
 	if f.stop != nil {
 		f.stop()
 	}
 	f.stopped = true
-	own := slices.Clone(f.own)
+	followed := slices.Clone(f.followed)
 	f.mu.Unlock()
-	for _, w := range own { // whoever asked for them has not given them back
-		w.cancel()
-		w.wg.Wait()
+	for _, w := range followed { // whoever asked for them has not given them back
+		w.Stop()
+	}
+	for _, i := range f.informers {
+		i.stopListeners()
 	}
 	f.wg.Wait()
-	f.name.Release()
+	f.registry.Unregister(f.collector)
 }
 
 // WaitForSync waits until the informers of the named controllers have synced; without names, until
 // all have. If ctx ends first, it returns ctx's cause and the problems that are left.
 func (f *Factory) WaitForSync(ctx context.Context, controllers ...string) error {
-	for _, r := range f.of(controllers) {
+	for _, i := range f.needed(controllers) {
 		select {
-		case <-r.informer.HasSyncedChecker().Done():
+		case <-i.synced:
 		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), f.unsynced(controllers))
+			errs := []error{context.Cause(ctx)}
+			for _, i := range f.needed(controllers) {
+				if !i.hasSynced() {
+					errs = append(errs, i.problem())
+				}
+			}
+			return errors.Join(errs...)
 		}
 	}
 	return nil
@@ -281,56 +233,43 @@ func (f *Factory) WaitForSync(ctx context.Context, controllers ...string) error 
 // HasSynced reports whether the informers of the named controllers have synced; without names,
 // whether all have.
 func (f *Factory) HasSynced(controllers ...string) bool {
-	for _, r := range f.of(controllers) {
-		if !r.informer.HasSynced() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(f.needed(controllers), func(i *informer) bool { return !i.hasSynced() })
 }
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer
 // that has not synced, a verb that RBAC does not allow, requests that have failed for more than a
-// minute, a function of the controller that panics. It returns nil if nothing does, and before
-// Start, as on a cold standby.
+// minute, an object that does not fit its Go type, a function of the controller that panics. It
+// returns nil if nothing does, and before Start, as on a cold standby.
 func (f *Factory) Problem(controller string) error {
 	if !f.started() {
 		return nil
 	}
 	var errs []error
-	for _, r := range f.of([]string{controller}) {
-		errs = append(errs, r.problem(), r.panics.problem(controller, r.inCache))
+	for _, i := range f.needed([]string{controller}) {
+		errs = append(errs, i.problem(), i.panics.problem(controller))
 	}
 	return errors.Join(errs...)
 }
 
 // CheckSync is the health check informers-sync. It fails until every informer has synced once,
 // except those whose list the server refuses, and those that have failed for a minute while others
-// have synced, as with a broken conversion webhook or an object that its Go type does not fit.
-// Waiting does not help these, and a new version must be able to roll out although one controller
-// has such a trouble. Problem reports them.
+// have synced, as with a broken conversion webhook. Waiting does not help these, and a new version
+// must be able to roll out although one controller has such a trouble. Problem reports them.
 func (f *Factory) CheckSync(*http.Request) error {
 	if !f.started() {
 		return errNotStarted
 	}
 	var errs []error
-	answers := slices.ContainsFunc(f.resources, func(r *resource) bool { return r.informer.HasSynced() })
-	for _, r := range f.resources {
-		if !r.informer.HasSynced() && !r.state.refused() && (!answers || !r.state.failsLong()) {
-			errs = append(errs, r.problem())
+	answers := slices.ContainsFunc(f.informers, (*informer).hasSynced)
+	for _, i := range f.informers {
+		for _, feed := range i.feeds {
+			done, refused := feed.state.filled()
+			if !done && !refused && (!answers || !feed.state.failsLong()) {
+				errs = append(errs, feed.state.problem())
+			}
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// CheckMutation is the health check cache-mutation. It fails for good once a cached object has been
-// changed, since no decision of the process can be trusted then. Without --cache-mutation-detection
-// it never fails.
-func (f *Factory) CheckMutation(*http.Request) error {
-	if f.mutations == nil {
-		return nil
-	}
-	return f.mutations.err()
 }
 
 var errNotStarted = errors.New("informers are not started")
@@ -338,33 +277,24 @@ var errNotStarted = errors.New("informers are not started")
 func (f *Factory) started() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.stop != nil
+	return f.run != nil
 }
 
-// of returns the resources that the named controllers need; without names, all.
-func (f *Factory) of(controllers []string) []*resource {
-	if len(controllers) == 0 {
-		return f.resources
-	}
-	var rs []*resource
-	for _, r := range f.resources {
-		if slices.ContainsFunc(r.plan.needs, func(n Need) bool { return slices.Contains(controllers, n.For) }) {
-			rs = append(rs, r)
+// needed returns the informers that the named controllers need; without names, all.
+func (f *Factory) needed(controllers []string) (some []*informer) {
+	for _, i := range f.informers {
+		if len(controllers) == 0 || slices.ContainsFunc(controllers, func(c string) bool { return i.plan.need(c) != nil }) {
+			some = append(some, i)
 		}
 	}
-	return rs
+	return some
 }
 
-func (f *Factory) unsynced(controllers []string) error {
+// problem returns what is wrong with the requests of an informer.
+func (i *informer) problem() error {
 	var errs []error
-	for _, r := range f.of(controllers) {
-		if !r.informer.HasSynced() {
-			errs = append(errs, r.problem())
-		}
+	for _, f := range i.feeds {
+		errs = append(errs, f.state.problem())
 	}
 	return errors.Join(errs...)
-}
-
-func (r *resource) problem() error {
-	return r.state.problem(r.informer.HasSynced())
 }

@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -63,17 +65,11 @@ func (h *told) want(t *testing.T, want ...string) {
 	h.lines = nil
 }
 
-// followSecrets follows the Secrets of a cluster by a watch of its own.
-func followSecrets(t *testing.T, f *Factory, c *cluster, lists chan struct{}, h cache.ResourceEventHandler) *Following {
+// followSecrets follows the Secrets of a cluster.
+func followSecrets(t *testing.T, f *Factory, c *cluster, need Need, lists chan struct{}, h cache.ResourceEventHandler) *Following {
 	t.Helper()
-	need := ttlNeed
 	need.Resource = Secrets
-	plans, err := newPlans([]Need{need})
-	if err != nil {
-		t.Fatal(err)
-	}
-	plans[0].selective = true
-	w, err := f.follow(t.Context(), plans[0], []*scope{{source: c.source()}}, lists, h)
+	w, err := f.follow(t.Context(), need, c.source, lists, h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +84,7 @@ func TestAFollowedResourceShowsAndKeepsOnlyWhatIsWanted(t *testing.T) {
 				c.noStreams = noStreams
 				f, h := newTestFactory(t, c), &told{}
 				defer f.Shutdown()
-				w := followSecrets(t, f, c, make(chan struct{}, 1), h)
+				w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h)
 				h.want(t, "+a=1h", "+b=1h")
 				if s := w.Status(); !s.Synced || s.Objects != 2 {
 					t.Errorf("status %+v", s)
@@ -108,9 +104,11 @@ func TestAFollowedResourceShowsAndKeepsOnlyWhatIsWanted(t *testing.T) {
 				c.put(expiring("c", "1h"))
 				pass(2 * time.Minute)
 				h.want(t, "+c=1h", "-a", "-new")
-				o := f.followed()[0].store.objects[cache.ObjectName{Namespace: "shop", Name: "c"}]
-				if len(o.GetAnnotations()) != 1 {
-					t.Errorf("kept annotations %v", o.GetAnnotations())
+				if o, ok := w.Get(cache.NewObjectName("shop", "c")); !ok || len(o.GetAnnotations()) != 1 {
+					t.Errorf("kept %v", o)
+				}
+				if all := slices.Collect(w.All()); len(all) != 1 || all[0].GetName() != "c" {
+					t.Errorf("has %v", all)
 				}
 
 				requests := c.count()
@@ -118,50 +116,90 @@ func TestAFollowedResourceShowsAndKeepsOnlyWhatIsWanted(t *testing.T) {
 				c.put(expiring("late", "1h"))
 				pass(time.Hour)
 				h.want(t)
-				if n := c.count(); n != requests || len(f.followed()) != 0 {
-					t.Errorf("%d requests after Stop, %d watches", n-requests, len(f.followed()))
+				if n := c.count(); n != requests || len(f.followed) != 0 {
+					t.Errorf("%d requests after Stop, %d watches", n-requests, len(f.followed))
 				}
 			})
 		})
 	}
 }
 
-func TestAFollowedResourceOfAnotherControllerTakesNoWatch(t *testing.T) {
+func TestAFollowedResourceIsKeptAsTheNeedSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("plain", "1"), expiring("a", "1h"))
-		shared := ttlNeed
-		shared.Shared = true
-		f, h := newTestFactory(t, c, reloadNeed, shared), &told{}
+		c := newCluster(named("a", "1"))
+		f, h := newTestFactory(t, c), &told{}
 		defer f.Shutdown()
-		startSynced(t, f)
-		need := ttlNeed
-		need.Resource = Secrets
-		w, err := f.Follow(t.Context(), need, nil, h)
-		if err != nil {
-			t.Fatal(err)
+		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: func(o runtime.Object) []byte {
+			return []byte(o.(metav1.Object).GetResourceVersion())
+		}}
+		w := followSecrets(t, f, c, need, nil, h)
+		h.want(t, "+a=")
+		if o, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(o.Digest("sync")) != "101" {
+			t.Errorf("kept %v", o)
 		}
-		h.want(t, "+a=1h")
-		c.put(expiring("plain", "2h"))
-		c.put(named("a", "1"))
-		h.want(t, "+plain=2h", "-a")
-		if s := w.Status(); !s.Synced || c.count() != 1 || len(f.followed()) != 0 {
-			t.Errorf("%d requests, status %+v", c.count(), s)
+		if _, ok := w.Get(cache.NewObjectName("shop", "b")); ok {
+			t.Error("has what is not there")
 		}
-		w.Stop()
-		c.put(expiring("plain", "3h"))
-		h.want(t)
-		if again, err := f.Follow(t.Context(), need, nil, h); err != nil {
-			t.Error(err)
-		} else {
-			h.want(t, "+plain=3h")
-			again.Stop()
+		if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
+			t.Errorf("asked %s", got)
 		}
-		if other := (Need{For: "reload", Resource: Secrets, When: ttlNeed.When, Form: Typed}); true {
-			if _, err := f.Follow(t.Context(), other, nil, h); err == nil || !strings.Contains(err.Error(), "reload") {
-				t.Errorf("a need of the content: %v", err)
-			}
+		if w.informer.plan.reads != Metadata {
+			t.Error("asks for the content")
 		}
 	})
+}
+
+func TestAHandlerMayStopWhatItFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
+		f, calls := newTestFactory(t, c), 0
+		var w *Following
+		ready := make(chan struct{})
+		w = followSecrets(t, f, c, ttlNeed, nil, cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+			<-ready
+			calls++
+			w.Stop()
+		}})
+		close(ready)
+		c.put(expiring("c", "1h"))
+		pass(time.Minute)
+		f.Shutdown()
+		if calls != 1 {
+			t.Errorf("called %d times", calls)
+		}
+	})
+}
+
+func TestAFollowedResourceThatIsAbsentOrForbiddenSaysSo(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failure           error
+		absent, forbidden bool
+	}{
+		"absent":    {notFound, true, false},
+		"forbidden": {forbidden, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(expiring("a", "1h"))
+				f, h := newTestFactory(t, c), &told{}
+				defer f.Shutdown()
+				need := ttlNeed
+				need.Optional = true
+				w := followSecrets(t, f, c, need, nil, h)
+				w.informer.feeds[0].exists = func(context.Context) error { return notFound }
+				h.want(t, "+a=1h")
+				c.failWith(func(string) error { return tc.failure })
+				c.breakWatches(false)
+				pass(time.Minute)
+				if s := w.Status(); s.Absent != tc.absent || s.Forbidden != tc.forbidden || (s.Problem != "") != tc.forbidden {
+					t.Errorf("status %+v", s)
+				}
+				if tc.absent {
+					h.want(t, "-a")
+				}
+			})
+		})
+	}
 }
 
 func TestWhatAFollowedResourceIsRefusedIsRetriedEverMoreSeldom(t *testing.T) {
@@ -170,9 +208,9 @@ func TestWhatAFollowedResourceIsRefusedIsRetriedEverMoreSeldom(t *testing.T) {
 		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", nil) })
 		f, h := newTestFactory(t, c), &told{}
 		defer f.Shutdown()
-		w := followSecrets(t, f, c, make(chan struct{}, 1), h)
+		w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h)
 		pass(time.Hour)
-		if n := c.count(); n > 20 || n < 8 { // a stream and a list each
+		if n := c.count(); n > 30 || n < 8 { // a stream and a list each
 			t.Errorf("%d requests in an hour", n)
 		}
 		if s := w.Status(); s.Synced || !strings.Contains(s.Problem, "cannot list secrets: Forbidden") {
@@ -192,9 +230,9 @@ func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
 		f, h := newTestFactory(t, slow), &told{}
 		defer f.Shutdown()
 		lists := make(chan struct{}, 1)
-		followSecrets(t, f, slow, lists, &told{})
+		followSecrets(t, f, slow, ttlNeed, lists, &told{})
 		synctest.Wait()
-		followSecrets(t, f, quick, lists, h)
+		followSecrets(t, f, quick, ttlNeed, lists, h)
 		pass(listPatience - time.Second)
 		h.want(t)
 		pass(2 * time.Second)
@@ -203,7 +241,7 @@ func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
 		h.want(t, "+c=1h")
 		f.Relist()
 		pass(listPatience + 2*time.Second) // the slow one may be first
-		if n := f.followed()[1].status().Lists; n != 2 {
+		if n := f.followed[1].Status().Lists; n != 2 {
 			t.Errorf("%d lists after Relist", n)
 		}
 	})
@@ -214,7 +252,7 @@ func TestAPanicOfAFollowersHandlerIsContained(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 		f, h := newTestFactory(t, c), &told{}
 		defer f.Shutdown()
-		followSecrets(t, f, c, make(chan struct{}, 1), cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
+		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
 			if obj.(metav1.Object).GetName() == "a" {
 				panic("a")
 			}

@@ -13,6 +13,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -34,14 +36,16 @@ var (
 type Form int
 
 const (
-	// Reduced is an *Object: identity, declared annotations and fields, digests. It is the zero
-	// value.
+	// Reduced is an *Object: identity, declared annotations and fields, a digest of the content. It is
+	// the zero value.
 	Reduced Form = iota
+	// Metadata is Reduced, except that the digest is one of the metadata, so that the API server sends
+	// no content.
+	Metadata
 	// Typed is the ordinary API type.
 	Typed
 	// Unstructured is an *unstructured.Unstructured, for custom resources without a Go type. It is
-	// sent as JSON and takes several times the memory, so types of the scheme cannot be had in this
-	// form.
+	// sent as JSON and takes several times the memory.
 	Unstructured
 )
 
@@ -58,10 +62,8 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// If several controllers need a resource, each gets the union. A controller that asked for the
-// Reduced form must use what it gets as a metav1.Object. That is an *Object, unless another
-// controller needs another form of the resource; in that case it has no digests but the content
-// itself.
+// Controllers whose needs choose the same objects, in one version, share an informer, and each gets at
+// least what it needs. Needs that do not go together have an informer each.
 type Need struct {
 	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
 	// in.
@@ -72,34 +74,38 @@ type Need struct {
 	// ClusterScoped says that the resource has no namespaces. With --namespaces, such a need is an
 	// error.
 	ClusterScoped bool
-	Form          Form
-	// Annotations are the keys to keep. Forms other than Reduced keep all.
+	// Namespace, LabelSelector and FieldSelector, if set, restrict the need to the objects that they
+	// choose. They are sent to the API server, so FieldSelector may use the fields that it supports.
+	Namespace, LabelSelector, FieldSelector string
+	Form                                    Form
+	// Content says that a need of ConfigMaps or Secrets in the form Typed or Unstructured means it: the
+	// memory of every replica then holds the data of all objects that the need chooses. It is an error
+	// without a selector or a namespace.
+	Content bool
+	// Annotations are the keys to keep. Typed and Unstructured keep all.
 	Annotations []string
 	// MaxAnnotation, if set, is how long a value may be to be kept whole, in bytes. Of a longer one that no
-	// other need wants, one byte more is kept: it is too long, and says so. Forms other than Reduced keep all.
+	// other need wants, one byte more is kept: it is too long, and says so.
 	MaxAnnotation int
 	// Fields to keep beyond the annotations.
 	Fields Fields
-	// When, if set, restricts Fields and Annotations of this need to the objects for which it
-	// returns true. It is called with the object's whole metadata.
+	// When, if set, restricts the need to the objects for which it returns true. It is called with the
+	// whole metadata. A need with When has an informer of its own.
 	When func(metav1.Object) bool
 	// Digest returns a few bytes that summarise an object, such as a hash of a Secret's data or the
-	// names that a pod template refers to. In the Reduced form, nothing else of the content is
-	// kept. nil means no digest. It is called with the Go type if the scheme has one, otherwise
-	// with an *unstructured.Unstructured. It must be pure and must not keep any part of its
-	// argument.
+	// names that a pod template refers to. In the Reduced form, nothing else of the content is kept. nil
+	// means no digest. It is called with the Go type if the scheme has one, otherwise with an
+	// *unstructured.Unstructured; in the form Metadata with any metav1.Object. It must be pure and must
+	// not keep any part of its argument.
 	Digest func(runtime.Object) []byte
 	// History says that the controller needs to know when this digest changed, see
-	// Object.ChangedVersion. Digests of needs without it do not count there.
+	// Object.ChangedVersion.
 	History bool
 	// SecretTypes are types that this need wants although they are excluded by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
-	// Shared says that the need has no Resource of its own, and is part of each resource that another
-	// controller needs. Its controller follows resources at run time, see Factory.Follow, and gets
-	// those from the informers that are there.
-	Shared bool
-	// Optional says that the resource may be missing. As long as the server does not have it, it
+	Shared      bool
+	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
 }
@@ -109,22 +115,30 @@ type Need struct {
 var ExcludedSecretTypes = []corev1.SecretType{"helm.sh/release.v1", corev1.SecretTypeServiceAccountToken}
 
 func (n *Need) validate() error {
-	isSource := n.Resource == ConfigMaps || n.Resource == Secrets
+	_, labelErr := labels.Parse(n.LabelSelector)
+	_, fieldErr := fields.ParseSelector(n.FieldSelector)
+	sensitive := n.whole() && (n.Resource.GroupResource() == ConfigMaps.GroupResource() || n.Resource.GroupResource() == Secrets.GroupResource())
 	switch {
 	case n.For == "":
 		return errors.New("need without a controller's name")
-	case n.Shared && (n.Resource.Resource != "" || n.Form != Reduced || n.Digest != nil):
-		return errors.New("a shared need is of metadata and names no resource")
-	case n.Resource.Resource == "" && !n.Shared:
+	case n.Resource.Resource == "":
 		return errors.New("need without resource")
-	case n.Shared:
-		return nil
-	case n.Resource.Version == "" && (n.Form != Reduced || n.Digest != nil):
+	case labelErr != nil:
+		return fmt.Errorf("label selector: %w", labelErr)
+	case fieldErr != nil:
+		return fmt.Errorf("field selector: %w", fieldErr)
+	case n.ClusterScoped && n.Namespace != "":
+		return errors.New("a resource without namespaces, in one namespace")
+	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest != nil):
 		return errors.New("only a need of metadata can do without a version")
-	case n.Form != Reduced && isSource:
-		return errors.New("ConfigMaps and Secrets are cached in reduced form only; read their data live")
-	case n.Digest != nil && n.Form != Reduced:
-		return errors.New("only the reduced form has a digest")
+	case sensitive && !n.Content:
+		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; read them live, or take a digest")
+	case sensitive && n.Namespace == "" && n.LabelSelector == "" && n.FieldSelector == "":
+		return errors.New("the data of all ConfigMaps or Secrets are not cached; the need must have a selector or a namespace")
+	case n.Content && !sensitive:
+		return errors.New("Content is for ConfigMaps and Secrets in the form Typed or Unstructured")
+	case n.History && n.Digest == nil:
+		return errors.New("a history of no digest")
 	case len(n.SecretTypes) > 0 && n.Resource != Secrets:
 		return errors.New("only Secrets have Secret types")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
@@ -133,19 +147,34 @@ func (n *Need) validate() error {
 	return nil
 }
 
-// plan is the union of all needs of one resource.
+// whole reports whether the controller gets more than an *Object.
+func (n *Need) whole() bool { return n.Form == Typed || n.Form == Unstructured }
+
+// reads returns the form in which the API server's answer is decoded.
+func (n *Need) reads(scheme *runtime.Scheme) Form {
+	switch {
+	case n.whole():
+		return n.Form
+	case n.Form == Metadata || n.Digest == nil:
+		return Metadata
+	case scheme.IsVersionRegistered(n.Resource.GroupVersion()):
+		return Typed
+	}
+	return Unstructured
+}
+
+// plan is the union of the needs that one informer serves.
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// whole is set if a need wants the Go type or an unstructured object.
-	whole, unstructured bool
+	// reads is what the API server's answer is decoded as: Metadata, Typed or Unstructured.
+	reads Form
+	// whole is set if a need wants the object itself.
+	whole bool
 	// digests are in the order in which objects hold them.
-	digests       []digest
-	fieldSelector string
-	// selective is set if nothing is kept of objects for which When of the only need returns false.
-	selective     bool
-	optional      bool
-	clusterScoped bool
+	digests                                 []digest
+	namespace, labelSelector, fieldSelector string
+	optional, clusterScoped                 bool
 }
 
 type digest struct {
@@ -154,98 +183,106 @@ type digest struct {
 	history bool
 }
 
-// newPlans unites needs by resource, in the order in which resources are first named.
-func newPlans(needs []Need) ([]*plan, error) {
+// newPlans unites needs, in the order in which resources are first named.
+func newPlans(needs []Need, scheme *runtime.Scheme) ([]*plan, error) {
 	var plans []*plan
-	for i := range needs {
-		n := &needs[i]
-		if err := n.validate(); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
-		}
+	for i, n := range needs {
 		if n.Shared {
 			continue
 		}
-		at := slices.IndexFunc(plans, func(p *plan) bool { return p.resource.GroupResource() == n.Resource.GroupResource() })
+		err := n.validate()
+		if err == nil && slices.ContainsFunc(needs[:i], func(o Need) bool {
+			return o.For == n.For && o.Resource.GroupResource() == n.Resource.GroupResource()
+		}) {
+			err = errors.New("declared twice")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
+		}
+		at := slices.IndexFunc(plans, func(p *plan) bool { return p.serves(n, n.reads(scheme)) })
 		if at < 0 {
-			plans = append(plans, &plan{resource: n.Resource, optional: true})
+			plans = append(plans, &plan{
+				resource: n.Resource, optional: n.Optional, reads: Metadata,
+				namespace: n.Namespace, labelSelector: n.LabelSelector, fieldSelector: n.FieldSelector,
+			})
 			at = len(plans) - 1
 		}
-		if err := plans[at].add(*n); err != nil {
-			return nil, err
-		}
+		plans[at].add(n, n.reads(scheme))
 	}
 	for _, p := range plans {
-		for _, n := range needs {
-			if n.Shared && !slices.Contains(p.controllers(), n.For) {
-				n.Optional = p.optional
-				if err := p.add(n); err != nil {
-					return nil, err
-				}
-			}
-		}
-		p.fieldSelector = p.secretTypeSelector()
+		p.excludeSecretTypes()
 	}
 	return plans, nil
 }
 
-func (p *plan) add(n Need) error {
-	for _, other := range p.needs {
-		if other.For == n.For {
-			return fmt.Errorf("%s declares %s twice", n.For, resourceName(n.Resource))
-		}
-	}
-	if p.resource.Version == "" {
-		p.resource.Version = n.Resource.Version
-	}
-	if n.Resource.Version != "" && n.Resource.Version != p.resource.Version {
-		return fmt.Errorf("%s needs version %s of %s, another controller %s",
-			n.For, n.Resource.Version, resourceName(n.Resource), p.resource.Version)
-	}
+// serves reports whether p can take n without a change of what its other needs get.
+func (p *plan) serves(n Need, reads Form) bool {
+	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
+		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
+		(p.reads == reads || p.reads == Metadata || reads == Metadata) &&
+		n.When == nil && p.needs[0].When == nil &&
+		!(n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }))
+}
+
+func (p *plan) add(n Need, reads Form) {
 	p.needs = append(p.needs, n)
-	if n.Form != Reduced {
-		if p.whole && p.unstructured != (n.Form == Unstructured) {
-			return fmt.Errorf("%s needs %s in another form than another controller", n.For, resourceName(n.Resource))
-		}
-		p.whole, p.unstructured = true, n.Form == Unstructured
-	}
+	p.reads = max(p.reads, reads)
+	p.whole = p.whole || n.whole()
 	p.clusterScoped = p.clusterScoped || n.ClusterScoped
 	if n.Digest != nil {
 		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest, history: n.History})
 	}
-	p.optional = p.optional && n.Optional
-	return nil
 }
 
-func (p *plan) secretTypeSelector() string {
+func (p *plan) excludeSecretTypes() {
 	if p.resource != Secrets {
-		return ""
+		return
 	}
-	var terms []string
 	for _, t := range ExcludedSecretTypes {
-		if !slices.ContainsFunc(p.needs, func(n Need) bool { return slices.Contains(n.SecretTypes, t) }) {
-			terms = append(terms, "type!="+string(t))
+		if slices.ContainsFunc(p.needs, func(n Need) bool { return slices.Contains(n.SecretTypes, t) }) {
+			continue
 		}
+		if p.fieldSelector != "" {
+			p.fieldSelector += ","
+		}
+		p.fieldSelector += "type!=" + string(t)
 	}
-	return strings.Join(terms, ",")
 }
 
 // form returns the name of the plan's form for people.
 func (p *plan) form() string {
 	switch {
-	case p.unstructured:
-		return "unstructured"
 	case p.whole:
-		return "typed"
-	case len(p.digests) > 0:
+		return strings.ToLower(p.reads.String())
+	case p.reads != Metadata:
 		return "content digest"
 	}
 	return "metadata"
+}
+
+// need returns what the named controller needs, or nil.
+func (p *plan) need(controller string) *Need {
+	at := slices.IndexFunc(p.needs, func(n Need) bool { return n.For == controller })
+	if at < 0 {
+		return nil
+	}
+	return &p.needs[at]
 }
 
 func (p *plan) controllers() []string {
 	names := make([]string, 0, len(p.needs))
 	for _, n := range p.needs {
 		names = append(names, n.For)
+	}
+	return names
+}
+
+// content returns the controllers that hold the data of ConfigMaps or Secrets.
+func (p *plan) content() (names []string) {
+	for _, n := range p.needs {
+		if n.Content {
+			names = append(names, n.For)
+		}
 	}
 	return names
 }

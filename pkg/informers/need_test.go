@@ -17,7 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 )
@@ -33,27 +35,24 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 	}{
 		"no controller":                     {[]Need{{Resource: Secrets}}, "without a controller"},
 		"no resource":                       {[]Need{{For: "a"}}, "without resource"},
-		"typed Secrets":                     {[]Need{{For: "a", Resource: Secrets, Form: Typed}}, "reduced form only"},
-		"typed ConfigMaps":                  {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed}}, "reduced form only"},
-		"digest in typed form":              {[]Need{{For: "a", Resource: Deployments, Form: Typed, Digest: digestSHA1}}, "reduced form has a digest"},
+		"typed Secrets":                     {[]Need{{For: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
+		"the data of all ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
+		"Content of anything else":          {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "Content is for"},
+		"a selector that is none":           {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
+		"a field selector that is none":     {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
+		"a history without a digest":        {[]Need{{For: "a", Resource: Jobs, History: true}}, "history"},
 		"Secret types of ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, SecretTypes: ExcludedSecretTypes}}, "Secret types"},
 		"last-applied":                      {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"digest without a version":          {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "without a version"},
 		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
 		"unstructured without a version":    {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Form: Unstructured}}, "without a version"},
-		"unstructured built-in types":       {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}}, "cannot be had in unstructured form"},
-		"unstructured Secrets":              {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "reduced form only"},
+		"unstructured Secrets":              {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
 		"the same controller twice":         {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
-		"two versions of one resource":      {[]Need{{For: "a", Resource: widgets}, {For: "b", Resource: widgets.GroupResource().WithVersion("v2")}}, "needs version v2"},
-		"two forms of one resource":         {[]Need{{For: "a", Resource: Deployments, Form: Typed}, {For: "b", Resource: Deployments, Form: Unstructured}}, "another form"},
 		"the typed form of an unknown type": {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			plans, err := newPlans(tc.needs)
-			if err == nil {
-				_, err = newSource(plans[0], clients, "")
-			}
+			_, err := New("", Config{}, clients, tc.needs, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}
@@ -61,45 +60,50 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 	}
 }
 
-func TestThePlanIsTheUnionOfAllNeeds(t *testing.T) {
-	type union struct {
-		Form, Selector string
-		Optional       bool
-		For            []string
-	}
+func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
 	all := "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"
-	typed := Need{For: "b", Resource: Deployments, Form: Typed}
-	digested := Need{For: "c", Resource: Deployments, Digest: digestSHA1}
+	digested := Need{For: "c", Resource: Deployments, Digest: digestSHA1, History: true}
+	any := func(n Need) Need { n.Resource.Version = ""; return n }
+	with := func(n Need, of string, change func(*Need)) Need { n.For = of; change(&n); return n }
 	cases := map[string]struct {
 		needs []Need
-		want  union
+		want  []string // plans
 	}{
-		"metadata suffices": {[]Need{{For: "a", Resource: Secrets}}, union{"metadata", all, false, []string{"a"}}},
-		"one digest needs the content": {[]Need{{For: "a", Resource: Secrets}, reloadNeed},
-			union{"content digest", all, false, []string{"a", "reload"}}},
+		"metadata suffices":                     {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata " + all}},
+		"a digest of metadata needs no content": {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: digestSHA1}}, []string{"a: metadata " + all}},
+		"one digest needs the content":          {[]Need{{For: "a", Resource: Secrets}, reloadNeed}, []string{"a reload: content digest " + all}},
 		"a declared Secret type is not left out": {[]Need{reloadNeed, {For: "b", Resource: Secrets, SecretTypes: []corev1.SecretType{"helm.sh/release.v1"}}},
-			union{"content digest", "type!=kubernetes.io/service-account-token", false, []string{"reload", "b"}}},
-		"both declared Secret types are not left out": {[]Need{{For: "b", Resource: Secrets, SecretTypes: ExcludedSecretTypes}},
-			union{"metadata", "", false, []string{"b"}}},
-		"a digest suffices for all": {[]Need{{For: "a", Resource: Deployments}, digested},
-			union{"content digest", "", false, []string{"a", "c"}}},
-		"one controller needs the whole object": {[]Need{digested, typed}, union{"typed", "", false, []string{"c", "b"}}},
-		"a digest of a custom resource": {[]Need{{For: "a", Resource: rollouts}, {For: "b", Resource: rollouts, Digest: digestSHA1}},
-			union{"content digest", "", false, []string{"a", "b"}}},
-		"the whole of a custom resource": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}}, union{"unstructured", "", false, []string{"a"}}},
-		"optional for all": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs, Optional: true}},
-			union{"metadata", "", true, []string{"a", "b"}}},
-		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}},
-			union{"metadata", "", false, []string{"a", "b"}}},
-		"any version and a certain one": {[]Need{{For: "a", Resource: Jobs.GroupResource().WithVersion("")}, {For: "b", Resource: Jobs}},
-			union{"metadata", "", false, []string{"a", "b"}}},
+			[]string{"reload b: content digest type!=kubernetes.io/service-account-token"}},
+		"both declared Secret types are not left out": {[]Need{{For: "b", Resource: Secrets, SecretTypes: ExcludedSecretTypes}}, []string{"b: metadata "}},
+		"the whole object beside a digest":            {[]Need{digested, {For: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
+		"a history each": {[]Need{digested, with(digested, "d", func(*Need) {}), with(digested, "e", func(n *Need) { n.History = false })},
+			[]string{"c e: content digest ", "d: content digest "}},
+		"typed and unstructured": {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}, digested, {For: "b", Resource: Deployments, Form: Typed}, {For: "m", Resource: Deployments}},
+			[]string{"a m: unstructured ", "c b: typed "}},
+		"a digest of a custom resource and the whole": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}, {For: "b", Resource: rollouts, Digest: digestSHA1}},
+			[]string{"a b: unstructured "}},
+		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
+		"two versions": {[]Need{{For: "a", Resource: rollouts}, any(Need{For: "b", Resource: rollouts}), {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
+			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
+		"selectors, for the data of the Secrets that they choose": {
+			[]Need{reloadNeed, {For: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x", SecretTypes: ExcludedSecretTypes},
+				{For: "c", Resource: Secrets, FieldSelector: "metadata.name=x"}, {For: "d", Resource: Secrets, Namespace: "shop"}},
+			[]string{"reload: content digest " + all, "b: typed ", "c: metadata metadata.name=x," + all, "d: metadata " + all}},
+		"conditions": {[]Need{{For: "a", Resource: Jobs}, with(ttlNeed, "b", func(n *Need) { n.Resource = Jobs }), with(ttlNeed, "c", func(n *Need) { n.Resource = Jobs })},
+			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := mustPlan(t, tc.needs...)
-			got := union{p.form(), p.fieldSelector, p.optional, p.controllers()}
+			plans, err := newPlans(tc.needs, scheme.Scheme)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, p := range plans {
+				got = append(got, strings.Join(p.controllers(), " ")+": "+p.form()+" "+p.fieldSelector)
+			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
+				t.Errorf("plans (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -109,13 +113,13 @@ func TestConfig(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm || cfg.CacheMutationDetection || cfg.MinResyncPeriod != 12*time.Hour {
+	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm || cfg.MinResyncPeriod != 12*time.Hour {
 		t.Errorf("defaults %+v: %v", cfg, err)
 	}
-	if err := fs.Parse([]string{"--standby=cold", "--cache-mutation-detection", "--min-resync-period=0"}); err != nil {
+	if err := fs.Parse([]string{"--standby=cold", "--min-resync-period=0"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold || !cfg.CacheMutationDetection || cfg.MinResyncPeriod != 0 {
+	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold || cfg.MinResyncPeriod != 0 {
 		t.Errorf("parsed %+v: %v", cfg, err)
 	}
 	cfg.Standby, cfg.MinResyncPeriod = "lukewarm", -1
@@ -150,11 +154,7 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			p := mustPlan(t, Need{For: "a", Resource: tc.resource, Annotations: []string{"auto"}, Digest: replicas})
-			got, err := (&reducer{plan: p, panics: newPanics("", clock.RealClock{}, nil)}).reduce(tc.in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			e := got.(*Object)
+			e := reduced(t, p, tc.in)
 			if string(e.Digest("a")) != "3" || len(e.GetAnnotations()) != 1 || e.GetAnnotations()["auto"] != "true" {
 				t.Errorf("digest %q, annotations %v", e.Digest("a"), e.GetAnnotations())
 			}
@@ -162,23 +162,17 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 	}
 }
 
-func TestAWholeTypedObjectLosesManagedFieldsAndLastApplied(t *testing.T) {
-	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed})
-	got, err := (&reducer{plan: p, panics: newPanics("", clock.RealClock{}, nil)}).reduce(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{}},
-		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{"k": "v"}}}
-	if diff := cmp.Diff(want, got); diff != "" {
+func TestAWholeObjectLosesManagedFieldsAndLastAppliedAndKeepsTheRestOnce(t *testing.T) {
+	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed}, Need{For: "b", Resource: Namespaces, Digest: func(o apiruntime.Object) []byte {
+		return []byte(o.(*corev1.Namespace).Name)
+	}})
+	o := reduced(t, p, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ManagedFields: []metav1.ManagedFieldsEntry{{}},
+		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}, Labels: map[string]string{"l": "1"}}})
+	want := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{"k": "v"}, Labels: map[string]string{"l": "1"}}}
+	if diff := cmp.Diff(want, as[*corev1.Namespace](o)); diff != "" {
 		t.Errorf("object (-want +got):\n%s", diff)
 	}
-}
-
-func TestTheSizeOfACustomResourceIsEstimated(t *testing.T) {
-	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"text": strings.Repeat("x", 1000), "list": []any{int64(1), strings.Repeat("y", 500)}}}}
-	if size := sizeOf(u); size < 1500 || size > 2500 {
-		t.Errorf("size %d", size)
+	if as[metav1.Object](o) != o || string(o.Digest("b")) != "shop" || o.GetLabels()["l"] != "1" || o.GetAnnotations()["k"] != "v" {
+		t.Errorf("digest %q, labels %v, annotations %v", o.Digest("b"), o.GetLabels(), o.GetAnnotations())
 	}
 }

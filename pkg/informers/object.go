@@ -4,24 +4,20 @@
 package informers
 
 import (
-	"encoding/binary"
-	"fmt"
 	"strconv"
-	"strings"
 	"unique"
-	"unsafe"
 
 	"github.com/google/uuid"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 )
 
-// Object is the reduced form of an object in the cache. It is immutable, and so are the maps and
-// slices that it returns. Its size matters, since there is one for each Secret of the cluster.
+// Object is an object in the cache: what controllers have declared that they need of it. It is
+// immutable, and so are the maps and slices that it returns. Its size matters, since there is one for
+// each Secret of the cluster.
 //
 // It implements metav1.Object and runtime.Object for reading; its setters panic.
 type Object struct {
@@ -32,179 +28,31 @@ type Object struct {
 	// packed holds, for each digest of the plan, its length as a varint and its bytes, and then the
 	// name. That is one allocation instead of three.
 	packed string
-	// uid and version hold the usual forms. What does not fit is in extra.
+	// uid and version hold the usual forms. What does not fit is in rest.
 	uid     [16]byte
 	version uint64
-	extra   *extra
+	rest    *remainder
 	// first and changed are versions, see FirstVersion and ChangedVersion; 0 is unknown. See listed.
 	first, changed uint64
 }
 
-// extra holds what most objects do not have.
-type extra struct {
-	annotations     map[string]string
-	labels          map[string]string
-	owners          []metav1.OwnerReference
-	created         metav1.Time
-	deleted         *metav1.Time
-	uid             string
-	resourceVersion string
+// remainder is what most objects do not have: an *metav1.ObjectMeta with the declared annotations and fields,
+// or the whole object if a controller needs that.
+type remainder struct{ metav1.Object }
+
+// listed is set in Object.first if the object was there before this cache.
+const listed = 1 << 63
+
+// as returns the object in the form of a controller.
+func as[T metav1.Object](o *Object) T {
+	if t, ok := any(o).(T); ok {
+		return t
+	}
+	return o.rest.Object.(T) // For has checked the type
 }
 
-// reducer turns what the client decoded into what the cache holds.
-type reducer struct {
-	plan    *plan
-	panics  *panics
-	history *history
-}
-
-// reduce returns what the cache holds of obj. It may change obj, which the caller must not use
-// again. It returns an error if obj has no metadata.
-func (r *reducer) reduce(obj runtime.Object) (runtime.Object, error) {
-	if o, ok := obj.(*Object); ok {
-		return o, nil
-	}
-	m, err := meta.Accessor(obj)
-	if err != nil {
-		return nil, fmt.Errorf("reduce %T: %w", obj, err)
-	}
-	if !r.plan.whole {
-		return r.object(m, obj), nil
-	}
-	m.SetManagedFields(nil)
-	if a := m.GetAnnotations(); a != nil {
-		delete(a, corev1.LastAppliedConfigAnnotation)
-		m.SetAnnotations(a) // GetAnnotations of an unstructured object returns a copy
-	}
-	return obj, nil
-}
-
-// bookmark returns what the reflector needs of a bookmark's object: the resourceVersion and, at the
-// end of the initial events, the annotation that marks it.
-func (r *reducer) bookmark(obj runtime.Object) (runtime.Object, error) {
-	if r.plan.whole {
-		return obj, nil
-	}
-	m, err := meta.Accessor(obj)
-	if err != nil {
-		return nil, fmt.Errorf("bookmark %T: %w", obj, err)
-	}
-	x := &extra{annotations: m.GetAnnotations()}
-	o := &Object{plan: r.plan, namespace: unique.Make(m.GetNamespace()), packed: r.pack(m, nil), extra: x}
-	o.setIdentity(x, m)
-	return o, nil
-}
-
-func (r *reducer) object(obj metav1.Object, content runtime.Object) *Object {
-	o := &Object{plan: r.plan, namespace: unique.Make(obj.GetNamespace()), packed: r.pack(obj, content)}
-	var x extra
-	needed := o.setIdentity(&x, obj)
-	if r.keepMetadata(&x, obj) || needed {
-		o.extra = new(extra) // most objects do without
-		*o.extra = x
-	}
-	r.history.follow(o)
-	return o
-}
-
-// pack returns the digests and the name of obj. The digests are empty if content is nil.
-func (r *reducer) pack(obj metav1.Object, content runtime.Object) string {
-	name := obj.GetName()
-	if len(r.plan.digests) == 0 {
-		return strings.Clone(name) // name may share memory with the rest of what was decoded
-	}
-	var buffer [128]byte // enough for most, and not on the heap
-	b := buffer[:0]
-	for i := range r.plan.digests {
-		var sum []byte
-		if content != nil {
-			sum = r.digest(&r.plan.digests[i], obj, content)
-		}
-		b = binary.AppendUvarint(b, uint64(len(sum)))
-		b = append(b, sum...)
-	}
-	return string(append(b, name...))
-}
-
-// digest calls the controller's Digest. If it panics, digest returns that of the cached object:
-// without a digest, the controller would believe that the content is gone.
-func (r *reducer) digest(d *digest, obj metav1.Object, content runtime.Object) (sum []byte) {
-	defer func() {
-		if r.panics.contain(recover(), d.of, "Digest", obj) {
-			if before := r.history.cached(objectName{unique.Make(obj.GetNamespace()), obj.GetName()}); before != nil {
-				sum = before.Digest(d.of)
-			}
-		}
-	}()
-	return d.sum(content)
-}
-
-// setIdentity stores UID and resourceVersion. It reports whether it had to store one of them in x.
-func (o *Object) setIdentity(x *extra, obj metav1.Object) bool {
-	needed := false
-	uid := string(obj.GetUID())
-	if id, err := uuid.Parse(uid); err == nil && len(uid) == 36 && uid == strings.ToLower(uid) {
-		o.uid = id // its String is uid
-	} else if uid != "" {
-		x.uid, needed = strings.Clone(uid), true
-	}
-	rv := obj.GetResourceVersion()
-	if v, err := strconv.ParseUint(rv, 10, 64); err == nil && rv[0] != '0' {
-		o.version = v
-	} else if rv != "" {
-		x.resourceVersion, needed = strings.Clone(rv), true
-	}
-	return needed
-}
-
-// keepMetadata copies the declared parts of obj to x. It reports whether there were any.
-func (r *reducer) keepMetadata(x *extra, obj metav1.Object) bool {
-	needed := false
-	annotations := obj.GetAnnotations()
-	for i := range r.plan.needs {
-		n := &r.plan.needs[i]
-		if n.When != nil && !r.when(n, obj) {
-			continue
-		}
-		for _, key := range n.Annotations {
-			value, ok := annotations[key]
-			if !ok {
-				continue
-			}
-			if n.MaxAnnotation > 0 && len(value) > n.MaxAnnotation {
-				value = strings.Clone(value[:n.MaxAnnotation+1]) // the rest can go
-			}
-			if x.annotations == nil {
-				x.annotations = make(map[string]string, 1)
-			}
-			if kept, has := x.annotations[key]; !has || len(kept) < len(value) { // another need may want it whole
-				x.annotations[key], needed = value, true
-			}
-		}
-		if n.Fields&Labels != 0 && len(obj.GetLabels()) > 0 {
-			x.labels, needed = obj.GetLabels(), true
-		}
-		if n.Fields&OwnerReferences != 0 && len(obj.GetOwnerReferences()) > 0 {
-			x.owners, needed = obj.GetOwnerReferences(), true
-		}
-		if n.Fields&CreationTimestamp != 0 {
-			x.created, needed = obj.GetCreationTimestamp(), true
-		}
-	}
-	if deleted := obj.GetDeletionTimestamp(); deleted != nil {
-		x.deleted, needed = deleted, true
-	}
-	return needed
-}
-
-// when calls the need's When. A panic counts as true, since it is harmless to keep too much.
-func (r *reducer) when(n *Need, obj metav1.Object) (wanted bool) {
-	defer func() {
-		if r.panics.contain(recover(), n.For, "When", obj) {
-			wanted = true
-		}
-	}()
-	return n.When(obj)
+func (o *Object) objectName() cache.ObjectName {
+	return cache.NewObjectName(o.GetNamespace(), o.GetName())
 }
 
 // next returns the first length-prefixed part of packed, and what follows it.
@@ -219,8 +67,8 @@ func next(packed string) (part, rest string) {
 	}
 }
 
-// Digest returns what the Digest function of the named controller returned for the content, or nil
-// if there is none. The caller may keep and change it.
+// Digest returns what the Digest function of the named controller returned, or nil if there is none.
+// The caller may keep and change it.
 func (o *Object) Digest(of string) []byte {
 	rest := o.packed
 	for i := range o.plan.digests {
@@ -231,6 +79,56 @@ func (o *Object) Digest(of string) []byte {
 		}
 	}
 	return nil
+}
+
+// follow takes over what is known of the state before, nil if there was none. created says that a
+// watch saw the object come.
+func (o *Object) follow(before *Object, created bool) {
+	if before == nil || before.uid != o.uid || o.uid == [16]byte{} && before.GetUID() != o.GetUID() {
+		o.first = o.version
+		if !created {
+			o.first |= listed
+		}
+		return
+	}
+	o.first, o.changed = before.first, before.changed
+	rest, restBefore := o.packed, before.packed
+	for i := range o.plan.digests {
+		var sum, was string
+		sum, rest = next(rest)
+		was, restBefore = next(restBefore)
+		switch {
+		case !o.plan.digests[i].history || sum == was:
+		case sum == "" || was == "": // nobody has seen what changed before
+			o.first, o.changed = o.first|listed, 0
+		default:
+			o.changed = o.version
+		}
+	}
+}
+
+// FirstVersion returns the resourceVersion with which this cache first saw the object; empty if
+// that is not known.
+func (o *Object) FirstVersion() string { return formatVersion(o.first &^ listed) }
+
+// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before.
+func (o *Object) CreatedVersion() string {
+	if o.first&listed != 0 {
+		return ""
+	}
+	return formatVersion(o.first)
+}
+
+// ChangedVersion returns the resourceVersion with which the digest with a history was last seen to
+// change; empty if it was not. A digest that comes or goes is no change. After a list that replaced a
+// broken watch, the change itself may have been earlier.
+func (o *Object) ChangedVersion() string { return formatVersion(o.changed) }
+
+func formatVersion(v uint64) string {
+	if v == 0 {
+		return ""
+	}
+	return strconv.FormatUint(v, 10)
 }
 
 // GetNamespace returns the namespace. All objects in a namespace share its memory.
@@ -247,66 +145,46 @@ func (o *Object) GetName() string {
 
 // GetUID returns the UID.
 func (o *Object) GetUID() types.UID {
-	switch {
-	case o.uid != [16]byte{}:
+	if o.uid != [16]byte{} {
 		return types.UID(uuid.UUID(o.uid).String())
-	case o.extra != nil:
-		return types.UID(o.extra.uid)
 	}
-	return ""
+	return o.metadata().GetUID()
 }
 
 // GetResourceVersion returns the resourceVersion.
 func (o *Object) GetResourceVersion() string {
-	switch {
-	case o.version != 0:
-		return strconv.FormatUint(o.version, 10)
-	case o.extra != nil:
-		return o.extra.resourceVersion
+	if o.version != 0 {
+		return formatVersion(o.version)
 	}
-	return ""
+	return o.metadata().GetResourceVersion()
+}
+
+var nothing metav1.Object = &metav1.ObjectMeta{}
+
+func (o *Object) metadata() metav1.Object {
+	if o.rest == nil {
+		return nothing
+	}
+	return o.rest
 }
 
 // GetAnnotations returns the declared annotations that the object has, or nil if it has none of
 // them.
-func (o *Object) GetAnnotations() map[string]string {
-	if o.extra == nil {
-		return nil
-	}
-	return o.extra.annotations
-}
+func (o *Object) GetAnnotations() map[string]string { return o.metadata().GetAnnotations() }
 
 // GetLabels returns the labels if a need asks for them, otherwise nil.
-func (o *Object) GetLabels() map[string]string {
-	if o.extra == nil {
-		return nil
-	}
-	return o.extra.labels
-}
+func (o *Object) GetLabels() map[string]string { return o.metadata().GetLabels() }
 
 // GetOwnerReferences returns the owners if a need asks for them, otherwise nil.
 func (o *Object) GetOwnerReferences() []metav1.OwnerReference {
-	if o.extra == nil {
-		return nil
-	}
-	return o.extra.owners
+	return o.metadata().GetOwnerReferences()
 }
 
 // GetCreationTimestamp returns the time if a need asks for it, otherwise the zero time.
-func (o *Object) GetCreationTimestamp() metav1.Time {
-	if o.extra == nil {
-		return metav1.Time{}
-	}
-	return o.extra.created
-}
+func (o *Object) GetCreationTimestamp() metav1.Time { return o.metadata().GetCreationTimestamp() }
 
 // GetDeletionTimestamp returns the time if the object is being deleted, otherwise nil.
-func (o *Object) GetDeletionTimestamp() *metav1.Time {
-	if o.extra == nil {
-		return nil
-	}
-	return o.extra.deleted
-}
+func (o *Object) GetDeletionTimestamp() *metav1.Time { return o.metadata().GetDeletionTimestamp() }
 
 // GetObjectKind returns an empty kind, as typed objects from a client do.
 func (o *Object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
@@ -314,28 +192,8 @@ func (o *Object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject returns o itself, since it is immutable.
 func (o *Object) DeepCopyObject() runtime.Object { return o }
 
-// size estimates how many bytes of heap o holds.
-func (o *Object) size() int {
-	n := int(unsafe.Sizeof(*o)) + len(o.packed)
-	if o.extra == nil {
-		return n
-	}
-	const pair = 2 * int(unsafe.Sizeof(""))
-	n += int(unsafe.Sizeof(*o.extra)) + len(o.extra.uid) + len(o.extra.resourceVersion)
-	for _, m := range []map[string]string{o.extra.annotations, o.extra.labels} {
-		for k, v := range m {
-			n += pair + len(k) + len(v)
-		}
-	}
-	for i := range o.extra.owners {
-		owner := &o.extra.owners[i]
-		n += int(unsafe.Sizeof(*owner)) + len(owner.APIVersion) + len(owner.Kind) + len(owner.Name) + len(owner.UID)
-	}
-	return n
-}
-
-// readOnly is the part of metav1.Object that an Object has only because client-go's informers
-// require it: getters of what it never keeps, and setters, which panic.
+// readOnly is the part of metav1.Object that an Object has only because client-go requires it: getters
+// of what it never keeps, and setters, which panic.
 type readOnly struct{}
 
 var (

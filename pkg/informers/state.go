@@ -12,8 +12,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -22,25 +21,22 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
-// state records what has been observed of the requests for one resource.
+// state records what has been observed of the requests of one feed.
 type state struct {
-	resource string
-	clock    clock.PassiveClock
+	name  string // of the resource, and the namespace if there are several
+	clock clock.PassiveClock
 
 	mu sync.Mutex
-	// lists counts complete lists; streamed counts those of them that came as a watch. All but the
-	// first are relists.
-	lists, streamed, watches, events, bookmarks, failures int64
-	// objects is the number of cached objects, from the last complete list and the events since.
-	// While a list is being streamed, streaming is set and incoming counts its objects.
-	objects, incoming                 int
-	streaming                         bool
-	lastEvent, lastBookmark, lastList time.Time
-	resourceVersion                   string
-	absent                            bool                // the server does not have the resource
-	failing                           map[string]*failure // by verb; removed when it succeeds
-	lastFailure                       *failure
-	logged                            string // the error that was logged last; empty when it is over
+	// lists counts complete lists. All but the first are relists.
+	lists, watches, events, failures int64
+	objects                          int // in the cache
+	lastEvent, lastActivity          time.Time
+	version                          string
+	empty                            bool                // it was not listed, but counts as empty
+	absent                           bool                // the server does not have the resource
+	failing                          map[string]*failure // by verb; removed when it succeeds
+	lastFailure                      *failure
+	logged                           string // the error that was logged last; empty when it is over
 }
 
 // failure is a series of failed requests with one verb.
@@ -51,56 +47,57 @@ type failure struct {
 	since, last time.Time
 }
 
-func newState(resource string, c clock.PassiveClock) *state {
-	return &state{resource: resource, clock: c, failing: map[string]*failure{}}
+func newState(name string, c clock.PassiveClock) *state {
+	return &state{name: name, clock: c, failing: map[string]*failure{}}
 }
 
-// listed records a complete paged list of n objects.
-func (s *state) listed(ctx context.Context, resourceVersion string, n int) {
+// counted adds to the number of cached objects.
+func (s *state) counted(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.complete(resourceVersion, n)
-	s.succeeded(ctx, "list")
+	s.objects += n
 }
 
-// listedAbsent records that the server does not have the resource, which counts as an empty list.
-func (s *state) listedAbsent(ctx context.Context) {
+// filled reports whether the cache has been filled once, and whether the API server's last answer to a
+// list was that we may not list the resource, or that it does not exist. A server that is slow or away
+// has not refused.
+func (s *state) filled() (done, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.complete("", 0)
-	s.absent = true
-	s.succeeded(ctx, "list")
-	s.succeeded(ctx, "watch")
+	f := s.failing["list"]
+	return s.lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
-// complete records a complete list of n objects. The caller holds mu.
-func (s *state) complete(resourceVersion string, n int) {
-	s.objects, s.streaming = n, false
+// listed records a complete list.
+func (s *state) listed(version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.lists++
-	s.lastList = s.clock.Now()
-	s.resourceVersion = resourceVersion
-	s.absent = false
+	s.version, s.lastActivity, s.absent = version, s.clock.Now(), false
+	s.succeeded("list", klog.Background())
 }
 
-func (s *state) isAbsent() bool {
+// isAbsent records that the resource counts as empty, as the server does not have it at all or, at the
+// start, not in this version.
+func (s *state) isAbsent(atAll bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.absent
+	s.empty, s.absent, s.lastActivity = true, atAll, s.clock.Now()
+	if atAll {
+		s.succeeded("list", klog.Background())
+		s.succeeded("watch", klog.Background())
+	}
 }
 
 // watching records that the server accepted a watch.
-func (s *state) watching(ctx context.Context, streaming bool) {
+func (s *state) watching(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.watches++
-	s.streaming, s.incoming = streaming, 0
-	if !streaming {
-		s.absent = false
-	}
-	s.succeeded(ctx, "watch")
+	s.succeeded("watch", klog.FromContext(ctx))
 }
 
-func (s *state) succeeded(ctx context.Context, verb string) {
+func (s *state) succeeded(verb string, logger klog.Logger) {
 	f := s.failing[verb]
 	if f == nil {
 		return
@@ -108,48 +105,22 @@ func (s *state) succeeded(ctx context.Context, verb string) {
 	delete(s.failing, verb)
 	if s.logged != "" && len(s.failing) == 0 {
 		s.logged = ""
-		klog.FromContext(ctx).Info("List or watch works again", "resource", s.resource, "verb", verb,
-			"failures", f.count, "since", f.since)
+		logger.Info("List or watch works again", "resource", s.name, "verb", verb, "failures", f.count, "since", f.since)
 	}
 }
 
-// observed records an event or a bookmark.
-func (s *state) observed(event watch.Event) {
-	m, err := meta.Accessor(event.Object)
+// observed records an event, or a bookmark.
+func (s *state) observed(obj any, isEvent bool) {
+	m, err := meta.Accessor(obj)
 	if err != nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.resourceVersion = m.GetResourceVersion()
-	if event.Type != watch.Bookmark {
+	s.version, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
+	if isEvent {
 		s.events++
-		s.lastEvent = s.clock.Now()
-		s.countObjects(event.Type)
-		return
-	}
-	s.bookmarks++
-	s.lastBookmark = s.clock.Now()
-	if isEndOfList(event) {
-		s.streamed++
-		s.complete(s.resourceVersion, s.incoming)
-		delete(s.failing, "list") // the stream has replaced it
-		if len(s.failing) == 0 {
-			s.logged = ""
-		}
-	}
-}
-
-func (s *state) countObjects(kind watch.EventType) {
-	n := &s.objects
-	if s.streaming {
-		n = &s.incoming
-	}
-	switch kind {
-	case watch.Added:
-		*n++
-	case watch.Deleted:
-		*n--
+		s.lastEvent = s.lastActivity
 	}
 }
 
@@ -168,30 +139,22 @@ func (s *state) failed(verb string, err error) {
 }
 
 // problem returns what is wrong, or nil if nothing is worth reporting.
-func (s *state) problem(synced bool) error {
+func (s *state) problem() error {
+	done, _ := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || synced && !isDenied(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
-		errs = append(errs, f.describe(s.resource))
+		errs = append(errs, f.describe(s.name))
 	}
-	if !synced && len(errs) == 0 {
-		errs = append(errs, fmt.Errorf("%s not synced yet", s.resource))
+	if !done && len(errs) == 0 {
+		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
 	}
 	return errors.Join(errs...)
-}
-
-// refused reports whether the server's last response to a list was that we may not list the
-// resource, or that it does not exist. A server that is slow or away has not refused.
-func (s *state) refused() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.failing["list"]
-	return f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
 // failsLong reports whether lists have failed for failingAfter.
@@ -202,7 +165,7 @@ func (s *state) failsLong() bool {
 	return f != nil && s.clock.Since(f.since) >= failingAfter
 }
 
-func isDenied(err error) bool {
+func isRefusal(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
@@ -216,21 +179,44 @@ func (f *failure) describe(resource string) error {
 	return fmt.Errorf("cannot %s %s: %s", f.verb, resource, reason)
 }
 
-// watchError is the informer's watch error handler. It ignores an expired version, after which the
-// informer lists again.
-func (s *state) watchError(ctx context.Context, _ *cache.Reflector, err error) {
-	if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-		s.logFailure(ctx, err)
-	}
-}
-
-// logFailure logs a cause once until it is over, since client-go tries again for ever.
+// logFailure logs a cause once until it is over, since it is tried again for ever. An expired version
+// is none: the informer lists again.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.logged == err.Error() {
+	if s.absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
 	s.logged = err.Error()
-	klog.FromContext(ctx).Error(err, "Cannot list or watch", "resource", s.resource)
+	klog.FromContext(ctx).Error(err, "Cannot list or watch", "resource", s.name)
+}
+
+// status returns what is known of the requests.
+func (s *state) status() ResourceStatus {
+	out := ResourceStatus{}
+	if err := s.problem(); err != nil {
+		out.Problem = err.Error()
+	}
+	out.Synced, _ = s.filled()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Absent, out.Objects, out.ResourceVersion = s.absent, s.objects, s.version
+	out.LastEventAge, out.LastActivityAge = s.age(s.lastEvent), s.age(s.lastActivity)
+	out.Lists, out.Relists, out.Watches = s.lists, max(0, s.lists-1), s.watches
+	out.Events, out.Failures = s.events, s.failures
+	if f := s.failing["list"]; f != nil {
+		out.Forbidden = apierrors.IsForbidden(f.err)
+	}
+	if f := s.lastFailure; f != nil {
+		out.LastFailure = &FailureStatus{Verb: f.verb, Error: f.err.Error(), Count: f.count,
+			Since: metav1.NewTime(f.since), Last: metav1.NewTime(f.last)}
+	}
+	return out
+}
+
+func (s *state) age(t time.Time) *metav1.Duration {
+	if t.IsZero() {
+		return nil
+	}
+	return &metav1.Duration{Duration: s.clock.Since(t).Round(time.Millisecond)}
 }

@@ -101,17 +101,7 @@ func (i Informer[T]) KeepsOwnerReferences() bool {
 // KeepsOwnerReferences reports whether the cache holds them for this controller.
 func (i *controllerInformer) KeepsOwnerReferences() bool {
 	need := i.need()
-	return need.Form != Reduced || need.Fields&OwnerReferences != 0
-}
-
-// need returns what the controller itself needs of the resource.
-func (i *controllerInformer) need() Need {
-	for _, n := range i.resource.plan.needs {
-		if n.For == i.controller {
-			return n
-		}
-	}
-	return Need{}
+	return need.whole() || need.Fields&OwnerReferences != 0
 }
 
 // fits returns an error if the controller cannot have the objects of the resource as type t.
@@ -182,6 +172,8 @@ func (f Form) String() string {
 	switch f {
 	case Reduced:
 		return "Reduced"
+	case Metadata:
+		return "Metadata"
 	case Typed:
 		return "Typed"
 	case Unstructured:

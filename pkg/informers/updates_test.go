@@ -70,12 +70,10 @@ func serveUpdates() {
 // BenchmarkUpdates measures the CPU time that the process takes for 10,000 updates: in our cache,
 // and in client-go's informer, which keeps the whole objects.
 func BenchmarkUpdates(b *testing.B) {
-	runs := 0 // each factory has a name of its own
 	for name, start := range map[string]func(*testing.B, *rest.Config) cache.SharedIndexInformer{
 		"ours": func(b *testing.B, config *rest.Config) cache.SharedIndexInformer {
 			b.Helper()
-			runs++
-			f, err := New(fmt.Sprint(b.Name(), runs), NewConfig(), clientsOf(b, config), []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
+			f, err := New("", NewConfig(), clientsOf(b, config), []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
 			if err != nil {
 				b.Fatal(err)
 			}

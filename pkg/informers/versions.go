@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 )
 
@@ -23,20 +22,10 @@ import (
 type anyVersion struct {
 	resource  schema.GroupResource
 	namespace string
-	metadata  metadata.Interface
-	discovery discovery.DiscoveryInterfaceWithContext
+	clients   Clients
 
 	mu      sync.Mutex
 	version string
-}
-
-func newAnyVersion(resource schema.GroupResource, c Clients, namespace string) *anyVersion {
-	return &anyVersion{
-		resource:  resource,
-		namespace: namespace,
-		metadata:  c.metadata,
-		discovery: discovery.ToDiscoveryInterfaceWithContext(c.discovery),
-	}
 }
 
 func (a *anyVersion) List(ctx context.Context, opts metav1.ListOptions) (*metav1.PartialObjectMetadataList, error) {
@@ -74,27 +63,27 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 	a.mu.Unlock()
 	if version == "" {
 		var err error
-		if version, err = a.find(ctx); err != nil {
+		if version, err = a.clients.find(ctx, a.resource); err != nil {
 			return nil, err
 		}
 		a.mu.Lock()
 		a.version = version
 		a.mu.Unlock()
 	}
-	return a.metadata.Resource(a.resource.WithVersion(version)).Namespace(a.namespace), nil
+	return a.clients.metadata.Resource(a.resource.WithVersion(version)).Namespace(a.namespace), nil
 }
 
 // find returns a version that serves the resource. It asks discovery for this group only, so that
 // an aggregated API that is down affects only those who need it. A NotFound error means that the
 // server does not have the resource.
-func (a *anyVersion) find(ctx context.Context) (string, error) {
-	legacy := a.discovery.WithLegacyWithContext(ctx) // the aggregated format downloads all resources
+func (c Clients) find(ctx context.Context, resource schema.GroupResource) (string, error) {
+	legacy := c.discovery.WithLegacyWithContext(ctx) // the aggregated format downloads all resources
 	groups, err := legacy.ServerGroupsWithContext(ctx)
 	if err != nil {
 		return "", fmt.Errorf("discover API groups: %w", err)
 	}
-	notFound := apierrors.NewNotFound(a.resource, "")
-	at := slices.IndexFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == a.resource.Group })
+	notFound := apierrors.NewNotFound(resource, "")
+	at := slices.IndexFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == resource.Group })
 	if at < 0 {
 		return "", notFound
 	}
@@ -107,7 +96,7 @@ func (a *anyVersion) find(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("discover %s: %w", v.GroupVersion, err)
 		}
-		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == a.resource.Resource }) {
+		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
 			return v.Version, nil
 		}
 	}

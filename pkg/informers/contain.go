@@ -1,0 +1,157 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// Contain calls f, a function of a controller. If f panics, it returns the panic as an error, with
+// the stack. So it does if the error that f returns panics when it is asked for its text, such as a
+// nil pointer in an error. The error returned is only text: no method of the controller's error is
+// called later, outside of Contain.
+func Contain(f func() error) (stack []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			stack, err = debug.Stack(), panicked(r)
+		}
+	}()
+	if err := f(); err != nil {
+		return nil, errors.New(err.Error())
+	}
+	return nil, nil
+}
+
+// panicked returns an error for what recover returned. Only the runtime's own errors are sure to
+// contain nothing of an object, which may be a Secret. Of other values the error says the type.
+func panicked(recovered any) error {
+	if err, ok := recovered.(runtime.Error); ok {
+		return fmt.Errorf("panic: %s", err.Error())
+	}
+	return fmt.Errorf("panic: a value of type %T", recovered)
+}
+
+// maxBad limits how many objects of a resource are remembered as bad, since anybody may create them.
+const maxBad = 1000
+
+// panics contains the functions of controllers that are called with cached objects, and remembers the
+// objects on which they panic and those that do not fit their Go type. Neither ends the process nor the
+// work of other controllers.
+type panics struct {
+	resource string
+	count    func(controller string) // called for every panic
+
+	mu  sync.Mutex
+	bad map[badObject]struct{}
+}
+
+// badObject is an object and the function that panicked on it last. Both are empty for one that does
+// not fit its Go type, which concerns all controllers.
+type badObject struct {
+	controller, function string
+	object               cache.ObjectName
+}
+
+func newPanics(resource string, count func(controller string)) *panics {
+	return &panics{resource: resource, count: count, bad: map[badObject]struct{}{}}
+}
+
+// contain calls a function of a controller with m and reports whether it panicked. That is logged once
+// for an object, until the function returns for it without a panic.
+func (p *panics) contain(controller, function string, m metav1.Object, call func()) bool {
+	stack, err := Contain(func() error { call(); return nil })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if stack == nil && len(p.bad) == 0 {
+		return false
+	}
+	key := badObject{controller, function, cache.MetaObjectToName(m)}
+	if stack == nil {
+		delete(p.bad, key)
+		return false
+	}
+	p.count(controller)
+	if p.remember(key) {
+		klog.Background().Error(err, "A function of a controller panicked", "controller", controller, "function", function,
+			"resource", p.resource, "object", klog.KRef(key.object.Namespace, key.object.Name), "stack", string(stack))
+	}
+	return true
+}
+
+// misfit remembers an object that does not fit its Go type.
+func (p *panics) misfit(m *misfit) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.remember(badObject{object: cache.MetaObjectToName(m)}) {
+		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out", "resource", p.resource, "object", klog.KObj(m))
+	}
+}
+
+// remember reports whether the object is a new one that is remembered. The caller holds mu.
+func (p *panics) remember(key badObject) bool {
+	if _, known := p.bad[key]; known || len(p.bad) >= maxBad {
+		return false
+	}
+	p.bad[key] = struct{}{}
+	return true
+}
+
+// fits forgets that an object did not fit its Go type.
+func (p *panics) fits(object cache.ObjectName) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.bad, badObject{object: object})
+}
+
+// gone forgets objects that are gone.
+func (p *panics) gone(is func(cache.ObjectName) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key := range p.bad {
+		if is(key.object) {
+			delete(p.bad, key)
+		}
+	}
+}
+
+// misfits returns how many objects do not fit their Go type.
+func (p *panics) misfits() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key := range p.bad {
+		if key.controller == "" {
+			n++
+		}
+	}
+	return n
+}
+
+// problem returns an error that names one of the objects that are bad for the controller, or nil.
+func (p *panics) problem(controller string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	var one badObject
+	for key := range p.bad {
+		if key.controller == controller || key.controller == "" {
+			n++
+			one = key
+		}
+	}
+	switch {
+	case n == 0:
+		return nil
+	case one.controller == "":
+		return fmt.Errorf("%d objects of %s do not fit their Go type or a function panics on them, one of them %s", n, p.resource, one.object)
+	}
+	return fmt.Errorf("%s panics on %d objects of %s, one of them %s", one.function, n, p.resource, one.object)
+}

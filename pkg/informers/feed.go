@@ -1,0 +1,302 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// pageSize limits how many full objects are in memory at once when a list cannot be streamed.
+	pageSize = 250
+	// streamPatience is how long a list may be streamed before it is asked for in pages. An API that is
+	// built on an old library ignores that a list is to be streamed, and never ends it.
+	streamPatience = 2 * time.Minute
+	// listPatience is how long a list that does not end keeps those of other followed resources waiting.
+	listPatience = 30 * time.Second
+)
+
+// backoff is that of client-go's informers. One of resources that are followed at run time, of which
+// there may be hundreds, most of them of no interest to anybody, grows to ten minutes.
+var (
+	backoff       = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
+	followBackoff = wait.Backoff{Duration: time.Second, Cap: 10 * time.Minute, Steps: 100, Factor: 2, Jitter: 0.25}
+)
+
+// feed reads one namespace of a resource, or all, for an informer. It is what client-go's reflector
+// reads from, a cache.ListerWatcherWithContext, and what it writes to, a cache.ReflectorStore.
+type feed struct {
+	informer  *informer
+	namespace string // empty: all
+	source    source
+	state     *state
+	clock     clock.WithDelayedExecution
+	resync    time.Duration // 0: no resyncs
+	backoff   wait.Backoff
+	// lists, if set, limits the lists that are taken at once: each holds a place in it.
+	lists chan struct{}
+	// exists returns a NotFound error if the server does not have the resource in any version.
+	exists func(context.Context) error
+
+	mu     sync.Mutex
+	again  context.CancelFunc // makes it list anew
+	paged  bool
+	stream clock.Timer // runs while a list is streamed
+	place  clock.Timer // runs while it has a place in lists
+}
+
+func (f *feed) covers(namespace string) bool {
+	return f.namespace == metav1.NamespaceAll || f.namespace == namespace
+}
+
+// run lists and watches until ctx ends.
+func (f *feed) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		inner, cancel := context.WithCancel(ctx)
+		f.mu.Lock()
+		f.again = cancel
+		f.mu.Unlock()
+		// A new reflector knows no version, so it believes what it lists even if that is older.
+		reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
+			Name: f.state.name, TypeDescription: f.state.name, ResyncPeriod: f.resync,
+		})
+		for delay := f.backoff; f.begin(inner); {
+			began := f.clock.Now()
+			err := reflector.ListAndWatchWithContext(inner)
+			f.end()
+			if err != nil && inner.Err() == nil {
+				f.state.logFailure(ctx, err)
+			}
+			if err == nil || f.clock.Since(began) > time.Minute {
+				delay = f.backoff // it has watched
+			}
+			timer := f.clock.NewTimer(delay.Step())
+			select {
+			case <-timer.C():
+			case <-inner.Done():
+				timer.Stop()
+			}
+		}
+		cancel()
+	}
+}
+
+// relist makes the feed list anew, as at the start.
+func (f *feed) relist() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.again != nil {
+		f.again()
+	}
+}
+
+// begin waits for a place in lists, if they are limited. It returns false if ctx ends.
+func (f *feed) begin(ctx context.Context) bool {
+	if f.lists == nil || ctx.Err() != nil {
+		return ctx.Err() == nil
+	}
+	select {
+	case f.lists <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.place = f.clock.AfterFunc(listPatience, f.leave)
+	return true
+}
+
+// leave gives the place in lists back.
+func (f *feed) leave() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.place != nil {
+		f.place.Stop()
+		f.place = nil
+		<-f.lists
+	}
+}
+
+// end notes that no list is being read any more.
+func (f *feed) end() {
+	f.leave()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stream != nil {
+		f.stream.Stop()
+		f.stream = nil
+	}
+}
+
+// stalled makes the feed list in pages.
+func (f *feed) stalled() {
+	f.mu.Lock()
+	f.paged = true
+	f.mu.Unlock()
+	f.relist()
+}
+
+// List implements cache.ListerWatcher.
+func (f *feed) List(opts metav1.ListOptions) (runtime.Object, error) {
+	return f.ListWithContext(context.Background(), opts)
+}
+
+// Watch implements cache.ListerWatcher.
+func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
+	return f.WatchWithContext(context.Background(), opts)
+}
+
+// IsWatchListSemanticsUnSupported tells the reflector whether it must not stream lists.
+func (f *feed) IsWatchListSemanticsUnSupported() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.paged
+}
+
+// ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
+// API server that cannot stream would return all objects in one response.
+func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	list, err := f.list(ctx, opts)
+	if err == nil {
+		return list, nil
+	}
+	if ctx.Err() != nil {
+		return nil, err
+	}
+	f.state.failed("list", err)
+	if apierrors.IsNotFound(err) && f.informer.plan.optional {
+		listed, _ := f.state.filled()
+		gone := f.exists(ctx)
+		if apierrors.IsNotFound(gone) || gone == nil && !listed {
+			err = errors.Join(err, f.informer.replace(f, nil))
+			f.state.isAbsent(apierrors.IsNotFound(gone))
+		}
+	}
+	f.informer.checkSynced()
+	return nil, err
+}
+
+func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	f.choose(&opts)
+	opts.Limit, opts.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = pageSize, "", "", ""
+	list := &metainternalversion.List{}
+	for {
+		page, err := f.source.list(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		m, err := meta.ListAccessor(page)
+		if err != nil {
+			return nil, err
+		}
+		// WithAlloc copies each item. Otherwise an object that is kept would keep the whole page.
+		if err := meta.EachListItemWithAlloc(page, func(obj runtime.Object) error {
+			reduced, err := f.informer.reduce(obj)
+			if err == nil && reduced != any(unwanted) {
+				list.Items = append(list.Items, reduced.(runtime.Object))
+			}
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		list.ResourceVersion = m.GetResourceVersion()
+		if opts.Continue = m.GetContinue(); opts.Continue == "" {
+			return list, nil
+		}
+	}
+}
+
+func (f *feed) choose(opts *metav1.ListOptions) {
+	opts.LabelSelector, opts.FieldSelector = f.informer.plan.labelSelector, f.informer.plan.fieldSelector
+}
+
+// errNoAnswer is the error of a watch that did not begin.
+var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
+
+// WatchWithContext opens a watch, or a list that is streamed as a watch.
+func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	f.choose(&opts)
+	w, err := f.source.watch(ctx, opts)
+	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
+		err = errNoAnswer // client-go returns it if the connection broke ten times
+	}
+	streamed := opts.SendInitialEvents != nil
+	if err == nil {
+		f.state.watching(ctx)
+		if streamed {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.stream = f.clock.AfterFunc(streamPatience, f.stalled)
+		}
+		return w, nil
+	}
+	if ctx.Err() != nil {
+		return nil, err
+	}
+	f.state.failed("watch", err)
+	if streamed && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
+		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
+		err = errors.New(err.Error())
+	}
+	return nil, err
+}
+
+// Transformer implements cache.TransformingStore, so that a streamed list is reduced as it comes.
+func (f *feed) Transformer() cache.TransformFunc { return f.informer.reduce }
+
+// Add implements cache.ReflectorStore, as do the other methods.
+func (f *feed) Add(obj any) error {
+	f.state.observed(obj, true)
+	return f.informer.put(f, obj, true)
+}
+
+// Update stores an object.
+func (f *feed) Update(obj any) error {
+	f.state.observed(obj, true)
+	return f.informer.put(f, obj, false)
+}
+
+// Delete removes an object, which may be unknown.
+func (f *feed) Delete(obj any) error {
+	f.state.observed(obj, true)
+	return f.informer.remove(f, obj)
+}
+
+// Bookmark notes that the server still talks.
+func (f *feed) Bookmark(version string) error {
+	f.state.observed(&metav1.ObjectMeta{ResourceVersion: version}, false)
+	return nil
+}
+
+// Replace stores a list, and removes everything else.
+func (f *feed) Replace(list []any, version string) error {
+	f.end()
+	if err := f.informer.replace(f, list); err != nil {
+		return err
+	}
+	f.state.listed(version)
+	f.informer.checkSynced()
+	return nil
+}
+
+// Resync shows everything again.
+func (f *feed) Resync() error {
+	f.informer.resync(f)
+	return nil
+}

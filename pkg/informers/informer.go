@@ -1,0 +1,282 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// informer keeps the objects of one plan. It has one feed for all namespaces, or one for each of
+// --namespaces, each of which changes nothing but the objects in its namespace.
+type informer struct {
+	*reducer
+	name     string
+	feeds    []*feed
+	objects  cache.ThreadSafeStore
+	detector cache.MutationDetector // of client-go, see KUBE_CACHE_MUTATION_DETECTOR
+	wg       *sync.WaitGroup        // has all goroutines
+
+	mu        sync.Mutex // held from a change until it is told, so that listeners hear of changes in order
+	listeners []*listener
+	synced    chan struct{} // closed when it has synced
+}
+
+func newInformer(p *plan, count func(controller string), wg *sync.WaitGroup) *informer {
+	name := resourceName(p.resource)
+	i := &informer{
+		name: name, wg: wg, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
+		objects: cache.NewThreadSafeStore(cache.Indexers{}, cache.Indices{}),
+	}
+	i.reducer = &reducer{plan: p, panics: newPanics(name, count), cached: func(namespace, name string) *Object {
+		return i.get(cache.NewObjectName(namespace, name).String())
+	}}
+	return i
+}
+
+// get returns the cached object with that key, or nil.
+func (i *informer) get(key string) *Object {
+	obj, _ := i.objects.Get(key)
+	o, _ := obj.(*Object)
+	return o
+}
+
+func (i *informer) hasSynced() bool {
+	select {
+	case <-i.synced:
+		return true
+	default:
+		return false
+	}
+}
+
+// checkSynced closes synced when every feed has been listed. If one has, those that the API server
+// refuses are not waited for: without --namespaces there is only one.
+func (i *informer) checkSynced() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	listed := false
+	for _, f := range i.feeds {
+		done, refused := f.state.filled()
+		if !done && !refused {
+			return
+		}
+		listed = listed || done
+	}
+	if listed && !i.hasSynced() {
+		close(i.synced)
+	}
+}
+
+// put stores an object that f has read. created says that a watch saw it come.
+func (i *informer) put(f *feed, obj any, created bool) error {
+	reduced, err := i.reduce(obj)
+	if err != nil {
+		return err
+	}
+	o, ok := reduced.(*Object)
+	if !ok {
+		i.panics.misfit(reduced.(*misfit))
+		return nil // what the cache has of it, if anything, stays
+	}
+	if o == unwanted {
+		return i.remove(f, obj)
+	}
+	name := o.objectName()
+	i.panics.fits(name)
+	if i.plan.whole {
+		i.detector.AddObject(o.rest.Object)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	key := name.String()
+	before := i.get(key)
+	o.follow(before, created)
+	i.objects.Update(key, o)
+	if before == nil {
+		f.state.counted(1)
+	}
+	i.tell(event{old: before, new: o, initial: !i.hasSynced()})
+	return nil
+}
+
+// remove removes an object of which f has read that it is gone, or that it is not wanted any more.
+func (i *informer) remove(f *feed, obj any) error {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return err
+	}
+	name := cache.MetaObjectToName(m)
+	i.panics.gone(func(n cache.ObjectName) bool { return n == name })
+	i.forget(f, name.String())
+	return nil
+}
+
+func (i *informer) forget(f *feed, key string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	before := i.get(key)
+	if before == nil {
+		return
+	}
+	i.objects.Delete(key)
+	f.state.counted(-1)
+	i.tell(event{old: before})
+}
+
+// replace makes a list all that the cache has of the namespace of f.
+func (i *informer) replace(f *feed, list []any) error {
+	listed := make(map[cache.ObjectName]struct{}, len(list))
+	for _, obj := range list {
+		if obj == any(unwanted) {
+			continue
+		}
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return err
+		}
+		listed[cache.MetaObjectToName(m)] = struct{}{}
+		if err := i.put(f, obj, false); err != nil {
+			return err
+		}
+	}
+	isGone := func(name cache.ObjectName) bool {
+		_, there := listed[name]
+		return !there && f.covers(name.Namespace)
+	}
+	i.panics.gone(isGone)
+	for _, key := range i.keys(f) {
+		if name, err := cache.ParseObjectName(key); err == nil && isGone(name) {
+			i.forget(f, key)
+		}
+	}
+	return nil
+}
+
+// keys returns the keys of the objects in the namespace of f.
+func (i *informer) keys(f *feed) []string {
+	keys := i.objects.ListKeys()
+	if f.namespace == metav1.NamespaceAll {
+		return keys
+	}
+	var some []string
+	for _, key := range keys {
+		if strings.HasPrefix(key, f.namespace+"/") {
+			some = append(some, key)
+		}
+	}
+	return some
+}
+
+// resync shows every object in the namespace of f again.
+func (i *informer) resync(f *feed) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, key := range i.keys(f) {
+		if o := i.get(key); o != nil {
+			i.tell(event{old: o, new: o})
+		}
+	}
+}
+
+// event is a change of an object. old is nil for one that came, new for one that went.
+type event struct {
+	old, new *Object
+	initial  bool // the object was there before the informer had synced
+}
+
+// listener calls a function of a controller with each event, one at a time. A slow one delays no other.
+type listener struct {
+	call func(event)
+
+	mu      sync.Mutex
+	events  []event
+	running bool
+	stopped bool
+}
+
+// tell queues an event for all listeners. The caller holds mu.
+func (i *informer) tell(e event) {
+	for _, l := range i.listeners {
+		l.add(i.wg, e)
+	}
+}
+
+// listen adds a listener, which is told of the objects that are there as additions.
+func (i *informer) listen(controller string, call func(event)) *listener {
+	l := &listener{call: func(e event) {
+		o := e.new
+		if o == nil {
+			o = e.old
+		}
+		i.panics.contain(controller, "event handler", o, func() { call(e) })
+	}}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.listeners = append(i.listeners, l)
+	for _, obj := range i.objects.List() {
+		l.add(i.wg, event{new: obj.(*Object), initial: true})
+	}
+	return l
+}
+
+func (l *listener) add(wg *sync.WaitGroup, e event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		return
+	}
+	l.events = append(l.events, e)
+	if !l.running {
+		l.running = true
+		wg.Go(l.run)
+	}
+}
+
+// run returns when it has no more events.
+func (l *listener) run() {
+	for {
+		l.mu.Lock()
+		events := l.events
+		l.events = nil
+		if len(events) == 0 {
+			l.running = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		for _, e := range events {
+			if l.isStopped() {
+				break
+			}
+			l.call(e)
+		}
+	}
+}
+
+func (i *informer) stopListeners() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, l := range i.listeners {
+		l.stop()
+	}
+}
+
+func (l *listener) isStopped() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stopped
+}
+
+// stop drops what the function has not been called with. It does not wait for a call that has begun,
+// which may be the caller's.
+func (l *listener) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopped, l.events = true, nil
+}

@@ -1,0 +1,447 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+)
+
+func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
+	type step struct {
+		version, uid, value string
+		listed              bool // it comes by a list, not by a watch
+		first, changed      string
+		created             bool // by a watch, at first
+	}
+	for name, steps := range map[string][]step{
+		"one that came has not changed": {
+			{version: "5", uid: "a", value: "1", created: true, first: "5"},
+		},
+		"one of a list was there before": {
+			{version: "5", uid: "a", value: "1", listed: true, first: "5"},
+		},
+		"a later change of something else leaves the version of the data": {
+			{version: "5", uid: "a", value: "1", created: true, first: "5"},
+			{version: "7", uid: "a", value: "2", created: true, first: "5", changed: "7"},
+			{version: "9", uid: "a", value: "2", created: true, first: "5", changed: "7"},
+		},
+		"a change that a list shows": {
+			{version: "5", uid: "a", value: "1", created: true, first: "5"},
+			{version: "7", uid: "a", value: "2", listed: true, created: true, first: "5", changed: "7"},
+		},
+		"another object of the name is new": {
+			{version: "5", uid: "a", value: "1", created: true, first: "5"},
+			{version: "7", uid: "b", value: "2", listed: true, first: "7"},
+		},
+		"data that come or go are no change, and hide what was before": {
+			{version: "4", uid: "a", value: "1", created: true, first: "4"},
+			{version: "5", uid: "a", first: "4"},
+			{version: "7", uid: "a", value: "2", first: "4"},
+			{version: "9", uid: "a", value: "3", first: "4", changed: "9"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := newInformer(mustPlan(t, Need{For: "a", Resource: Secrets, History: true, Digest: func(o runtime.Object) []byte {
+				return o.(*corev1.Secret).Data["value"]
+			}}, Need{For: "b", Resource: Secrets, Digest: func(o runtime.Object) []byte {
+				return []byte(o.(*corev1.Secret).ResourceVersion) // always another one
+			}}), func(string) {}, &sync.WaitGroup{})
+			f := &feed{informer: i, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}}
+			i.feeds = []*feed{f}
+			for _, s := range steps {
+				obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: types.UID(s.uid), ResourceVersion: s.version},
+					Data: map[string][]byte{"value": []byte(s.value)}}
+				put := f.Add
+				if s.listed {
+					put = func(obj any) error { return f.Replace([]any{obj}, "9") }
+				}
+				err := put(obj)
+				o := i.get("shop/db")
+				if err != nil || o.FirstVersion() != s.first || o.ChangedVersion() != s.changed || (o.CreatedVersion() != "") != s.created {
+					t.Errorf("version %s came at %q, was created at %q, changed at %q: want %+v", s.version, o.FirstVersion(), o.CreatedVersion(), o.ChangedVersion(), s)
+				}
+			}
+		})
+	}
+}
+
+// heard records what a listener is told. If block is set, each call waits for it.
+type heard struct {
+	block chan struct{}
+
+	mu   sync.Mutex
+	seen []string
+}
+
+func (h *heard) hear(e event) {
+	if h.block != nil {
+		<-h.block
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case e.old == nil && e.initial:
+		h.seen = append(h.seen, "initial "+e.new.GetName())
+	case e.old == nil:
+		h.seen = append(h.seen, "add "+e.new.GetName())
+	case e.new == nil:
+		h.seen = append(h.seen, "delete "+e.old.GetName())
+	case e.old == e.new:
+		h.seen = append(h.seen, "resync "+e.new.GetName())
+	default:
+		h.seen = append(h.seen, "update "+e.new.GetName())
+	}
+}
+
+func (h *heard) all() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.seen)
+}
+
+func TestAListenerHearsEverythingInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		h, slow := &heard{}, &heard{block: make(chan struct{})}
+		f.informers[0].listen("slow", slow.hear)
+		f.informers[0].listen("reload", h.hear)
+		startSynced(t, f)
+		defer f.Shutdown()
+		synctest.Wait()
+		c.put(named("b", "1"))
+		c.put(named("b", "2"))
+		c.remove("shop/a")
+		c.remove("shop/b")
+		synctest.Wait()
+		c.breakWatches(true) // b comes and goes unseen, c is found by the relist
+		c.put(named("c", "1"))
+		pass(time.Minute)
+		c.breakWatches(true)
+		c.remove("shop/c")
+		pass(time.Minute)
+		want := []string{"initial a", "add b", "update b", "delete a", "delete b", "add c", "delete c"}
+		if diff := cmp.Diff(want, h.all()); diff != "" {
+			t.Errorf("notifications (-want +got):\n%s", diff)
+		}
+		if len(slow.all()) > 0 {
+			t.Error("the slow one is not slow")
+		}
+		close(slow.block)
+		synctest.Wait()
+		if diff := cmp.Diff(want, slow.all()); diff != "" {
+			t.Errorf("notifications of the slow one (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestANewListenerHearsOfWhatIsThereWithoutARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestFactory(t, c, reloadNeed)
+		startSynced(t, f)
+		defer f.Shutdown()
+		requests, h := c.count(), &heard{}
+		f.informers[0].listen("reload", h.hear)
+		synctest.Wait()
+		if got := h.all(); !slices.Equal(got, []string{"initial a"}) || c.count() != requests {
+			t.Errorf("heard %v, %d requests", got, c.count()-requests)
+		}
+	})
+}
+
+func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
+	for name, tc := range map[string]struct {
+		period      time.Duration
+		least, most int // resyncs in 21 hours
+	}{
+		"at a random time between the period and twice the period": {10 * time.Hour, 1, 2},
+		"never": {0, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"), named("b", "1"))
+				f := newTestFactoryWith(t, Config{MinResyncPeriod: tc.period}, c.source, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				h := &heard{}
+				f.informers[0].listen("reload", h.hear)
+				pass(tc.period - time.Second)
+				synctest.Wait()
+				if n := len(h.all()); n != 2 {
+					t.Errorf("%d notifications before the period is over", n)
+				}
+				before := c.count()
+				pass(21*time.Hour - tc.period)
+				if n := (len(h.all()) - 2) / 2; n < tc.least || n > tc.most {
+					t.Errorf("%d resyncs: %v", n, h.all())
+				}
+				for _, seen := range h.all()[2:] {
+					if seen != "resync a" && seen != "resync b" {
+						t.Errorf("seen %q", seen)
+					}
+				}
+				if c.count() != before {
+					t.Error("a resync made a request")
+				}
+			})
+		})
+	}
+}
+
+func TestShutdownWaitsForARunningListener(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTestFactory(t, newCluster(named("a", "1")), reloadNeed)
+		startSynced(t, f)
+		h := &heard{block: make(chan struct{})}
+		f.informers[0].listen("reload", h.hear)
+		synctest.Wait()
+		done := make(chan struct{})
+		go func() { f.Shutdown(); close(done) }()
+		pass(time.Hour)
+		select {
+		case <-done:
+			t.Error("Shutdown returned while a listener was running")
+		default:
+		}
+		close(h.block)
+		<-done
+	})
+}
+
+// inNamespaces builds a factory that watches namespaces with a server each, and so with versions of
+// their own.
+func inNamespaces(t *testing.T, clusters map[string]*cluster) *Factory {
+	t.Helper()
+	var namespaces []string
+	for namespace := range clusters {
+		namespaces = append(namespaces, namespace)
+	}
+	return newTestFactoryWith(t, Config{Namespaces: namespaces}, func(p *plan, namespace string) (source, error) {
+		return clusters[namespace].source(p, namespace)
+	}, reloadNeed)
+}
+
+func in(namespace, name, value string) *corev1.Secret {
+	s := named(name, value)
+	s.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: name}
+	return s
+}
+
+func TestWhatHappensInANamespaceStaysThere(t *testing.T) {
+	refuse := func(string) error { return forbidden }
+	for name, tc := range map[string]struct {
+		before, later func(b *cluster)
+		b             []string // what the cache has of b in the end
+		lists         int64    // of b
+		problem       string
+	}{
+		"a watch is resumed":                  {nil, func(b *cluster) { b.breakWatches(false) }, []string{"b/x", "b/z"}, 1, ""},
+		"a watch that cannot be resumed":      {nil, func(b *cluster) { b.breakWatches(true) }, []string{"b/x", "b/z"}, 2, ""},
+		"a namespace that is refused later":   {nil, func(b *cluster) { b.failWith(refuse); b.breakWatches(false) }, []string{"b/x", "b/y"}, 1, "cannot watch secrets in b: Forbidden"},
+		"a namespace that is refused at once": {func(b *cluster) { b.failWith(refuse) }, func(*cluster) {}, nil, 0, "cannot list secrets in b: Forbidden"},
+		"a namespace that is granted later":   {func(b *cluster) { b.failWith(refuse) }, func(b *cluster) { b.failWith(nil) }, []string{"b/x", "b/z"}, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, c := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"), in("b", "y", "1")), newCluster(in("c", "x", "1"))
+				for range 900 { // far ahead of a
+					b.bookmark()
+				}
+				if tc.before != nil {
+					tc.before(b)
+				}
+				f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
+				startSynced(t, f)
+				defer f.Shutdown()
+				if err := f.CheckSync(nil); err != nil {
+					t.Errorf("not ready: %v", err)
+				}
+				pass(time.Minute)
+				tc.later(b)
+				a.put(in("a", "y", "1"))
+				b.put(in("b", "z", "1"))
+				b.remove("b/y")
+				c.remove("c/x")
+				pass(time.Hour)
+				wantNames(t, f, append([]string{"a/x", "a/y"}, tc.b...)...)
+				if a.count() > 10 { // a watch ends after 5 to 10 minutes
+					t.Errorf("%d requests in a", a.count())
+				}
+				for _, s := range f.Status(false).Resources {
+					if s.Namespace == "b" && (s.Lists != tc.lists || s.Objects != len(tc.b)) || s.Namespace != "b" && (s.Lists != 1 || s.Problem != "") {
+						t.Errorf("status %+v", s)
+					}
+				}
+				if got := fmt.Sprint(f.Problem("reload")); !strings.Contains(got, tc.problem) || tc.problem == "" && got != "<nil>" {
+					t.Errorf("problem %v, want %q", got, tc.problem)
+				}
+			})
+		})
+	}
+}
+
+func TestANamespaceThatMayNotBeReadIsWaitedForIfItIsTheOnlyOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newCluster(), newCluster()
+		a.failWith(func(string) error { return forbidden })
+		b.failWith(func(string) error { return forbidden })
+		f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
+		f.Start(t.Context())
+		defer f.Shutdown()
+		pass(5 * time.Minute)
+		if f.HasSynced() {
+			t.Error("synced without a list")
+		}
+		b.failWith(nil)
+		pass(time.Minute)
+		if !f.HasSynced() {
+			t.Error("not synced")
+		}
+	})
+}
+
+func TestNamespacesAreNoPlaceForNeedsOfTheCluster(t *testing.T) {
+	for want, need := range map[string]Need{
+		"have no namespace":      {For: "nodes", Resource: Namespaces, ClusterScoped: true},
+		"is not in --namespaces": {For: "nodes", Resource: Secrets, Namespace: "b"},
+	} {
+		f := &Factory{cfg: Config{Namespaces: []string{"a"}}, clock: clock.RealClock{}}
+		if _, err := f.newInformer(mustPlan(t, need), newCluster().source); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+// refusal is a function of a controller that panics on the Secret "bad" until it is mended.
+type refusal struct{ mended bool }
+
+func (r *refusal) check(obj any) {
+	if m, ok := obj.(metav1.Object); ok && m.GetName() == "bad" && !r.mended {
+		panic("a value that nobody may see")
+	}
+}
+
+func TestAPanicOfAControllersFunctionIsContained(t *testing.T) {
+	for name, of := range map[string]func(*refusal) (Need, func(*Factory)){
+		"a digest": func(r *refusal) (Need, func(*Factory)) {
+			return Need{Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }}, nil
+		},
+		"a When": func(r *refusal) (Need, func(*Factory)) {
+			return Need{Fields: Labels, When: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
+		},
+		"a listener": func(r *refusal) (Need, func(*Factory)) {
+			return Need{}, func(f *Factory) { f.of("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) }) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &refusal{}
+				need, register := of(r)
+				need.For, need.Resource = "bad", Secrets
+				c := newCluster(named("bad", "1"), named("fine", "1"))
+				f := newTestFactory(t, c, need, reloadNeed)
+				var counted []string
+				f.informers[0].panics.count = func(controller string) { counted = append(counted, controller) }
+				if register != nil {
+					register(f)
+				}
+				startSynced(t, f)
+				defer f.Shutdown()
+				synctest.Wait()
+
+				wantNames(t, f, "shop/bad", "shop/fine")
+				if got := f.Problem("bad"); got == nil || !strings.Contains(got.Error(), "shop/bad") || strings.Contains(got.Error(), "nobody") {
+					t.Errorf("problem %v", got)
+				}
+				if err := f.Problem("reload"); err != nil {
+					t.Errorf("another controller's problem: %v", err)
+				}
+				if !slices.Contains(counted, "bad") || slices.Contains(counted, "reload") {
+					t.Errorf("counted %v", counted)
+				}
+				r.mended = true
+				c.put(named("bad", "2"))
+				synctest.Wait()
+				if err := f.Problem("bad"); err != nil {
+					t.Errorf("after the mend: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &refusal{mended: true}
+		c := newCluster(named("bad", "1"))
+		f := newTestFactory(t, c, Need{For: "bad", Resource: Secrets, Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }})
+		startSynced(t, f)
+		defer f.Shutdown()
+		synctest.Wait()
+		r.mended = false
+		c.put(named("bad", "2"))
+		synctest.Wait()
+		if got := cached(f, "bad"); got.GetResourceVersion() != "102" || !slices.Equal(got.Digest("bad"), digestSHA1(named("bad", "1"))) {
+			t.Errorf("version %s, digest %x", got.GetResourceVersion(), got.Digest("bad"))
+		}
+		c.breakWatches(true) // gone without an event
+		c.remove("shop/bad")
+		pass(time.Minute)
+		if err := f.Problem("bad"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAnObjectThatDoesNotFitItsTypeIsLeftOutAndReported(t *testing.T) {
+	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments})
+	i := newInformer(p, func(string) {}, &sync.WaitGroup{})
+	f := &feed{informer: i, state: newState("deployments", clock.RealClock{}), clock: clock.RealClock{}}
+	i.feeds = []*feed{f}
+	factory := &Factory{informers: []*informer{i}, run: t.Context()}
+	bad := func(name string) *misfit {
+		m := &misfit{err: errors.New("parsing time")}
+		m.Namespace, m.Name, m.ResourceVersion = "shop", name, "7"
+		return m
+	}
+	check := func(misfits int, want ...string) {
+		t.Helper()
+		got := i.objects.ListKeys()
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" || i.panics.misfits() != misfits {
+			t.Errorf("%d misfits, cached (-want +got):\n%s", i.panics.misfits(), diff)
+		}
+		for _, controller := range []string{"a", "b"} {
+			if err := factory.Problem(controller); (err != nil) != (misfits > 0) {
+				t.Errorf("problem of %s: %v", controller, err)
+			}
+		}
+	}
+	fits := func(name string) any { d := deployment(name); return &d }
+	_ = f.Replace([]any{fits("x"), fits("y"), bad("z")}, "1")
+	check(1, "shop/x", "shop/y")
+	_ = f.Update(bad("x")) // it stays as it was known last
+	check(2, "shop/x", "shop/y")
+	_ = f.Replace([]any{bad("x"), fits("y"), bad("z")}, "9")
+	check(2, "shop/x", "shop/y")
+	_ = f.Update(fits("z"))
+	check(1, "shop/x", "shop/y", "shop/z")
+	_ = f.Delete(bad("x"))
+	check(0, "shop/y", "shop/z")
+}

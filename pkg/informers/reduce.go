@@ -1,0 +1,138 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"unique"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+)
+
+// reducer turns what the client decoded into what the cache holds.
+type reducer struct {
+	plan   *plan
+	panics *panics
+	// cached returns the cached object of that name, or nil.
+	cached func(namespace, name string) *Object
+}
+
+// unwanted stands for all objects of which nothing is kept.
+var unwanted = &Object{plan: &plan{}, namespace: unique.Make("")}
+
+// reduce returns what the cache holds of obj: an *Object, unwanted, or the *misfit that obj is. It may
+// change obj, which the caller must not use again. It is a cache.TransformFunc.
+func (r *reducer) reduce(obj any) (any, error) {
+	switch obj.(type) {
+	case *Object, *misfit:
+		return obj, nil
+	}
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return nil, fmt.Errorf("reduce %T: %w", obj, err)
+	}
+	for i := range r.plan.needs { // one with When is alone
+		if n := &r.plan.needs[i]; n.When != nil && !r.when(n, m) {
+			return unwanted, nil
+		}
+	}
+	m.SetManagedFields(nil)
+	o := &Object{plan: r.plan, namespace: unique.Make(m.GetNamespace()), packed: r.pack(m, obj.(runtime.Object))}
+	uid, version := string(m.GetUID()), m.GetResourceVersion()
+	if id, err := uuid.Parse(uid); err == nil && len(uid) == 36 && uid == strings.ToLower(uid) {
+		o.uid = id // its String is uid
+		uid = ""
+	}
+	if v, err := strconv.ParseUint(version, 10, 64); err == nil && version[0] != '0' {
+		o.version = v
+		version = ""
+	}
+	if r.plan.whole {
+		if a := m.GetAnnotations(); a != nil {
+			delete(a, corev1.LastAppliedConfigAnnotation)
+			m.SetAnnotations(a) // GetAnnotations of an unstructured object returns a copy
+		}
+		o.rest = &remainder{m}
+	} else if kept, needed := r.metadata(m); needed || uid != "" || version != "" {
+		kept.UID, kept.ResourceVersion = m.GetUID(), version
+		o.rest = &remainder{ptr.To(kept)} // on the heap for these only
+	}
+	return o, nil
+}
+
+// pack returns the digests and the name of obj.
+func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
+	name := m.GetName()
+	if len(r.plan.digests) == 0 {
+		return strings.Clone(name) // name may share memory with the rest of what was decoded
+	}
+	var buffer [128]byte // enough for most, and not on the heap
+	b := buffer[:0]
+	for i := range r.plan.digests {
+		sum := r.digest(&r.plan.digests[i], m, obj)
+		b = binary.AppendUvarint(b, uint64(len(sum)))
+		b = append(b, sum...)
+	}
+	return string(append(b, name...))
+}
+
+// digest calls the controller's Digest. If it panics, digest returns that of the cached object:
+// without a digest, the controller would believe that the content is gone.
+func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
+	if r.panics.contain(d.of, "Digest", m, func() { sum = d.sum(obj) }) {
+		if before := r.cached(m.GetNamespace(), m.GetName()); before != nil {
+			return before.Digest(d.of)
+		}
+	}
+	return sum
+}
+
+// when calls the need's When. A panic counts as true, since it is harmless to keep too much.
+func (r *reducer) when(n *Need, m metav1.Object) (wanted bool) {
+	return r.panics.contain(n.For, "When", m, func() { wanted = n.When(m) }) || wanted
+}
+
+// metadata returns the declared parts of an object's metadata, and whether there are any.
+func (r *reducer) metadata(m metav1.Object) (kept metav1.ObjectMeta, needed bool) {
+	annotations := m.GetAnnotations()
+	for i := range r.plan.needs {
+		n := &r.plan.needs[i]
+		for _, key := range n.Annotations {
+			value, ok := annotations[key]
+			if !ok {
+				continue
+			}
+			if n.MaxAnnotation > 0 && len(value) > n.MaxAnnotation {
+				value = strings.Clone(value[:n.MaxAnnotation+1]) // the rest can go
+			}
+			if kept.Annotations == nil {
+				kept.Annotations = make(map[string]string, 1)
+			}
+			if other, has := kept.Annotations[key]; !has || len(other) < len(value) { // another need may want it whole
+				kept.Annotations[key], needed = value, true
+			}
+		}
+		if n.Fields&Labels != 0 && len(m.GetLabels()) > 0 {
+			kept.Labels, needed = m.GetLabels(), true
+		}
+		if n.Fields&OwnerReferences != 0 && len(m.GetOwnerReferences()) > 0 {
+			kept.OwnerReferences, needed = m.GetOwnerReferences(), true
+		}
+		if n.Fields&CreationTimestamp != 0 {
+			kept.CreationTimestamp, needed = m.GetCreationTimestamp(), true
+		}
+	}
+	if deleted := m.GetDeletionTimestamp(); deleted != nil {
+		kept.DeletionTimestamp, needed = deleted, true
+	}
+	return kept, needed
+}

@@ -1,0 +1,64 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"encoding/json"
+	"strings"
+
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// misfit is the metadata of an object that does not fit its Go type: a CustomResourceDefinition may
+// permit more than the type does, such as the time 2024-01-01t00:00:00z.
+type misfit struct {
+	metav1.PartialObjectMetadata
+	err error
+}
+
+// tolerant decodes an object in JSON that does not fit its Go type as a misfit, alone or in a list.
+// Otherwise anybody who may create one could stop the cache of all.
+type tolerant struct{ runtime.NegotiatedSerializer }
+
+func (t tolerant) DecoderToVersion(d runtime.Decoder, gv runtime.GroupVersioner) runtime.Decoder {
+	return tolerantDecoder{t.NegotiatedSerializer.DecoderToVersion(d, gv)}
+}
+
+type tolerantDecoder struct{ runtime.Decoder }
+
+func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	obj, gvk, err := d.Decoder.Decode(data, defaults, into)
+	if err == nil || into != nil {
+		return obj, gvk, err
+	}
+	var raw struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        metav1.ListMeta
+		Items           *[]json.RawMessage
+	}
+	if json.Unmarshal(data, &raw) != nil {
+		return obj, gvk, err
+	}
+	if raw.Items == nil {
+		m := &misfit{err: err}
+		if json.Unmarshal(data, &m.PartialObjectMetadata) != nil || m.Name == "" {
+			return obj, gvk, err
+		}
+		return m, gvk, nil
+	}
+	list := &metainternalversion.List{ListMeta: raw.Metadata}
+	kind := raw.GroupVersionKind()
+	kind.Kind = strings.TrimSuffix(kind.Kind, "List")
+	for _, item := range *raw.Items {
+		obj, _, err := d.Decode(item, &kind, nil)
+		if err != nil {
+			return nil, gvk, err
+		}
+		list.Items = append(list.Items, obj)
+	}
+	return list, gvk, nil
+}
