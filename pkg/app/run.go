@@ -131,7 +131,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 func (p *process) listen(ctx context.Context) (*servers, error) {
 	watchdog := healthz.LeaderWatchdog(watchdogTolerance, p.lock)
 	health := health{
-		healthz: healthz.NewHandler("/healthz", watchdog, healthz.NamedCheck("cache-mutation", p.cache.CheckMutation)),
+		healthz: healthz.NewHandler("/healthz", watchdog),
 		livez:   healthz.NewHandler("/livez", watchdog),
 		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", p.checkSync),
 			healthz.NamedCheck("lease-access", func(*http.Request) error { return p.lock.Problem() })),

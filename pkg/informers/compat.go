@@ -6,7 +6,6 @@ package informers
 import (
 	"errors"
 	"maps"
-	"net/http"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,9 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 )
-
-// CheckMutation never fails.
-func (f *Factory) CheckMutation(*http.Request) error { return nil }
 
 // Informer returns the informer of the resource for the named controller. The version of gvr does
 // not matter. It returns false if the controller does not need the resource.
@@ -76,10 +72,6 @@ func (i *controllerInformer) AddIndexers(indexers cache.Indexers) error {
 }
 
 func (i *controllerInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	return nil, i.addEventHandler(h)
-}
-
-func (i *controllerInformer) addEventHandler(h cache.ResourceEventHandler) error {
 	i.informer.listen(i.controller, func(e event) {
 		switch {
 		case e.old == nil:
@@ -90,7 +82,7 @@ func (i *controllerInformer) addEventHandler(h cache.ResourceEventHandler) error
 			h.OnUpdate(i.objects.convert(e.old), i.objects.convert(e.new))
 		}
 	})
-	return nil
+	return nil, nil
 }
 
 type convertingIndexer struct {

@@ -33,9 +33,6 @@ type Config struct {
 	Namespaces []string
 	// Cluster is the label cluster of the metrics: empty for that which the process runs in.
 	Cluster string
-	// CacheMutationDetection makes the process look for cached objects that have been changed
-	// (default false).
-	CacheMutationDetection bool
 }
 
 // NewConfig returns the defaults.
@@ -53,10 +50,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 			"--dry-run no permission in the whole cluster is needed then.")
 	fs.DurationVar(&c.MinResyncPeriod, "min-resync-period", c.MinResyncPeriod,
 		"The resync period of informers is random between this and twice this; 0 switches resyncs off.")
-	fs.BoolVar(&c.CacheMutationDetection, "cache-mutation-detection", c.CacheMutationDetection,
-		"Look for controllers that change cached objects. A finding is logged, counted in "+
-			"quartermaster_informer_cache_mutations_total and fails the health check cache-mutation. "+
-			"Costs a checksum per cached object, all of them computed again every 10 seconds.")
 }
 
 // Validate returns every mistake in c, each with its flag.

@@ -104,9 +104,7 @@ func (f *Factory) start(ctx context.Context, i *informer) {
 	for _, feed := range i.feeds {
 		f.wg.Go(func() { pprof.Do(ctx, pprof.Labels("informer", feed.state.name), feed.run) })
 	}
-	if i.plan.whole {
-		f.wg.Go(func() { i.detector.Run(ctx.Done()) })
-	}
+	f.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
 // of returns the informer that serves the controller's need of a resource, or nil. The version does not

@@ -89,8 +89,8 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	}
 	name := o.objectName()
 	i.panics.fits(name)
-	if i.plan.whole {
-		i.detector.AddObject(o.rest.Object)
+	if o.rest != nil {
+		i.detector.AddObject(o.rest.changeable())
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -208,7 +208,7 @@ func (i *informer) tell(e event) {
 }
 
 // listen adds a listener, which is told of the objects that are there as additions.
-func (i *informer) listen(controller string, call func(event)) *listener {
+func (i *informer) listen(controller string, call func(event)) {
 	l := &listener{call: func(e event) {
 		o := e.new
 		if o == nil {
@@ -222,7 +222,6 @@ func (i *informer) listen(controller string, call func(event)) *listener {
 	for _, obj := range i.objects.List() {
 		l.add(i.wg, event{new: obj.(*Object), initial: true})
 	}
-	return l
 }
 
 func (l *listener) add(wg *sync.WaitGroup, e event) {

@@ -136,7 +136,7 @@ func (n *Need) validate() error {
 	case sensitive && n.Namespace == "" && n.LabelSelector == "" && n.FieldSelector == "":
 		return errors.New("the data of all ConfigMaps or Secrets are not cached; the need must have a selector or a namespace")
 	case n.Content && !sensitive:
-		return errors.New("Content is for ConfigMaps and Secrets in the form Typed or Unstructured")
+		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
 	case n.History && n.Digest == nil:
 		return errors.New("a history of no digest")
 	case len(n.SecretTypes) > 0 && n.Resource != Secrets:

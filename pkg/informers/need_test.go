@@ -37,7 +37,7 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		"no resource":                       {[]Need{{For: "a"}}, "without resource"},
 		"typed Secrets":                     {[]Need{{For: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
 		"the data of all ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
-		"Content of anything else":          {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "Content is for"},
+		"Content of anything else":          {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
 		"a selector that is none":           {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
 		"a field selector that is none":     {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
 		"a history without a digest":        {[]Need{{For: "a", Resource: Jobs, History: true}}, "history"},

@@ -40,6 +40,14 @@ type Object struct {
 // or the whole object if a controller needs that.
 type remainder struct{ metav1.Object }
 
+// changeable returns the parts that a controller could change, as client-go's detector needs them.
+func (r *remainder) changeable() runtime.Object {
+	if m, ok := r.Object.(*metav1.ObjectMeta); ok {
+		return &metav1.PartialObjectMetadata{ObjectMeta: *m}
+	}
+	return r.Object.(runtime.Object)
+}
+
 // listed is set in Object.first if the object was there before this cache.
 const listed = 1 << 63
 

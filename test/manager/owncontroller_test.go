@@ -119,7 +119,6 @@ func runPainter(ctx context.Context, t *testing.T) (p *painter, url string, stop
 	o.Client.Kubeconfig = replica.Kubeconfig
 	o.Authentication.Kubeconfig, o.Authorization.Kubeconfig = replica.Kubeconfig, replica.Kubeconfig
 	o.Generic.Controllers = []string{"painter"}
-	o.Informers.CacheMutationDetection = true
 	o.Insecure.Port = 0
 	o.Secure.BindAddress = net.IPv4(127, 0, 0, 1)
 	if o.Secure.BindPort, err = freePort(); err != nil {

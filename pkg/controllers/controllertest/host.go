@@ -97,7 +97,7 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	server.Listener.Close()
 	server.Listener = h.network
 	server.Start()
-	h.logger = klog.New(mutations{h, ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2))).GetSink()})
+	h.logger = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	t.Cleanup(func() {
 		h.standby.stop()
 		h.leader.stop()

@@ -366,26 +366,8 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 			},
 			"controller greeter: the objects of nodes have no namespace, so ClusterScoped must be set where it needs them",
 		},
-		"a change of an object in the cache": {
-			func(e *entry) {
-				build := e.New
-				e.New = func(h controllers.Host) (controllers.Controller, error) {
-					c, err := build(h)
-					indexer := h.Informer(informers.ConfigMaps).GetIndexer()
-					time.AfterFunc(time.Minute, func() { indexer.List()[0].(metav1.Object).GetAnnotations()["other"] = "changed" })
-					return c, err
-				}
-				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
-					return []informers.Need{{Resource: informers.ConfigMaps, Annotations: []string{greeter.Annotation, "other"}}}, nil
-				}
-			},
-			"controller greeter changed an object in the cache",
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if raceDetector && strings.HasPrefix(name, "a change of an object") {
-				t.Skip("the mistake is a data race")
-			}
 			synctest.Test(t, func(t *testing.T) {
 				f := &failures{TB: t}
 				e := greeter.Entry()

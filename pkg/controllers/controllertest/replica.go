@@ -50,7 +50,6 @@ func (h *Host) start() *replica {
 	o.ElectionClock = bubbleClock(time.Now())
 	// So that an hour costs few requests.
 	o.Election.LeaseDuration.Duration, o.Election.RenewDeadline.Duration, o.Election.RetryPeriod.Duration = time.Minute, 40*time.Second, 10*time.Second
-	o.Informers.CacheMutationDetection = true
 	o.Secure.BindPort, o.Insecure.Port = 0, 0
 	o.Authentication.SkipLookup = true // it starts queues that nobody stops
 	if err := o.Parse(h.setup.Flags); err != nil {
