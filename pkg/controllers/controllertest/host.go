@@ -31,6 +31,8 @@ type Setup struct {
 	Flags []string
 	// Standby adds a second replica, which does not lead before [Host.Restart].
 	Standby bool
+	// OnRead and OnWrite are the hooks at the start: see [Host.OnRead] and [Host.OnWrite].
+	OnRead, OnWrite func(Request) error
 }
 
 // Host is a manager and an API server of its own.
@@ -76,7 +78,7 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
-	h := &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
+	h := &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{}, onRead: s.OnRead, onWrite: s.OnWrite,
 		lags: map[string]time.Duration{}, hooking: make(chan struct{}, 1)}
 	if err := clientscheme.AddToScheme(h.scheme); err != nil {
 		t.Fatal(err)

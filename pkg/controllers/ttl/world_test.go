@@ -1,363 +1,233 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package ttl
+package ttl_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/testutil"
-	"k8s.io/utils/clock"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const T = "k8s-ttl-controller.twin.sh/"
 
+// kind is a type, as objects have it. Its plural is the usual one.
+type kind struct{ apiVersion, kind string }
+
 var (
-	pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	configMaps  = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
-	replicaSets = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "replicasets"}
-	widgets     = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	pod        = kind{"v1", "Pod"}
+	configMap  = kind{"v1", "ConfigMap"}
+	replicaSet = kind{"apps/v1", "ReplicaSet"}
+	widget     = kind{"example.com/v1", "Widget"}
+
+	clusterRole = kind{"rbac.authorization.k8s.io/v1", "ClusterRole"}
 )
 
-// object names an object.
-type object struct {
-	schema.GroupResource
-	cache.ObjectName
-}
-
-func (o object) String() string { return o.GroupResource.String() + "/" + o.ObjectName.String() }
-
-// world is a cluster with one running controller, in a bubble of fake time. It implements objects.
+// world is a cluster with a manager that runs ttl, in a bubble of fake time.
 type world struct {
 	*testing.T
-	cfg      Config
-	client   *fake.Clientset
-	recorder *record.FakeRecorder
-	registry metrics.KubeRegistry
-	stop     func()
+	*controllertest.Host
+	entry controllers.Entry
+	cfg   *ttl.Config
+	flags []string
 
-	mu        sync.Mutex
-	version   int
-	stored    map[object]*metav1.PartialObjectMetadata
-	followers map[schema.GroupResource][]*follow
-	requests  []string
-	// before is called before a request is executed: get or delete, and the object. It may fail it.
-	before func(verb string, live *metav1.PartialObjectMetadata) error
-	skew   time.Duration // of the API server's clock
-	skewed string        // the type for which alone its clock is wrong; empty is all
-	// unfollowable is a type that cannot be followed.
-	unfollowable string
+	objects []runtime.Object // until start
+	told    int              // Events that were compared
+
+	mu       sync.Mutex
+	requests []string
+	// before is called before a get or delete is executed. It may refuse it.
+	before func(controllertest.Request) error
 }
 
-type follow struct {
-	world   *world
-	of      policy.Type
-	when    func(metav1.Object) bool
-	handler cache.ResourceEventHandler
-	problem string
-}
-
-func newWorld(t *testing.T, configure func(*Config)) *world {
+func newWorld(t *testing.T, configure func(*ttl.Config)) *world {
 	t.Helper()
-	w := &world{T: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(10000),
-		stored: map[object]*metav1.PartialObjectMetadata{}, followers: map[schema.GroupResource][]*follow{}}
-	w.cfg.Compat = []policy.Family{policy.Twin, policy.Janitor}
-	w.cfg.OwnNamespaces, w.cfg.Pod = []string{"manager"}, cache.ObjectName{Namespace: "manager", Name: "manager-0"}
+	t.Setenv("POD_NAME", "manager-0")
+	w := &world{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
+	w.cfg = w.entry.Config.(*ttl.Config)
 	w.cfg.Grace = 0 // most tests begin with something that is due; TestGrace has the rest
+	w.cfg.Include = []string{"pods", "configmaps", "widgets.example.com"}
 	if configure != nil {
-		configure(&w.cfg)
+		configure(w.cfg)
 	}
-	w.serve(pods, configMaps)
 	return w
 }
 
-// serve makes the API server serve these types.
-func (w *world) serve(resources ...schema.GroupVersionResource) {
-	w.client.Lock() // discovery reads them after a request to the fake
-	defer w.client.Unlock()
-	lists := map[string]*metav1.APIResourceList{}
-	for _, r := range resources {
-		gv := r.GroupVersion().String()
-		if lists[gv] == nil {
-			lists[gv] = &metav1.APIResourceList{GroupVersion: gv}
-			w.client.Resources = append(w.client.Resources, lists[gv])
-		}
-		verbs := metav1.Verbs{"get", "list", "watch", "delete", "create"}
-		lists[gv].APIResources = append(lists[gv].APIResources,
-			metav1.APIResource{Name: r.Resource, Kind: "K", Namespaced: true, Verbs: verbs},
-			metav1.APIResource{Name: r.Resource + "/status", Kind: "K", Namespaced: true, Verbs: verbs},
-			metav1.APIResource{Name: r.Resource + "reviews", Kind: "K", Verbs: metav1.Verbs{"create", "deletecollection", "list", "watch", "get"}})
-	}
-}
-
-// start starts a controller like a new process.
+// start starts the manager on what was put before.
 func (w *world) start() {
 	w.Helper()
-	w.registry = metrics.NewKubeRegistry()
-	c, err := New(w.cfg, w.follow, w.client, &rest.Config{}, w.recorder,
-		controllers.Options{Name: Name, Clock: clock.RealClock{}, Metrics: controllers.NewMetrics(w.registry)}, w.registry)
-	if err != nil {
-		w.Fatal(err)
-	}
-	c.objects = w
-	ctx, cancel := context.WithCancel(w.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := c.Run(ctx); err != nil {
-			w.Error(err)
-		}
-	})
-	w.stop = sync.OnceFunc(func() {
-		cancel()
-		wg.Wait()
-		for gr, list := range w.followers {
-			if len(list) > 0 {
-				w.Errorf("%s is still followed", gr)
-			}
-		}
-	})
-	w.Cleanup(func() { w.stop() })
-	synctest.Wait()
+	setup := controllertest.Setup{Entries: []controllers.Entry{w.entry}, Flags: w.flags, OnRead: w.request, OnWrite: w.request}
+	w.Host = setup.NewHost(w.T, w.objects...)
 }
 
-func (w *world) follow(_ context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error) {
-	f := &follow{world: w, of: t, when: when, handler: handler}
+// request is called for requests of the controller, one at a time.
+func (w *world) request(r controllertest.Request) error {
+	if r.Verb != "get" && r.Verb != "delete" {
+		return nil
+	}
 	w.mu.Lock()
-	if t.Resource == w.unfollowable {
-		w.mu.Unlock()
-		return nil, errors.New("cannot be followed")
-	}
-	gr := t.GroupResource()
-	w.followers[gr] = append(w.followers[gr], f)
-	var list []*metav1.PartialObjectMetadata
-	for k, o := range w.stored {
-		if k.GroupResource == gr && when(o) {
-			list = append(list, o)
-		}
-	}
+	before := w.before
 	w.mu.Unlock()
-	for _, o := range list {
-		handler.OnAdd(o, true)
-	}
-	return f, nil
-}
-
-func (f *follow) Stop() {
-	f.world.mu.Lock()
-	defer f.world.mu.Unlock()
-	gr := f.of.GroupResource()
-	f.world.followers[gr] = slices.DeleteFunc(f.world.followers[gr], func(other *follow) bool { return other == f })
-}
-
-func (f *follow) Status() (bool, string) {
-	f.world.mu.Lock()
-	defer f.world.mu.Unlock()
-	return f.problem == "", f.problem
-}
-
-// put stores an object, and shows it to those who follow. It is created two hours ago unless it exists.
-func (w *world) put(r schema.GroupVersionResource, name string, annotations ...string) {
-	w.mu.Lock()
-	old, list := w.stored[named(r, name)], slices.Clone(w.followers[r.GroupResource()])
-	w.mu.Unlock()
-	k := w.store(r, name, annotations...)
-	w.mu.Lock()
-	o := w.stored[k]
-	w.mu.Unlock()
-	for _, f := range list {
-		had, has := old != nil && f.when(old), f.when(o)
-		switch {
-		case had && has:
-			f.handler.OnUpdate(old, o)
-		case has:
-			f.handler.OnAdd(o, false)
-		case had:
-			f.handler.OnDelete(o)
-		}
-	}
-}
-
-func named(r schema.GroupVersionResource, name string) object {
-	namespace, name, _ := strings.Cut(name, "/")
-	return object{r.GroupResource(), cache.ObjectName{Namespace: namespace, Name: name}}
-}
-
-// store is put, except that nobody is shown the object.
-func (w *world) store(r schema.GroupVersionResource, name string, annotations ...string) object {
-	k := named(r, name)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.version++
-	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-		Namespace: k.Namespace, Name: k.Name, ResourceVersion: fmt.Sprint(w.version), UID: types.UID(fmt.Sprint("uid", w.version)),
-		CreationTimestamp: metav1.NewTime(time.Now().Add(-2 * time.Hour)), Annotations: map[string]string{},
-	}}
-	if old := w.stored[k]; old != nil {
-		o.UID, o.CreationTimestamp = old.UID, old.CreationTimestamp
-	}
-	for i := 0; i < len(annotations); i += 2 {
-		o.Annotations[annotations[i]] = annotations[i+1]
-	}
-	w.stored[k] = o
-	return k
-}
-
-func (w *world) remove(k object) {
-	w.mu.Lock()
-	o, list := w.stored[k], slices.Clone(w.followers[k.GroupResource])
-	delete(w.stored, k)
-	w.mu.Unlock()
-	for _, f := range list {
-		f.handler.OnDelete(o)
-	}
-}
-
-// change changes what requests read, while they run.
-func (w *world) change(how func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	how()
-}
-
-func (w *world) request(verb string, k object) error {
-	w.mu.Lock()
-	o, before := w.stored[k], w.before
-	w.mu.Unlock()
+	text, err := r.String(), error(nil)
 	if before != nil {
-		if err := before(verb, o); err != nil {
-			w.note("%s %s refused", verb, k)
-			return err
+		if err = before(r); err != nil {
+			text += " refused"
 		}
 	}
-	w.note("%s %s", verb, k)
-	return nil
-}
-
-func (w *world) note(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.requests = append(w.requests, fmt.Sprintf(format, args...))
+	w.requests = append(w.requests, text)
+	return err
 }
 
-func (w *world) get(_ context.Context, t policy.Type, name cache.ObjectName) (*metav1.PartialObjectMetadata, time.Time, error) {
-	k := object{t.GroupResource(), name}
-	if err := w.request("get", k); err != nil {
-		return nil, time.Time{}, err
-	}
+// beforeRequests sets before; nil lets all pass.
+func (w *world) beforeRequests(f func(controllertest.Request) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	date := time.Now().Truncate(time.Second)
-	if w.skewed == "" || w.skewed == t.Resource {
-		date = time.Now().Add(w.skew).Truncate(time.Second)
-	}
-	if o := w.stored[k]; o != nil {
-		return o.DeepCopy(), date, nil
-	}
-	return nil, date, apierrors.NewNotFound(k.GroupResource, name.Name)
+	w.before = f
 }
 
-func (w *world) delete(_ context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error {
-	k := object{t.GroupResource(), cache.MetaObjectToName(live)}
-	if err := w.request("delete", k); err != nil {
-		return err
+// refuse refuses deletions with the error that f returns, if any.
+func (w *world) refuse(f func() error) {
+	w.beforeRequests(func(r controllertest.Request) error {
+		if r.Verb == "delete" {
+			return f()
+		}
+		return nil
+	})
+}
+
+// object returns an object with these annotations that was created two hours ago.
+func object(k kind, name string, annotations ...string) *unstructured.Unstructured {
+	namespace, name, _ := strings.Cut(name, "/")
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": k.apiVersion, "kind": k.kind}}
+	u.SetNamespace(namespace)
+	u.SetName(name)
+	u.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-2 * time.Hour)))
+	annotated := map[string]string{}
+	for i := 0; i < len(annotations); i += 2 {
+		annotated[annotations[i]] = annotations[i+1]
 	}
-	w.mu.Lock()
-	o := w.stored[k]
-	w.mu.Unlock()
-	switch {
-	case o == nil:
-		return apierrors.NewNotFound(k.GroupResource, live.Name)
-	case live.UID != o.UID || live.ResourceVersion != o.ResourceVersion: // see TestAPI
-		return apierrors.NewConflict(k.GroupResource, live.Name, fmt.Errorf("precondition"))
+	u.SetAnnotations(annotated)
+	return u
+}
+
+// whenRead changes an object just before the controller reads it live.
+func (w *world) whenRead(obj runtime.Object) {
+	w.beforeRequests(func(controllertest.Request) error {
+		w.beforeRequests(nil)
+		w.Put(obj)
+		return nil
+	})
+}
+
+// skew sets how far the clock of a resource's API server is ahead; that of all, without a name.
+func (w *world) skew(ahead time.Duration, of string) {
+	w.SetClock(func(resource string) time.Time {
+		if of == "" || of == resource {
+			return time.Now().Add(ahead)
+		}
+		return time.Now()
+	})
+}
+
+// repeated returns how often an Event was told. Those of the same text are one object.
+func (w *world) repeated(reason string) (n int) {
+	for _, e := range controllertest.List[corev1.Event](w.Host) {
+		if e.Reason == reason {
+			n += int(e.Count)
+		}
 	}
-	w.remove(k)
-	return nil
+	return n
+}
+
+// put creates or replaces an object. It is created two hours ago unless it exists.
+func (w *world) put(k kind, name string, annotations ...string) {
+	w.Helper()
+	w.add(object(k, name, annotations...))
+}
+
+func (w *world) add(objects ...runtime.Object) {
+	w.Helper()
+	if w.Host == nil {
+		w.objects = append(w.objects, objects...)
+		return
+	}
+	w.Put(objects...)
+	w.Settle()
+}
+
+// pass lets time pass.
+func (w *world) pass(d time.Duration) {
+	w.Helper()
+	if w.Host == nil {
+		<-time.After(d)
+		return
+	}
+	w.Sleep(d)
 }
 
 // asked compares the requests since the last time.
 func (w *world) asked(want ...string) {
 	w.Helper()
-	synctest.Wait()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !slices.Equal(w.requests, want) {
-		w.Errorf("requests %q, want %q", w.requests, want)
+	if got := w.asks(); !slices.Equal(got, want) {
+		w.Errorf("requests %q, want %q", got, want)
 	}
-	w.requests = nil
 }
 
-// told compares the reasons of the Events since the last time.
-func (w *world) told(want ...string) {
+// asks returns the requests since the last time.
+func (w *world) asks() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer func() { w.requests = nil }()
+	return w.requests
+}
+
+// events returns the Events since the last time, and their reasons, sorted.
+func (w *world) events() (texts, reasons []string) {
 	w.Helper()
-	synctest.Wait()
-	var got []string
-	for len(w.recorder.Events) > 0 {
-		got = append(got, strings.Fields(<-w.recorder.Events)[1])
+	all := w.Events()
+	texts = all[w.told:]
+	w.told = len(all)
+	for _, text := range texts {
+		reasons = append(reasons, strings.Fields(text)[1])
 	}
-	slices.Sort(got)
-	if !slices.Equal(got, want) {
+	slices.Sort(reasons)
+	return texts, reasons
+}
+
+// toldOf compares the reasons of the Events since the last time.
+func (w *world) toldOf(want ...string) {
+	w.Helper()
+	if _, got := w.events(); !slices.Equal(got, want) {
 		w.Errorf("Events %q, want %q", got, want)
 	}
 }
 
-// toldTimes checks how many Events there have been since the last time, all of the same reason.
-func (w *world) toldTimes(reason string, least, most int) {
+// left compares how many Pods and ConfigMaps there are.
+func (w *world) left(wantPods, wantConfigMaps int) {
 	w.Helper()
-	n := len(w.recorder.Events)
-	for len(w.recorder.Events) > 0 {
-		if e := <-w.recorder.Events; !strings.Contains(e, reason) {
-			w.Errorf("Event %q", e)
-		}
-	}
-	if n < least || n > most {
-		w.Errorf("%d Events %s, want %d to %d", n, reason, least, most)
+	pods, configMaps := len(controllertest.List[corev1.Pod](w.Host)), len(controllertest.List[corev1.ConfigMap](w.Host))
+	if pods != wantPods || configMaps != wantConfigMaps {
+		w.Errorf("%d Pods and %d ConfigMaps are left, want %d and %d", pods, configMaps, wantPods, wantConfigMaps)
 	}
 }
 
-func (w *world) names() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var names []string
-	for k := range maps.Keys(w.stored) {
-		names = append(names, k.String())
-	}
-	slices.Sort(names)
-	return names
-}
-
-// metric compares series.
-func (w *world) metric(want string, names ...string) {
+// metric compares a metric.
+func (w *world) metric(want float64, name string, labels ...string) {
 	w.Helper()
-	if err := testutil.GatherAndCompare(w.registry, strings.NewReader(want), names...); err != nil {
-		w.Error(err)
+	if got := w.Metric("quartermaster_ttl_"+name, labels...); got != want {
+		w.Errorf("%s is %v, want %v", name, got, want)
 	}
-}
-
-func pass(d time.Duration) {
-	<-time.After(d)
-	synctest.Wait()
 }

@@ -60,8 +60,26 @@ func resourcesOf(scheme *runtime.Scheme) []resource {
 		custom := !clientscheme.Scheme.Recognizes(gvk)
 		all = append(all, resource{plural, gvk.Kind, custom || !clusterScoped[gvk.Kind], custom, status})
 	}
+	// Types are defined by objects of types that the scheme does not have.
+	all = append(all,
+		resource{schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}, crdKind, false, false, false},
+		resource{schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}, "APIService", false, false, false})
 	slices.SortFunc(all, func(a, b resource) int { return cmp.Compare(a.String(), b.String()) })
 	return all
+}
+
+const crdKind = "CustomResourceDefinition"
+
+// removeCRD removes the resources of a CustomResourceDefinition and their objects.
+func (s *Server) removeCRD(crd *unstructured.Unstructured) {
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
+	s.resources = slices.DeleteFunc(slices.Clone(s.resources), func(r resource) bool { return r.Group == group && r.kind == kind })
+	for k := range s.objects {
+		if k.group == group && k.kind == kind {
+			s.commit(k, nil)
+		}
+	}
 }
 
 // addCRD replaces what is known of the resources of a CustomResourceDefinition.
@@ -74,7 +92,7 @@ func (s *Server) addCRD(crd *unstructured.Unstructured) error {
 	if err != nil || group == "" || kind == "" || plural == "" || len(versions) == 0 {
 		return fmt.Errorf("CustomResourceDefinition %s is not complete", crd.GetName())
 	}
-	s.resources = slices.DeleteFunc(s.resources, func(r resource) bool { return r.Group == group && r.kind == kind })
+	s.resources = slices.DeleteFunc(slices.Clone(s.resources), func(r resource) bool { return r.Group == group && r.kind == kind })
 	for _, v := range versions {
 		version, ok := v.(map[string]any)
 		if served, _, _ := unstructured.NestedBool(version, "served"); !ok || !served {

@@ -316,8 +316,10 @@ func (s *Server) Put(obj *unstructured.Unstructured) error {
 	defer s.mu.Unlock()
 	obj = obj.DeepCopy()
 	dropNulls(obj.Object)
-	if obj.GetKind() == "CustomResourceDefinition" {
-		return s.addCRD(obj)
+	if obj.GetKind() == crdKind {
+		if err := s.addCRD(obj); err != nil {
+			return err
+		}
 	}
 	r := s.resourceOfKind(obj.GroupVersionKind())
 	if r == nil {
@@ -377,6 +379,9 @@ func (s *Server) Delete(obj *unstructured.Unstructured) error {
 		return fmt.Errorf("%s is not known", obj.GroupVersionKind())
 	}
 	_, err := s.delete(r, obj.GetNamespace(), obj.GetName(), &metav1.DeleteOptions{})
+	if err == nil && obj.GetKind() == crdKind {
+		s.removeCRD(obj)
+	}
 	return err
 }
 

@@ -1,0 +1,119 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+var (
+	pods    = policy.Type{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}, Namespaced: true}
+	widgets = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, Namespaced: true}
+)
+
+// Row 28.
+func TestDiscovery(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := map[string]string{
+			"/api":  `{"kind":"APIVersions","versions":["v1"]}`,
+			"/apis": `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"example.com","versions":[{"groupVersion":"example.com/v1","version":"v1"}]}]}`,
+			"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[
+				{"name":"pods","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]},
+				{"name":"pods/status","kind":"Pod","namespaced":true,"verbs":["get","list","watch","delete"]},
+				{"name":"bindings","kind":"Binding","namespaced":true,"verbs":["deletecollection","get","list","watch"]}]}`,
+		}[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		if body == "" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprint(w, body)
+	}))
+	defer server.Close()
+	c := &Controller{client: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL})}
+	types, down, err := c.discover()
+	if len(types) != 1 || types[0].GroupVersionResource != pods.GroupVersionResource || !types[0].Namespaced || len(down) != 1 || down[0] != "example.com" || err == nil {
+		t.Errorf("%v, %v, %v", types, down, err)
+	}
+}
+
+// nothing is a Following, and a handler that is never called.
+type nothing struct{}
+
+func (nothing) Stop()                  {}
+func (nothing) Status() (bool, string) { return true, "" }
+
+// Rows 28 and 30.
+func TestATypeWithAProblemDisturbsNoOther(t *testing.T) {
+	followed := map[string]policy.Type{}
+	unfollowable := ""
+	follow := func(_ context.Context, t policy.Type, _ func(metav1.Object) bool, _ cache.ResourceEventHandler) (Following, error) {
+		if t.Resource == unfollowable {
+			return nil, errors.New("cannot be followed")
+		}
+		followed[t.Resource] = t
+		return nothing{}, nil
+	}
+	cfg := NewConfig()
+	f := &follower{Controller: &Controller{cfg: cfg, rules: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	other := widgets
+	other.Version = "v2"
+	for _, step := range []struct {
+		name         string
+		types        []policy.Type
+		down         []string
+		unfollowable string
+		want         int
+	}{
+		{"one cannot be followed", []policy.Type{pods, widgets}, nil, "widgets", 1},
+		{"it can be again", []policy.Type{pods, widgets}, nil, "", 2},
+		{"its group does not answer", []policy.Type{pods}, []string{"example.com"}, "", 2},
+		{"its version has changed", []policy.Type{pods, other}, nil, "", 2},
+		{"it is gone", []policy.Type{pods}, nil, "", 1},
+	} {
+		unfollowable = step.unfollowable
+		f.apply(t.Context(), step.types, step.down)
+		if n := len(f.kinds); n != step.want {
+			t.Errorf("%s: %d types are followed, want %d", step.name, n, step.want)
+		}
+	}
+	if v := followed["widgets"].Version; v != "v2" {
+		t.Errorf("the version %s is followed", v)
+	}
+}
+
+// notLeading is what the fence returns.
+type notLeading struct{ error }
+
+func (notLeading) NotLeading() bool { return true }
+
+// Row 35.
+func TestALostLeadershipIsNoFailure(t *testing.T) {
+	r := &entry{}
+	c := &Controller{} // nothing of it is used: no Event, no metric
+	if after, err := c.refused(t.Context(), key{}, r, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
+		t.Errorf("%v, %v, %d failures", after, err, r.failures)
+	}
+}
+
+// TestTenant holds that keys take the turn of their namespace in the queue.
+func TestTenant(t *testing.T) {
+	k := key{&kind{}, cache.ObjectName{Namespace: "shop", Name: "p"}}
+	if k.Tenant() != "shop" || (key{kind: &kind{}}).Tenant() != "" {
+		t.Error(k.Tenant())
+	}
+}
