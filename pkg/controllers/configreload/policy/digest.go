@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
-	"maps"
 	"slices"
 	"strings"
 
@@ -30,10 +29,14 @@ const helmRelease = "helm.sh/release.v1"
 // DigestConfigMap returns the SHA-1 (20 bytes) of the entries, key=value for data and key=base64
 // for binaryData, sorted bytewise and joined by semicolons. Nothing else of the object is hashed.
 func DigestConfigMap(cm *corev1.ConfigMap) []byte {
-	keys := make([]string, 0, len(cm.Data)+len(cm.BinaryData))
-	keys = slices.AppendSeq(keys, maps.Keys(cm.Data))
-	keys = slices.AppendSeq(keys, maps.Keys(cm.BinaryData))
-	return digest(keys, func(h *hasher, key string) {
+	entries := make([]string, 0, len(cm.Data)+len(cm.BinaryData))
+	for key := range cm.Data {
+		entries = append(entries, key+"=")
+	}
+	for key := range cm.BinaryData {
+		entries = append(entries, key+"=")
+	}
+	return digest(entries, func(h *hasher, key string) {
 		if value, ok := cm.Data[key]; ok {
 			h.writeString(value)
 			return
@@ -46,22 +49,25 @@ func DigestConfigMap(cm *corev1.ConfigMap) []byte {
 
 // DigestSecret is like DigestConfigMap, for the raw bytes of a Secret's data.
 func DigestSecret(s *corev1.Secret) []byte {
-	return digest(slices.Collect(maps.Keys(s.Data)), func(h *hasher, key string) { _, _ = h.Write(s.Data[key]) })
+	entries := make([]string, 0, len(s.Data))
+	for key := range s.Data {
+		entries = append(entries, key+"=")
+	}
+	return digest(entries, func(h *hasher, key string) { _, _ = h.Write(s.Data[key]) })
 }
 
-// digest sorts by key and the = that follows it. This orders whole entries: keys are unique (the
-// API server refuses a key that is both in data and in binaryData) and cannot contain a =. Writing
-// to a hash never fails.
-func digest(keys []string, write func(h *hasher, key string)) []byte {
-	slices.SortFunc(keys, func(a, b string) int { return strings.Compare(a+"=", b+"=") })
+// digest takes the keys of the entries with the = that follows them. To sort these orders whole entries:
+// keys are unique (the API server refuses a key that is both in data and in binaryData) and cannot contain
+// a =. Writing to a hash never fails.
+func digest(entries []string, write func(h *hasher, key string)) []byte {
+	slices.Sort(entries)
 	h := &hasher{Hash: sha1.New()}
-	for i, key := range keys {
+	for i, entry := range entries {
 		if i > 0 {
 			h.writeString(";")
 		}
-		h.writeString(key)
-		h.writeString("=")
-		write(h, key)
+		h.writeString(entry)
+		write(h, strings.TrimSuffix(entry, "="))
 	}
 	return h.Sum(nil)
 }
