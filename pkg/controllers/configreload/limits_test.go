@@ -5,6 +5,7 @@ package configreload
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -259,30 +261,40 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 	}
 }
 
-func TestPatternsSelectOnlySoManySources(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		source := func(i int, v string) *corev1.ConfigMap { return cm(fmt.Sprintf("app-%03d", i), "v", v) }
-		objects := []runtime.Object{deploy(pod(), nativeReload, "configmap/app-*")}
-		for i := range policy.MaxByPattern + 2 {
-			objects = append(objects, source(i, "1"))
-		}
-		w := newWorld(t, nil, objects...)
-		w.pass(time.Minute)
-		state, err := policy.ParseState(w.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
-		if err != nil || len(state) != policy.MaxByPattern {
-			t.Errorf("%d sources are recorded, %v", len(state), err)
-		}
-		want := []string{"Warning InvalidReloadAnnotation patterns: those of the workload name more than 300 sources; only the first by name are watched"}
-		if diff := cmp.Diff(want, w.events()); diff != "" {
-			t.Errorf("Events (-want +got):\n%s", diff)
-		}
-		w.client.ClearActions()
-		w.put(source(policy.MaxByPattern, "2"), source(policy.MaxByPattern+2, "1")) // left alone
-		w.pass(time.Minute)
-		w.put(source(policy.MaxByPattern-1, "2"))
-		w.pass(time.Minute)
-		if diff := cmp.Diff([]string{"Normal Reloaded Reloaded for ConfigMap shop/app-299"}, w.events()); diff != "" {
-			t.Errorf("Events (-want +got):\n%s", diff)
-		}
-	})
+func TestAWorkloadWatchesOnlySoManySources(t *testing.T) {
+	source := func(i int, v string) *corev1.ConfigMap { return cm(fmt.Sprintf("app-%03d", i), "v", v) }
+	var objects []runtime.Object
+	var references []podOption
+	for i := range policy.MaxSources + 2 {
+		objects = append(objects, source(i, "1"))
+		references = append(references, reads(source(i, "").Name))
+	}
+	for name, workload := range map[string]*appsv1.Deployment{
+		"by a pattern":   deploy(pod(), nativeReload, "configmap/app-*"),
+		"by references":  deploy(pod(references...), nativeReload, "auto"),
+		"by both, alike": deploy(pod(references...), nativeReload, "auto,configmap/app-*"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, append(slices.Clone(objects), workload)...)
+				w.pass(time.Minute)
+				state, err := policy.ParseState(w.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
+				if err != nil || len(state) != policy.MaxSources {
+					t.Errorf("%d sources are recorded, %v", len(state), err)
+				}
+				want := []string{"Warning InvalidReloadAnnotation sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched"}
+				if diff := cmp.Diff(want, w.events()); diff != "" {
+					t.Errorf("Events (-want +got):\n%s", diff)
+				}
+				w.client.ClearActions()
+				w.put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
+				w.pass(time.Minute)
+				w.put(source(policy.MaxSources-1, "2"))
+				w.pass(time.Minute)
+				if diff := cmp.Diff([]string{"Normal Reloaded Reloaded for ConfigMap shop/app-299"}, w.events()); diff != "" {
+					t.Errorf("Events (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
 }

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// MaxByPattern is how many sources the patterns of one workload select. Their state has to fit into
-// an annotation.
-const MaxByPattern = 300
+// MaxSources is how many sources a workload watches that its patterns name, and how many others. Their
+// state has to fit into an annotation, and each may take a request.
+const MaxSources = 300
 
 // Facts are everything that a decision depends on.
 type Facts struct {
@@ -77,8 +77,8 @@ func (o *Options) Decide(f *Facts) Plan {
 	watched, tooMany := f.watchSet()
 	if tooMany {
 		// Without their number, which would be another problem each time that one comes or goes.
-		p.Problems = append(slices.Clone(p.Problems), Problem{"patterns", fmt.Sprintf(
-			"those of the workload name more than %d sources; only the first by name are watched", MaxByPattern)})
+		p.Problems = append(slices.Clone(p.Problems), Problem{"sources", fmt.Sprintf(
+			"the workload refers to more than %d, or its patterns name more; only the first by name are watched", MaxSources)})
 	}
 	for _, key := range watched {
 		value, r := o.decideSource(f, key)
@@ -142,29 +142,23 @@ func (f *Facts) match(key SourceKey) Match {
 }
 
 // watchSet returns the sources whose state is recorded: those that are referenced or named, and
-// neither excluded nor ignored. tooMany is set if patterns name more than count.
+// neither excluded nor ignored. tooMany is set if there are more than count.
 func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
-	set := map[SourceKey]bool{}
+	set, byPattern := map[SourceKey]bool{}, map[SourceKey]bool{}
 	for _, key := range f.Workload.References() {
 		set[key] = f.match(key) != No
-	}
-	var byPattern []SourceKey
-	for key, s := range f.Sources {
-		if !set[key] && s.Exists() && f.match(key) == Named && !f.Rules.waitsFor(key) {
-			byPattern = append(byPattern, key)
-		}
-	}
-	slices.SortFunc(byPattern, compareKeys)
-	if tooMany = len(byPattern) > MaxByPattern; tooMany {
-		byPattern = byPattern[:MaxByPattern]
-	}
-	for _, key := range byPattern {
-		set[key] = true
 	}
 	for key := range f.Rules.Names {
 		set[key] = set[key] || f.match(key) == Named
 	}
-	return collect(set), tooMany
+	for key, s := range f.Sources {
+		byPattern[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Rules.waitsFor(key)
+	}
+	list, tooMany = collect(set)
+	more, alsoTooMany := collect(byPattern)
+	list = append(list, more...)
+	slices.SortFunc(list, compareKeys)
+	return list, tooMany || alsoTooMany
 }
 
 // onlyPatterns returns the recorded sources that are gone and that only a pattern names.
@@ -176,18 +170,19 @@ func (f *Facts) onlyPatterns() []SourceKey {
 	for _, key := range f.Workload.References() {
 		delete(set, key)
 	}
-	return collect(set)
+	list, _ := collect(set)
+	return list
 }
 
-func collect(set map[SourceKey]bool) []SourceKey {
-	var list []SourceKey
+// collect returns the members of a set, sorted, the first ones if there are too many.
+func collect(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
 	for key, in := range set {
 		if in {
 			list = append(list, key)
 		}
 	}
 	slices.SortFunc(list, compareKeys)
-	return list
+	return list[:min(len(list), MaxSources)], len(list) > MaxSources
 }
 
 // decideSource compares one source with what is known of it. It returns the value to record once
@@ -238,7 +233,7 @@ func Concerns(w *Workload, r *Rules, key SourceKey, before, after Source) bool {
 	selects := func(s Source) bool {
 		m := r.match(key, s)
 		// The workload may have been found by its patterns.
-		return s.Exists() && (m == Named || m == Auto && slices.Contains(w.References(), key))
+		return s.Exists() && (m == Named || m == Auto && w.RefersTo(key))
 	}
 	return selects(before) || selects(after)
 }

@@ -62,6 +62,7 @@ type Workload struct {
 	Deleting bool
 	Meta     map[string]string // annotations
 	Content
+	references []SourceKey // see References
 }
 
 // Content is what the decision needs of a workload besides its metadata. The cache keeps it as the
@@ -317,9 +318,12 @@ func (c *Content) describeContainers(list []corev1.Container) []Container {
 }
 
 // References returns every source that a container of the template uses, in order and without
-// duplicates. Volumes that nobody mounts do not count.
+// duplicates. Volumes that nobody mounts do not count. There may be thousands, so they are found once.
 func (w *Workload) References() []SourceKey {
-	var list []SourceKey
+	if w.references != nil {
+		return w.references
+	}
+	list := []SourceKey{}
 	for _, c := range slices.Concat(w.Inits, w.Containers) {
 		for _, mount := range c.Mounts {
 			list = append(list, w.Volumes[mount]...)
@@ -329,7 +333,14 @@ func (w *Workload) References() []SourceKey {
 	// The API server accepts a variable of a source without a name.
 	list = slices.DeleteFunc(list, func(key SourceKey) bool { return key.Name == "" })
 	slices.SortFunc(list, compareKeys)
-	return slices.Compact(list)
+	w.references = slices.Compact(list)
+	return w.references
+}
+
+// RefersTo reports whether a source is among the references.
+func (w *Workload) RefersTo(key SourceKey) bool {
+	_, found := slices.BinarySearchFunc(w.References(), key, compareKeys)
+	return found
 }
 
 // chooseContainer returns the index of the container that carries the mark for a source: the first
