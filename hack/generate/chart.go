@@ -5,6 +5,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -56,7 +57,8 @@ func chart(dir string) (map[string][]byte, error) {
 }
 
 const rolesHeader = "# Written by make generate from what manager rbac prints. Do not edit.\n" +
-	"# A rule is granted if a setting in its `when` is made, or it has none, and no setting in its `unless` is made.\n"
+	"# A rule is granted if a setting in its `when` is made, or it has none, and no setting in its `unless`\n" +
+	"# and not all in its `unlessAll` are made.\n"
 
 // The rules for a type that ttl may delete are those for this one.
 const anyType = "plural.group"
@@ -65,8 +67,9 @@ const anyType = "plural.group"
 var allOn = []string{"--controllers=*,replication,ttl", "--ttl-include-resources=" + anyType}
 
 // settings are the flags that add rules to those of allOn, or take some away, by the name under which
-// the template quartermaster.settings of the chart knows them. Flags that list types are not among
-// them: the chart drops the rules for the types itself.
+// the template quartermaster.settings of the chart knows them: NAME=ITEM for an item of a list,
+// NAME=only ITEM,... for a list. The list of types of ttl is not among them: the chart writes the rules
+// for these itself.
 var settings = map[string]string{
 	"authentication-kubeconfig":        "--authentication-kubeconfig=file",
 	"authentication-skip-lookup":       "--authentication-skip-lookup",
@@ -84,7 +87,15 @@ var settings = map[string]string{
 	"leader-elect=false":               "--leader-elect=false",
 	"namespaces":                       "--namespaces=kube-system",
 	"secure-port=0":                    "--secure-port=0",
+	"replication-kinds=only configmap": "--replication-kinds=ConfigMap",
+	"replication-kinds=only secret":    "--replication-kinds=Secret",
 	"use-service-account-credentials":  "--use-service-account-credentials",
+}
+
+// leavingOut are flags with lists of what is left out, whose items are settings too.
+var leavingOut = map[string][]string{
+	"config-reload-ignored-kinds":   {"cronjobs", "daemonsets", "deployments", "jobs", "rollouts", "statefulsets"},
+	"config-reload-ignored-sources": {"configmaps", "secrets"},
 }
 
 // chartRole has every rule that a setting can bring about.
@@ -96,9 +107,10 @@ type chartRole struct {
 }
 
 type chartRule struct {
-	When   []string          `json:"when,omitempty"`
-	Unless []string          `json:"unless,omitempty"`
-	Rule   rbacv1.PolicyRule `json:"rule"`
+	When      []string          `json:"when,omitempty"`
+	Unless    []string          `json:"unless,omitempty"`
+	UnlessAll []string          `json:"unlessAll,omitempty"`
+	Rule      rbacv1.PolicyRule `json:"rule"`
 }
 
 func chartRoles() (roles []*chartRole, err error) {
@@ -120,35 +132,74 @@ func chartRoles() (roles []*chartRole, err error) {
 		return nil, err
 	}
 	for _, o := range base {
-		for _, rule := range o.Rules {
+		for _, rule := range byResource(o.Rules) {
 			r := role(o)
 			r.Rules = append(r.Rules, chartRule{Rule: rule})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		with, err := rbac(append(slices.Clone(allOn), settings[name])...)
-		if err != nil {
-			return nil, err
-		}
-		granted := map[*chartRole][]rbacv1.PolicyRule{}
+	// granted returns the rules with these flags besides allOn.
+	granted := func(flags ...string) (map[*chartRole][]rbacv1.PolicyRule, error) {
+		with, err := rbac(append(slices.Clone(allOn), flags...)...)
+		rules := map[*chartRole][]rbacv1.PolicyRule{}
 		for _, o := range with {
 			// The chart writes the role tokens itself, since it names the controllers.
 			if len(o.Rules) > 0 && o.Name != "quartermaster-tokens" {
-				granted[role(o)] = o.Rules
+				rules[role(o)] = byResource(o.Rules)
 			}
 		}
+		return rules, err
+	}
+	all, lists := maps.Clone(settings), []string{}
+	for flag, items := range leavingOut {
+		for _, item := range items {
+			all[flag+"="+item] = "--" + flag + "=" + item
+			lists = append(lists, flag+"="+item)
+		}
+	}
+	slices.Sort(lists)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		rules, err := granted(all[name])
+		if err != nil {
+			return nil, err
+		}
 		for _, r := range roles {
-			r.compare(name, granted[r])
+			r.compare(name, rules[r])
+		}
+	}
+	// A workload that is not rolled may still be watched for another kind.
+	kinds := slices.DeleteFunc(slices.Clone(lists), func(name string) bool { return !strings.Contains(name, "kinds") })
+	for _, r := range roles {
+		both := func(one, other string) ([]rbacv1.PolicyRule, error) {
+			rules, err := granted(all[one], all[other])
+			return rules[r], err
+		}
+		for i := range r.Rules {
+			if err := errors.Join(r.Rules[i].leaveOut(lists, both), r.Rules[i].leaveOutBoth(kinds, both)); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return roles, place(roles, base)
 }
 
+// byResource returns a rule for each resource, so that settings leave out one and not the others.
+func byResource(rules []rbacv1.PolicyRule) (divided []rbacv1.PolicyRule) {
+	for _, rule := range rules {
+		for _, resource := range rule.Resources {
+			one := rule
+			one.Resources = []string{resource}
+			divided = append(divided, one)
+		}
+	}
+	return divided
+}
+
+func equal(a rbacv1.PolicyRule) func(rbacv1.PolicyRule) bool {
+	return func(b rbacv1.PolicyRule) bool { return reflect.DeepEqual(a, b) }
+}
+
 // compare notes which rules are there because of a setting, and which are not.
 func (r *chartRole) compare(setting string, granted []rbacv1.PolicyRule) {
-	equal := func(a rbacv1.PolicyRule) func(rbacv1.PolicyRule) bool {
-		return func(b rbacv1.PolicyRule) bool { return reflect.DeepEqual(a, b) }
-	}
 	for i := range r.Rules {
 		if c := &r.Rules[i]; len(c.When) == 0 && !slices.ContainsFunc(granted, equal(c.Rule)) {
 			c.Unless = append(c.Unless, setting)
@@ -164,6 +215,41 @@ func (r *chartRole) compare(setting string, granted []rbacv1.PolicyRule) {
 			c.When = append(c.When, setting)
 		}
 	}
+}
+
+// leaveOut notes which items of lists take away what other settings bring about.
+func (c *chartRule) leaveOut(lists []string, granted func(when, item string) ([]rbacv1.PolicyRule, error)) error {
+	for _, item := range lists {
+		stays := len(c.When) == 0
+		for _, when := range c.When {
+			rules, err := granted(when, item)
+			if err != nil {
+				return err
+			}
+			stays = stays || slices.ContainsFunc(rules, equal(c.Rule))
+		}
+		if !stays {
+			c.Unless = append(c.Unless, item)
+		}
+	}
+	return nil
+}
+
+// leaveOutBoth notes which two items of lists take away together what each of them leaves.
+func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string) ([]rbacv1.PolicyRule, error)) error {
+	for i, one := range lists {
+		for _, other := range lists[:i] {
+			if len(c.When) > 0 || slices.Contains(c.Unless, one) || slices.Contains(c.Unless, other) {
+				continue
+			}
+			if rules, err := granted(one, other); err != nil {
+				return err
+			} else if !slices.ContainsFunc(rules, equal(c.Rule)) {
+				c.UnlessAll = []string{other, one}
+			}
+		}
+	}
+	return nil
 }
 
 // place finds out where the roles stand, from those of an installation in another namespace or, if they are

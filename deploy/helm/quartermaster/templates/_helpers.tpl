@@ -106,7 +106,13 @@ app.kubernetes.io/name: quartermaster
 {{- define "quartermaster.settings" -}}
 {{- $settings := list }}
 {{- range $name, $value := include "quartermaster.flags" . | fromYaml }}
-{{- if $value }}
+{{- if and $value (kindIs "slice" $value) }}
+{{- $items := $value | join "," | lower | splitList "," | uniq | sortAlpha }}
+{{- $settings = concat $settings (list $name (printf "%s=only %s" $name (join "," $items))) }}
+{{- range $items }}
+{{- $settings = append $settings (printf "%s=%s" $name .) }}
+{{- end }}
+{{- else if $value }}
 {{- $settings = append $settings $name }}
 {{- else if not (or (kindIs "slice" $value) (kindIs "map" $value)) }}
 {{- $settings = append $settings (printf "%s=%v" $name $value) }}
@@ -127,40 +133,20 @@ app.kubernetes.io/name: quartermaster
 {{- dict "list" (get $flags "ttl-include-resources" | default list | join "," | splitList "," | compact) | toYaml }}
 {{- end }}
 
-{{- /* The resources, and the verbs for one, that the flags of a controller leave out, as the key `list`. */}}
-{{- define "quartermaster.leftOut" -}}
-{{- $flags := include "quartermaster.flags" .root | fromYaml }}
-{{- $out := list }}
-{{- if eq .controller "config-reload" }}
-{{- $out = concat (get $flags "config-reload-ignored-kinds" | default list) (get $flags "config-reload-ignored-sources" | default list) }}
-{{- $out = $out | join "," | lower | splitList "," }}
-{{- if and (has "jobs" $out) (not (has "cronjobs" $out)) }}
-{{- /* Whether a CronJob runs is known by its Jobs, and its reload creates one. */}}
-{{- $out = append (without $out "jobs") "delete jobs" }}
-{{- end }}
-{{- else if eq .controller "replication" }}
-{{- with get $flags "replication-kinds" }}
-{{- $kinds := . | join "," | splitList "," }}
-{{- range $resource, $kind := dict "secrets" "Secret" "configmaps" "ConfigMap" }}
-{{- if not (has $kind $kinds) }}
-{{- $out = append $out $resource }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- dict "list" $out | toYaml }}
-{{- end }}
-
 {{- /* The rules of a role that these values need, as the key `list`. */}}
 {{- define "quartermaster.rules" -}}
 {{- $root := .root }}
 {{- $settings := (include "quartermaster.settings" .root | fromYaml).list }}
-{{- $leftOut := (include "quartermaster.leftOut" (dict "root" .root "controller" (get .role "controller")) | fromYaml).list }}
 {{- $rules := list }}
 {{- range .role.rules }}
 {{- $needed := not (get . "when") }}
 {{- range get . "when" | default list }}{{ if has . $settings }}{{ $needed = true }}{{ end }}{{ end }}
 {{- range get . "unless" | default list }}{{ if has . $settings }}{{ $needed = false }}{{ end }}{{ end }}
+{{- with get . "unlessAll" }}
+{{- $all := true }}
+{{- range . }}{{ if not (has . $settings) }}{{ $all = false }}{{ end }}{{ end }}
+{{- if $all }}{{ $needed = false }}{{ end }}
+{{- end }}
 {{- $rule := .rule }}
 {{- if not $needed }}
 {{- else if eq ($rule.resources | first) "plural" }}
@@ -171,21 +157,13 @@ app.kubernetes.io/name: quartermaster
 {{- $rules = append $rules (merge (dict "apiGroups" (list $group) "resources" (list $plural)) $rule) }}
 {{- end }}
 {{- else }}
-{{- $resources := list }}
-{{- range $rule.resources }}{{ if not (has . $leftOut) }}{{ $resources = append $resources . }}{{ end }}{{ end }}
-{{- $rule = set $rule "resources" $resources }}
-{{- if has (printf "delete %s" ($resources | join ",")) $leftOut }}
-{{- $rule = set $rule "verbs" (without $rule.verbs "delete") }}
-{{- end }}
 {{- $names := get $rule "resourceNames" | default list | join "," }}
 {{- if eq $names "quartermaster" }}
 {{- $rule = set $rule "resourceNames" (list (include "quartermaster.lease" $root)) }}
 {{- else if eq $names "quartermaster-leader" }}
 {{- $rule = set $rule "resourceNames" (list (include "quartermaster.leaderNamespace" $root)) }}
 {{- end }}
-{{- if $resources }}
 {{- $rules = append $rules $rule }}
-{{- end }}
 {{- end }}
 {{- end }}
 {{- dict "list" $rules | toYaml }}
