@@ -30,6 +30,7 @@ type leader struct {
 	t        *testing.T
 	listener *recorder
 	server   *http.Server
+	asked    chan struct{} // receives for each request
 	stopAll  context.CancelFunc
 	done     chan struct{}
 }
@@ -64,9 +65,13 @@ func newLeader(t *testing.T, address string) *leader {
 	w := New(netip.MustParseAddrPort(listener.Addr().String()), fmt.Sprintf("pod_%d", count.Add(1)))
 	ctx, stop := context.WithCancel(t.Context())
 	mux := http.NewServeMux()
-	mux.Handle(Path, w)
-	l := &leader{Witness: w, t: t, listener: &recorder{Listener: listener, accepted: make(chan struct{}, 100)}, stopAll: stop, done: make(chan struct{}),
-		server: &http.Server{Handler: mux, TLSConfig: serverTLS(), BaseContext: func(net.Listener) context.Context { return ctx }}}
+	asked := make(chan struct{}, 100)
+	mux.HandleFunc(Path, func(resp http.ResponseWriter, req *http.Request) {
+		asked <- struct{}{}
+		w.ServeHTTP(resp, req)
+	})
+	l := &leader{Witness: w, asked: asked, t: t, listener: &recorder{Listener: listener, accepted: make(chan struct{}, 100)}, stopAll: stop, done: make(chan struct{}),
+		server: &http.Server{Handler: mux, TLSConfig: serverTLS().Clone(), BaseContext: func(net.Listener) context.Context { return ctx }}}
 	go func() {
 		defer close(l.done)
 		_ = l.server.ServeTLS(l.listener, "", "") // until it is closed
@@ -226,11 +231,11 @@ func TestWatchOneThatStandsStill(t *testing.T) {
 	go gate.serve(proxy, l.Address())
 	s := watch(t, protocol.Watched{Holder: l.identity, Address: proxy.Addr().String()})
 	s.expect(protocol.LeaderAnswers)
-	<-l.listener.accepted
+	<-l.asked
 	gate.mu.Lock() // nothing passes
 	s.expectNothing(2 * silence)
 	gate.mu.Unlock()
-	<-l.listener.accepted
+	<-l.asked
 	_ = proxy.Close()
 	l.die()
 	s.expect(protocol.LeaderGone)
