@@ -26,7 +26,8 @@ type strictPlan struct {
 // asking every API server.
 var strictPlans = map[string]strictPlan{
 	"a successor that may not write yet is stopped, and the next one takes the lease": {1, func(s *simulation, leader *simProc) {
-		s.store.setPolicyGone(true) // a moment ago: the standbys do not know it yet
+		s.store.setPolicyGone(true)  // so that nothing can be proved
+		pass(100 * time.Millisecond) // until each API server knows it
 		second := s.replace(leader, 8*time.Second)
 		if second == nil {
 			return
