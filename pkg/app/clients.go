@@ -7,11 +7,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -74,7 +74,7 @@ type clients struct {
 	connection
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
-	mapper meta.RESTMapper
+	mapper *mapper
 
 	// tokens requests tokens of the controllers' own ServiceAccounts; nil without
 	// --use-service-account-credentials.
@@ -85,7 +85,7 @@ type clients struct {
 func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
 	all := &clients{connection: c, fence: fence, namespace: o.Generic.ServiceAccountsNamespace}
 	var err error
-	if all.mapper, err = newMapper(c); err != nil {
+	if all.mapper, err = newMapper(c.named("discovery")); err != nil {
 		return nil, err
 	}
 	if o.Generic.DryRun {
@@ -123,6 +123,7 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 // with --dry-run, is a dry run.
 func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
+	config.Wrap(withoutLongWaits)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is
 	// sent, after a wait for a token.
 	config.Wrap(c.fence)
@@ -134,6 +135,31 @@ func (c *clients) controller(name string) *rest.Config {
 	}
 	return config
 }
+
+// longestWait is how long client-go may wait with a worker before it sends a request again, as the header
+// Retry-After says, which may be a webhook's word. For longer, a key waits in its queue.
+const longestWait = 5 // seconds
+
+// withoutLongWaits removes the header if it asks for more. The error still says how long to wait.
+func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
+	return shortWaits{next}
+}
+
+type shortWaits struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t shortWaits) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(r)
+	if err == nil {
+		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > longestWait {
+			resp.Header.Del("Retry-After")
+		}
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper lets client-go find the transport behind this one.
+func (t shortWaits) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // asServiceAccount replaces the credentials in config with tokens of a ServiceAccount. A token is
 // requested when it is needed, and again before it expires or when the API server refuses it, as

@@ -4,7 +4,9 @@
 package app
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,8 +22,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
@@ -70,12 +74,12 @@ func (s *apiServer) take() []string {
 	return got
 }
 
-// knownKinds is a mapper that needs no API server.
-func knownKinds() meta.RESTMapper {
+// knownKinds is a Host.Mapping that needs no API server.
+func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	m := meta.NewDefaultRESTMapper(nil)
 	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
-	return m
+	return m.RESTMapping(kind.GroupKind(), kind.Version)
 }
 
 // TestNoControllerGetsAClientWithoutTheFence builds controllers as Run does. While this replica
@@ -110,7 +114,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 			if _, err := builtProcess(t, o); err != nil {
 				t.Fatal(err)
 			}
-			host.Scheme, host.RESTMapper = clientscheme.Scheme, knownKinds()
+			host.Scheme, host.Mapping = clientscheme.Scheme, knownKinds
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)
 			if err != nil {
@@ -336,6 +340,41 @@ func TestTokensOfServiceAccountsAreRenewed(t *testing.T) {
 			if got := tokens.Load(); got != int64(tc.tokens) {
 				t.Errorf("%d tokens were requested, want %d", got, tc.tokens)
 			}
+		})
+	}
+}
+
+// TestAWebhookHoldsUpNoWorker answers as the API server does if a webhook refuses with a code and a delay of
+// its own. client-go would wait that long in the request, ten times.
+func TestAWebhookHoldsUpNoWorker(t *testing.T) {
+	for seconds, want := range map[int]time.Duration{1: 10 * time.Second, 30 * 24 * 3600: 0} {
+		t.Run(fmt.Sprint(seconds), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				refusal := apierrors.NewTooManyRequests("go away", seconds)
+				refusal.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+				body, err := json.Marshal(refusal.ErrStatus)
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := roundTripper(func(r *http.Request) (*http.Response, error) {
+					header := http.Header{"Content-Type": {"application/json"}, "Retry-After": {fmt.Sprint(seconds)}}
+					return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
+				})
+				through := func(next http.RoundTripper) http.RoundTripper { return next }
+				all := &clients{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
+				client, err := kubernetes.NewForConfig(all.controller("x"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				begun := time.Now()
+				_, err = client.CoreV1().ConfigMaps("shop").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{})
+				if after, ok := apierrors.SuggestsClientDelay(err); !ok || after != seconds {
+					t.Errorf("the error is %v, with a delay of %d s", err, after)
+				}
+				if took := time.Since(begun); took != want {
+					t.Errorf("it took %s, want %s", took, want)
+				}
+			})
 		})
 	}
 }

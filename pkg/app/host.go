@@ -93,7 +93,7 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 			need.For = name
 			return p.cache.Follow(ctx, need, lists, handler)
 		},
-		RESTMapper: p.clients.mapper,
+		Mapping:    p.clients.mapper.mapping,
 		RESTConfig: config,
 		Scheme:     p.scheme,
 		Events:     p.events.recorder(p.options.name + "-" + name),

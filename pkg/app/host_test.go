@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -246,7 +244,7 @@ func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
 }
 
 func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
-	h := controllers.Host{RESTMapper: knownKinds()}
+	h := controllers.Host{Mapping: knownKinds}
 	for name, tc := range map[string]struct {
 		config runtime.ApplyConfiguration
 		want   string
@@ -287,7 +285,7 @@ func TestObjectsOfOneApplyAreSentAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := controllers.Host{RESTMapper: knownKinds(), Metadata: applies}
+	h := controllers.Host{Mapping: knownKinds, Metadata: applies}
 
 	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("", "shop"))
 	if err == nil || !strings.Contains(err.Error(), "name is missing") || arrived.Load() != 0 {
@@ -312,32 +310,6 @@ type unwritable struct{}
 
 func (unwritable) IsApplyConfiguration()        {}
 func (unwritable) MarshalJSON() ([]byte, error) { return nil, errors.New("no") }
-
-// filled is discovery that has something in its cache.
-type filled struct {
-	discovery.CachedDiscoveryInterface
-	invalidated int
-}
-
-func (*filled) Fresh() bool   { return true }
-func (f *filled) Invalidate() { f.invalidated++ }
-
-func TestTheMapperAsksAgainAfterAWhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		inner := &filled{}
-		d := &agingDiscovery{CachedDiscoveryInterface: inner}
-		var fresh []bool
-		for range 3 {
-			fresh = append(fresh, d.Fresh())
-			d.Invalidate()
-			fresh = append(fresh, d.Fresh())
-			<-time.After(mapperPatience)
-		}
-		if want := []bool{false, true, false, true, false, true}; !slices.Equal(fresh, want) || inner.invalidated != 3 {
-			t.Errorf("it was fresh: %v, want %v; it was emptied %d times, want 3", fresh, want, inner.invalidated)
-		}
-	})
-}
 
 func TestAHandlerOfAControllerIsServedUnderItsName(t *testing.T) {
 	entry := withFunctions(controllers.Entry{Name: "one"})

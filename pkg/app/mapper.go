@@ -4,46 +4,96 @@
 package app
 
 import (
-	"sync"
+	"context"
+	"fmt"
+	"strings"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/lru"
 )
 
-// mapperPatience is how long a RESTMapper believes that there is no kind that it does not know.
-const mapperPatience = 10 * time.Second
+const (
+	// mapperPatience is how long a mapper believes that there is no kind that it does not know.
+	mapperPatience = 10 * time.Second
+	// mapperTimeout is how long the API server may take to say which resources a version has.
+	mapperTimeout = 30 * time.Second
+	// mapperVersions is how many versions of API groups a mapper remembers, since anybody may name some.
+	mapperVersions = 1000
+)
 
-// newMapper returns a mapper that asks the API server when it is first used.
-func newMapper(c connection) (meta.RESTMapper, error) {
-	client, err := discovery.NewDiscoveryClientForConfig(c.named("discovery"))
+// mapper finds the resources of kinds. It asks for one version of one API group at a time, so that what it
+// does not know keeps nobody waiting who asks for another, and neither does an aggregated API that is down.
+type mapper struct {
+	discovery discovery.DiscoveryInterfaceWithContext
+	versions  *lru.Cache // of discovered, by GroupVersion
+	asking    singleflight.Group
+}
+
+// discovered is what the API server said at a time of the resources of a version.
+type discovered struct {
+	at    time.Time
+	kinds map[string]*meta.RESTMapping
+}
+
+func newMapper(config *rest.Config) (*mapper, error) {
+	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return restmapper.NewDeferredDiscoveryRESTMapper(&agingDiscovery{CachedDiscoveryInterface: memory.NewMemCacheClient(client)}), nil
+	return &mapper{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(mapperVersions)}, nil
 }
 
-// agingDiscovery makes the mapper ask again for a kind that it does not know: its custom resource
-// definition may be newer than what is cached.
-type agingDiscovery struct {
-	discovery.CachedDiscoveryInterface
-	mu    sync.Mutex
-	asked time.Time
+// mapping returns the resource of a kind. For a kind that it does not know it asks the API server, every
+// mapperPatience at most, and waits for the answer until ctx ends.
+func (m *mapper) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	version := kind.GroupVersion()
+	known, _ := m.versions.Get(version)
+	d, _ := known.(discovered)
+	if d.kinds[kind.Kind] == nil && time.Since(d.at) >= mapperPatience {
+		select {
+		case answer := <-m.asking.DoChan(version.String(), func() (any, error) { return m.ask(version) }):
+			if answer.Err != nil {
+				return nil, fmt.Errorf("find the resource of %s: %w", kind, answer.Err)
+			}
+			d = answer.Val.(discovered)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("find the resource of %s: %w", kind, context.Cause(ctx))
+		}
+	}
+	if found := d.kinds[kind.Kind]; found != nil {
+		return found, nil
+	}
+	return nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 }
 
-// Fresh reports whether it is of no use to ask again.
-func (d *agingDiscovery) Fresh() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.CachedDiscoveryInterface.Fresh() && time.Since(d.asked) < mapperPatience
-}
-
-// Invalidate makes the next use ask.
-func (d *agingDiscovery) Invalidate() {
-	d.mu.Lock()
-	d.asked = time.Now()
-	d.mu.Unlock()
-	d.CachedDiscoveryInterface.Invalidate()
+// ask asks the API server which resources a version has, and remembers its answer. It goes on if the
+// caller gives up, since others may wait for the same.
+func (m *mapper) ask(version schema.GroupVersion) (discovered, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), mapperTimeout)
+	defer cancel()
+	list, err := m.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
+	if err != nil && !apierrors.IsNotFound(err) {
+		return discovered{}, err
+	}
+	d := discovered{at: time.Now(), kinds: map[string]*meta.RESTMapping{}}
+	if err == nil {
+		for _, r := range list.APIResources {
+			if d.kinds[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
+				continue
+			}
+			scope := meta.RESTScopeRoot
+			if r.Namespaced {
+				scope = meta.RESTScopeNamespace
+			}
+			d.kinds[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
+		}
+	}
+	m.versions.Add(version, d)
+	return d, nil
 }

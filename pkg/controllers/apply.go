@@ -40,7 +40,7 @@ func (h Host) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration
 func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
 	patches := make([]patch, len(configs))
 	for i, config := range configs {
-		p, err := h.patch(config)
+		p, err := h.patch(ctx, config)
 		if err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ type patch struct {
 	body     []byte
 }
 
-func (h Host) patch(config runtime.ApplyConfiguration) (patch, error) {
+func (h Host) patch(ctx context.Context, config runtime.ApplyConfiguration) (patch, error) {
 	body, err := json.Marshal(config)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
@@ -81,7 +81,7 @@ func (h Host) patch(config runtime.ApplyConfiguration) (patch, error) {
 		return patch{}, fmt.Errorf("apply a %T: its apiVersion, kind or name is missing", config)
 	}
 	name := cache.MetaObjectToName(&object)
-	mapping, err := h.RESTMapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	mapping, err := h.Mapping(ctx, gvk)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}

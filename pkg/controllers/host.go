@@ -50,9 +50,9 @@ type Host struct {
 	Dynamic dynamic.Interface
 	// Metadata is for the metadata of objects of any type, without their content.
 	Metadata metadata.Interface
-	// RESTMapper finds resources by their kinds. It asks the API server when it is first used, and
-	// for a kind that it does not know every 10 seconds at most.
-	RESTMapper meta.RESTMapper
+	// Mapping finds the resource of a kind. For one that it does not know it asks the API server, every 10
+	// seconds at most, and waits for the answer; the error is a meta.NoKindMatchError if there is none.
+	Mapping func(context.Context, schema.GroupVersionKind) (*meta.RESTMapping, error)
 	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
 	// need.
 	RESTConfig *rest.Config

@@ -1,0 +1,110 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// discoveryServer answers discovery by path, with a status if the answer is one, and hangs at the others.
+type discoveryServer struct {
+	answers map[string]string
+	asked   []string
+}
+
+func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.asked = append(s.asked, r.URL.Path)
+	body, ok := s.answers[r.URL.Path]
+	if !ok {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	status := map[string]int{"404": 404, "503": 503}[body]
+	if status == 0 {
+		status = 200
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+const widgetsAlone = `{"kind":"APIResourceList","resources":[
+	{"name":"widgets","kind":"Widget","namespaced":true},{"name":"widgets/scale","kind":"Scale","namespaced":true}]}`
+
+func TestMapper(t *testing.T) {
+	widget, scale, gadget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
+		schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Scale"}, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"}
+	away := schema.GroupVersionKind{Group: "away.example.com", Version: "v1", Kind: "Thing"}
+	const path = "/apis/example.com/v1"
+	for name, tc := range map[string]struct {
+		answer string // at first
+		ask    []schema.GroupVersionKind
+		later  string // the answer after the first round; asked again after mapperPatience
+		want   []string
+		asked  int
+	}{
+		"a kind is asked for once": {
+			widgetsAlone, []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"widgets", "widgets", "widgets", "widgets"}, 1},
+		"an unknown one every 10 s at most": {
+			widgetsAlone, []schema.GroupVersionKind{gadget, gadget}, widgetsAlone, []string{"none", "none", "none", "none"}, 2},
+		"one that comes is found": {
+			widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2},
+		"a subresource is none": {
+			widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2},
+		"a version that comes is found": {
+			"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2},
+		"a failure is not remembered": {
+			"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := &discoveryServer{answers: map[string]string{path: tc.answer}}
+				m, err := newMapper(&rest.Config{Host: "http://api", Transport: server})
+				if err != nil {
+					t.Fatal(err)
+				}
+				waits, giveUp := context.WithCancel(t.Context())
+				gaveUp := make(chan error, 1)
+				go func() { _, err := m.mapping(waits, away); gaveUp <- err }()
+				synctest.Wait()
+				var got []string
+				for range 2 {
+					for _, kind := range tc.ask {
+						found, err := m.mapping(t.Context(), kind)
+						switch {
+						case meta.IsNoMatchError(err):
+							got = append(got, "none")
+						case err != nil:
+							got = append(got, "failure")
+						default:
+							got = append(got, found.Resource.Resource)
+						}
+					}
+					server.answers[path] = tc.later
+					<-time.After(mapperPatience)
+				}
+				asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))
+				if !slices.Equal(got, tc.want) || asked != tc.asked {
+					t.Errorf("found %v with %d requests, want %v with %d", got, asked, tc.want, tc.asked)
+				}
+				giveUp()
+				if err := <-gaveUp; !errors.Is(err, context.Canceled) {
+					t.Errorf("who waits for a version that hangs gave up with %v", err)
+				}
+				<-time.After(mapperTimeout)
+				synctest.Wait()
+			})
+		})
+	}
+}
