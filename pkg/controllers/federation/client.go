@@ -1,0 +1,189 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+const (
+	// retoken is how long to wait before a token that the cluster refuses is read again.
+	retoken = 10 * time.Second
+	// maxHeader and maxBody limit what a cluster can make the manager hold of an answer to a probe.
+	maxHeader = 64 << 10
+	maxHealth = 1 << 10
+	maxBody   = 64 << 10
+)
+
+// client is how a cluster is reached: the http.RoundTripper of all its clients, and the token. A changed
+// spec of the KubeFedCluster makes another client, a changed token does not.
+type client struct {
+	connection policy.Connection
+	unsafe     bool
+	transport  *http.Transport
+	secret     func(context.Context) (map[string][]byte, error)
+	clock      clock.PassiveClock
+
+	mu     sync.Mutex
+	token  string
+	readAt time.Time
+}
+
+// newClient returns a client, or the error that the KubeFedCluster gives none. The token must be read
+// before the first request.
+func newClient(spec policy.ClusterSpec, unsafe bool, secret func(context.Context) (map[string][]byte, error), c clock.PassiveClock) (*client, error) {
+	connection, err := spec.Connection(unsafe)
+	if err != nil {
+		return nil, err
+	}
+	return &client{connection: connection, unsafe: unsafe, transport: newTransport(connection, unsafe), secret: secret, clock: c}, nil
+}
+
+// newTransport returns the connections to a cluster. The environment's proxy does not count.
+func newTransport(c policy.Connection, unsafe bool) *http.Transport {
+	dialer := &net.Dialer{Timeout: 30 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
+		// The address that the name has been resolved to: a name can lead anywhere, and change.
+		ip, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return err
+		}
+		return policy.Address(ip.Addr(), unsafe)
+	}}
+	t := &http.Transport{
+		DialContext: dialer.DialContext, Proxy: func(*http.Request) (*url.URL, error) { return c.Proxy, nil },
+		ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: maxHeader,
+		TLSClientConfig: &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			// VerifyConnection does what this switches off, as far as the KubeFedCluster wants it.
+			InsecureSkipVerify: true,
+			VerifyConnection: func(s tls.ConnectionState) error {
+				return c.Verify(s.PeerCertificates, c.Endpoint.Hostname(), time.Now())
+			},
+		},
+	}
+	if c.Proxy != nil && c.Proxy.Scheme == "https" {
+		// The proxy's own certificate is checked as usual. TLSClientConfig is for the API server behind it.
+		own := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.Proxy.Hostname()}}
+		t.DialTLSContext = own.DialContext
+	}
+	return t
+}
+
+// renew reads the token again. A Secret without a token is a *malformed error; the old token stays then.
+func (c *client) renew(ctx context.Context) error {
+	secret, err := c.secret(ctx)
+	if err != nil {
+		return err
+	}
+	token, err := policy.Token(secret)
+	if err != nil {
+		return &malformed{err}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.token, c.readAt = token, c.clock.Now()
+	return nil
+}
+
+// malformed is an error that only a change of the KubeFedCluster or its Secret mends.
+type malformed struct{ error }
+
+func (m *malformed) Unwrap() error { return m.error }
+
+// RoundTrip sends a request with the token. After a 401 it reads the token again, for the next request.
+// A redirect is not followed, since it could lead the token anywhere.
+func (c *client) RoundTrip(r *http.Request) (*http.Response, error) { return c.send(c.transport, r) }
+
+func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	token := c.token
+	c.mu.Unlock()
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+token)
+	response, err := t.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode/100 == 3 {
+		response.Header.Del("Location")
+	}
+	if response.StatusCode == http.StatusUnauthorized && c.mayRenew() {
+		_ = c.renew(r.Context()) // the 401 is the answer; a Secret without a token shows when it changes
+	}
+	return response, nil
+}
+
+// mayRenew reports whether the token may be read again because of a 401, and counts that as done.
+func (c *client) mayRenew() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.clock.Since(c.readAt) < retoken {
+		return false
+	}
+	c.readAt = c.clock.Now()
+	return true
+}
+
+// close ends the connections that are idle. Those in use end with their requests.
+func (c *client) close() { c.transport.CloseIdleConnections() }
+
+// probe asks /healthz on a new connection, and /version if that is well. Each has the timeout, from
+// the name's resolution to the end of the body. problem is why there is no answer.
+func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
+	t := newTransport(c.connection, c.unsafe)
+	defer t.CloseIdleConnections()
+	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
+	if err != nil {
+		if failed := (*url.Error)(nil); errors.As(err, &failed) {
+			err = failed.Err // without the URL
+		}
+		return policy.NoAnswer, "", err.Error()
+	}
+	if result = policy.Answer(code, string(body)); result != policy.Well {
+		return result, "", ""
+	}
+	if code, body, err = c.get(ctx, t, "/version", timeout, maxBody); err != nil || code != http.StatusOK {
+		return result, "", ""
+	}
+	var info struct{ GitVersion string }
+	if json.Unmarshal(body, &info) != nil || len(info.GitVersion) > 64 {
+		return result, "", ""
+	}
+	return result, info.GitVersion, ""
+}
+
+// get returns the status and the beginning of the body of a GET.
+func (c *client) get(ctx context.Context, t *http.Transport, path string, timeout time.Duration, limit int64) (int, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	at := *c.connection.Endpoint
+	at.Path = strings.TrimSuffix(at.Path, "/") + path
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	response, err := c.send(t, r)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, limit))
+	return response.StatusCode, body, err
+}

@@ -1,0 +1,322 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var start = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+
+// member is an API server, as far as probes go, and the Secret with which it is reached.
+type member struct {
+	*httptest.Server
+	clock *clocktesting.FakePassiveClock
+
+	mu     sync.Mutex
+	health http.HandlerFunc
+	secret map[string][]byte
+	reads  int      // of the Secret
+	tokens []string // that came
+}
+
+func newMember(t *testing.T) *member {
+	t.Helper()
+	m := &member{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
+	m.health = func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
+	m.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.mu.Lock()
+		health := m.health
+		m.tokens = append(m.tokens, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+		m.mu.Unlock()
+		switch r.URL.Path {
+		case "/healthz", "/c1/healthz":
+			health(w, r)
+		case "/version", "/c1/version":
+			fmt.Fprint(w, `{"major":"1","gitVersion":"v1.36.3"}`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(m.Close)
+	return m
+}
+
+func (m *member) read(context.Context) (map[string][]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reads++
+	if m.secret == nil {
+		return nil, errors.New("the API server does not answer")
+	}
+	return m.secret, nil
+}
+
+func (m *member) spec() policy.ClusterSpec {
+	s := policy.ClusterSpec{APIEndpoint: m.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.Certificate().Raw})}
+	s.SecretRef.Name = "s"
+	return s
+}
+
+// client returns a client that has read the token.
+func (m *member) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
+	t.Helper()
+	spec := m.spec()
+	if change != nil {
+		change(&spec)
+	}
+	c, err := newClient(spec, true, m.read, m.clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.close)
+	return c
+}
+
+func TestProbe(t *testing.T) {
+	answer := func(code int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, body) }
+	}
+	tests := map[string]struct {
+		health  http.HandlerFunc
+		spec    func(*policy.ClusterSpec)
+		closed  bool
+		want    policy.Result
+		problem string
+	}{
+		"ok":                 {want: policy.Well},
+		"OK":                 {health: answer(200, "OK"), want: policy.Well},
+		"another word":       {health: answer(200, "failing"), want: policy.Unwell},
+		"another code":       {health: answer(500, "ok"), want: policy.Unwell},
+		"401":                {health: answer(401, "ok"), want: policy.Unwell},
+		"a body without end": {health: func(w http.ResponseWriter, r *http.Request) { write(r, w, "ok") }, want: policy.Unwell},
+		"a redirect": {health: func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/version", http.StatusFound)
+		}, want: policy.Unwell},
+		"no answer in time": {health: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, want: policy.NoAnswer, problem: "deadline exceeded"},
+		"half an answer": {health: func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "2")
+			fmt.Fprint(w, "o")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}, want: policy.NoAnswer, problem: "deadline exceeded"},
+		"headers without end": {health: func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X", strings.Repeat("x", 2*maxHeader))
+			fmt.Fprint(w, "ok")
+		}, want: policy.NoAnswer, problem: "header"},
+		"nobody listens": {closed: true, want: policy.NoAnswer, problem: "refused"},
+		"a path before":  {spec: func(s *policy.ClusterSpec) { s.APIEndpoint += "/c1/" }, want: policy.Well},
+		"another CA":     {spec: func(s *policy.ClusterSpec) { s.CABundle = nil }, want: policy.NoAnswer, problem: "certificate"},
+		"no check of it": {spec: func(s *policy.ClusterSpec) { s.CABundle, s.DisabledTLSValidations = nil, []string{"*"} }, want: policy.Well},
+		"another name": {spec: func(s *policy.ClusterSpec) {
+			s.APIEndpoint = strings.Replace(s.APIEndpoint, "127.0.0.1", "localhost", 1)
+		}, want: policy.NoAnswer, problem: "certificate"},
+		"no check of the name": {spec: func(s *policy.ClusterSpec) {
+			s.APIEndpoint, s.DisabledTLSValidations = strings.Replace(s.APIEndpoint, "127.0.0.1", "localhost", 1), []string{"SubjectName"}
+		}, want: policy.Well},
+		"http to a server with TLS": {spec: func(s *policy.ClusterSpec) { s.APIEndpoint = strings.Replace(s.APIEndpoint, "https", "http", 1) }, want: policy.Unwell},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := newMember(t)
+			if test.health != nil {
+				m.health = test.health
+			}
+			c := m.client(t, test.spec)
+			if test.closed {
+				m.Close()
+			}
+			timeout := 10 * time.Second // nothing depends on it but what must not answer
+			if test.problem == "deadline exceeded" {
+				timeout = 50 * time.Millisecond
+			}
+			result, version, problem := c.probe(t.Context(), timeout)
+			if result != test.want || (problem == "") != (test.problem == "") || !strings.Contains(problem, test.problem) || strings.Contains(problem, "good") {
+				t.Errorf("%v, %q, want %v, %q", result, problem, test.want, test.problem)
+			}
+			if (version == "v1.36.3") != (result == policy.Well) {
+				t.Errorf("version %q", version)
+			}
+		})
+	}
+}
+
+// write sends the word again and again, until the reader has had enough.
+func write(r *http.Request, w io.Writer, word string) {
+	for r.Context().Err() == nil {
+		if _, err := fmt.Fprint(w, word); err != nil {
+			return
+		}
+	}
+}
+
+// TestTheNameOfAnAddressIsChecked has an address, for which TLS names no server.
+func TestTheNameOfAnAddressIsChecked(t *testing.T) {
+	m := newMember(t)
+	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
+		spec := m.spec()
+		spec.APIEndpoint = "https://" + address
+		c, err := newClient(spec, true, m.read, m.clock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		verify := c.transport.TLSClientConfig.VerifyConnection
+		if err := verify(tls.ConnectionState{PeerCertificates: []*x509.Certificate{m.Certificate()}}); (err == nil) != want {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+func TestAddressesAreCheckedWhenTheyAreDialled(t *testing.T) {
+	m := newMember(t)
+	spec := m.spec()
+	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)
+	c, err := newClient(spec, false, m.read, m.clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "loopback") {
+		t.Errorf("%v, %q", result, problem)
+	}
+	if len(m.tokens) > 0 {
+		t.Error("it was asked nevertheless")
+	}
+}
+
+// TestTokens follows the tokens of requests through rotations.
+func TestTokens(t *testing.T) {
+	m := newMember(t)
+	valid := "good"
+	m.health = func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+valid {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}
+	c := m.client(t, nil)
+	get := func(after time.Duration) {
+		t.Helper()
+		m.clock.SetTime(m.clock.Now().Add(after))
+		response, err := (&http.Client{Transport: c}).Get(m.URL + "/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.ProtoMajor != 1 { // the server of the test has no HTTP/2
+			t.Error(response.Proto)
+		}
+	}
+	get(0)
+	valid, m.secret = "new", map[string][]byte{"token": []byte("new")}
+	get(retoken - time.Second)
+	get(0) // read a moment ago
+	get(time.Second)
+	get(0)
+	valid, m.secret = "newer", nil
+	get(retoken)
+	m.secret = map[string][]byte{"token": []byte("newer")}
+	get(retoken - time.Second)
+	get(time.Second)
+	get(0)
+	if want := []string{"good", "good", "good", "good", "new", "new", "new", "new", "newer"}; !slices.Equal(m.tokens, want) {
+		t.Errorf("tokens %v, want %v", m.tokens, want)
+	}
+	if m.reads != 4 {
+		t.Errorf("the Secret was read %d times", m.reads)
+	}
+	m.secret = map[string][]byte{"token": []byte(" ")}
+	var malformed *malformed
+	if err := c.renew(t.Context()); !errors.As(err, &malformed) {
+		t.Errorf("a Secret without a token: %v", err)
+	}
+	m.secret = nil
+	if err := c.renew(t.Context()); err == nil || errors.As(err, &malformed) {
+		t.Errorf("a Secret that cannot be read: %v", err)
+	}
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	m, other := newMember(t), newMember(t)
+	m.health = func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, other.URL+"/healthz", http.StatusTemporaryRedirect)
+	}
+	response, err := (&http.Client{Transport: m.client(t, nil)}).Get(m.URL + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusTemporaryRedirect || len(other.tokens) > 0 {
+		t.Errorf("%d, and tokens %v elsewhere", response.StatusCode, other.tokens)
+	}
+}
+
+// TestProxy reaches a cluster through a proxy that the KubeFedCluster names, and not through that of
+// the environment.
+func TestProxy(t *testing.T) {
+	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+	m := newMember(t)
+	if result, _, problem := m.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {
+		t.Errorf("the proxy of the environment counts: %s", problem)
+	}
+	var asked []string
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Method+" "+r.Host)
+		if r.Header.Get("Authorization") != "" {
+			t.Error("the proxy has seen the token")
+		}
+		server, err := net.Dial("tcp", r.Host)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer server.Close()
+		caller, buffered, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer caller.Close()
+		fmt.Fprint(caller, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(server, bufio.NewReader(buffered)) }()
+		_, _ = io.Copy(caller, server)
+	}))
+	t.Cleanup(proxy.Close)
+	c := m.client(t, func(s *policy.ClusterSpec) { s.ProxyURL = proxy.URL })
+	result, _, problem := c.probe(t.Context(), 10*time.Second)
+	// A proxy with TLS is checked by the system's roots, whatever the KubeFedCluster says of the API server.
+	proxy.Close()
+	secured := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(secured.Close)
+	c = m.client(t, func(s *policy.ClusterSpec) { s.ProxyURL, s.DisabledTLSValidations = secured.URL, []string{"*"} })
+	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "certificate") {
+		t.Errorf("a proxy with a certificate of its own: %v %s", result, problem)
+	}
+	if want := []string{"CONNECT " + strings.TrimPrefix(m.URL, "https://")}; result != policy.Well || !slices.Equal(asked, want) {
+		t.Errorf("%v %s, asked %v, want %v", result, problem, asked, want)
+	}
+}

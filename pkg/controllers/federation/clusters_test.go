@@ -1,0 +1,287 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+const namespace = "kube-federation-system"
+
+// entry runs the loop of the clusters alone.
+func entry(unsafe bool) controllers.Entry {
+	return controllers.Entry{
+		Name: "federation", Summary: "probes clusters",
+		Needs: func(controllers.Settings) ([]informers.Need, error) {
+			return []informers.Need{{Resource: KubeFedClusters, Form: informers.Unstructured}, {Resource: KubeFedConfigs, Form: informers.Unstructured}}, nil
+		},
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{
+				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"kubefedclusters", "kubefedconfigs"}, Verbs: []string{"list", "watch"}},
+				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"kubefedclusters/status"}, Verbs: []string{"patch"}},
+				{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+			}
+		},
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			return NewClusters(namespace, unsafe, informers.For[*unstructured.Unstructured](h.Informer, KubeFedClusters),
+				informers.For[*unstructured.Unstructured](h.Informer, KubeFedConfigs), h.Dynamic, h.Client.CoreV1(), h.Events, h.Loop)
+		},
+	}
+}
+
+func secret(name, token string) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"token": []byte(token)}}
+}
+
+// joined is the KubeFedCluster of a member, with a Secret of its own name.
+func joined(name string, spec policy.ClusterSpec) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"apiEndpoint": spec.APIEndpoint, "caBundle": base64.StdEncoding.EncodeToString(spec.CABundle), "secretRef": map[string]any{"name": name}}}}
+	u.SetGroupVersionKind(KubeFedClusters.GroupVersion().WithKind("KubeFedCluster"))
+	u.SetNamespace(namespace)
+	u.SetName(name)
+	return u
+}
+
+// host is a manager that probes clusters.
+type host struct {
+	*controllertest.Host
+	*testing.T
+}
+
+func newHost(t *testing.T, unsafe bool, objects ...runtime.Object) host {
+	t.Helper()
+	return host{controllertest.NewHost(t, entry(unsafe), append(controllertest.ReadYAML(t, "../../../deploy/federation/crds/core.yaml"), objects...)...), t}
+}
+
+func (h host) get(name string) *unstructured.Unstructured {
+	h.Helper()
+	client, err := dynamic.NewForConfig(h.RESTConfig())
+	if err != nil {
+		h.Fatal(err)
+	}
+	u, err := client.Resource(KubeFedClusters).Namespace(namespace).Get(h.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return u
+}
+
+// conditions returns the conditions of a KubeFedCluster, such as "Ready=True".
+func (h host) conditions(name string) string {
+	h.Helper()
+	u := h.get(name)
+	var texts []string
+	for _, c := range policy.ReadCluster(u).Status.Conditions {
+		texts = append(texts, c.Type+"="+c.Status+" "+c.Reason)
+	}
+	return strings.Join(texts, ", ")
+}
+
+func (h host) is(name, want string) {
+	h.Helper()
+	if got := h.conditions(name); got != want {
+		h.Errorf("%s is %q, want %q", name, got, want)
+	}
+	ready, _ := h.Controller("federation").(*Clusters).Ready(name)
+	if ready != strings.HasPrefix(want, "Ready=True") {
+		h.Errorf("%s is ready: %t", name, ready)
+	}
+}
+
+func (h host) wrote(want ...string) {
+	h.Helper()
+	if got := h.Writes(); !slices.Equal(got, want) {
+		h.Errorf("wrote %q, want %q", got, want)
+	}
+}
+
+const (
+	readyNow     = "Ready=True ClusterReady"
+	notReady     = "Ready=False ClusterNotReady, Offline=False ClusterReachable"
+	malformedNow = "ConfigMalformed=True ClusterConfigMalformed, Ready=False ClusterConfigMalformed"
+	offline      = "Offline=True ClusterNotReachable, Ready=False ClusterNotReachable"
+	patched      = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
+)
+
+func (m *member) answer(code int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
+}
+
+func (m *member) probes() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.tokens)
+}
+
+func TestAClusterGoesAndComes(t *testing.T) {
+	m := newMember(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
+		h.is("c1", readyNow)
+		h.wrote(patched + "c1")
+		h.Sleep(4 * time.Minute)
+		h.wrote()
+		if n := m.probes(); n != 2*25 {
+			t.Errorf("%d requests, want two for each of 25 probes", n)
+		}
+		h.Sleep(time.Minute + time.Second)
+		h.wrote(patched + "c1") // since the status was five minutes old
+		m.answer(500)
+		h.Sleep(20 * time.Second)
+		h.is("c1", readyNow)
+		h.Sleep(10 * time.Second)
+		h.is("c1", notReady)
+		h.wrote(patched + "c1")
+		m.answer(200)
+		h.Sleep(10 * time.Second)
+		h.is("c1", readyNow)
+		h.wrote(patched + "c1")
+		if _, since := h.Controller("federation").(*Clusters).Ready("c1"); time.Since(since) > 10*time.Second {
+			t.Errorf("ready since %v", since)
+		}
+		h.Delete(joined("c1", m.spec()))
+		h.Settle()
+		if ready, _ := h.Controller("federation").(*Clusters).Ready("c1"); ready {
+			t.Error("a cluster without a KubeFedCluster is ready")
+		}
+		before := m.probes()
+		h.Sleep(time.Minute)
+		if m.probes() != before {
+			t.Error("it is probed nevertheless")
+		}
+	})
+}
+
+// TestANewLeaderBelievesTheStatus is row 3.
+func TestANewLeaderBelievesTheStatus(t *testing.T) {
+	m := newMember(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
+		h.is("c1", readyNow)
+		m.answer(500)
+		h.Restart()
+		h.Settle()
+		h.is("c1", readyNow)
+		h.Sleep(20 * time.Second)
+		h.is("c1", notReady)
+	})
+}
+
+// TestOneBadClusterStopsNoOther is rows 4 and 6.
+func TestOneBadClusterStopsNoOther(t *testing.T) {
+	m, gone := newMember(t), newMember(t)
+	gone.Close()
+	synctest.Test(t, func(t *testing.T) {
+		http := m.spec()
+		http.APIEndpoint = strings.Replace(http.APIEndpoint, "https", "http", 1)
+		h := newHost(t, true, joined("well", m.spec()), secret("well", "good"), joined("without", m.spec()), joined("blank", m.spec()), secret("blank", " "),
+			joined("gone", gone.spec()), secret("gone", "good"), joined("ca", policy.ClusterSpec{APIEndpoint: m.URL, CABundle: []byte("x")}), secret("ca", "good"))
+		h.is("well", readyNow)
+		h.is("without", malformedNow)
+		h.is("blank", malformedNow)
+		h.is("ca", malformedNow)
+		h.is("gone", offline)
+		events := h.Events()
+		slices.Sort(events)
+		var reasons []string
+		for _, event := range events {
+			reasons = append(reasons, strings.Join(strings.Fields(event)[:3], " "))
+		}
+		if want := []string{"Warning MalformedClusterConfig " + namespace + "/blank:", "Warning MalformedClusterConfig " + namespace + "/ca:",
+			"Warning MalformedClusterConfig " + namespace + "/without:", "Warning RetrievingClusterHealthFailed " + namespace + "/gone:"}; !slices.Equal(reasons, want) {
+			t.Errorf("Events %q, want %q", reasons, want)
+		}
+		// What is mended is found at the next probe.
+		h.Put(secret("without", "good"))
+		h.Sleep(10 * time.Second)
+		h.is("without", readyNow)
+	})
+}
+
+func TestUnsafeEndpoints(t *testing.T) {
+	m := newMember(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, false, joined("c1", m.spec()), secret("c1", "good"))
+		h.is("c1", malformedNow)
+		if m.probes() > 0 {
+			t.Error("it was asked nevertheless")
+		}
+	})
+}
+
+func TestAChangedSpecMakesANewClient(t *testing.T) {
+	m, other := newMember(t), newMember(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
+		changed := h.get("c1")
+		if err := unstructured.SetNestedField(changed.Object, other.URL, "spec", "apiEndpoint"); err != nil {
+			t.Fatal(err)
+		}
+		if err := unstructured.SetNestedStringSlice(changed.Object, []string{"*"}, "spec", "disabledTLSValidations"); err != nil {
+			t.Fatal(err)
+		}
+		before := m.probes()
+		h.Put(changed)
+		h.Settle() // at once, not after the period
+		if other.probes() == 0 || m.probes() != before {
+			t.Errorf("%d requests of the new endpoint, %d of the old one", other.probes(), m.probes()-before)
+		}
+		h.is("c1", readyNow)
+		h.Sleep(time.Minute)
+		if events := h.Events(); len(events) != 1 || !strings.HasPrefix(events[0], "Warning InsecureTLS "+namespace+"/c1: ") {
+			t.Errorf("Events %q", events)
+		}
+		changed = h.get("c1")
+		if err := unstructured.SetNestedField(changed.Object, "ftp://c1.example", "spec", "apiEndpoint"); err != nil {
+			t.Fatal(err)
+		}
+		h.Put(changed)
+		h.Settle()
+		h.is("c1", malformedNow)
+	})
+}
+
+// TestSettings has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
+func TestSettings(t *testing.T) {
+	m := newMember(t)
+	synctest.Test(t, func(t *testing.T) {
+		config := func(in, period string) *unstructured.Unstructured {
+			u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster", "clusterHealthCheck": map[string]any{"period": period, "failureThreshold": int64(1)}}}}
+			u.SetGroupVersionKind(KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
+			u.SetNamespace(in)
+			u.SetName(policy.ConfigName)
+			return u
+		}
+		elsewhere := joined("c2", m.spec())
+		elsewhere.SetNamespace("shop")
+		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", m.spec()), secret("c1", "good"), elsewhere)
+		h.wrote(patched + "c1")
+		m.answer(500)
+		h.Sleep(time.Second)
+		h.is("c1", notReady)
+		h.wrote(patched + "c1")
+	})
+}
