@@ -4,12 +4,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"io"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,48 +13,27 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// auditTail reads what is added to the audit log. The timestamps are kube-apiserver's, by the clock
+// auditTail keeps what is added to the audit log. The timestamps are kube-apiserver's, by the clock
 // of this machine.
 type auditTail struct {
-	file   *os.File
-	rest   []byte // the beginning of a line that is still being written
+	log    *cluster.AuditTail
 	events []auditv1.Event
 }
 
 // tailAudit starts at the current end of the log.
 func (b *bench) tailAudit() (*auditTail, error) {
-	f, err := os.Open(b.c.AuditLog())
+	logs, err := b.c.TailAudit()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := f.Seek(0, io.SeekEnd); err != nil {
-		return nil, err
-	}
-	return &auditTail{file: f}, nil
+	return &auditTail{log: logs[0]}, nil
 }
-
-func (t *auditTail) close() { _ = t.file.Close() }
 
 // read returns all events since the tail began.
 func (t *auditTail) read() ([]auditv1.Event, error) {
-	fresh, err := io.ReadAll(t.file)
-	if err != nil {
-		return nil, err
-	}
-	text := slices.Concat(t.rest, fresh)
-	for {
-		line, after, found := bytes.Cut(text, []byte("\n"))
-		if !found {
-			t.rest = bytes.Clone(text)
-			return t.events, nil
-		}
-		var event auditv1.Event
-		if err := json.Unmarshal(line, &event); err != nil {
-			return nil, err
-		}
-		t.events = append(t.events, event)
-		text = after
-	}
+	added, err := t.log.Read()
+	t.events = append(t.events, added...)
+	return t.events, err
 }
 
 // count returns how many events match.

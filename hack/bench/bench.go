@@ -61,7 +61,6 @@ const auditPolicy = `{
 type binaries struct {
 	manager string // cmd/manager
 	peer    string // of controller-runtime
-	secure  string // the same with secure metrics
 
 	widget     string // examples/widget
 	widgetPeer string // the same controller on controller-runtime
@@ -168,7 +167,6 @@ func (b *bench) build(ctx context.Context) error {
 	}{
 		{&b.binaries.manager, "bench-manager", b.root, "./cmd/manager", "grpcnotrace"},
 		{&b.binaries.peer, "bench-peer", filepath.Join(b.root, "hack", "bench", "peer"), ".", ""},
-		{&b.binaries.secure, "bench-peer-metrics", filepath.Join(b.root, "hack", "bench", "peer"), ".", "metrics"},
 		{&b.binaries.widget, "bench-widget", filepath.Join(b.root, "examples", "widget"), ".", "grpcnotrace"},
 		{&b.binaries.widgetPeer, "bench-peer-widget", filepath.Join(b.root, "hack", "bench", "peer"), "./widget", ""},
 	} {

@@ -47,7 +47,6 @@ func (b *bench) idle(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer audit.close()
 	before, err := cpuOf(pairs)
 	if err != nil {
 		return err

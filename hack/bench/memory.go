@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
@@ -34,30 +32,21 @@ type occupant struct {
 }
 
 // starts reports whether starts and take-overs of it are measured.
-func (o *occupant) starts() bool { return !o.lead && o.pair != nil && o.name != kcm }
+func (o *occupant) starts() bool { return !o.lead && o.name != kcm }
 
 // occupants returns the processes with the given rows, all if rows is nil, in the order in which
 // they start, so that the leaders lead. They run at the same time: the memory of one does not
 // depend on the others, and all see the same cluster.
 func (b *bench) occupants(rows []string) []*occupant {
 	manager := managerSubject(b, ours, b.binaries.manager)
-	// It has a Lease of its own, because two leaders are measured. It has nothing to write, since
-	// the other leader has done it.
-	replication := managerSubject(b, oursReplication, b.binaries.manager,
-		append(replicationFlags, "--leader-elect-resource-namespace="+namespace)...)
-	replication.lease = ""
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
-	secure := peerSubject(peerSecure, "-lease=bench-peer-metrics")
-	secure.lease, secure.metrics = "", true
 	all := []*occupant{
 		{subject: manager, row: ours + ": leader", slot: "a", lead: true},
 		{subject: manager, row: ours + ": warm standby", slot: "b"},
 		{subject: manager, row: ours + ": cold standby", slot: "c", own: []string{"--standby=cold"}},
-		{subject: replication, row: oursReplication + ": leader", slot: "d"},
 		{subject: controllerRuntime, row: peer + ": leader", slot: "a", lead: true},
 		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", own: []string{"-warm"}},
 		{subject: controllerRuntime, row: peer + ": standby", slot: "c"},
-		{subject: secure, row: peerSecure + ": leader", slot: "d"},
 		{subject: controllerManager, row: kcm + ": leader", slot: "a", lead: true},
 		{subject: controllerManager, row: kcm + ": standby", slot: "b"},
 	}
@@ -72,16 +61,10 @@ func (b *bench) occupants(rows []string) []*occupant {
 
 // memory measures the memory of caches, on an empty cluster and on two full ones.
 func (b *bench) memory(ctx context.Context) error {
-	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, peerSecure: b.binaries.secure, kcm: b.c.Binary("kube-controller-manager")} {
+	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, kcm: b.c.Binary("kube-controller-manager")} {
 		if b.opts.wants(name) {
 			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
 		}
-	}
-	if err := b.installReplication(ctx); err != nil {
-		return err
-	}
-	if err := b.allowLease(ctx); err != nil {
-		return err
 	}
 	return b.occupyAll(ctx, "memory", b.opts.dataSets(), nil)
 }
@@ -120,24 +103,6 @@ func (b *bench) occupyAll(ctx context.Context, part string, sets []dataSet, rows
 		}
 	}
 	return nil
-}
-
-// allowLease lets the manager elect a leader in the benchmarks' namespace.
-func (b *bench) allowLease(ctx context.Context) error {
-	meta := metav1.ObjectMeta{Name: "bench-leases"}
-	_, err := b.admin.RbacV1().Roles(namespace).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "list", "watch", "create", "update"}},
-		{APIGroups: []string{""}, Resources: []string{"configmaps", "endpoints"}, Verbs: []string{"get"}},
-	}}, metav1.CreateOptions{})
-	if ignoreExists(err) != nil {
-		return err
-	}
-	_, err = b.admin.RbacV1().RoleBindings(namespace).Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}},
-	}, metav1.CreateOptions{})
-	return ignoreExists(err)
 }
 
 // measureMemory runs the occupants on one data set.
@@ -298,7 +263,6 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 		if err != nil {
 			return err
 		}
-		defer audit.close()
 		if err := parallel(ctx, 16, n, func(ctx context.Context, i int) error {
 			return b.change(ctx, dataNamespace(i), dataName("config", i))
 		}); err != nil {

@@ -103,7 +103,6 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 	if err != nil {
 		return t, err
 	}
-	defer audit.close()
 	p.count++
 	work := fmt.Sprintf("trigger-%d", p.count)
 	// The leader ends at a random point of the period in which leaders renew and standbys poll, but

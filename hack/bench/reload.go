@@ -115,7 +115,6 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 	if err != nil {
 		return err
 	}
-	defer audit.close()
 	var seen, logged, floor []float64
 	changes := b.opts.times(200)
 	for i := range changes {
@@ -218,7 +217,6 @@ func (b *bench) oneBurst(ctx context.Context, p *pair, w *history) (took time.Du
 	if err != nil {
 		return 0, nil, 0, err
 	}
-	defer audit.close()
 	mark := w.mark()
 	begin := time.Now()
 	err = parallel(ctx, 16, workloads, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
@@ -262,7 +260,6 @@ func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
 		if err != nil {
 			return err
 		}
-		defer audit.close()
 		mark := w.mark()
 		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
 			return err

@@ -222,7 +222,6 @@ func (b *bench) restart(ctx context.Context, p *pair) error {
 		if err != nil {
 			return err
 		}
-		defer audit.close()
 		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
 			return err
 		}

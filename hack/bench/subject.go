@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -20,8 +19,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
@@ -32,14 +30,12 @@ const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 
 // Names of the subjects in the table.
 const (
-	ours            = "quartermaster"
-	oursReplication = "quartermaster, with replication"
-	kcm             = "kube-controller-manager"
-	kcmGate         = "kube-controller-manager, release gate"
-	peer            = "controller-runtime"
-	peerWarm        = "controller-runtime, EnableWarmup"
-	peerSecure      = "controller-runtime, secure metrics"
-	apiserver       = "kube-apiserver"
+	ours      = "quartermaster"
+	kcm       = "kube-controller-manager"
+	kcmGate   = "kube-controller-manager, release gate"
+	peer      = "controller-runtime"
+	peerWarm  = "controller-runtime, EnableWarmup"
+	apiserver = "kube-apiserver"
 )
 
 // subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots.
@@ -48,8 +44,6 @@ type subject struct {
 	name  string
 	lease string
 	args  []string
-	// metrics makes the subject of controller-runtime serve metrics. The others always serve them.
-	metrics bool
 	// binary is another one of controller-runtime's than the default.
 	binary string
 	start  func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
@@ -178,20 +172,12 @@ func (b *bench) startPeer(ctx context.Context, s subject, slot string, args []st
 	}
 	health := fmt.Sprintf("127.0.0.1:%d", port)
 	all := append([]string{"--kubeconfig=" + kubeconfig, "-health=" + health}, append(slices.Clone(s.args), args...)...)
-	binary, metricsURL := cmp.Or(s.binary, b.binaries.peer), ""
-	if s.metrics {
-		if port, err = cluster.FreePort(); err != nil {
-			return nil, err
-		}
-		metrics := fmt.Sprintf("127.0.0.1:%d", port)
-		all, binary, metricsURL = append(all, "-metrics="+metrics), b.binaries.secure, "https://"+metrics+"/metrics"
-	}
-	return b.startPeerProcess(account, binary, all, "http://"+health+"/readyz", metricsURL)
+	return b.startPeerProcess(account, cmp.Or(s.binary, b.binaries.peer), all, "http://"+health+"/readyz", "")
 }
 
 func (b *bench) startPeerProcess(account, path string, args []string, readyURL, metricsURL string) (*process, error) {
 	started := time.Now()
-	p, err := b.box.Start(sandbox.Command{Name: account, Path: path, Args: args, Env: cleanEnv()})
+	p, err := b.box.Start(sandbox.Command{Name: account, Path: path, Args: args, Env: cluster.CleanEnv()})
 	if err != nil {
 		return nil, err
 	}
@@ -223,25 +209,11 @@ func (b *bench) kubeconfig(ctx context.Context, account string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	admin := b.c.AdminConfig()
+	config := rest.AnonymousClientConfig(b.c.AdminConfig())
+	config.BearerToken = token.Status.Token
 	path := filepath.Join(b.box.Dir, account+".kubeconfig")
-	err = clientcmd.WriteToFile(api.Config{
-		Clusters:       map[string]*api.Cluster{"bench": {Server: admin.Host, CertificateAuthorityData: admin.CAData}},
-		AuthInfos:      map[string]*api.AuthInfo{"bench": {Token: token.Status.Token}},
-		Contexts:       map[string]*api.Context{"bench": {Cluster: "bench", AuthInfo: "bench"}},
-		CurrentContext: "bench",
-	}, path)
 	b.kubeconfigs[account] = path
-	return path, err
-}
-
-// cleanEnv returns this program's environment without variables that would point a child to another
-// cluster.
-func cleanEnv() []string {
-	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
-		return name == "KUBECONFIG" || strings.HasPrefix(name, "KUBERNETES_") || strings.HasPrefix(name, "POD_")
-	})
+	return path, cluster.WriteKubeconfig(path, config)
 }
 
 // probe calls the health path of a process that has a self-signed certificate.

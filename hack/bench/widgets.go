@@ -169,7 +169,6 @@ func (w *widgetRun) measure(ctx context.Context, s subject) (err error) {
 	if err != nil {
 		return err
 	}
-	defer audit.close()
 	p, err := w.run(ctx, s, "widget")
 	if err != nil {
 		return err

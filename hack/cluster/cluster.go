@@ -256,12 +256,12 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.box.Dir, "kubecon
 
 // WriteKubeconfig writes the administrator's kubeconfig to another path, with mode 0600.
 func (c *Cluster) WriteKubeconfig(path string) error {
-	return writeKubeconfig(path, c.AdminConfig())
+	return WriteKubeconfig(path, c.AdminConfig())
 }
 
-// cleanEnv returns this program's environment without variables that would point a child to another
+// CleanEnv returns this program's environment without variables that would point a child to another
 // cluster.
-func cleanEnv(extra ...string) []string {
+func CleanEnv(extra ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return name == "KUBECONFIG" || strings.HasPrefix(name, "KUBERNETES_") || strings.HasPrefix(name, "POD_")

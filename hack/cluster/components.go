@@ -156,7 +156,7 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 	kubeconfig := filepath.Join(c.box.Dir, "controller-manager.kubeconfig")
 	config := c.config()
 	config.CertData, config.KeyData = c.pki.controllerCert, c.pki.controllerKey
-	if err := writeKubeconfig(kubeconfig, config); err != nil {
+	if err := WriteKubeconfig(kubeconfig, config); err != nil {
 		return err
 	}
 	args := []string{
@@ -197,7 +197,7 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 
 // start starts one of the built programs.
 func (c *Cluster) start(name string, args ...string) (*sandbox.Process, error) {
-	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.bin, name), Args: args, Env: cleanEnv()})
+	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.bin, name), Args: args, Env: CleanEnv()})
 }
 
 // poll calls ready until it succeeds. It fails if the process or ctx ends before.

@@ -12,9 +12,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// writeKubeconfig writes a kubeconfig with the server, CA and credentials of config, readable only
+// WriteKubeconfig writes a kubeconfig with the server, CA and credentials of config, readable only
 // by this user.
-func writeKubeconfig(path string, config *rest.Config) error {
+func WriteKubeconfig(path string, config *rest.Config) error {
 	const name = "quartermaster"
 	kubeconfig := api.Config{
 		Clusters: map[string]*api.Cluster{name: {
@@ -24,6 +24,7 @@ func writeKubeconfig(path string, config *rest.Config) error {
 		AuthInfos: map[string]*api.AuthInfo{name: {
 			ClientCertificateData: config.CertData,
 			ClientKeyData:         config.KeyData,
+			Token:                 config.BearerToken,
 			TokenFile:             config.BearerTokenFile,
 		}},
 		Contexts:       map[string]*api.Context{name: {Cluster: name, AuthInfo: name}},

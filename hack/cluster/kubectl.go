@@ -42,7 +42,7 @@ func (c *Cluster) WaitForCRDs(ctx context.Context, file string) error {
 func (c *Cluster) kubectl(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, c.Binary("kubectl"), args...)
 	// With this HOME, its caches are removed with the cluster, and a user's kuberc has no effect.
-	cmd.Env = cleanEnv("KUBECONFIG="+c.Kubeconfig(), "HOME="+c.box.Dir)
+	cmd.Env = CleanEnv("KUBECONFIG="+c.Kubeconfig(), "HOME="+c.box.Dir)
 	cmd.Stdin = stdin
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems

@@ -83,7 +83,7 @@ func (m *Manager) start(box *sandbox.Sandbox, name string, securePort, insecureP
 			fmt.Sprintf("--secure-port=%d", securePort),
 			fmt.Sprintf("--insecure-port=%d", insecurePort),
 		}, o.Args...),
-		Env: cleanEnv(o.Env...),
+		Env: CleanEnv(o.Env...),
 	})
 	return err
 }

@@ -54,7 +54,7 @@ func (c *Cluster) startNodes(ctx context.Context, n int) (err error) {
 		Name: "kube-scheduler",
 		Path: c.schedulerBin,
 		Args: []string{"--kubeconfig=" + kubeconfig, "--secure-port=0", "--leader-elect=false"},
-		Env:  cleanEnv(),
+		Env:  CleanEnv(),
 	})
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (c *Cluster) startNodes(ctx context.Context, n int) (err error) {
 	if kubeconfig, err = c.userKubeconfig("kubelets", kubeletUser); err != nil {
 		return err
 	}
-	c.kubelets, err = c.box.Start(sandbox.Command{Name: "kubelets", Path: c.kubeletsBin, Args: []string{"--kubeconfig=" + kubeconfig}, Env: cleanEnv()})
+	c.kubelets, err = c.box.Start(sandbox.Command{Name: "kubelets", Path: c.kubeletsBin, Args: []string{"--kubeconfig=" + kubeconfig}, Env: CleanEnv()})
 	if err != nil {
 		return err
 	}
@@ -137,5 +137,5 @@ func (c *Cluster) userKubeconfig(name, user string) (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(c.box.Dir, name+".kubeconfig")
-	return path, writeKubeconfig(path, config)
+	return path, WriteKubeconfig(path, config)
 }

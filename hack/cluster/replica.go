@@ -82,7 +82,7 @@ func (c *Cluster) ReplicaOf(ctx context.Context, pod *corev1.Pod) (*Replica, err
 		return nil, err
 	}
 	r.Kubeconfig = filepath.Join(c.box.Dir, pod.Name+".kubeconfig")
-	return r, writeKubeconfig(r.Kubeconfig, r.Config())
+	return r, WriteKubeconfig(r.Kubeconfig, r.Config())
 }
 
 // Config returns the configuration of a client with the replica's identity.
@@ -100,5 +100,5 @@ func (r *Replica) Via(server string, ca []byte) error {
 	}
 	config := r.Config()
 	config.Host, config.CAData = server, ca
-	return writeKubeconfig(r.Kubeconfig, config)
+	return WriteKubeconfig(r.Kubeconfig, config)
 }

@@ -44,7 +44,7 @@ func (c *Cluster) startSecond(ctx context.Context) (err error) {
 			Name: "kube-apiserver-2",
 			Path: c.Binary("kube-apiserver"),
 			Args: c.apiServerArgs(secondAddress, "unix://"+etcdHoldSocket, s.auditLog),
-			Env:  cleanEnv(),
+			Env:  CleanEnv(),
 		})
 		return err
 	})

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
@@ -38,24 +39,18 @@ const (
 )
 
 type options struct {
-	lease                string
-	health, metrics      string
-	duration, deadline   time.Duration
-	retry                time.Duration
-	release, warm, cache bool
+	health                    string
+	duration, deadline, retry time.Duration
+	warm                      bool
 }
 
 func main() {
 	var o options
-	flag.StringVar(&o.lease, "lease", "bench-peer", "name of the Lease in kube-system")
 	flag.StringVar(&o.health, "health", "", "address of /readyz")
-	flag.StringVar(&o.metrics, "metrics", "", "address of secure /metrics, in a build with the tag metrics")
 	flag.DurationVar(&o.duration, "lease-duration", 15*time.Second, "")
 	flag.DurationVar(&o.deadline, "renew-deadline", 10*time.Second, "")
 	flag.DurationVar(&o.retry, "retry-period", 2*time.Second, "")
-	flag.BoolVar(&o.release, "release-on-cancel", true, "LeaderElectionReleaseOnCancel")
 	flag.BoolVar(&o.warm, "warm", false, "EnableWarmup")
-	flag.BoolVar(&o.cache, "cache-sources", true, "cache Secrets and ConfigMaps too")
 	flag.Parse() // controller-runtime defines --kubeconfig
 
 	ctrl.SetLogger(klog.Background())
@@ -71,12 +66,12 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Metrics:                       metricsOptions(o.metrics),
+		Metrics:                       metricsserver.Options{BindAddress: "0"}, // without: what authenticates a scraper takes 15 MiB
 		HealthProbeBindAddress:        o.health,
 		LeaderElection:                true,
-		LeaderElectionID:              o.lease,
+		LeaderElectionID:              "bench-peer",
 		LeaderElectionNamespace:       "kube-system",
-		LeaderElectionReleaseOnCancel: o.release,
+		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 &o.duration,
 		RenewDeadline:                 &o.deadline,
 		RetryPeriod:                   &o.retry,
@@ -84,18 +79,16 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	build := ctrl.NewControllerManagedBy(mgr).
+	nothing := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return nil })
+	err = ctrl.NewControllerManagedBy(mgr).
 		For(&appsv1.Deployment{}).
-		WithOptions(controller.Options{EnableWarmup: &o.warm, MaxConcurrentReconciles: 4})
-	cached := []client.Object{&appsv1.Deployment{}}
-	if o.cache {
-		nothing := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return nil })
-		build = build.Watches(&corev1.Secret{}, nothing).Watches(&corev1.ConfigMap{}, nothing)
-		cached = append(cached, &corev1.Secret{}, &corev1.ConfigMap{})
-	}
-	if err := build.Complete(&reconciler{mgr.GetClient()}); err != nil {
+		Watches(&corev1.Secret{}, nothing).Watches(&corev1.ConfigMap{}, nothing).
+		WithOptions(controller.Options{EnableWarmup: &o.warm, MaxConcurrentReconciles: 4}).
+		Complete(&reconciler{mgr.GetClient()})
+	if err != nil {
 		return err
 	}
+	cached := []client.Object{&appsv1.Deployment{}, &corev1.Secret{}, &corev1.ConfigMap{}}
 	synced := &synced{mgr: mgr, cached: cached, always: o.warm}
 	if err := errors.Join(mgr.Add(synced), mgr.AddReadyzCheck("synced", synced.check), mgr.AddHealthzCheck("ping", healthz.Ping)); err != nil {
 		return err
