@@ -47,7 +47,7 @@ func NewConfig() Config {
 			DeniedLabels: []string{
 				"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "argocd.argoproj.io/*", "cluster.x-k8s.io/*",
 				"*.toolkit.fluxcd.io/*", "istio/multiCluster", "olm.managed", "reconcile.external-secrets.io/*",
-				"sealedsecrets.bitnami.com/*",
+				"sealedsecrets.bitnami.com/*", "velero.io/*",
 			},
 		},
 		Kinds:     []string{string(policy.Secret), string(policy.ConfigMap)},
