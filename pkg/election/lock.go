@@ -119,9 +119,10 @@ func (l *Lock) Identity() string {
 }
 
 // Fence puts the fence in front of a transport. A write, see writefence.IsWrite, is refused with
-// writefence.ErrNotLeading unless this replica leads at that instant, and is cancelled when its term ends. So is one that the API server's fence refuses. Every client of
-// every controller must have the fence. The clients that a standby writes with must not: those of
-// Leases, Events and reviews.
+// writefence.ErrNotLeading unless this replica leads at that instant, and is cancelled when its
+// term ends. So is one that the API server's fence refuses. Every client of every controller must
+// have the fence. The clients that a standby writes with must not: those of Leases, Events and
+// reviews.
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	next = l.fence.Transport(next)
 	if l.apiFence != nil {
