@@ -301,7 +301,7 @@ func TestTokensOfServiceAccountsAreRenewed(t *testing.T) {
 		refused bool // the first token, after the first request
 		tokens  int
 	}{
-		"not while a token counts":             {time.Hour, false, 1},
+		"a token that counts is kept":          {time.Hour, false, 1},
 		"a few minutes before a token expires": {4 * time.Minute, false, 3},
 		"when the API server refuses a token, as after the ServiceAccount was deleted and created": {time.Hour, true, 2},
 	} {

@@ -86,7 +86,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 		"a proxy of a Service is refused":                             {"PUT /api/v1/namespaces/a/services/b/proxy/x/y", "", "connects"},
 		"a proxy of a node is refused, whatever the method":           {"GET /api/v1/nodes/b/proxy/run", "", "connects"},
 		"the console of a virtual machine by websocket is refused":    {"GET /apis/aggregated.example.com/v1/things/a/console", "", "not a subresource"},
-		"so is anything that passes requests on":                      {"GET /apis/aggregated.example.com/v1/things/a/proxy", "", "connects"},
+		"anything that passes requests on is refused":                 {"GET /apis/aggregated.example.com/v1/things/a/proxy", "", "connects"},
 		"a read of an aggregated API's status passes":                 {"GET /apis/aggregated.example.com/v1/things/a/status", "", ""},
 		"a write to what is no resource is refused":                   {"PUT /debug/flags/v", "", "only requests for resources"},
 		"a method that is not known is refused":                       {"MERGE /api/v1/namespaces/a/pods/b", "", "method"},

@@ -105,7 +105,7 @@ func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
 		"the back-off starts anew after a long healthy run": {
 			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(healthyRun), failsAfter(0), untilTheEnd}, time.Hour,
 			[]time.Duration{0, 1 * second, 3 * second, 4*second + healthyRun, 6*second + healthyRun}, 4},
-		"and not after a short one": {
+		"the back-off does not start anew after a short healthy run": {
 			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(time.Minute), untilTheEnd}, time.Hour,
 			[]time.Duration{0, 1 * second, 3 * second, 67 * second}, 3},
 	} {

@@ -34,7 +34,7 @@ func TestContain(t *testing.T) {
 		"a nil pointer in an error is a panic": {
 			f: func() error { var p *problem; return p }, want: nilPointer, panic: true,
 		},
-		"so is one that an error wraps": {
+		"a nil pointer that an error wraps is a panic": {
 			f: func() error { var p *problem; return errors.Join(p) }, want: nilPointer, panic: true,
 		},
 		"a panic of the runtime shows its text": {

@@ -92,11 +92,11 @@ func TestTheOrderInWhichKeysAreTaken(t *testing.T) {
 			slices.Concat(many("changed", "bad", 3), []string{"changed bad/=a/0"}),
 			"bad/0 bad/1 bad/2 a/0",
 		},
-		"and in its own turn if it is due there too": {
+		"a key that is due in two tenants' turns is taken in its own": {
 			slices.Concat(many("changed", "bad", 3), []string{"changed bad/=a/0"}, many("changed", "a", 2)),
 			"bad/0 a/0 bad/1 a/1 bad/2",
 		},
-		"and in the first of the turns": {
+		"a key that is due in two tenants' turns is taken in the first of them": {
 			slices.Concat(many("changed", "a", 3), []string{"changed b/=a/2"}), "a/0 a/2 a/1",
 		},
 	} {

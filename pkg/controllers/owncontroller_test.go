@@ -60,7 +60,7 @@ func TestWhenAFailureIsTriedAgain(t *testing.T) {
 		"with a back-off of the loop's own": {
 			opts: Options{MinBackoff: 2 * time.Second, MaxBackoff: 5 * time.Second}, err: bad,
 			want: []time.Duration{0, 2 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second}, results: map[string]float64{resultError: 5}},
-		"not at all after a terminal error": {
+		"a terminal error is not retried": {
 			err: fmt.Errorf("read: %w", TerminalError(bad)), want: []time.Duration{0}, results: map[string]float64{resultTerminal: 1}},
 		"after the duration that came with a terminal error": {
 			after: 9 * time.Second, err: TerminalError(bad),

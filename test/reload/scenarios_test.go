@@ -132,7 +132,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			},
 			rolled: map[string]int{web: 1},
 		},
-		"nor while no manager runs": {
+		"a source that is created again while no manager runs rolls nothing with the same data": {
 			given: func(s shop) {
 				webUses(s)
 				s.configMap("other", "blue")
@@ -209,7 +209,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			},
 			rolled: map[string]int{web: 1},
 		},
-		"also if another manager has rolled it": {
+		"a rollout of another manager that is undone stays undone": {
 			given: justWeb,
 			when:  twoRevisions,
 			then: func(s shop) {

@@ -45,7 +45,7 @@ func TestFirstSight(t *testing.T) {
 			change:  func(w *world) { w.put(web()); changeCM(w) },
 			want:    []string{rolled},
 		},
-		"also if the source reaches it late, from its creation on": {
+		"a change after the creation rolls, although the source reaches the cache late, from its creation on": {
 			lags:   map[string]time.Duration{"configmaps": 100 * time.Millisecond},
 			change: func(w *world) { w.put(cm1()); w.put(web()); changeCM(w) },
 			want:   []string{stateOnly(stateOf(cmKey, "")), rolled},
@@ -61,12 +61,12 @@ func TestFirstSight(t *testing.T) {
 			change:  func(w *world) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
-		"nor does one before the workload asks to be rolled": {
+		"a change before the workload asks to be rolled rolls nothing": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")))},
 			change:  func(w *world) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
-		"nor one before the workload refers to the source": {
+		"a change before the workload refers to the source rolls nothing": {
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
 			change: func(w *world) {
 				changeCM(w)
@@ -109,7 +109,7 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{stateOnly(stateOf(cmKey, "")), rolled},
 		},
-		"and one that has changed while it did not count": {
+		"a source that has changed while it did not count rolls with on-create": {
 			config: func(c *Config) { c.SourceSelector = []string{"env=prod"} },
 			change: func(w *world) {
 				w.put(labelled(cm1()))
@@ -122,7 +122,7 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
 		},
-		"nor one before the end of ignore": {
+		"a change before the end of ignore rolls nothing": {
 			objects: []runtime.Object{cm1(), web()},
 			change: func(w *world) {
 				w.put(annotated(cm1(), kIgnore, "true"))
@@ -133,7 +133,7 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), stateOnly(""), stateOnly(stateOf(cmKey, h2))},
 		},
-		"nor one before the source matches": {
+		"a change before the source matches rolls nothing": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
 			change: func(w *world) {
 				changeCM(w)
@@ -142,7 +142,7 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{stateOnly(stateOf(cmKey, h2))},
 		},
-		"one right after the source matches does": {
+		"a change right after the source matches rolls": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
 			change: func(w *world) {
 				w.put(annotated(cm1(), kMatch, "true"))
@@ -151,7 +151,7 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{rolled},
 		},
-		"nor one before the namespace is selected": {
+		"a change before the namespace is selected rolls nothing": {
 			config:  func(c *Config) { c.NamespaceSelector = []string{"env=prod"} },
 			objects: []runtime.Object{namespace(nil), cm1(), web()},
 			change: func(w *world) {

@@ -113,7 +113,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			change:  changeCM, want: []string{state},
 			events: []string{"Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"},
 		},
-		"for a named source it waits until it is not": {
+		"a CronJob that forbids concurrency waits, for a named source, until it is not active": {
 			objects: []runtime.Object{cm1(), cronJob(busy, kCM, "app-config", nativeState, known1)},
 			change: func(w *world) {
 				changeCM(w)
@@ -140,7 +140,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: ran, events: []string{waits, reloaded[0]},
 		},
-		"or has failed": {
+		"a Job of ours counts as active until it has failed": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1", batchv1.JobFailed)},
 			change:  changeCM, want: ran, events: reloaded,
 		},
@@ -166,7 +166,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
-		"nor skips the reload, nor creates a Job again that is gone": {
+		"a repetition neither skips the reload nor creates a Job again that is gone": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.runUnrecorded(2)
@@ -175,7 +175,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state, state}, events: []string{reloaded[0], refused, refused},
 		},
-		"nor is it skipped as the CronJob is suspended by now": {
+		"a repetition is not skipped as the CronJob is suspended by now": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.runUnrecorded(1)
@@ -183,7 +183,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
-		"nor does it run again as the source has a label more by now": {
+		"a CronJob does not run again as the source has a label more by now": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.runUnrecorded(1)
@@ -193,7 +193,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
-		"nor does a new leader run it again": {
+		"a new leader does not run a CronJob again": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.runUnrecorded(1)
@@ -201,7 +201,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
 		},
-		"but it does as the source has gone back and come again": {
+		"a CronJob runs again as the source has gone back and come again": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *world) {
 				w.runUnrecorded(1)
@@ -211,7 +211,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: []string{ran[0], state, ran[0], state}, events: []string{reloaded[0], refused},
 		},
-		"and as another source has changed too": {
+		"a CronJob runs again as another source has changed too": {
 			objects: []runtime.Object{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, p1))},
 			change: func(w *world) {
@@ -586,7 +586,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 		want   string // the mark
 		n      int    // Jobs created
 	}{
-		"is not lost": {
+		"a change before the cache has the new Job is not lost": {
 			change: func(w *world) {
 				changeCM(w)
 				w.pass(2 * time.Second)
@@ -597,7 +597,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			},
 			want: hashOf("color", "green"), n: 2,
 		},
-		"nor is one that takes the source back": {
+		"a change that takes the source back is not lost": {
 			change: func(w *world) {
 				changeCM(w)
 				w.pass(2 * time.Second)
@@ -605,11 +605,11 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			},
 			want: h1, n: 2,
 		},
-		"replaces it no second time if the Job was created after it": {
+		"a change before the creation replaces the Job no second time": {
 			change: createdLate,
 			want:   h2, n: 1,
 		},
-		"though the way back from it does": {
+		"the way back from a change before the creation replaces the Job": {
 			change: func(w *world) {
 				createdLate(w)
 				w.pass(time.Minute)
@@ -617,7 +617,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			},
 			want: h2, n: 2,
 		},
-		"and no other 404 than the namespace's ends the attempts": {
+		"no other 404 than the namespace's ends the attempts": {
 			change: func(w *world) {
 				var allowed atomic.Bool
 				deny(w, &allowed, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"))
@@ -627,7 +627,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			},
 			want: h2, n: 1,
 		},
-		"and a Job that somebody deletes meanwhile is left alone": {
+		"a Job that somebody deletes meanwhile is left alone": {
 			change: func(w *world) {
 				changeCM(w)
 				w.pass(2 * time.Second)

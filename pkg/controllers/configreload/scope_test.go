@@ -106,7 +106,7 @@ func TestReconcilePause(t *testing.T) {
 			events: []string{reloaded[0], "Warning InvalidPausePeriod Reloaded without a pause: " + kPause +
 				`: time: invalid duration "soon"`},
 		},
-		"so does one that is not positive": {
+		"a period that is not positive reloads without a pause": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "-5m", nativeState, known1)},
 			change:  changeCM,
 			want:    []string{env(known2, "web/"+cmVar, h2)},

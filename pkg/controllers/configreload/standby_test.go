@@ -30,7 +30,7 @@ func TestWhatAStandbyHasSeen(t *testing.T) {
 		"a change of a source rolls": {
 			objects: []runtime.Object{cm1(), known()}, change: changeCM, want: []string{rolled},
 		},
-		"so it does between two terms of a process": {
+		"a change of a source between two terms of a process rolls": {
 			objects: []runtime.Object{cm1(), known()}, led: true, change: changeCM, want: []string{rolled},
 		},
 		"a change that was taken back rolls nothing": {

@@ -52,42 +52,42 @@ func TestLearn(t *testing.T) {
 	}{
 		"a held lease is free when its duration has passed since it was seen first": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("1", 1, "a"), false}}, 15 * s},
-		"a renewal starts it anew": {
+		"a renewal starts the wait anew": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a"), false}}, 20 * s},
-		"a late echo does not": {
+		"a late echo does not start the wait anew": {
 			[]step{{0, testLease("2", 1, "a"), false}, {5 * s, testLease("1", 1, "a"), false}}, 15 * s},
-		"the duration is the holder's": {
+		"the duration of the wait is the holder's": {
 			[]step{{0, testLease("1", 1, "a", lasting(40*s)), false}}, 40 * s},
-		"also if it is shorter than one's own": {
+		"the duration of the wait is the holder's, also if that is shorter than one's own": {
 			[]step{{0, testLease("1", 1, "a", lasting(3*s)), false}}, 3 * s},
-		"without a duration it is one's own": {
+		"without a duration of the holder, the wait is one's own duration": {
 			[]step{{0, testLease("1", 1, "a", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = nil }), false}}, 15 * s},
 		"a released lease is free": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false}}, 0},
-		"also if the release was not seen as it happened": {
+		"a released lease is free, also if the release was not seen as it happened": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), true}}, 0},
-		"also at first sight": {[]step{{0, testLease("1", 1, "", released), false}}, 0},
+		"a released lease is free at first sight": {[]step{{0, testLease("1", 1, "", released), false}}, 0},
 		"a lease that was never held is free": {
 			[]step{{0, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "uid", ResourceVersion: "1"}}, false}}, 0},
-		"a lease whose holder was edited away is not": {
+		"a lease whose holder was edited away is not free": {
 			[]step{{0, testLease("1", 1, ""), false}}, 15 * s},
-		"nor one whose holder and duration were edited": {
+		"a lease whose holder and duration were edited is not free": {
 			[]step{{0, testLease("1", 1, ""), false}, {5 * s, testLease("2", 1, "", lasting(s), func(l *coordinationv1.Lease) { l.Spec.AcquireTime = l.Spec.RenewTime }), false}}, 20 * s},
 		"a released lease that is edited stays free": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false}, {6 * s, testLease("3", 1, "", released), false}}, 0},
 		"an edit that shortens the duration does not count": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a", lasting(s)), false}}, 20 * s},
-		"nor does one that lengthens it": {
+		"an edit that lengthens the duration does not count": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a", lasting(86400*s)), false}}, 20 * s},
-		"nor does one that changes the holder too, and is undone": {
+		"an edit that changes the holder too, and is undone, does not count": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "b", lasting(86400*s)), false},
 				{6 * s, testLease("3", 1, "b"), false}, {9 * s, testLease("4", 2, "c", renewed), false},
 				{10 * s, testLease("5", 2, "", released), false}}, 24 * s},
 		"a renewal replaces the claim, also one that was edited before": {
 			[]step{{0, testLease("1", 1, "a", lasting(86400*s)), false}, {5 * s, testLease("2", 1, "a", renewed), false}}, 20 * s},
-		"a renewal that was edited unseen does not shorten it": {
+		"a renewal that was edited unseen does not shorten the claim": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("3", 1, "a", renewed, lasting(s)), true}}, 20 * s},
-		"nor one that was edited before and after it": {
+		"a renewal that was edited before and after it does not shorten the claim": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "a", lasting(s)), false},
 				{9 * s, testLease("4", 1, "a", renewed, lasting(s)), true}}, 24 * s},
 		"the transitions wrap": {
@@ -96,13 +96,13 @@ func TestLearn(t *testing.T) {
 		"a takeover after the expiry clears the earlier claim": {
 			[]step{{0, testLease("1", 1, "a"), false}, {15 * s, testLease("2", 2, "b"), false},
 				{16 * s, testLease("3", 2, "", released), false}}, 0},
-		"so does a takeover after a release, seen or not": {
+		"a takeover after a release, seen or not, clears the earlier claim": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false},
 				{6 * s, testLease("4", 2, "b"), true}, {7 * s, testLease("5", 2, "", released), true}}, 0},
-		"a takeover from a live holder does not": {
+		"a takeover from a live holder does not clear the earlier claim": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 2, "b"), false},
 				{6 * s, testLease("3", 2, "", released), false}}, 20 * s},
-		"nor does a takeover of which it is not known whether it was": {
+		"a takeover that may be from a live holder does not clear the earlier claim": {
 			[]step{{0, testLease("1", 1, "a"), false}, {15 * s, testLease("2", 2, "b"), true},
 				{16 * s, testLease("3", 2, "", released), false}}, 30 * s},
 		"the release of another term than the last one seen": {
@@ -169,59 +169,59 @@ func TestDecide(t *testing.T) {
 		now  time.Duration
 		want Action
 	}{
-		"a replica that knows nothing reads":         {New("me", testTiming, "", false), 0, Action{Kind: ActRead}},
-		"it waits for the answer":                    {standby(func(p *State) { p.known, p.reading = false, true }), 0, wait(never)},
-		"then it watches":                            {standby(func(p *State) { p.watching = false }), 0, Action{Kind: ActWatch}},
-		"but not while its reads fail":               {standby(func(p *State) { p.watching, p.readFails.n = false, 1 }), 5 * s, wait(15 * s)},
-		"when the watch is up it reads once more":    {standby(func(p *State) { p.OnWatchUp(5 * s) }), 5 * s, Action{Kind: ActRead}},
-		"a standby waits for the expiry":             {standby(), 5 * s, wait(15 * s)},
-		"or for the next read":                       {standby(func(p *State) { p.readAt = 7 * s }), 5 * s, wait(7 * s)},
-		"it takes an expired lease":                  {standby(), 15 * s, Action{Kind: ActAcquire}},
-		"and a released one at once":                 {standby(func(p *State) { p.learn(testLease("2", 1, "", released), 1, true) }), 1, Action{Kind: ActAcquire}},
-		"but not while an earlier holder may lead":   {standby(func(p *State) { p.distrust = 20 * s }), 16 * s, wait(20 * s)},
-		"nor while another write is under way":       {standby(func(p *State) { p.writing = true }), 15 * s, wait(never)},
-		"nor right after one that failed":            {standby(func(p *State) { p.writeAt = 16 * s }), 15 * s, wait(16 * s)},
-		"nor before a conflict is explained":         {standby(func(p *State) { p.known, p.reading = false, true }), 15 * s, wait(never)},
-		"it creates a lease that is absent":          {standby(func(p *State) { p.learn(nil, 0, true) }), 0, Action{Kind: ActCreate}},
-		"its own name alone gives it nothing":        {standby(func(p *State) { p.identity = "a" }), 0, wait(15 * s)},
-		"a standby that is to stop stops":            {standby(func(p *State) { p.OnStop(never, 15*s) }), 15 * s, end(ReasonNeverLed)},
-		"but not before it knows what its write did": {standby(func(p *State) { p.OnStop(never, 15*s); p.writing = true }), 15 * s, wait(never)},
-		"a leader renews":                            {leader(), 102 * s, Action{Kind: ActRenew}},
-		"not earlier":                                {leader(), 101 * s, wait(102 * s)},
-		"nor while it does":                          {leader(func(p *State) { p.writing = true }), 102 * s, wait(110 * s)},
-		"a leader watches its own lease":             {leader(func(p *State) { p.watching = false }), 101 * s, Action{Kind: ActWatch}},
-		"a conflict is explained by a read":          {leader(func(p *State) { p.known, p.readAt = false, 102*s }), 102 * s, Action{Kind: ActRead}},
-		"and nothing is written meanwhile":           {leader(func(p *State) { p.known, p.reading = false, true }), 105 * s, wait(110 * s)},
-		"a leader ends at the renew deadline":        {leader(), 110 * s, end(ReasonRenewDeadline)},
-		"also while a renewal is under way":          {leader(func(p *State) { p.writing = true }), 110 * s, end(ReasonRenewDeadline)},
-		"a leader ends when its lease is lost":       {leader(func(p *State) { p.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
-		"a leader that drains renews":                {leader(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"a drain has an end":                         {leader(func(p *State) { p.OnStop(103*s, 101*s) }), 103 * s, end(ReasonDrainTimeout)},
-		"work that was left behind ends it":          {leader(func(p *State) { p.OnLeadReturned(130*s, 101*s, true) }), 101 * s, end(ReasonDrainTimeout)},
-		"the lease is released when lead is quiet":   {leader(func(p *State) { p.OnQuiet(101*s, 101*s) }), 101 * s, Action{Kind: ActRelease}},
-		"not before":                                                  {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 101 * s, wait(102 * s)},
-		"it is renewed until then":                                    {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"unless the drain may not last that long":                     {leader(func(p *State) { p.OnStop(131*s, 101*s); p.OnQuiet(161*s, 101*s) }), 101 * s, end(ReasonDrainTimeout)},
-		"nor while a renewal is under way":                            {leader(func(p *State) { p.OnQuiet(0, 101*s); p.writing = true }), 101 * s, wait(110 * s)},
-		"nor before a conflict is explained, as before":               {leader(func(p *State) { p.OnQuiet(0, 101*s); p.known, p.reading = false, true }), 101 * s, wait(110 * s)},
-		"a release has an end":                                        {leader(func(p *State) { p.OnQuiet(0, 101*s) }), 110 * s, end(ReasonReleaseFailed)},
-		"a holder that is not admitted yet renews":                    {holder(), 102 * s, Action{Kind: ActRenew}},
-		"it does not lead when nothing is owed any more":              {holder(func(p *State) { p.writing = true }), 110*s - 1, wait(110 * s)},
-		"nor before, though it is admitted":                           {holder((*State).OnRaised), 101 * s, wait(102 * s)},
-		"but at once when every API server refuses the predecessors":  {holder((*State).OnRaised, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
-		"or when their claims have ended":                             {holder((*State).OnRaised, func(p *State) { p.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
-		"after a lease duration it gives up":                          {holder(func(p *State) { p.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
-		"then it releases the lease":                                  {holder(func(p *State) { p.sent = 114 * s; p.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
-		"a holder that is stopped does not release what it owes":      {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
-		"but renews it":                                               {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"until that is over":                                          {holder(func(p *State) { p.OnStop(130*s, 101*s); p.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
-		"or proved":                                                   {holder(func(p *State) { p.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
-		"or it lets the lease expire":                                 {holder(func(p *State) { p.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
-		"a replica whose store was restored waits, whatever it knows": {standby(func(p *State) { p.onRestored(5 * s) }), 16 * s, wait(20 * s)},
-		"and ends":                                   {standby(func(p *State) { p.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
-		"a leader whose store was ends":              {leader(func(p *State) { p.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
-		"one whose credentials are not accepted too": {leader(func(p *State) { p.OnWriteFailed(p.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
-		"a releasing replica does not watch":         {leader(func(p *State) { p.OnQuiet(0, 101*s); p.watching, p.writing = false, true }), 101 * s, wait(110 * s)},
+		"a replica that knows nothing reads":                               {New("me", testTiming, "", false), 0, Action{Kind: ActRead}},
+		"a replica that reads waits for the answer":                        {standby(func(p *State) { p.known, p.reading = false, true }), 0, wait(never)},
+		"a replica that knows the lease watches it":                        {standby(func(p *State) { p.watching = false }), 0, Action{Kind: ActWatch}},
+		"a replica whose reads fail does not watch":                        {standby(func(p *State) { p.watching, p.readFails.n = false, 1 }), 5 * s, wait(15 * s)},
+		"a replica whose watch is up reads once more":                      {standby(func(p *State) { p.OnWatchUp(5 * s) }), 5 * s, Action{Kind: ActRead}},
+		"a standby waits for the expiry":                                   {standby(), 5 * s, wait(15 * s)},
+		"a standby waits for the next read":                                {standby(func(p *State) { p.readAt = 7 * s }), 5 * s, wait(7 * s)},
+		"a standby takes an expired lease":                                 {standby(), 15 * s, Action{Kind: ActAcquire}},
+		"a standby takes a released lease at once":                         {standby(func(p *State) { p.learn(testLease("2", 1, "", released), 1, true) }), 1, Action{Kind: ActAcquire}},
+		"a standby does not take a lease while an earlier holder may lead": {standby(func(p *State) { p.distrust = 20 * s }), 16 * s, wait(20 * s)},
+		"a standby does not take a lease while another write is under way": {standby(func(p *State) { p.writing = true }), 15 * s, wait(never)},
+		"a standby does not take a lease right after a write that failed":  {standby(func(p *State) { p.writeAt = 16 * s }), 15 * s, wait(16 * s)},
+		"a standby does not take a lease before a conflict is explained":   {standby(func(p *State) { p.known, p.reading = false, true }), 15 * s, wait(never)},
+		"a standby creates a lease that is absent":                         {standby(func(p *State) { p.learn(nil, 0, true) }), 0, Action{Kind: ActCreate}},
+		"its own name in the lease gives a standby nothing":                {standby(func(p *State) { p.identity = "a" }), 0, wait(15 * s)},
+		"a standby that is to stop stops":                                  {standby(func(p *State) { p.OnStop(never, 15*s) }), 15 * s, end(ReasonNeverLed)},
+		"a standby does not stop before it knows what its write did":       {standby(func(p *State) { p.OnStop(never, 15*s); p.writing = true }), 15 * s, wait(never)},
+		"a leader renews":                                                           {leader(), 102 * s, Action{Kind: ActRenew}},
+		"a leader does not renew earlier":                                           {leader(), 101 * s, wait(102 * s)},
+		"a leader does not renew while a renewal is under way":                      {leader(func(p *State) { p.writing = true }), 102 * s, wait(110 * s)},
+		"a leader watches its own lease":                                            {leader(func(p *State) { p.watching = false }), 101 * s, Action{Kind: ActWatch}},
+		"a conflict is explained by a read":                                         {leader(func(p *State) { p.known, p.readAt = false, 102*s }), 102 * s, Action{Kind: ActRead}},
+		"nothing is written before a conflict is explained":                         {leader(func(p *State) { p.known, p.reading = false, true }), 105 * s, wait(110 * s)},
+		"a leader ends at the renew deadline":                                       {leader(), 110 * s, end(ReasonRenewDeadline)},
+		"a leader ends at the renew deadline although a renewal is under way":       {leader(func(p *State) { p.writing = true }), 110 * s, end(ReasonRenewDeadline)},
+		"a leader ends when its lease is lost":                                      {leader(func(p *State) { p.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
+		"a leader that drains renews":                                               {leader(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"a drain has an end":                                                        {leader(func(p *State) { p.OnStop(103*s, 101*s) }), 103 * s, end(ReasonDrainTimeout)},
+		"work that was left behind ends a drain":                                    {leader(func(p *State) { p.OnLeadReturned(130*s, 101*s, true) }), 101 * s, end(ReasonDrainTimeout)},
+		"the lease is released when lead is quiet":                                  {leader(func(p *State) { p.OnQuiet(101*s, 101*s) }), 101 * s, Action{Kind: ActRelease}},
+		"the lease is not released before lead is quiet":                            {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 101 * s, wait(102 * s)},
+		"the lease is renewed until lead is quiet":                                  {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"the lease is not renewed if the drain may not last until lead is quiet":    {leader(func(p *State) { p.OnStop(131*s, 101*s); p.OnQuiet(161*s, 101*s) }), 101 * s, end(ReasonDrainTimeout)},
+		"the lease is not released while a renewal is under way":                    {leader(func(p *State) { p.OnQuiet(0, 101*s); p.writing = true }), 101 * s, wait(110 * s)},
+		"the lease is not released before a conflict is explained":                  {leader(func(p *State) { p.OnQuiet(0, 101*s); p.known, p.reading = false, true }), 101 * s, wait(110 * s)},
+		"a release has an end":                                                      {leader(func(p *State) { p.OnQuiet(0, 101*s) }), 110 * s, end(ReasonReleaseFailed)},
+		"a holder that is not admitted yet renews":                                  {holder(), 102 * s, Action{Kind: ActRenew}},
+		"a holder that is not admitted does not lead when nothing is owed any more": {holder(func(p *State) { p.writing = true }), 110*s - 1, wait(110 * s)},
+		"a holder that is admitted does not lead while something is owed":           {holder((*State).OnRaised), 101 * s, wait(102 * s)},
+		"a holder leads at once when every API server refuses the predecessors":     {holder((*State).OnRaised, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
+		"a holder leads when the claims of the predecessors have ended":             {holder((*State).OnRaised, func(p *State) { p.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
+		"a holder that is not admitted gives up after a lease duration":             {holder(func(p *State) { p.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
+		"a holder that has given up releases the lease":                             {holder(func(p *State) { p.sent = 114 * s; p.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
+		"a holder that is stopped does not release what it owes":                    {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
+		"a holder that is stopped renews what it owes":                              {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"a holder that is stopped releases the lease when nothing is owed any more": {holder(func(p *State) { p.OnStop(130*s, 101*s); p.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
+		"a holder that is stopped releases the lease when the refusal is proved":    {holder(func(p *State) { p.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
+		"a holder that may not drain that long lets the lease expire":               {holder(func(p *State) { p.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
+		"a replica whose store was restored waits, whatever it knows":               {standby(func(p *State) { p.onRestored(5 * s) }), 16 * s, wait(20 * s)},
+		"a replica whose store was restored ends":                                   {standby(func(p *State) { p.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
+		"a leader whose store was ends":                                             {leader(func(p *State) { p.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
+		"one whose credentials are not accepted too":                                {leader(func(p *State) { p.OnWriteFailed(p.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
+		"a releasing replica does not watch":                                        {leader(func(p *State) { p.OnQuiet(0, 101*s); p.watching, p.writing = false, true }), 101 * s, wait(110 * s)},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

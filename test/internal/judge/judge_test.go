@@ -105,36 +105,36 @@ func TestJudge(t *testing.T) {
 	}{
 		"the holder may write, also between renewals": {
 			steps: []string{"a acquires", "a writes", "a renews", "a writes"}, acquisitions: 1},
-		"who has never led may not": {
+		"who has never led may not write": {
 			steps: []string{"a acquires", "b writes"}, findings: []string{"2 never led"}, acquisitions: 1},
-		"nor before the first acquisition": {
+		"nobody may write before the first acquisition": {
 			steps: []string{"a writes", "a acquires"}, findings: []string{"1 never led"}, acquisitions: 1},
-		"nor after another has acquired": {
+		"the holder may not write after another has acquired": {
 			steps: []string{"a acquires", "b acquires", "a writes", "b writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
-		"and worse after another has written": {
+		"a write after another's first write is worse": {
 			steps: []string{"a acquires", "b acquires", "b writes", "a writes"}, findings: []string{"4 overlaps with the successor's writes"}, acquisitions: 2},
-		"but the last of the former's may come after another has acquired on evidence": {
+		"the former's last write may come after another has acquired on evidence": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "a writes", "b writes"},
 			findings: []string{"4 late and in order, before the first write of a successor behind the fence"}, acquisitions: 2},
-		"though not after the other has written": {
+		"the former's last write may not come after the other has written": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "b writes", "a writes"},
 			findings: []string{"5 overlaps with the successor's writes"}, acquisitions: 2},
-		"or after another has acquired, if that writes only behind the fence in the API server": {
+		"the former's last write may come after another has acquired that writes only behind the fence in the API server": {
 			steps: []string{"a acquires", "b acquires", "a writes", "b writes"}, fenced: true,
 			findings: []string{"3 late and in order, before the first write of a successor behind the fence"}, acquisitions: 2},
-		"which does not excuse a write after the other's": {
+		"the fence in the API server does not excuse a write after the other's": {
 			steps: []string{"a acquires", "b acquires", "b writes", "a writes"}, fenced: true,
 			findings: []string{"4 overlaps with the successor's writes"}, acquisitions: 2},
-		"nor one after a release": {
+		"the fence in the API server does not excuse a write after a release": {
 			steps: []string{"a acquires", "a releases", "a writes"}, fenced: true,
 			findings: []string{"3 after the release"}, acquisitions: 1},
-		"nor after a third has acquired": {
+		"evidence does not excuse a write after a third has acquired": {
 			steps:    []string{"a acquires", "a claims an hour", "b acquires", "c acquires", "a writes"},
 			findings: []string{"5 late, before the successor's first write"}, acquisitions: 3},
-		"but counts once any successor has written": {
+		"a write after any successor's first write counts": {
 			steps:    []string{"a acquires", "b acquires", "c acquires", "c writes", "a writes"},
 			findings: []string{"5 overlaps with the successor's writes"}, former: 1, acquisitions: 3},
-		"nor when the successor is gone already": {
+		"a write is late although the successor is gone already": {
 			steps: []string{"a acquires", "b acquires", "b releases", "a writes"}, findings: []string{"4 late, before the successor's first write"}, acquisitions: 2},
 		"who leads again may write again": {
 			steps: []string{"a acquires", "b acquires", "b writes", "a acquires", "a writes"}, acquisitions: 3},
@@ -142,9 +142,9 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "a releases", "a writes"}, findings: []string{"3 after the release"}, acquisitions: 1},
 		"an edit by hand is told apart": {
 			steps: []string{"a acquires", "hand takes", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
-		"so is a cleared holder": {
+		"a cleared holder is told apart": {
 			steps: []string{"a acquires", "hand clears", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
-		"and a deletion": {
+		"a deletion is told apart": {
 			steps: []string{"a acquires", "hand deletes", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
 		"to create the lease is a claim": {
 			steps:        []string{"a acquires", "hand deletes", "b creates", "a writes", "b writes", "b acquires", "b writes"},
@@ -156,7 +156,7 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "hand edits", "a writes"}, acquisitions: 1},
 		"a write that was answered to nobody counts": {
 			steps: []string{"a acquires", "b acquires", "cancelled: a writes"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2, unlogged: 1},
-		"and may be well": {
+		"a write that was answered to nobody may be well": {
 			steps: []string{"a acquires", "cancelled: a writes", "b acquires"}, acquisitions: 2, unlogged: 1},
 		"a write of which the log knows nothing is told apart": {
 			steps: []string{"a acquires", "unlogged: a writes"}, findings: []string{"2 by nobody knows whom"}, acquisitions: 1, unlogged: 1},

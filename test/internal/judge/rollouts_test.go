@@ -57,7 +57,7 @@ func TestRollouts(t *testing.T) {
 				refused.ResponseStatus.Code = 409
 				return []error{r.AddObject(object, version(1, "u", "a")), r.AddEvent(refused)}
 			}, nil},
-		"nor did a dry run": {
+		"a dry run changed nothing": {
 			func(r *Rollouts) []error {
 				dry := patch("m", version(3, "u", "b"))
 				dry.RequestURI = "/apis/apps/v1/namespaces/ns/deployments/web?dryRun=All"

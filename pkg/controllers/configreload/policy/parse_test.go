@@ -120,7 +120,7 @@ func TestVariable(t *testing.T) {
 		want string
 	}{
 		"a hyphen is an underscore":               {SourceKey{ConfigMap, "app-config"}, "STAKATER_APP_CONFIG_CONFIGMAP"},
-		"so is a dot":                             {SourceKey{Secret, "db.creds"}, "STAKATER_DB_CREDS_SECRET"},
+		"a dot is an underscore":                  {SourceKey{Secret, "db.creds"}, "STAKATER_DB_CREDS_SECRET"},
 		"a run of them is one":                    {SourceKey{ConfigMap, "a--b"}, "STAKATER_A_B_CONFIGMAP"},
 		"digits stay":                             {SourceKey{Secret, "1-x"}, "STAKATER_1_X_SECRET"},
 		"there is none at the start":              {SourceKey{Secret, ".x"}, "STAKATER_X_SECRET"},
@@ -216,7 +216,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		"exclusions that are too long exclude everything":    {map[string]string{kCM: "app-config", kCMExclude: long("x")}, No, 1},
 		"a native list that is too long":                     {map[string]string{nativeReload: "auto," + long("configmap/x")}, No, 1},
 		"off contradicts auto":                               {map[string]string{nativeReload: "off,auto"}, No, 1},
-		"also the other way round":                           {map[string]string{nativeReload: "configmap/app-*,off"}, No, 1},
+		"auto contradicts off":                               {map[string]string{nativeReload: "configmap/app-*,off"}, No, 1},
 		"off alone does not":                                 {map[string]string{nativeReload: "off,"}, No, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
