@@ -28,6 +28,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -59,6 +60,7 @@ type Clusters struct {
 	objects   informers.Informer[*unstructured.Unstructured]
 	configs   informers.Informer[*unstructured.Unstructured]
 	statuses  dynamic.NamespaceableResourceInterface
+	tokens    informers.Informer[metav1.Object]
 	secrets   typedcorev1.SecretsGetter
 	events    record.EventRecorder
 	clock     clock.WithTicker
@@ -71,22 +73,24 @@ type Clusters struct {
 type cluster struct {
 	spec   policy.ClusterSpec
 	client *client // nil if the KubeFedCluster or its Secret gives none
+	secret string  // the version of the Secret that the token is from
 	health policy.Health
 	// readySince is when it became ready in this process.
 	readySince time.Time
 }
 
-// NewClusters returns the loop of the clusters whose KubeFedClusters are in the namespace.
-func NewClusters(namespace string, unsafe bool, objects, configs informers.Informer[*unstructured.Unstructured], client dynamic.Interface,
-	secrets typedcorev1.SecretsGetter, events record.EventRecorder, loop controllers.Options,
+// NewClusters returns the loop of the clusters of the federation namespace. All informers are of this
+// namespace alone; tokens is that of the metadata of its Secrets.
+func NewClusters(namespace string, unsafe bool, objects, configs informers.Informer[*unstructured.Unstructured], tokens informers.Informer[metav1.Object],
+	client dynamic.Interface, secrets typedcorev1.SecretsGetter, events record.EventRecorder, loop controllers.Options,
 ) (*Clusters, error) {
 	c := &Clusters{namespace: namespace, unsafe: unsafe, objects: objects, configs: configs, statuses: client.Resource(KubeFedClusters),
-		secrets: secrets, events: events, clock: loop.Clock, members: map[string]*cluster{}}
+		tokens: tokens, secrets: secrets, events: events, clock: loop.Clock, members: map[string]*cluster{}}
 	loop.Workers = probesAtOnce
 	// Not the status, which the loop writes itself.
 	changes := controllers.Filter(controllers.WatchSelf(objects), controllers.GenerationChanged[*unstructured.Unstructured])
 	var err error
-	c.Loop, err = controllers.NewLoop(loop, c.reconcile, changes)
+	c.Loop, err = controllers.NewLoop(loop, c.reconcile, changes, controllers.WatchChanges(tokens, c.ofSecret))
 	return c, err
 }
 
@@ -116,9 +120,6 @@ func (c *Clusters) config(ctx context.Context) policy.Config {
 
 // reconcile probes a cluster, and again after the period.
 func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	if key.Namespace != c.namespace {
-		return 0, nil
-	}
 	object, exists := c.objects.Get(key)
 	if !exists {
 		c.forget(key.Name)
@@ -165,20 +166,23 @@ func (c *Clusters) forget(name string) {
 	}
 }
 
-// connect gives a cluster its client, if it has none or the spec has changed. An error means that it is
-// not known whether there is one.
+// connect gives a cluster its client, if it has none or the spec has changed, and its token, if the
+// Secret has changed. An error means that it is not known whether there is one.
 func (c *Clusters) connect(ctx context.Context, m *cluster, object *unstructured.Unstructured, read policy.Cluster) error {
-	if m.client != nil && read.Malformed == nil && reflect.DeepEqual(m.spec, read.Spec) {
+	version := ""
+	if secret, exists := c.tokens.Get(cache.ObjectName{Namespace: c.namespace, Name: read.Spec.SecretRef.Name}); exists {
+		version = string(secret.GetUID()) + "/" + secret.GetResourceVersion()
+	}
+	same := m.client != nil && read.Malformed == nil && reflect.DeepEqual(m.spec, read.Spec)
+	if same && m.secret == version {
 		return nil
 	}
-	if m.client != nil {
-		m.client.close()
-	}
-	m.client, m.spec = nil, read.Spec
-	problem := read.Malformed
-	var made *client
-	if problem == nil {
+	made, problem := m.client, read.Malformed
+	if !same && problem == nil {
 		made, problem = newClient(read.Spec, c.unsafe, c.secret(read.Spec.SecretRef.Name), c.clock)
+	}
+	if problem == nil && version == "" {
+		problem = errors.New("there is no such Secret")
 	}
 	if problem == nil {
 		err := made.renew(ctx)
@@ -188,15 +192,34 @@ func (c *Clusters) connect(ctx context.Context, m *cluster, object *unstructured
 			return fmt.Errorf("read the token of cluster %s: %w", read.Name, err)
 		}
 	}
+	if m.client != nil && (problem != nil || m.client != made) {
+		m.client.close()
+	}
+	m.spec, m.secret = read.Spec, version
 	if problem != nil {
+		m.client = nil
 		klog.FromContext(ctx).V(2).Info("The cluster has no client", "cluster", klog.KObj(object), "problem", problem.Error())
 		return nil
 	}
 	m.client = made
-	if made.connection.Insecure() {
+	if !same && made.connection.Insecure() {
 		c.events.Event(object, corev1.EventTypeWarning, "InsecureTLS", "disabledTLSValidations lets others pretend to be the API server, and get the token")
 	}
 	return nil
+}
+
+// ofSecret returns the clusters whose token a Secret has.
+func (c *Clusters) ofSecret(e controllers.Event[metav1.Object]) (keys []cache.ObjectName) {
+	secret := e.New
+	if secret == nil {
+		secret = e.Old
+	}
+	for _, object := range c.objects.List(c.namespace, labels.Everything()) {
+		if policy.ReadCluster(object).Spec.SecretRef.Name == secret.GetName() {
+			keys = append(keys, cache.MetaObjectToName(object))
+		}
+	}
+	return keys
 }
 
 func (c *Clusters) secret(name string) func(context.Context) (map[string][]byte, error) {

@@ -33,18 +33,19 @@ func entry(unsafe bool) controllers.Entry {
 	return controllers.Entry{
 		Name: "federation", Summary: "probes clusters",
 		Needs: func(controllers.Settings) ([]informers.Need, error) {
-			return []informers.Need{{Resource: KubeFedClusters, Form: informers.Unstructured}, {Resource: KubeFedConfigs, Form: informers.Unstructured}}, nil
+			return []informers.Need{{Resource: KubeFedClusters, Namespace: namespace, Form: informers.Unstructured}, {Resource: KubeFedConfigs, Namespace: namespace, Form: informers.Unstructured},
+				{Resource: informers.Secrets, Namespace: namespace}}, nil
 		},
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{
 				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"kubefedclusters", "kubefedconfigs"}, Verbs: []string{"list", "watch"}},
 				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"kubefedclusters/status"}, Verbs: []string{"patch"}},
-				{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
+				{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}},
 			}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			return NewClusters(namespace, unsafe, informers.For[*unstructured.Unstructured](h.Informer, KubeFedClusters),
-				informers.For[*unstructured.Unstructured](h.Informer, KubeFedConfigs), h.Dynamic, h.Client.CoreV1(), h.Events, h.Loop)
+				informers.For[*unstructured.Unstructured](h.Informer, KubeFedConfigs), informers.For[metav1.Object](h.Informer, informers.Secrets), h.Dynamic, h.Client.CoreV1(), h.Events, h.Loop)
 		},
 	}
 }
@@ -130,11 +131,13 @@ func (m *member) answer(code int) {
 	m.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
 }
 
-func (m *member) probes() int {
+func (m *member) asked() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.tokens)
+	return slices.Clone(m.tokens)
 }
+
+func (m *member) probes() int { return len(m.asked()) }
 
 func TestAClusterGoesAndComes(t *testing.T) {
 	m := newMember(t)
@@ -214,9 +217,12 @@ func TestOneBadClusterStopsNoOther(t *testing.T) {
 			"Warning MalformedClusterConfig " + namespace + "/without:", "Warning RetrievingClusterHealthFailed " + namespace + "/gone:"}; !slices.Equal(reasons, want) {
 			t.Errorf("Events %q, want %q", reasons, want)
 		}
-		// What is mended is found at the next probe.
 		h.Put(secret("without", "good"))
-		h.Sleep(10 * time.Second)
+		h.Settle() // at once
+		h.is("without", readyNow)
+		h.Delete(secret("well", "good"))
+		h.Settle()
+		h.is("well", malformedNow)
 		h.is("without", readyNow)
 	})
 }
@@ -261,6 +267,22 @@ func TestAChangedSpecMakesANewClient(t *testing.T) {
 		h.Put(changed)
 		h.Settle()
 		h.is("c1", malformedNow)
+	})
+}
+
+// TestATokenIsRotated is row 5: the next request has the new token.
+func TestATokenIsRotated(t *testing.T) {
+	m := newMember(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"), joined("c2", m.spec()), secret("c2", "other"))
+		before := m.probes()
+		h.Put(secret("c1", "new"))
+		h.Settle()
+		if got, want := m.asked()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
+			t.Errorf("tokens %q, want %q: no other cluster is asked", got, want)
+		}
+		h.is("c1", readyNow)
+		h.wrote(patched+"c1", patched+"c2")
 	})
 }
 
