@@ -31,8 +31,9 @@ type Setup struct {
 	Flags []string
 	// Standby adds a second replica, which does not lead before [Host.Restart].
 	Standby bool
-	// OnRead and OnWrite are the hooks at the start: see [Host.OnRead] and [Host.OnWrite].
-	OnRead, OnWrite func(Request) error
+	// Prepare is called before the manager starts, for what has to hold from the start, such as a hook or
+	// a lag. Nil is nothing.
+	Prepare func(*Host)
 }
 
 // Host is a manager and an API server of its own.
@@ -78,7 +79,7 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
-	h := &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{}, onRead: s.OnRead, onWrite: s.OnWrite,
+	h := &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
 		lags: map[string]time.Duration{}, hooking: make(chan struct{}, 1)}
 	if err := clientscheme.AddToScheme(h.scheme); err != nil {
 		t.Fatal(err)
@@ -111,6 +112,9 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 		// If there were no Lease, the first leader would wait: it might just have been deleted.
 		h.Put(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName}})
 	}
+	if s.Prepare != nil {
+		s.Prepare(h)
+	}
 	h.leader = h.start()
 	h.waitForLeader()
 	if s.Standby {
@@ -131,10 +135,14 @@ func inBubble(t testing.TB) {
 }
 
 // Restart hands over, as in a rollout: the controllers finish what they are doing, and the standby
-// leads. Without a standby it is a new replica, which knows nothing but what is in the API server.
-func (h *Host) Restart() {
+// leads. Without a standby it is a new replica, which knows nothing but what is in the API server, and
+// does not begin before meanwhile has returned, if it is given.
+func (h *Host) Restart(meanwhile ...func()) {
 	h.t.Helper()
 	h.leader.stop()
+	for _, f := range meanwhile {
+		f()
+	}
 	if h.standby == nil {
 		h.leader = h.start()
 		return

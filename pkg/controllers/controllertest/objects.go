@@ -42,25 +42,32 @@ type object[T any] interface {
 // "shop", "a").
 func Get[T any, P object[T]](h *Host, namespace, name string) P {
 	h.t.Helper()
-	for _, obj := range List[T, P](h) {
-		if m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj); err == nil {
-			if u := (&unstructured.Unstructured{Object: m}); u.GetNamespace() == namespace && u.GetName() == name {
-				return obj
-			}
+	all := listed[T, P](h, func(group, kind string) []*unstructured.Unstructured {
+		if obj := h.server.Object(group, kind, namespace, name); obj != nil {
+			return []*unstructured.Unstructured{obj}
 		}
+		return nil
+	})
+	if len(all) == 0 {
+		return nil
 	}
-	return nil
+	return all[0]
 }
 
 // List returns all objects of a type, sorted by namespace and name.
 func List[T any, P object[T]](h *Host) []P {
+	h.t.Helper()
+	return listed[T, P](h, h.server.Objects)
+}
+
+func listed[T any, P object[T]](h *Host, get func(group, kind string) []*unstructured.Unstructured) []P {
 	h.t.Helper()
 	kinds, _, err := h.scheme.ObjectKinds(P(new(T)))
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	var all []P
-	for _, obj := range h.server.Objects(kinds[0].Group, kinds[0].Kind) {
+	for _, obj := range get(kinds[0].Group, kinds[0].Kind) {
 		typed := P(new(T))
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, typed); err != nil {
 			h.t.Fatal(err)

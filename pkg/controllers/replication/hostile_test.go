@@ -1,11 +1,12 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package replication
+package replication_test
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,12 +14,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
 // TestNobodyElsePays has what whoever writes objects in one namespace could do to others, as far as it
@@ -33,13 +32,13 @@ func TestNobodyElsePays(t *testing.T) {
 			run: func(w *world) {
 				w.remove("a/s")
 				w.pass(4 * time.Second)
-				w.put(secret("a/s", "v", "Q:push-to=b"))
+				w.Put(secret("a/s", "v", "Q:push-to=b"))
 				w.pass(time.Minute)
 				w.expect("create b/s")
 				w.remove("a/s")
 				w.pass(time.Minute)
 				w.expect("create b/s, delete b/s")
-				w.put(secret("a/s", "v", "Q:push-to=b"))
+				w.Put(secret("a/s", "v", "Q:push-to=b"))
 				w.pass(time.Second)
 				w.expect("create b/s, delete b/s")
 				if got := string(w.secret("b/s").Data["k"]); got != "v" {
@@ -49,31 +48,30 @@ func TestNobodyElsePays(t *testing.T) {
 		},
 		"a quota of another namespace is not shown to who pushes there": {
 			run: func(w *world) {
-				w.client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s",
+				w.before("create", func(_ controllertest.Request) error {
+					return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s",
 						errors.New("exceeded quota: q, requested: secrets=1, used: secrets=41, limited: secrets=41"))
 				})
-				w.put(secret("a/s", "v", "Q:push-to=b"))
+				w.Put(secret("a/s", "v", "Q:push-to=b"))
 				w.pass(time.Second)
-				text := <-w.recorder.Events
-				if text != "Warning WriteRejected create Secret b/s: Forbidden" {
-					w.t.Errorf("Event %q", text)
+				if texts := w.Events(); !slices.Equal(texts, []string{"Warning WriteRejected a/s: create Secret b/s: Forbidden"}) {
+					w.t.Errorf("Events %q", texts)
 				}
 			},
 		},
 		"a restored backup loses no copy while its source's namespace is not there yet": {
 			run: func(w *world) {
 				copied := secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"later/s","uid":"1"}`)
-				w.put(copied)
+				w.Put(copied)
 				w.pass(9 * time.Minute)
-				w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "later"}}, secret("later/s", "v", "Q:push-to=b"))
+				w.Put(namespace("later"), secret("later/s", "v", "Q:push-to=b"))
 				w.pass(time.Hour)
 				w.expect("")
 			},
 		},
 		"the copies of a namespace that stays away go after ten minutes": {
 			run: func(w *world) {
-				w.put(secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"gone/s","uid":"1"}`))
+				w.Put(secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"gone/s","uid":"1"}`))
 				w.pass(9 * time.Minute)
 				w.expect("")
 				w.pass(2 * time.Minute)
@@ -100,9 +98,9 @@ func TestNobodyElsePays(t *testing.T) {
 			run: func(w *world) {
 				w.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) })
 				w.pass(time.Second)
-				w.client.ClearActions()
-				w.client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-					return true, nil, apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("denied by a policy"))
+				w.asked()
+				w.before("create", func(_ controllertest.Request) error {
+					return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", errors.New("denied by a policy"))
 				})
 				w.edit("a/s", holding("w"))
 				w.pass(100 * time.Millisecond)
@@ -126,7 +124,7 @@ func TestNobodyElsePays(t *testing.T) {
 			objects: append(manyNamespaces(100), secret("a/s", "v", "Q:push-to=n-*")),
 			run: func(w *world) {
 				w.pass(time.Minute)
-				w.client.ClearActions()
+				w.asked()
 				w.edit("a/s", holding(strings.Repeat("v", 1<<20)))
 				w.pass(time.Minute)
 				w.expect("")
@@ -154,7 +152,7 @@ func TestNobodyElsePays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, nil, tc.objects...)
+				w := newWorld(t, nil, nil, tc.objects...)
 				tc.run(w)
 			})
 		})
@@ -163,7 +161,7 @@ func TestNobodyElsePays(t *testing.T) {
 
 func manyNamespaces(n int) (list []runtime.Object) {
 	for i := range n {
-		list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
+		list = append(list, namespace(fmt.Sprintf("n-%d", i)))
 	}
 	return list
 }
@@ -171,9 +169,9 @@ func manyNamespaces(n int) (list []runtime.Object) {
 // TestAWideSourceTakesTurnsWithOthers has 400 targets of one namespace due, which take 3 s.
 func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, nil, append(manyNamespaces(400), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
+		w := newWorld(t, nil, nil, append(manyNamespaces(400), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
 		w.pass(time.Second)
-		w.put(secret("a/wide", "v", "Q:push-to=n-*"))
+		w.Put(secret("a/wide", "v", "Q:push-to=n-*"))
 		w.pass(time.Second)
 		if n := w.copies(); n < 100 || n > 200 {
 			t.Fatalf("%d targets are done, want some of 400", n)
@@ -186,26 +184,6 @@ func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
 		w.pass(time.Minute)
 		if n := w.copies(); n != 401 {
 			t.Errorf("%d copies in the end", n)
-		}
-	})
-}
-
-// TestAnEventIsNotExpandedWhereItArrives holds a handler to constant work, whatever an object asks for.
-func TestAnEventIsNotExpandedWhereItArrives(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, nil, append(manyNamespaces(500), secret("a/s", "v", "Q:push-to=*"))...)
-		w.pass(time.Minute)
-		cached, _, err := w.c.in.Objects[policy.Secret].GetIndexer().GetByKey("a/s")
-		if err != nil {
-			t.Fatal(err)
-		}
-		event := controllers.Event[policy.Cached]{Old: cached.(policy.Cached), New: cached.(policy.Cached)}
-		if got := w.c.objectChanged(policy.Secret, event); len(got) != 2 {
-			t.Errorf("the change of a source with 500 targets enqueues %d tasks, want 2", len(got))
-		}
-		obj, _, _ := w.c.in.Namespaces.GetIndexer().GetByKey("n-1")
-		if got := namespaceChanged(controllers.Event[metav1.Object]{New: obj.(metav1.Object)}); len(got) != 1 {
-			t.Errorf("a new namespace enqueues %d tasks, want 1", len(got))
 		}
 	})
 }

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package replication
+package replication_test
 
 import (
 	"errors"
@@ -15,12 +15,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -29,7 +29,8 @@ import (
 func TestReconcile(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lag       time.Duration
-		configure func(*Config)
+		configure func(*replication.Config)
+		flags     []string
 		objects   []runtime.Object
 		run       func(w *world)
 	}{
@@ -40,7 +41,7 @@ func TestReconcile(t *testing.T) {
 				if got := w.told(); got != "NamespaceProtected Replicated" {
 					w.t.Errorf("Events %s", got)
 				}
-				if got := w.count("targets", map[string]string{"dialect": "reflector", "state": "in_sync"}); got != 2 {
+				if got := w.count("targets", "dialect", "reflector", "state", "in_sync"); got != 2 {
 					w.t.Errorf("%v targets in sync, want 2", got)
 				}
 			},
@@ -48,7 +49,7 @@ func TestReconcile(t *testing.T) {
 		"a namespace that is created gets its copies": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=new-*")},
 			run: func(w *world) {
-				w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "new-1"}})
+				w.Put(namespace("new-1"))
 				w.pass(time.Second)
 				w.expect("create new-1/s")
 			},
@@ -80,7 +81,7 @@ func TestReconcile(t *testing.T) {
 				w.expect("create b/s")
 				w.remove("a/s")
 				w.pass(4 * time.Second)
-				w.put(secret("a/s", "v", "Q:push-to=b"))
+				w.Put(secret("a/s", "v", "Q:push-to=b"))
 				w.pass(time.Minute)
 				w.expect("")
 				w.remove("a/s")
@@ -93,9 +94,7 @@ func TestReconcile(t *testing.T) {
 		"R20: an orphan is found after a restart": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *world) {
-				w.stop()
-				w.remove("a/s")
-				w.restart()
+				w.restart(func() { w.remove("a/s") })
 				w.pass(6 * time.Second)
 				w.expect("delete b/s")
 			},
@@ -104,11 +103,11 @@ func TestReconcile(t *testing.T) {
 			run: func(w *world) {
 				for i := range 20 {
 					name := fmt.Sprintf("s%d", i)
-					w.put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
+					w.Put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
 					w.edit("b/"+name, annotate("M:replicated-from-version="+w.secret("a/"+name).ResourceVersion))
 				}
 				w.pass(2 * time.Second)
-				if n := len(w.marked()); n < 8 || n > 17 {
+				if n := w.copies(); n < 8 || n > 17 {
 					w.t.Errorf("%d markers after 2 s, want about 15", n)
 				}
 				w.edit("a/s19", holding("w"))
@@ -118,27 +117,22 @@ func TestReconcile(t *testing.T) {
 					w.t.Errorf("an update waits for the turn of a marker: %s, %s", a, b)
 				}
 				w.pass(3 * time.Second)
-				if n := len(w.marked()); n != 20 {
+				if n := w.copies(); n != 20 {
 					w.t.Errorf("%d markers after 5 s, want all 20", n)
 				}
 			},
 		},
 		"M21: a source that goes during a fan-out leaves what was made, which is deleted": {
-			objects: func() (list []runtime.Object) {
-				for i := range 500 {
-					list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
-				}
-				return list
-			}(),
+			objects: manyNamespaces(500),
 			run: func(w *world) {
 				created := 0
-				w.client.PrependReactor("create", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+				w.before("create", func(_ controllertest.Request) error {
 					if created++; created == 100 {
-						go func() { _ = w.client.Tracker().Delete(ResourceOf(policy.Secret), "a", "s") }()
+						w.remove("a/s")
 					}
-					return false, nil, nil
+					return nil
 				})
-				w.put(secret("a/s", "v", "M:replicate-to=n-.*"))
+				w.Put(secret("a/s", "v", "M:replicate-to=n-.*"))
 				w.pass(10 * time.Second)
 				if created < 100 || created > 200 {
 					w.t.Errorf("%d creations, want about 100", created)
@@ -152,13 +146,13 @@ func TestReconcile(t *testing.T) {
 			run: func(w *world) {
 				var full atomic.Bool
 				full.Store(true)
-				w.client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if a.GetNamespace() == "b" && full.Load() {
-						return true, nil, apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("exceeded quota: q"))
+				w.before("create", func(r controllertest.Request) error {
+					if r.Namespace == "b" && full.Load() {
+						return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", errors.New("exceeded quota: q"))
 					}
-					return false, nil, nil
+					return nil
 				})
-				w.put(secret("a/s", "v", "Q:push-to=b,c"))
+				w.Put(secret("a/s", "v", "Q:push-to=b,c"))
 				w.pass(30 * time.Second)
 				w.expect("create b/s, create b/s, create b/s, create b/s, create b/s, create c/s")
 				if got := w.told(); got != "Replicated WriteRejected" {
@@ -167,7 +161,7 @@ func TestReconcile(t *testing.T) {
 				full.Store(false)
 				w.pass(time.Minute)
 				w.expect("create b/s")
-				if got := w.count("errors_total", map[string]string{"reason": "Forbidden"}); got != 5 {
+				if got := w.count("errors_total", "reason", "Forbidden"); got != 5 {
 					w.t.Errorf("%v errors, want 5", got)
 				}
 			},
@@ -175,18 +169,16 @@ func TestReconcile(t *testing.T) {
 		"a target that appears while the source is read is not written as if it were a new copy": {
 			run: func(w *world) {
 				var once sync.Once
-				w.client.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+				w.before("get", func(_ controllertest.Request) error {
 					once.Do(func() {
 						target := secret("b/s", "", "Q:pull-from=a/s")
 						target.Labels = map[string]string{"theirs": "yes"}
-						if err := w.client.Tracker().Add(target); err != nil {
-							w.t.Error(err)
-						}
+						w.Put(target)
 						<-time.After(time.Second) // until the cache has it
 					})
-					return false, nil, nil
+					return nil
 				})
-				w.put(secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"))
+				w.Put(secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"))
 				w.pass(10 * time.Second)
 				got := w.secret("b/s")
 				if got.Labels["theirs"] != "yes" || got.Annotations["quartermaster.dev/pull-from"] != "a/s" || string(got.Data["k"]) != "v" {
@@ -196,18 +188,18 @@ func TestReconcile(t *testing.T) {
 		},
 		"N10: a namespace that terminates before the cache knows is no error": {
 			run: func(w *world) {
-				w.client.PrependReactor("create", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if a.GetNamespace() == "c" {
-						return false, nil, nil
+				w.before("create", func(r controllertest.Request) error {
+					if r.Namespace == "c" {
+						return nil
 					}
-					err := apierrors.NewForbidden(ResourceOf(policy.Secret).GroupResource(), "s", errors.New("is being terminated"))
+					err := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", errors.New("is being terminated"))
 					err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
-					return true, nil, err
+					return err
 				})
-				w.put(secret("a/s", "v", "Q:push-to=b,c"))
+				w.Put(secret("a/s", "v", "Q:push-to=b,c"))
 				w.pass(9 * time.Minute)
 				w.expect("create b/s, create b/s, create c/s") // again after namespaceRetry
-				if got := w.count("errors_total", nil); got != 0 {
+				if got := w.count("errors_total"); got != 0 {
 					w.t.Errorf("%v errors", got)
 				}
 			},
@@ -218,12 +210,12 @@ func TestReconcile(t *testing.T) {
 				w.pass(time.Second)
 				w.expect("create b/s")
 				conflicts := 1
-				w.client.PrependReactor("update", "secrets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+				w.before("update", func(_ controllertest.Request) error {
 					if conflicts == 0 {
-						return false, nil, nil
+						return nil
 					}
 					conflicts--
-					return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "s", errors.New("changed"))
+					return apierrors.NewConflict(schema.GroupResource{Resource: "secrets"}, "s", errors.New("changed"))
 				})
 				w.edit("a/s", holding("w"))
 				w.pass(500 * time.Millisecond)
@@ -235,8 +227,8 @@ func TestReconcile(t *testing.T) {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=c")},
 			run: func(w *world) {
 				w.pass(time.Minute)
-				w.client.ClearActions()
-				w.put(secret("b/s", "own"))
+				w.asked()
+				w.Put(secret("b/s", "own"))
 				w.edit("a/s", annotate("Q:push-to=b,c"))
 				w.pass(time.Minute)
 				if got := string(w.secret("b/s").Data["k"]); got != "own" {
@@ -245,7 +237,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"N15: a dry run persists nothing": {
-			configure: func(c *Config) { c.DryRun = true },
+			configure: func(c *replication.Config) { c.DryRun = true },
 			objects:   []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
 			run: func(w *world) {
 				w.expect("dry run: create b/s, dry run: create c/s")
@@ -270,7 +262,7 @@ func TestReconcile(t *testing.T) {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *world) {
 				w.pass(5 * time.Minute)
-				w.client.ClearActions()
+				w.asked()
 				w.edit("a/s", annotate("Q:push-to"))
 				w.pass(30 * time.Second)
 				w.edit("a/s", annotate("Q:push-to=b"))
@@ -281,12 +273,12 @@ func TestReconcile(t *testing.T) {
 		"a source that went while its namespace was disabled is missed when the label goes": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *world) {
-				w.put(disabled("a"))
+				w.Put(disabled("a"))
 				w.pass(time.Second)
 				w.remove("a/s")
 				w.pass(time.Hour)
 				w.expect("create b/s")
-				w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
+				w.Put(namespace("a"))
 				w.pass(6 * time.Second)
 				w.expect("delete b/s")
 			},
@@ -294,12 +286,12 @@ func TestReconcile(t *testing.T) {
 		"a source that went while its namespace was disabled is missed when the namespace goes": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *world) {
-				w.put(disabled("a"))
+				w.Put(disabled("a"))
 				w.pass(time.Second)
 				w.remove("a/s")
 				w.pass(time.Hour)
 				w.expect("create b/s")
-				w.versions.Remove(w.t, disabled("a"))
+				w.Delete(disabled("a"))
 				w.pass(9 * time.Minute)
 				w.expect("")
 				w.pass(2 * time.Minute)
@@ -307,7 +299,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"with namespaces a source that cannot be read is not gone": {
-			configure: func(c *Config) { c.Scope = []string{"b"} },
+			flags: []string{"--namespaces=b"},
 			objects: []runtime.Object{
 				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
 					`Q:source={"copy":"b/t","dialect":"mittwald","mode":"pull","source":"a/s","uid":"1"}`),
@@ -319,12 +311,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"N19: what is in sync costs no request": {
-			objects: func() (list []runtime.Object) {
-				for i := range 300 {
-					list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
-				}
-				return append(list, secret("a/s", "v", "Q:push-to=n-*"))
-			}(),
+			objects: append(manyNamespaces(300), secret("a/s", "v", "Q:push-to=n-*")),
 			run: func(w *world) {
 				w.pass(time.Minute)
 				if n := w.copies(); n != 300 {
@@ -337,16 +324,11 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"a fan-out is spread over seconds": {
-			objects: func() (list []runtime.Object) {
-				for i := range 500 {
-					list = append(list, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
-				}
-				return append(list, secret("a/s", "v", "Q:push-to=n-*"))
-			}(),
+			objects: append(manyNamespaces(500), secret("a/s", "v", "Q:push-to=n-*")),
 			run: func(w *world) {
 				w.pass(2 * time.Second)
-				if n := w.copies(); n < 2*writesPerSecond || n > 2*writesPerSecond+2*writesAtOnce {
-					w.t.Errorf("%d copies after 2 s, want about %d", n, 2*writesPerSecond)
+				if n := w.copies(); n < 2*120 || n > 2*120+2*20 {
+					w.t.Errorf("%d copies after 2 s, want about %d", n, 2*120)
 				}
 				w.pass(3 * time.Second)
 				if n := w.copies(); n != 500 {
@@ -358,18 +340,12 @@ func TestReconcile(t *testing.T) {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *world) {
 				w.pass(time.Second)
-				w.client.ClearActions()
+				w.asked()
 				for range 600 {
 					w.edit("b/s", holding("placeholder"))
 					w.pass(time.Second)
 				}
-				n := 0
-				for _, action := range w.client.Actions() {
-					if action.GetVerb() == "update" {
-						n++
-					}
-				}
-				if n < 5 || n > 11 {
+				if n := len(w.asked("update")); n < 5 || n > 11 {
 					w.t.Errorf("%d updates, want at most 11", n)
 				}
 				if got := w.told(); !strings.Contains(got, "DriftFight") {
@@ -378,20 +354,14 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"N20: also a dry run": {
-			configure: func(c *Config) { c.DryRun = true },
+			configure: func(c *replication.Config) { c.DryRun = true },
 			objects:   []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
 			run: func(w *world) {
 				for range 600 {
 					w.edit("b/t", holding("placeholder"))
 					w.pass(time.Second)
 				}
-				n := 0
-				for _, action := range w.client.Actions() {
-					if action.GetVerb() == "update" {
-						n++
-					}
-				}
-				if n < 5 || n > 12 {
+				if n := len(w.asked("update")); n < 5 || n > 12 {
 					w.t.Errorf("%d dry runs, want at most 12", n)
 				}
 			},
@@ -399,14 +369,17 @@ func TestReconcile(t *testing.T) {
 		"N21: the next leader ends a deletion": {
 			run: func(w *world) {
 				for i := range 5 {
-					w.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i)}})
+					w.Put(namespace(fmt.Sprintf("n-%d", i)))
 				}
-				w.put(secret("a/s", "v", "Q:push-to=n-*"))
+				w.Put(secret("a/s", "v", "Q:push-to=n-*"))
 				w.pass(time.Second)
 				deleted := 0
-				w.client.PrependReactor("delete", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+				w.before("delete", func(_ controllertest.Request) error {
 					deleted++
-					return deleted > 2 && deleted <= 5, nil, notLeading{}
+					if deleted > 2 && deleted <= 5 {
+						return errors.New("no longer leading")
+					}
+					return nil
 				})
 				w.remove("a/s")
 				w.pass(5*time.Second + time.Millisecond)
@@ -421,14 +394,15 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"with namespaces no Namespace is read": {
-			configure: func(c *Config) { c.Scope = []string{"a", "b"} },
-			objects:   []runtime.Object{secret("a/s", "v", "Q:push-to=*")},
-			run:       func(w *world) { w.expect("create b/s") },
+			flags:   []string{"--namespaces=a,b"},
+			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=*")},
+			run:     func(w *world) { w.expect("create b/s") },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tc.lag, tc.configure, tc.objects...)
+				w := newWorld(t, tc.configure, tc.flags, tc.objects...)
+				w.Lag(tc.lag, "secrets")
 				tc.run(w)
 			})
 		})
@@ -439,70 +413,17 @@ func disabled(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{policy.NamespaceLabel: "disabled"}}}
 }
 
-type notLeading struct{}
-
-func (notLeading) Error() string    { return "not leading" }
-func (notLeading) NotLeading() bool { return true }
-
-// copies counts the Secrets with a marker.
-func (w *world) copies() int { return len(w.marked()) }
-
-func (w *world) marked() (names []string) {
-	w.t.Helper()
-	obj, err := w.client.Tracker().List(ResourceOf(policy.Secret), corev1.SchemeGroupVersion.WithKind("Secret"), "")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, s := range obj.(*corev1.SecretList).Items {
-		if s.Annotations[policy.Marker] != "" {
-			names = append(names, s.Namespace+"/"+s.Name)
-		}
-	}
-	return names
-}
-
 func TestWhatIsToldIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, nil, secret("a/s", "v", "Q:push-to=*"))
+		w := newWorld(t, nil, nil, secret("a/s", "v", "Q:push-to=*"))
 		w.told()
 		w.remove("b/s")
 		w.pass(11 * time.Minute)
 		w.remove("c/s")
 		w.pass(time.Second)
-		var texts []string
-		for len(w.recorder.Events) > 0 {
-			texts = append(texts, <-w.recorder.Events)
-		}
-		want := "Normal DriftRepaired repaired c/s"
-		if all := strings.Join(texts, "\n"); !strings.Contains(all, want) {
+		want := "Normal DriftRepaired a/s: repaired c/s"
+		if all := strings.Join(w.Events(), "\n"); !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
 	})
-}
-
-func TestConfig(t *testing.T) {
-	for name, tc := range map[string]struct {
-		change func(*Config)
-		want   string
-	}{
-		"a kind that is not copied":      {func(c *Config) { c.Kinds = []string{"Role"} }, "--replication-kinds"},
-		"no kind":                        {func(c *Config) { c.Kinds = nil }, "--replication-kinds"},
-		"namespaces that do not parse":   {func(c *Config) { c.PushNamespaces = "A" }, "--replication-push-namespaces"},
-		"nothing but excluded ones":      {func(c *Config) { c.PushNamespaces = "!a" }, "--replication-push-namespaces"},
-		"a negative grace":               {func(c *Config) { c.DeletionGrace = -1 }, "--replication-deletion-grace"},
-		"no worker":                      {func(c *Config) { c.Workers = 0 }, "--replication-workers"},
-		"an empty glob":                  {func(c *Config) { c.DeniedLabels = []string{""} }, "--replication-denied-labels"},
-		"a glob longer than a namespace": {func(c *Config) { c.ProtectedNamespaces = []string{strings.Repeat("*", 64)} }, "--replication-protected-namespaces"},
-		"a negative spread":              {func(c *Config) { c.MaxSpread.Quantity = resource.MustParse("-1") }, "--replication-max-spread"},
-		"the defaults are without fault": {func(*Config) {}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cfg := NewConfig()
-			tc.change(&cfg)
-			err := cfg.Validate(controllers.Settings{})
-			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("error %v, want one of %q", err, tc.want)
-			}
-		})
-	}
 }

@@ -117,3 +117,13 @@ func TestTenant(t *testing.T) {
 		t.Error(k.Tenant())
 	}
 }
+
+// TestSame has a successor of the same name, which a watch that was away shows as an update.
+func TestSame(t *testing.T) {
+	obj := &metav1.ObjectMeta{UID: "1", Annotations: map[string]string{policy.NativeExpires: "x"}}
+	successor := obj.DeepCopy()
+	successor.UID = "2"
+	if same(obj, successor, nil) || !same(obj, obj.DeepCopy(), []string{policy.NativeExpires}) {
+		t.Error("another object is the same, or the same is another")
+	}
+}

@@ -67,8 +67,11 @@ func newWorld(t *testing.T, configure func(*ttl.Config)) *world {
 // start starts the manager on what was put before.
 func (w *world) start() {
 	w.Helper()
-	setup := controllertest.Setup{Entries: []controllers.Entry{w.entry}, Flags: w.flags, OnRead: w.request, OnWrite: w.request}
-	w.Host = setup.NewHost(w.T, w.objects...)
+	controllertest.Setup{Entries: []controllers.Entry{w.entry}, Flags: w.flags, Prepare: func(h *controllertest.Host) {
+		w.Host = h
+		h.OnRead(w.request)
+		h.OnWrite(w.request)
+	}}.NewHost(w.T, w.objects...)
 }
 
 // request is called for requests of the controller, one at a time.

@@ -353,6 +353,16 @@ func (s *Server) Put(obj *unstructured.Unstructured) error {
 	return nil
 }
 
+// Object returns a copy of an object; nil if there is none.
+func (s *Server) Object(group, kind, namespace, name string) *unstructured.Unstructured {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if obj := s.objects[key{group, kind, namespace, name}]; obj != nil {
+		return obj.DeepCopy()
+	}
+	return nil
+}
+
 // Objects returns copies of all objects of a kind, sorted by namespace and name.
 func (s *Server) Objects(group, kind string) []*unstructured.Unstructured {
 	s.mu.Lock()
