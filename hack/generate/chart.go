@@ -71,9 +71,7 @@ var allOn = []string{"--controllers=*,replication,ttl", "--ttl-include-resources
 // NAME=only ITEM,... for a list. The list of types of ttl is not among them: the chart writes the rules
 // for these itself.
 var settings = map[string]string{
-	"authentication-kubeconfig":        "--authentication-kubeconfig=file",
 	"authentication-skip-lookup":       "--authentication-skip-lookup",
-	"authorization-kubeconfig":         "--authorization-kubeconfig=file",
 	"compat=janitor":                   "--compat=janitor",
 	"compat=reflector":                 "--compat=reflector",
 	"compat=reloader":                  "--compat=reloader",

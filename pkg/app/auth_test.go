@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,39 +16,21 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2/ktesting"
 )
 
 func TestReviewsHaveALimitOfTheirOwn(t *testing.T) {
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	content := clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://c"}},
-		Contexts:       map[string]*clientcmdapi.Context{"c": {Cluster: "c"}},
-		CurrentContext: "c",
-	}
-	if err := clientcmd.WriteToFile(content, kubeconfig); err != nil {
+	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
+	config := reviewConfig(process, "authorization")
+	client, err := process.typed(config)
+	if err != nil {
 		t.Fatal(err)
 	}
-	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
-	for name, file := range map[string]string{"by default": "", "with a kubeconfig of their own": kubeconfig} {
-		t.Run(name, func(t *testing.T) {
-			config, err := reviewConfig(process, "authorization", file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			client, err := process.typed(config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			limiter := client.AuthenticationV1().RESTClient().GetRateLimiter()
-			if limiter == nil || limiter.QPS() != 200 || config.Burst != 400 {
-				t.Errorf("limiter %v, burst %d", limiter, config.Burst)
-			}
-		})
+	limiter := client.AuthenticationV1().RESTClient().GetRateLimiter()
+	if limiter == nil || limiter.QPS() != 200 || config.Burst != 400 {
+		t.Errorf("limiter %v, burst %d", limiter, config.Burst)
 	}
 }
 

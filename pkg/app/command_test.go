@@ -102,9 +102,9 @@ func TestCommandLineIsChecked(t *testing.T) {
 			[]string{"--kube-api-qps=0.001"}, []string{"--kube-api-qps", "at least 0.1"}},
 		"what would be no client is refused": {
 			[]string{"--kube-api-qps=7", "--kube-api-burst=0", "--kube-api-content-type=text/plain"}, []string{"--kube-api-burst", "--kube-api-content-type", "text/plain"}},
-		"what TLS and front proxies cannot be is reported at once": {
-			[]string{"--secure-port=-1", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=ROT13", "--tls-curve-preferences=7", "--requestheader-uid-headers= "},
-			[]string{"--secure-port", "--tls-min-version", "--tls-cipher-suites", "--tls-curve-preferences", "--requestheader-uid-headers"}},
+		"what TLS cannot be is reported at once": {
+			[]string{"--secure-port=-1", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=ROT13"},
+			[]string{"--secure-port", "--tls-min-version", "--tls-cipher-suites"}},
 		"a lock type of the past is refused with what to use": {
 			[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
 		"a log format that does not exist is refused": {

@@ -175,14 +175,11 @@ func (r *configReader) flag(key, value *yaml.Node) {
 // getItems returns how the file represents a flag's value, and what the value consists of: the
 // items of a list, KEY=VALUE for each key of a map, or a single text.
 func getItems(v pflag.Value) (kind yaml.Kind, items []string) {
-	text := strings.TrimSuffix(strings.TrimPrefix(v.String(), "["), "]")
 	if slice, ok := v.(pflag.SliceValue); ok {
 		return yaml.SequenceNode, slice.GetSlice()
 	}
-	switch t := v.Type(); {
-	case t == "namedCertKey": // --tls-sni-cert-key
-		return yaml.SequenceNode, strings.FieldsFunc(text, func(r rune) bool { return r == ';' })
-	case t == "mapStringBool", strings.HasPrefix(t, "stringTo"):
+	if t := v.Type(); t == "mapStringBool" || strings.HasPrefix(t, "stringTo") {
+		text := strings.TrimSuffix(strings.TrimPrefix(v.String(), "["), "]")
 		items, _ = csv.NewReader(strings.NewReader(text)).Read() // fails only if there are none
 		return yaml.MappingNode, items
 	}

@@ -62,14 +62,12 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			configHeader + "flags:\n  feature-gates:\n    AllBeta: true\n    AllBeta: false\n",
 			[]string{":6: AllBeta is set twice, first in line 5"}},
 		"values that their flags do not take": {
-			configHeader + "flags:\n  dry-run: yes\n  shutdown-timeout: 15\n  secure-port: many\n  tls-curve-preferences: [23, x]\n  feature-gates: {NoSuchGate: true}\n  tls-sni-cert-key:\n  - a\n",
+			configHeader + "flags:\n  dry-run: yes\n  shutdown-timeout: 15\n  secure-port: many\n  feature-gates: {NoSuchGate: true}\n",
 			[]string{
 				`:4: dry-run: strconv.ParseBool: parsing "yes": invalid syntax`,
 				`:5: shutdown-timeout: time: missing unit in duration "15"`,
 				`:6: secure-port: strconv.ParseInt: parsing "many": invalid syntax`,
-				`:7: tls-curve-preferences: strconv.ParseInt: parsing "x": invalid syntax`,
-				`:8: feature-gates: unrecognized feature gate: NoSuchGate`,
-				`:10: tls-sni-cert-key: expected comma separated certificate and key file paths`}},
+				`:7: feature-gates: unrecognized feature gate: NoSuchGate`}},
 		"lists and maps for flags that take a single value, and the other way round": {
 			configHeader + "flags:\n  dry-run: [true]\n  kubeconfig: {a: b}\n  feature-gates: [AllBeta=true]\n  controllers: {a: b}\n",
 			[]string{
@@ -106,11 +104,10 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"lists and maps in a text of several lines": {
 			configHeader + "flags:\n  config-reload-ignored-namespaces: |\n    a\n    b\n" +
-				"  allow-metric-labels: |\n    m,l=a\n    n,l=b\n  tls-sni-cert-key: \"/a,/b\\n/c,/d\"\n",
+				"  allow-metric-labels: |\n    m,l=a\n    n,l=b\n",
 			[]string{
 				":4: config-reload-ignored-namespaces: must be a list or a map, or a single line as on the command line",
-				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line",
-				":10: tls-sni-cert-key: must be a list or a map, or a single line as on the command line"}},
+				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
 			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "quartermaster.dev/v1" and "ManagerConfiguration"`}},
@@ -216,11 +213,10 @@ var unusual = []string{
 	"--leader-elect-resource-name=n", "--leader-elect-resource-namespace=ns",
 	"--min-resync-period=1h", "--namespaces=shop,other", "--standby=cold",
 	"--bind-address=::1", "--disable-http2-serving", "--secure-port=7", "--tls-cert-file=/t", "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_AES_256_GCM_SHA384",
-	"--tls-curve-preferences=23,24", "--tls-min-version=VersionTLS13", "--tls-private-key-file=/p", "--tls-sni-cert-key=/a,/b:x.example.com", "--tls-sni-cert-key=/c,/d",
-	"--authentication-kubeconfig=/a", "--authentication-skip-lookup", "--authentication-token-webhook-cache-ttl=7s",
-	"--client-ca-file=/ca", "--requestheader-allowed-names=a", "--requestheader-client-ca-file=/r",
-	"--requestheader-extra-headers-prefix=x-a-", "--requestheader-group-headers=x-g", "--requestheader-uid-headers=x-i", "--requestheader-username-headers=x-u",
-	"--authorization-always-allow-paths=/x", "--authorization-kubeconfig=/z", "--authorization-webhook-cache-authorized-ttl=7s", "--authorization-webhook-cache-unauthorized-ttl=7s",
+	"--tls-min-version=VersionTLS13", "--tls-private-key-file=/p",
+	"--authentication-skip-lookup", "--authentication-token-webhook-cache-ttl=7s",
+	"--client-ca-file=/ca",
+	"--authorization-always-allow-paths=/x", "--authorization-webhook-cache-authorized-ttl=7s", "--authorization-webhook-cache-unauthorized-ttl=7s",
 	"--insecure-bind-address=::1", "--insecure-metrics", "--insecure-port=8", "--contention-profiling", "--profiling=false",
 	"--config-reload-annotation-key=auto=a.example.com/auto,secret=a.example.com/secret", "--config-reload-argo-rollouts", "--config-reload-auto-all",
 	"--config-reload-csi", "--config-reload-concurrent-syncs=7", "--config-reload-dry-run", "--config-reload-ignored-kinds=jobs",
@@ -315,14 +311,12 @@ func TestEveryFlagSurvivesTheFile(t *testing.T) {
 }
 
 func TestEffectiveConfigShowsListsMapsAndNumbersAsSuch(t *testing.T) {
-	got := effective(t, "--compat=reloader,janitor", "--tls-sni-cert-key=/a,/b:x.example.com", "--tls-sni-cert-key=/c,/d", "--dry-run",
-		"--feature-gates=AllBeta=true", "--config-reload-annotation-key=auto=true", "--tls-curve-preferences=23", "--kube-api-qps=0.5")
+	got := effective(t, "--compat=reloader,janitor", "--dry-run",
+		"--feature-gates=AllBeta=true", "--config-reload-annotation-key=auto=true", "--kube-api-qps=0.5")
 	for flag, want := range map[string]any{
 		"compat":                       []any{"reloader", "janitor"},
-		"tls-sni-cert-key":             []any{"/a,/b:x.example.com", "/c,/d"},
 		"dry-run":                      true,
 		"config-reload-annotation-key": map[string]any{"auto": "true"},
-		"tls-curve-preferences":        []any{23},
 		"kube-api-qps":                 0.5,
 		"disabled-metrics":             []any{},
 		"allow-metric-labels":          map[string]any{},

@@ -316,7 +316,7 @@ func (o *Options) validate() error {
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
 	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateStandby())
-	errs = append(errs, o.Secure.Validate(), o.Authentication.Validate(), o.Authorization.Validate())
+	errs = append(errs, o.Secure.Validate(), o.Authorization.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
 		errs = append(errs, logErrs.ToAggregate())

@@ -130,24 +130,16 @@ func (o *Options) rbac() (objects []any, err error) {
 	return objects, nil
 }
 
-// secureRBAC grants what the secure port needs to authenticate and authorize its callers. What
-// another kubeconfig is used for is left out.
+// secureRBAC grants what the secure port needs to authenticate and authorize its callers.
 func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.PolicyRule)) {
 	if o.Secure.BindPort == 0 {
 		return
 	}
-	var reviews []rbacv1.PolicyRule
-	if o.Authentication.Kubeconfig == "" {
-		reviews = append(reviews, rule("authentication.k8s.io", "tokenreviews", "", "create"))
-		if !o.Authentication.SkipLookup {
-			grant("authentication-reader", authenticationNamespace,
-				rule("", "configmaps", authenticationConfigMap, "list", "watch"))
-		}
+	if !o.Authentication.SkipLookup {
+		grant("authentication-reader", authenticationNamespace, rule("", "configmaps", authenticationConfigMap, "list", "watch"))
 	}
-	if o.Authorization.Kubeconfig == "" {
-		reviews = append(reviews, rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
-	}
-	grant("reviews", metav1.NamespaceAll, reviews...)
+	grant("reviews", metav1.NamespaceAll, rule("authentication.k8s.io", "tokenreviews", "", "create"),
+		rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
 }
 
 func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {

@@ -124,10 +124,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			args:  []string{"--secure-port=0"},
 			rules: slices.Concat(host("kube-system"), fence, events, controller("")),
 		},
-		"who calls the secure port may be asked with another kubeconfig": {
-			args:  []string{"--authentication-kubeconfig=a", "--authorization-kubeconfig=b"},
-			rules: slices.Concat(host("kube-system"), fence, events, controller("")),
-		},
 		"without an election there is no Lease": {
 			args:  []string{"--leader-elect=false"},
 			rules: slices.Concat(events, secure, controller("")),

@@ -29,15 +29,13 @@ import (
 
 // SecureConfig configures the HTTPS server. Its flags are those of the Kubernetes components.
 type SecureConfig struct {
-	BindAddress      net.IP
-	BindPort         int
-	CertFile         string
-	KeyFile          string
-	SNICerts         []cliflag.NamedCertKey
-	MinVersion       string
-	CipherSuites     []string
-	CurvePreferences []int32
-	DisableHTTP2     bool
+	BindAddress  net.IP
+	BindPort     int
+	CertFile     string
+	KeyFile      string
+	MinVersion   string
+	CipherSuites []string
+	DisableHTTP2 bool
 }
 
 // AddFlags adds the flags to fs.
@@ -50,17 +48,12 @@ func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
 		"The serving certificate, followed by those of its CAs if any. It is read again when it changes. Default: a "+
 		"self-signed one on the curve P-256, made in memory at each start.")
 	fs.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "The key of --tls-cert-file.")
-	fs.Var(cliflag.NewNamedCertKeyArray(&c.SNICerts), "tls-sni-cert-key", ""+
-		"CERT,KEY or CERT,KEY:DOMAIN,...: another certificate, for clients that ask for these domains (*.example.com is "+
-		"possible), or for those in the certificate. May be given several times.")
 	fs.StringVar(&c.MinVersion, "tls-min-version", c.MinVersion, ""+
 		"The lowest TLS version: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+". Default: VersionTLS12.")
 	fs.StringSliceVar(&c.CipherSuites, "tls-cipher-suites", c.CipherSuites, ""+
 		"The cipher suites of TLS 1.2 and lower. Default: those of Go. A certificate made at the start needs one of ECDSA. "+
 		"Secure: "+strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+". "+
 		"Insecure: "+strings.Join(cliflag.InsecureTLSCipherNames(), ", ")+".")
-	fs.Int32SliceVar(&c.CurvePreferences, "tls-curve-preferences", c.CurvePreferences, ""+
-		"The key exchanges, as numbers of Go's crypto/tls.CurveID, in any order. Default: those of Go.")
 	fs.BoolVar(&c.DisableHTTP2, "disable-http2-serving", c.DisableHTTP2, "Serve HTTP/1.1 only.")
 }
 
@@ -79,7 +72,7 @@ func (c *SecureConfig) Validate() error {
 
 // tls returns the part of the configuration that is the same for every connection.
 func (c *SecureConfig) tls() (*tls.Config, error) {
-	var version, suites, curves error
+	var version, suites error
 	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	if c.DisableHTTP2 {
 		config.NextProtos = []string{"http/1.1"}
@@ -92,12 +85,7 @@ func (c *SecureConfig) tls() (*tls.Config, error) {
 			suites = fmt.Errorf("--tls-cipher-suites: %w", suites)
 		}
 	}
-	if len(c.CurvePreferences) > 0 {
-		if config.CurvePreferences, curves = cliflag.TLSCurvePreferences(c.CurvePreferences); curves != nil {
-			curves = fmt.Errorf("--tls-curve-preferences: %w", curves)
-		}
-	}
-	return config, errors.Join(version, suites, curves)
+	return config, errors.Join(version, suites)
 }
 
 // content is what the library's providers of certificates and CAs have in common.
@@ -118,21 +106,13 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 		return nil, err
 	}
 	sources := []content{cert}
-	var sni []dynamiccertificates.SNICertKeyContentProvider
-	for _, named := range c.SNICerts {
-		other, err := dynamiccertificates.NewDynamicSNIContentFromFiles("sni-serving-cert", named.CertFile, named.KeyFile, named.Names...)
-		if err != nil {
-			return nil, fmt.Errorf("--tls-sni-cert-key: %w", err)
-		}
-		sni, sources = append(sni, other), append(sources, other)
-	}
 	if clientCA != nil {
 		// The authenticator judges the certificate. If TLS refused it, a valid token in the same
 		// request would be refused too.
 		config.ClientAuth = tls.RequestClientCert
 		sources = append(sources, clientCA)
 	}
-	serving := dynamiccertificates.NewDynamicServingCertificateController(config, clientCA, cert, sni, nil)
+	serving := dynamiccertificates.NewDynamicServingCertificateController(config, clientCA, cert, nil, nil)
 	for _, source := range sources {
 		source.AddListener(serving)
 		if runner, ok := source.(dynamiccertificates.ControllerRunner); ok {
@@ -140,7 +120,7 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 		}
 	}
 	if err := serving.RunOnce(); err != nil {
-		return nil, fmt.Errorf("--tls-cert-file, --tls-sni-cert-key: %w", err)
+		return nil, fmt.Errorf("--tls-cert-file: %w", err)
 	}
 	go serving.Run(1, ctx.Done())
 	// The HTTP server changes the configuration that it gets, while serving reads config. So they

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	certutil "k8s.io/client-go/util/cert"
-	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
@@ -38,9 +37,6 @@ func writeCert(t *testing.T, dir, host string) (cert, key string) {
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	mainCert, mainKey := writeCert(t, dir, "main.example.com")
-	otherCert, otherKey := writeCert(t, dir, "other.example.com")
-	other := cliflag.NamedCertKey{CertFile: otherCert, KeyFile: otherKey}
-	wildcard := cliflag.NamedCertKey{CertFile: otherCert, KeyFile: otherKey, Names: []string{"*.example.net"}}
 
 	for name, tc := range map[string]struct {
 		config   SecureConfig
@@ -53,12 +49,6 @@ func TestTLS(t *testing.T) {
 			config: SecureConfig{}, host: "localhost", protocol: "h2"},
 		"the given certificate is served": {
 			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey}, host: "main.example.com", protocol: "h2"},
-		"a client that asks for another name gets the certificate of that name": {
-			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey, SNICerts: []cliflag.NamedCertKey{other}},
-			client: &tls.Config{ServerName: "other.example.com"}, host: "other.example.com", protocol: "h2"},
-		"a domain that the flag names counts, not the one in the certificate": {
-			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey, SNICerts: []cliflag.NamedCertKey{wildcard}},
-			client: &tls.Config{ServerName: "a.example.net"}, host: "other.example.com", protocol: "h2"},
 		"HTTP/2 can be switched off": {
 			config: SecureConfig{DisableHTTP2: true}, host: "localhost", protocol: "http/1.1"},
 		"a TLS version below the lowest is refused": {
@@ -71,9 +61,6 @@ func TestTLS(t *testing.T) {
 		"a single cipher suite is enough": {
 			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"}},
 			client: &tls.Config{MaxVersion: tls.VersionTLS12}, host: "localhost", protocol: "h2"},
-		"a key exchange that is not in the list is refused": {
-			config: SecureConfig{CurvePreferences: []int32{int32(tls.CurveP256)}},
-			client: &tls.Config{CurvePreferences: []tls.CurveID{tls.CurveP384}}, refused: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, ctx := ktesting.NewTestContext(t)
@@ -130,7 +117,6 @@ func TestCertificatesThatCannotBeServedAreErrors(t *testing.T) {
 	}{
 		"a file that is not there":            {SecureConfig{CertFile: "/nothing", KeyFile: key}, "--tls-cert-file"},
 		"a key of another certificate":        {SecureConfig{CertFile: cert, KeyFile: otherKey}, "--tls-private-key-file"},
-		"a key of another domain's":           {SecureConfig{BindAddress: net.IPv4zero, SNICerts: []cliflag.NamedCertKey{{CertFile: cert, KeyFile: otherKey}}}, "--tls-sni-cert-key"},
 		"a certificate without a private key": {SecureConfig{CertFile: cert, KeyFile: cert}, "--tls-private-key-file"},
 	} {
 		t.Run(name, func(t *testing.T) {

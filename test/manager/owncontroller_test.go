@@ -117,7 +117,6 @@ func runPainter(ctx context.Context, t *testing.T) (p *painter, url string, stop
 	p.pod = replica.Pod
 	t.Setenv("POD_NAME", p.pod) // it is read at the start, which has passed when this returns
 	o.Client.Kubeconfig = replica.Kubeconfig
-	o.Authentication.Kubeconfig, o.Authorization.Kubeconfig = replica.Kubeconfig, replica.Kubeconfig
 	o.Generic.Controllers = []string{"painter"}
 	o.Insecure.Port = 0
 	o.Secure.BindAddress = net.IPv4(127, 0, 0, 1)
