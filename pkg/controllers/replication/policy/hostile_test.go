@@ -274,7 +274,7 @@ func TestParsedValuesTakeLittleMemory(t *testing.T) {
 		for _, text := range []string{
 			strings.Repeat(strings.Repeat("a", 250)+"?,", 64), strings.Repeat("(.*)(.*)a*b,", 60), strings.Repeat("(.+.+)+_,", 60),
 			strings.Repeat(strings.Repeat("(a{9}){9}", 27)+",", 60), strings.Repeat(strings.Repeat("(", 120)+strings.Repeat(")", 120)+",", 60),
-			strings.Repeat("a", maxPatternLength-10) + "?",
+			strings.Repeat(strings.Repeat("a", maxExpression-2)+"?,", 15),
 		} {
 			text = fmt.Sprint(i, ",", text)[:min(len(text), maxPatternLength)]
 			m.get("net", text, list(netRegex))

@@ -20,10 +20,11 @@ import (
 )
 
 const (
-	// maxPatterns and maxPatternLength limit what one annotation may hold, and glob.MaxName each of its
-	// regular expressions.
+	// maxPatterns and maxPatternLength limit what one annotation may hold, and maxExpression each of its
+	// regular expressions, of which one may list many names.
 	maxPatterns      = 64
 	maxPatternLength = 16 << 10
+	maxExpression    = 1 << 10
 	// matchTimeout limits a match of a .NET regular expression, which may take exponential time.
 	// The clock of regexp2 adds up to 100 ms. listTimeout is for all patterns of an annotation; much
 	// longer than a process is ever kept from running. After either, no such pattern of the namespace is
@@ -90,7 +91,7 @@ func list(item func(string) matcher) func(string) matcher {
 		for text := range strings.SplitSeq(text, ",") {
 			text = strings.TrimSpace(text)
 			pattern, plain := plain(text)
-			switch problem := glob.Check(text, glob.MaxName); {
+			switch problem := glob.Check(text, maxExpression); {
 			case text == "":
 			case problem != "":
 				items = append(items, always(held(InvalidPattern, fmt.Sprintf("pattern %.80q %s", text, problem))))
