@@ -6,6 +6,7 @@
 //
 //	client.go    connections to a cluster, with its token
 //	clusters.go  the loop that probes clusters and writes the status of KubeFedClusters
+//	types.go     the loop of FederatedTypeConfigs: which types run
 //
 // The state:
 //
@@ -13,6 +14,8 @@
 //	members   the clusters that were probed    the loop        the end of the KubeFedCluster
 //	health    state and streak of a cluster    the loop        a new process begins as the status says
 //	token     of a cluster                     the loop, 401   a new client
+//	running   the types that run               the loop        the loop, the end of the FederatedTypeConfig
+//	warned    what owners have been told       the loop        a type that runs, or its end
 package federation
 
 import (
@@ -47,6 +50,9 @@ import (
 var (
 	KubeFedClusters = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}
 	KubeFedConfigs  = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}
+	// FederatedTypeConfigs and CustomResourceDefinitions are those of NewTypes.
+	FederatedTypeConfigs      = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "federatedtypeconfigs"}
+	CustomResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 )
 
 // probesAtOnce is how many clusters are probed at once.
@@ -105,19 +111,6 @@ func (c *Clusters) Ready(name string) (bool, time.Time) {
 	return true, m.readySince
 }
 
-// config returns the settings of the federation. What is wrong in them has its default.
-func (c *Clusters) config(ctx context.Context) policy.Config {
-	object, exists := c.configs.Get(cache.ObjectName{Namespace: c.namespace, Name: policy.ConfigName})
-	if !exists {
-		return policy.DefaultConfig()
-	}
-	config, err := policy.ReadConfig(object.Object)
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The KubeFedConfig is not valid; defaults count", "problem", err.Error())
-	}
-	return config
-}
-
 // reconcile probes a cluster, and again after the period.
 func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := c.objects.Get(key)
@@ -125,7 +118,7 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 		c.forget(key.Name)
 		return 0, nil
 	}
-	config, read := c.config(ctx), policy.ReadCluster(object)
+	config, read := settings(ctx, c.configs, c.namespace), policy.ReadCluster(object)
 	m := c.member(read)
 	if err := c.connect(ctx, m, object, read); err != nil {
 		return config.ProbePeriod, err

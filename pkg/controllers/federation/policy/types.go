@@ -140,7 +140,7 @@ func (t *TypeConfig) validate() error {
 // CustomResourceDefinition.
 func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Warning) {
 	switch {
-	case t.Deleting, t.Propagation == disabled, !c.Push:
+	case t.Deleting, t.Propagation == disabled, !c.Push, c.Namespaced:
 		return false, Warning{}
 	case t.Invalid != nil:
 		return false, Warning{UnsupportedType, t.Invalid.Error()}

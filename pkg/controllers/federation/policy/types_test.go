@@ -79,6 +79,7 @@ func TestWhichTypesRun(t *testing.T) {
 		"10: propagation is disabled":                       {change: func(c *TypeConfig) { c.Propagation = disabled }, stops: true},
 		"it is being deleted":                               {change: func(c *TypeConfig) { c.Deleting = true }, stops: true},
 		"the gate PushReconciler is off":                    {config: Config{Scheduler: true}, stops: true},
+		"the federation is restricted to a namespace":       {config: Config{Push: true, Namespaced: true}, stops: true},
 		"no CustomResourceDefinition":                       {without: "federatedwidgets.types.kubefed.io", warning: FederatedTypeMissing},
 		"11: no FederatedTypeConfig namespaces":             {without: "namespaces", warning: NamespaceTypeMissing},
 		"no CustomResourceDefinition of FederatedNamespace": {without: "federatednamespaces.types.kubefed.io", warning: NamespaceTypeMissing},

@@ -1,0 +1,249 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// typesEntry runs the loop of the types alone.
+func typesEntry() controllers.Entry {
+	return controllers.Entry{
+		Name: "federation", Summary: "decides which types run",
+		Needs: func(controllers.Settings) ([]informers.Need, error) {
+			return []informers.Need{{Resource: FederatedTypeConfigs, Namespace: namespace, Form: informers.Unstructured},
+				{Resource: KubeFedConfigs, Namespace: namespace, Form: informers.Unstructured}, {Resource: CustomResourceDefinitions, ClusterScoped: true}}, nil
+		},
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{
+				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"federatedtypeconfigs", "kubefedconfigs"}, Verbs: []string{"list", "watch"}},
+				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"federatedtypeconfigs", "federatedtypeconfigs/status"}, Verbs: []string{"patch"}},
+				{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"list", "watch"}},
+			}
+		},
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			return NewTypes(namespace, informers.For[*unstructured.Unstructured](h.Informer, FederatedTypeConfigs), informers.For[*unstructured.Unstructured](h.Informer, KubeFedConfigs),
+				informers.For[metav1.Object](h.Informer, CustomResourceDefinitions), h.Dynamic, h.Events, h.Loop)
+		},
+	}
+}
+
+// world has the ten types of deploy/federation, and one of the definitions as an object.
+type world struct {
+	host
+	types, definitions map[string]*unstructured.Unstructured
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	const deploy = "../../../deploy/federation/"
+	w := &world{types: map[string]*unstructured.Unstructured{}, definitions: map[string]*unstructured.Unstructured{}}
+	objects := controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"types.yaml")
+	for _, object := range objects {
+		u := object.(*unstructured.Unstructured)
+		if u.GetKind() == "FederatedTypeConfig" {
+			w.types[u.GetName()] = u
+		} else {
+			w.definitions[u.GetName()] = u
+		}
+	}
+	w.host = host{controllertest.NewHost(t, typesEntry(), objects...), t}
+	return w
+}
+
+func (w *world) get(name string) *unstructured.Unstructured {
+	w.Helper()
+	client, err := dynamic.NewForConfig(w.RESTConfig())
+	if err != nil {
+		w.Fatal(err)
+	}
+	u, err := client.Resource(FederatedTypeConfigs).Namespace(namespace).Get(w.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return u
+}
+
+// change changes a field of the spec.
+func (w *world) change(name, value string, path ...string) {
+	w.Helper()
+	u := w.get(name)
+	if err := unstructured.SetNestedField(u.Object, value, append([]string{"spec"}, path...)...); err != nil {
+		w.Fatal(err)
+	}
+	w.Put(u)
+	w.Settle()
+}
+
+// doNotRun checks that these types do not run, and all others of the ten do, as their status says.
+func (w *world) doNotRun(names ...string) {
+	w.Helper()
+	var running []string
+	for _, of := range w.Controller("federation").(*Types).Running() {
+		running = append(running, of.Name)
+	}
+	for name := range w.types {
+		runs := !slices.Contains(names, name)
+		if slices.Contains(running, name) != runs {
+			w.Errorf("%s runs: %t", name, !runs)
+		}
+		u := w.get(name)
+		if status := policy.ReadTypeConfig(u).Status; (status.PropagationController == "Running") != runs || status.ObservedGeneration != u.GetGeneration() {
+			w.Errorf("%s has the status %+v", name, status)
+		}
+	}
+	if !slices.IsSorted(running) {
+		w.Errorf("not sorted: %v", running)
+	}
+}
+
+func (w *world) warned(want ...string) {
+	w.Helper()
+	var got []string
+	for _, event := range w.Events() {
+		got = append(got, strings.Join(strings.Fields(event)[1:3], " "))
+	}
+	if !slices.Equal(got, want) {
+		w.Errorf("Events %q, want %q", got, want)
+	}
+}
+
+const typePatch = "patch federatedtypeconfigs.core.kubefed.io"
+
+func TestTheTenTypesRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.doNotRun()
+		if writes := w.Writes(); len(writes) != 20 {
+			t.Errorf("%d writes, want a finalizer and a status for each of ten: %q", len(writes), writes)
+		}
+		w.Restart()
+		w.Settle()
+		w.doNotRun()
+		w.wrote()
+		w.warned()
+	})
+}
+
+func TestATypeIsSwitchedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.Writes()
+		w.change("secrets", "Disabled", "propagation")
+		w.doNotRun("secrets")
+		w.change("secrets", "Enabled", "propagation")
+		w.doNotRun()
+		w.wrote(typePatch+"/status "+namespace+"/secrets", typePatch+"/status "+namespace+"/secrets")
+		w.warned()
+	})
+}
+
+// TestADefinitionGoesAndComes is what follows the CustomResourceDefinitions.
+func TestADefinitionGoesAndComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.Delete(w.definitions["federatedsecrets.types.kubefed.io"])
+		w.Settle()
+		w.doNotRun("secrets")
+		w.warned("FederatedTypeMissing " + namespace + "/secrets:")
+		w.Put(w.definitions["federatedsecrets.types.kubefed.io"])
+		w.Settle()
+		w.doNotRun()
+	})
+}
+
+// TestATypeIsDeleted is row 11 for the FederatedTypeConfigs: without namespaces only what is in none runs.
+func TestATypeIsDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.Writes()
+		w.Delete(w.get("namespaces"))
+		w.Settle()
+		delete(w.types, "namespaces")
+		rest := []string{}
+		for name := range w.types {
+			if name != "clusterroles.rbac.authorization.k8s.io" {
+				rest = append(rest, name)
+			}
+		}
+		w.doNotRun(rest...)
+		if writes := w.Writes(); !slices.Contains(writes, typePatch+" "+namespace+"/namespaces") || len(writes) != 9 {
+			t.Errorf("%q, want the finalizer of namespaces to go, and eight statuses", writes)
+		}
+		if events := w.Events(); len(events) != 8 || !strings.HasPrefix(events[0], "Warning NamespaceTypeMissing ") {
+			t.Errorf("Events %q", events)
+		}
+	})
+}
+
+// TestATypeThatMayNotRun is row 12.
+func TestATypeThatMayNotRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		u := w.types["secrets"].DeepCopy()
+		u.SetName("federatedconfigmaps.types.kubefed.io")
+		u.SetResourceVersion("")
+		for key, value := range map[string]string{"group": "types.kubefed.io", "version": "v1beta1", "kind": "FederatedConfigMap", "pluralName": "federatedconfigmaps"} {
+			if err := unstructured.SetNestedField(u.Object, value, "spec", "targetType", key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.types[u.GetName()] = u
+		w.Put(u)
+		w.Settle()
+		w.doNotRun(u.GetName())
+		w.warned("UnsupportedType " + namespace + "/" + u.GetName() + ":")
+	})
+}
+
+// TestTheFederationIsSwitchedOff is the gate PushReconciler.
+func TestTheFederationIsSwitchedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		config := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster",
+			"featureGates": []any{map[string]any{"name": "PushReconciler", "configuration": "Disabled"}}}}}
+		config.SetGroupVersionKind(KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
+		config.SetNamespace(namespace)
+		config.SetName(policy.ConfigName)
+		w.Put(runtime.Object(config))
+		w.Settle()
+		var names []string
+		for name := range w.types {
+			names = append(names, name)
+		}
+		w.doNotRun(names...)
+		w.warned()
+	})
+}
+
+// TestAFinalizerOfOthersStays has one that somebody adds just before ours.
+func TestAFinalizerOfOthersStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		u := w.get("secrets")
+		u.SetFinalizers([]string{"example.com/mine"})
+		w.Lag(time.Second, "federatedtypeconfigs")
+		w.Put(u)
+		w.change("secrets", "Disabled", "propagation")
+		w.Sleep(time.Minute)
+		if got, want := w.get("secrets").GetFinalizers(), []string{"example.com/mine", policy.TypeFinalizer}; !slices.Equal(got, want) {
+			t.Errorf("finalizers %v, want %v", got, want)
+		}
+	})
+}
