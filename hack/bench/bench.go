@@ -91,6 +91,9 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 	if b.admin, err = kubernetes.NewForConfig(b.c.AdminConfig()); err != nil {
 		return nil, err
 	}
+	if err := b.c.Publish(ctx, b.admin); err != nil {
+		return nil, err
+	}
 	if err := b.c.ApplyDir(ctx, filepath.Join(root, "deploy"), "Deployment"); err != nil {
 		return nil, err
 	}

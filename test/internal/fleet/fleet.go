@@ -88,7 +88,7 @@ func (f *Fleet) prepare(ctx context.Context) (err error) {
 	if f.Objects, err = dynamic.NewForConfig(f.AdminConfig()); err != nil {
 		return err
 	}
-	if err := f.publish(ctx); err != nil {
+	if err := f.Publish(ctx, f.Admin); err != nil {
 		return err
 	}
 	return f.installComponents(ctx)

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+package cluster
 
 import (
 	"context"
@@ -13,13 +13,14 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
 
-// publish gives the API server an address in the EndpointSlice default/kubernetes, as API servers do that
+// Publish gives the API server an address in the EndpointSlice default/kubernetes, as API servers do that
 // do not listen on the loopback interface only, which no EndpointSlice may name. Without such an address a
 // manager that takes the Lease early waits for the end of its predecessor's claim.
-func (f *Fleet) publish(ctx context.Context) error {
+func (c *Cluster) Publish(ctx context.Context, admin kubernetes.Interface) error {
 	ip, err := ownAddress()
 	if err != nil || ip == nil {
 		return err
@@ -34,7 +35,7 @@ func (f *Fleet) publish(ctx context.Context) error {
 			if err != nil {
 				return
 			}
-			go forward(from, strings.TrimPrefix(f.URL(), "https://"))
+			go forward(from, strings.TrimPrefix(c.URL(), "https://"))
 		}
 	}()
 	slice := &discoveryv1.EndpointSlice{
@@ -43,7 +44,7 @@ func (f *Fleet) publish(ctx context.Context) error {
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(listener.Addr().(*net.TCPAddr).Port))}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{ip.String()}}},
 	}
-	_, err = f.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, slice, metav1.CreateOptions{})
+	_, err = admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, slice, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) { // it does so itself
 		return listener.Close()
 	}
