@@ -117,7 +117,7 @@ var allMutants = []mutant{
 	{"11: no hint counts", false, "protocol/state.go",
 		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
-		"err := f.proveOnce(ctx)", "pauseFor(ctx, 2*time.Second)\nerr := error(nil)"},
+		"err := f.proveOnce(ctx)", "f.pauseFor(ctx, 2*time.Second, 2*time.Second+1)\nerr := error(nil)\n_ = f.proveOnce"},
 	{"11: fewer addresses than API servers are enough", true, "apifence/proof.go",
 		"case len(known) < count:", "case false:"},
 	{"11: an API server that does not admit this replica is ignored", true, "apifence/proof.go",
@@ -145,7 +145,7 @@ var allMutants = []mutant{
 	{"fence: the leader does not name itself again", false, "apifence/name.go",
 		"if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
 	{"fence: a holder that cannot lead keeps the lease", false, "protocol/term.go",
-		"case !p.raised && now >= p.began+p.own.Lease:", "case false:"},
+		"case !p.raised && now >= p.began+p.own.Lease:\n\t\treturn ActGiveUp", "case !p.raised && now >= p.began+p.own.Lease:\n\t\tp.began = now"},
 }
 
 // TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,
