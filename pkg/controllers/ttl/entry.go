@@ -17,8 +17,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// families are the annotations of the originals, by the names that --compat has for these.
-var families = map[string]policy.Family{"ttl-controller": policy.Twin, "janitor": policy.Janitor}
+// The originals by their names in --compat.
+const (
+	twin    = "ttl-controller"
+	janitor = "janitor"
+)
 
 // listsAtOnce is how many types are listed at the same time.
 const listsAtOnce = 2
@@ -31,7 +34,7 @@ func Entry() controllers.Entry {
 		Name:         Name,
 		Summary:      "deletes annotated objects whose time has passed",
 		OffByDefault: true,
-		Compat:       []string{"ttl-controller", "janitor"},
+		Compat:       []string{twin, janitor},
 		Config:       &flags,
 		Needs: func(s controllers.Settings) ([]informers.Need, error) {
 			rules := flags.with(s).Policy()
@@ -54,10 +57,11 @@ func Entry() controllers.Entry {
 
 // with returns the configuration under these settings.
 func (c Config) with(s controllers.Settings) *Config {
-	for _, name := range []string{"ttl-controller", "janitor"} {
-		if slices.Contains(s.Compat, name) {
-			c.Compat = append(c.Compat, families[name])
-		}
+	if slices.Contains(s.Compat, twin) {
+		c.Compat = append(c.Compat, policy.Twin)
+	}
+	if slices.Contains(s.Compat, janitor) {
+		c.Compat = append(c.Compat, policy.Janitor)
 	}
 	c.DryRun = c.DryRun || s.DryRun
 	c.Scope, c.OwnNamespaces, c.Pod = s.Namespaces, s.OwnNamespaces, s.Pod
