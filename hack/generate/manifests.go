@@ -33,18 +33,18 @@ var components = map[string][]string{
 	"ttl-compat":     {"--compat=ttl-controller,janitor"},
 }
 
-// requires maps a component to the one that it only makes sense with.
+// requires maps a component to the component without which it makes no sense.
 var requires = map[string]string{"replication-compat": "replication", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
 	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication and ttl find no account and write nothing: where they\n" +
 		"# run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
-	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read all of their objects,\n" +
-		"# Secrets not among them, and delete every one. Which of them it deletes is up to annotations and flags.\n",
+	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read and delete all objects\n" +
+		"# of these types, to which Secrets do not belong. Annotations and flags say which objects it deletes.\n",
 	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +
-		"# cluster: Secrets, whose content it may read, roles, nodes and the types of any CRD. The controller keeps itself\n" +
-		"# from deleting what is protected, but whoever has the manager's token does not.\n",
+		"# cluster: Secrets, whose content it may read, roles, nodes and the types of any CRD. The controller does not\n" +
+		"# delete what is protected, but whoever has the manager's token can.\n",
 }
 
 // manifests returns the files to write below deploy/, by path.
