@@ -23,7 +23,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 // BenchmarkTakeOver measures a replica with warm caches that begins to lead: from the call of Run to
@@ -93,8 +92,8 @@ func newCached(b *testing.B, client *fake.Clientset, secrets, deployments int) *
 		all = append(all, i)
 		return i
 	}
-	asSource := fixture.Reduce(Name, SourceAnnotations(cfg), digest, "")
-	asWorkload := fixture.Reduce(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg), "")
+	asSource := reduceAs(Name, SourceAnnotations(cfg), digest, "")
+	asWorkload := reduceAs(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg), "")
 	var secretList, deploymentList []runtime.Object
 	for i := range secrets {
 		s := &corev1.Secret{Data: map[string][]byte{"key": fmt.Append(nil, i)}}

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 // 300 workloads of one namespace are due, and each patch takes 100 ms.
@@ -213,7 +212,7 @@ func BenchmarkAHugeAnnotation(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			d := deploy(pod(onTemplate(annotation[0], annotation[1])), annotation[0], annotation[1])
 			keys := cfg.keys()
-			reduce := fixture.Reduce(Name, keys.OfWorkloads(), keys.DigestWorkload, "")
+			reduce := reduceAs(Name, keys.OfWorkloads(), keys.DigestWorkload, "")
 			c := &Controller{cfg: cfg, keys: keys}
 			for b.Loop() {
 				obj, err := reduce(d)

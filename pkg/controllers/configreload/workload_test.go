@@ -18,7 +18,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 // references returns a template that refers to sources in every possible way, and to other things.
@@ -87,7 +86,7 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 	}
 	cfg := NewConfig()
 	cfg.Compat = true
-	reduce := fixture.Reduce(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg), "")
+	reduce := reduceAs(Name, WorkloadAnnotations(cfg), WorkloadDigest(cfg), "")
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			before := tc.obj.DeepCopyObject()
@@ -129,7 +128,7 @@ func TestAWorkloadThatCannotBeReadIsAnErrorOfItsOwn(t *testing.T) {
 		"a template that is no object":     broken("none"),
 		"an object that is not a workload": &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}},
 	}
-	reduce := fixture.Reduce(Name, nil, WorkloadDigest(NewConfig()), "")
+	reduce := reduceAs(Name, nil, WorkloadDigest(NewConfig()), "")
 	for name, obj := range cases {
 		t.Run(name, func(t *testing.T) {
 			reduced, err := reduce(obj)

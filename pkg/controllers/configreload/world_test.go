@@ -34,7 +34,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -46,7 +45,7 @@ type world struct {
 	client   *fake.Clientset
 	dynamic  dynamic.Interface // nil: no Argo Rollouts
 	live     liveReads
-	versions *fixture.Versions
+	versions *versions
 	recorder *record.FakeRecorder
 	registry metrics.KubeRegistry
 	c        *Controller
@@ -75,9 +74,9 @@ func (w *world) begin(lags map[string]time.Duration, configure func(*Config), ob
 	if configure != nil {
 		configure(&w.cfg)
 	}
-	w.versions = fixture.NewVersions(w.client)
+	w.versions = newVersions(w.client)
 	for resource, lag := range lags {
-		fixture.Lag(w.client, resource, lag)
+		delayWatches(w.client, resource, lag)
 	}
 	w.put(objects...)
 	w.start()
@@ -98,8 +97,8 @@ func (w *world) start() {
 		}
 		return i
 	}
-	source := fixture.Reduce(Name, SourceAnnotations(w.cfg), digest, w.versions.Last())
-	workload := fixture.Reduce(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
+	source := reduceAs(Name, SourceAnnotations(w.cfg), digest, w.versions.Last())
+	workload := reduceAs(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
 	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
 	in := Informers{
 		ConfigMaps:   with(core.ConfigMaps().Informer(), source),
