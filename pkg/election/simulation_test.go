@@ -248,9 +248,10 @@ func (s *simulation) few() time.Duration {
 	return time.Second + s.cfg.RetryPeriod.Duration
 }
 
-// quiet lets those that have lost return and start again.
+// quiet lets those that have lost return and start again. A standby ends two lease durations after it could
+// know that the store was restored.
 func (s *simulation) quiet() {
-	for range 2 {
+	for range 4 {
 		pass(s.cfg.LeaseDuration.Duration)
 		for _, r := range s.replicas {
 			s.revive(r)
