@@ -131,6 +131,12 @@ func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	return next
 }
 
+// FenceElsewhere is Fence for the API server of another cluster. The fence in our own API server has no say
+// there: the words of another server cannot end a term. No write there delays the release of the Lease.
+func (l *Lock) FenceElsewhere(next http.RoundTripper) http.RoundTripper {
+	return l.fence.TransportElsewhere(next)
+}
+
 // IsLeading reports whether a write would pass the fence at this instant.
 func (l *Lock) IsLeading() bool {
 	return l.fence.Admits(l.who.Clock.Now())

@@ -77,7 +77,7 @@ var allMutants = []mutant{
 	{"7: the fence does not look again before the end of the body", true, "writefence/fence.go",
 		"if !b.fence.isSendable(b.admission) {", "if false {"},
 	{"7: what is in flight goes on when the term ends", true, "writefence/fence.go",
-		"\t\ta.cancel(ErrTermEnded)\n", ""},
+		"\ta.cancel(ErrTermEnded)\n", ""},
 
 	// 8: the release is the last.
 	{"8: the release precedes the drain", true, "run.go",

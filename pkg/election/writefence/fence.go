@@ -73,8 +73,9 @@ type Fence struct {
 
 // admission is one write between the check and its response.
 type admission struct {
-	cancel context.CancelCauseFunc
-	ended  bool // the term ended while it was in flight
+	cancel    context.CancelCauseFunc
+	ended     bool // the term ended while it was in flight
+	elsewhere bool // in another cluster
 }
 
 // New returns a fence that refuses every write. It calls refused for each.
@@ -116,22 +117,43 @@ func (f *Fence) Close() {
 	defer f.mu.Unlock()
 	f.state = closed
 	for a := range f.inFlight {
-		a.ended = true
-		a.cancel(ErrTermEnded)
+		f.end(a)
 	}
 }
 
-// Shut refuses every write from now on but lets those in flight finish. The returned channel is
+// Shut refuses every write from now on but lets those in flight finish, except for those to other
+// clusters, which it cancels: these must not hold up the release of the Lease. The returned channel is
 // closed when the last one has finished.
 func (f *Fence) Shut() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for a := range f.inFlight {
+		if a.elsewhere {
+			f.end(a)
+		}
+	}
 	f.idle = make(chan struct{})
-	if len(f.inFlight) == 0 {
+	if !f.isBusy() {
 		close(f.idle)
 	}
 	f.state = shut
 	return f.idle
+}
+
+// end cancels a write.
+func (f *Fence) end(a *admission) {
+	a.ended = true
+	a.cancel(ErrTermEnded)
+}
+
+// isBusy reports whether a write to the cluster of the Lease is in flight.
+func (f *Fence) isBusy() bool {
+	for a := range f.inFlight {
+		if !a.elsewhere {
+			return true
+		}
+	}
+	return false
 }
 
 // QuietAt returns when no write that was admitted can be executed any more, if none is in flight.
@@ -158,14 +180,14 @@ func (f *Fence) isValid(now time.Duration) bool {
 }
 
 // admit returns nil if the write must not be sent.
-func (f *Fence) admit(cancel context.CancelCauseFunc) *admission {
+func (f *Fence) admit(cancel context.CancelCauseFunc, elsewhere bool) *admission {
 	now := f.clock.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.admits(now) {
 		return nil
 	}
-	a := &admission{cancel: cancel}
+	a := &admission{cancel: cancel, elsewhere: elsewhere}
 	f.inFlight[a] = struct{}{}
 	return a
 }
@@ -186,10 +208,10 @@ func (f *Fence) done(a *admission, unknown bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.inFlight, a)
-	if unknown { // rule 8
+	if unknown && !a.elsewhere { // rule 8
 		f.quiet = now + lateness
 	}
-	if f.idle != nil && len(f.inFlight) == 0 {
+	if f.idle != nil && !a.elsewhere && !f.isBusy() {
 		close(f.idle) // at most once: after Shut, nothing is admitted
 	}
 	return a.ended
@@ -201,9 +223,16 @@ func (f *Fence) Transport(next http.RoundTripper) http.RoundTripper {
 	return &fencedTransport{fence: f, next: next}
 }
 
+// TransportElsewhere is Transport for the API server of another cluster. It keeps the same term, but no
+// write there delays the release of the Lease: the next leader may find that one is executed late.
+func (f *Fence) TransportElsewhere(next http.RoundTripper) http.RoundTripper {
+	return &fencedTransport{fence: f, next: next, elsewhere: true}
+}
+
 type fencedTransport struct {
-	fence *Fence
-	next  http.RoundTripper
+	fence     *Fence
+	next      http.RoundTripper
+	elsewhere bool
 }
 
 // RoundTrip implements http.RoundTripper. A write passes if the term is valid by the clock at this instant
@@ -214,7 +243,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.next.RoundTrip(req)
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
-	a := t.fence.admit(cancel)
+	a := t.fence.admit(cancel, t.elsewhere)
 	if a == nil {
 		cancel(nil)
 		if req.Body != nil {

@@ -84,10 +84,10 @@ func TestFenceAdmits(t *testing.T) {
 			test.prepare(f)
 			clock.set(test.now)
 			sent := false
-			transport := fencedTransport{f, roundTripper(func(*http.Request) (*http.Response, error) {
+			transport := f.Transport(roundTripper(func(*http.Request) (*http.Response, error) {
 				sent = true
 				return &http.Response{Body: http.NoBody}, nil
-			})}
+			}))
 			req, err := http.NewRequestWithContext(t.Context(), test.method, "http://api/x", strings.NewReader("{}"))
 			if err != nil {
 				t.Fatal(err)
@@ -141,7 +141,7 @@ func TestWhatIsAWrite(t *testing.T) {
 
 func TestFenceCountsRefusals(t *testing.T) {
 	f, refused := newTestFence(&setClock{})
-	client := &http.Client{Transport: &fencedTransport{f, http.DefaultTransport}}
+	client := &http.Client{Transport: f.Transport(http.DefaultTransport)}
 	for _, method := range []string{http.MethodPatch, http.MethodPatch, http.MethodDelete, "BREW"} {
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://api/x", nil)
 		if err != nil {
@@ -174,7 +174,7 @@ func TestFenceClosesTheBodyThatItRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (&fencedTransport{f, http.DefaultTransport}).RoundTrip(req); !errors.Is(err, ErrNotLeading) || !body.closed { //nolint:bodyclose // there is no response
+	if _, err := f.Transport(http.DefaultTransport).RoundTrip(req); !errors.Is(err, ErrNotLeading) || !body.closed { //nolint:bodyclose // there is no response
 		t.Errorf("error %v, closed %t", err, body.closed)
 	}
 }
@@ -185,10 +185,10 @@ func TestFenceEndsWritesInFlight(t *testing.T) {
 		f, _ := newTestFence(clock)
 		f.OpenUntil(clock.Now() + time.Minute)
 		time.AfterFunc(10*time.Second, f.Close)
-		transport := fencedTransport{f, roundTripper(func(req *http.Request) (*http.Response, error) {
+		transport := f.Transport(roundTripper(func(req *http.Request) (*http.Response, error) {
 			<-req.Context().Done() // hangs
 			return nil, req.Context().Err()
-		})}
+		}))
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -222,10 +222,10 @@ func TestFenceAsksAgainBeforeTheBodyEnds(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	transport := fencedTransport{f, roundTripper(func(req *http.Request) (*http.Response, error) {
+	transport := f.Transport(roundTripper(func(req *http.Request) (*http.Response, error) {
 		clock.set(10 * time.Second)
 		return http.DefaultTransport.RoundTrip(req)
-	})}
+	}))
 	for name, body := range map[string]io.Reader{"of known length": strings.NewReader("{}"), "of unknown length": io.MultiReader(strings.NewReader("{}"))} {
 		t.Run(name, func(t *testing.T) {
 			clock.set(0)
@@ -263,7 +263,7 @@ func TestFenceLeavesTheResponseReadable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := (&fencedTransport{f, http.DefaultTransport}).RoundTrip(req)
+	resp, err := f.Transport(http.DefaultTransport).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,13 +285,13 @@ func TestFenceShutWaits(t *testing.T) {
 		f.OpenUntil(clock.Now() + time.Minute)
 		defer f.Close()
 		answer := make(chan struct{})
-		transport := fencedTransport{f, roundTripper(func(req *http.Request) (*http.Response, error) {
+		transport := f.Transport(roundTripper(func(req *http.Request) (*http.Response, error) {
 			if _, err := io.ReadAll(req.Body); err != nil {
 				return nil, err
 			}
 			<-answer
 			return &http.Response{Body: http.NoBody}, req.Context().Err()
-		})}
+		}))
 		write := func() error {
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", strings.NewReader("{}"))
 			if err != nil {
@@ -332,7 +332,7 @@ func TestFenceInAClient(t *testing.T) {
 	config.Wrap(func(http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(req *http.Request) (*http.Response, error) {
 			requests.Add(1)
-			return (&fencedTransport{f, http.DefaultTransport}).RoundTrip(req)
+			return f.Transport(http.DefaultTransport).RoundTrip(req)
 		})
 	})
 	client, err := kubernetes.NewForConfig(config)
@@ -343,4 +343,39 @@ func TestFenceInAClient(t *testing.T) {
 	if !errors.Is(err, ErrNotLeading) || requests.Load() != 1 {
 		t.Errorf("%d requests, error %v", requests.Load(), err)
 	}
+}
+
+// TestNoWriteElsewhereHoldsUpTheRelease has a write to another cluster in flight, and one that got no answer.
+func TestNoWriteElsewhereHoldsUpTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, refused := newTestFence(bubbleClock{time.Now()})
+		hangs := roundTripper(func(req *http.Request) (*http.Response, error) {
+			<-req.Context().Done()
+			return nil, context.Cause(req.Context())
+		})
+		write := func(ctx context.Context) error {
+			req := must(http.NewRequestWithContext(ctx, http.MethodPut, "http://api/x", nil))
+			_, err := f.TransportElsewhere(hangs).RoundTrip(req) //nolint:bodyclose // there is no response
+			return err
+		}
+		if err := write(t.Context()); !errors.Is(err, ErrNotLeading) || *refused != 1 {
+			t.Errorf("before the term: %v, %d refused", err, *refused)
+		}
+		f.OpenUntil(time.Hour)
+		unanswered, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := write(unanswered); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a write that nobody answered: %v", err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- write(t.Context()) }()
+		synctest.Wait()
+		<-f.Shut()
+		if err := <-done; !errors.Is(err, ErrTermEnded) {
+			t.Errorf("the write in flight: %v", err)
+		}
+		if f.QuietAt() != 0 {
+			t.Errorf("the release waits until %s", f.QuietAt())
+		}
+	})
 }
