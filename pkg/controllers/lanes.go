@@ -36,11 +36,14 @@ type queue[K comparable] struct {
 }
 
 func newQueue[K comparable](opts Options, logger *klog.Logger) *queue[K] {
-	lanes := newLanes[K]()
+	lanes, name := newLanes[K](), opts.Name
+	if opts.Cluster != "" {
+		name = "" // without metrics, which client-go cannot remove
+	}
 	keys := &laneQueue[K]{lanes: lanes, TypedInterface: workqueue.NewTypedWithConfig(
-		workqueue.TypedQueueConfig[K]{Name: opts.Name, Clock: opts.Clock, Queue: lanes})}
+		workqueue.TypedQueueConfig[K]{Name: name, Clock: opts.Clock, Queue: lanes})}
 	return &queue[K]{keys: keys, TypedDelayingInterface: workqueue.NewTypedDelayingQueueWithConfig(
-		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: opts.Name, Clock: opts.Clock, Queue: keys})}
+		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Clock: opts.Clock, Queue: keys})}
 }
 
 // laneQueue is a workqueue whose keys wait in lanes.

@@ -54,22 +54,29 @@ func NewLoop[K comparable](
 		return nil, err
 	}
 	if reconcile == nil {
-		return nil, fmt.Errorf("loop %s without a function reconcile", opts.Name)
+		return nil, fmt.Errorf("loop %s without a function reconcile", opts)
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]time.Time{}}
-	opts.Metrics.add(opts.Name, func() time.Duration {
+	if opts.Cluster != "" && len(watches) > 0 {
+		return nil, fmt.Errorf("loop %s: the loop of a cluster has no watches, use Cluster.Follow and Enqueue", opts)
+	}
+	opts.Metrics.add(opts, func() time.Duration {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
 		return running
 	})
 	for _, w := range watches {
 		m := &mapper[K]{loop: l, watch: w}
 		if err := m.register(); err != nil {
-			return nil, fmt.Errorf("%s: watch: %w", opts.Name, err)
+			return nil, fmt.Errorf("%s: watch: %w", opts, err)
 		}
 		l.mappers = append(l.mappers, m)
 	}
 	return l, nil
 }
+
+// Close ends the metrics of the loop, which must not run any more. Only a loop that goes before the process
+// does has to be closed.
+func (l *Loop[K]) Close() { l.opts.Metrics.remove(l.opts) }
 
 // Enqueue adds keys to the queue, for what no informer tells: a timer or a channel of the controller's
 // own. While Run does not run, it does nothing, as with events; what must not be missed is enqueued
@@ -108,9 +115,9 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 // and mappings have returned, however long that takes: the host, which holds the lease, decides how long
 // to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.Name))
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.String()))
 	// All goroutines inherit the label: those of the workers and of the queue.
-	pprof.Do(ctx, pprof.Labels("controller", l.opts.Name), func(ctx context.Context) {
+	pprof.Do(ctx, pprof.Labels("controller", l.opts.String()), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err
@@ -131,7 +138,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	for _, m := range l.mappers {
 		synced = append(synced, m.watch.informer.HasSyncedChecker())
 	}
-	if !cache.WaitFor(klog.NewContext(ctx, logger.V(2)), l.opts.Name, synced...) {
+	if !cache.WaitFor(klog.NewContext(ctx, logger.V(2)), l.opts.String(), synced...) {
 		return nil // ctx ended first, and no worker was started
 	}
 	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
@@ -170,7 +177,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 		defer time.AfterFunc(d, func() {
 			logger.Info("Reconciles did not end in the time that the controller has for it, and are cut off",
 				"drainTimeout", d, "inFlight", l.Status().InFlight)
-			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts.Name))
+			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
 		}).Stop()
 	}
 	workers.Wait()
@@ -209,7 +216,7 @@ func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
-		return nil, fmt.Errorf("%s: is already running", l.opts.Name)
+		return nil, fmt.Errorf("%s: is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
 	l.queue = newQueue[K](l.opts, logger)
@@ -321,7 +328,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		logger.Error(err, "Reconcile failed")
 	}
 
-	l.opts.Metrics.observe(l.opts.Name, o.result, l.opts.Clock.Since(started))
+	l.opts.Metrics.observe(l.opts, o.result, l.opts.Clock.Since(started))
 	l.mu.Lock()
 	delete(l.inFlight, key)
 	l.counts.reconciles++

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"path"
 	"sync"
 	"time"
 
@@ -31,8 +32,8 @@ type Metrics struct {
 	duration   *metrics.HistogramVec
 	panics     *metrics.CounterVec
 	restarts   *metrics.CounterVec
-	longest    *gaugeByController
-	problem    *gaugeByController
+	longest    *computedGauge
+	problem    *computedGauge
 }
 
 // NewMetrics registers the metrics with reg. It panics if they are registered already.
@@ -42,13 +43,13 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 			Name:           "quartermaster_controller_reconciles_total",
 			Help:           "Reconciles by controller and result (success, requeue, conflict, error, terminal_error, not_leading, panic).",
 			StabilityLevel: metrics.ALPHA,
-		}, []string{"controller", "result"}),
+		}, []string{"controller", "cluster", "result"}),
 		duration: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Name:           "quartermaster_controller_reconcile_duration_seconds",
 			Help:           "Time a reconcile took, by controller.",
 			Buckets:        []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60},
 			StabilityLevel: metrics.ALPHA,
-		}, []string{"controller"}),
+		}, []string{"controller", "cluster"}),
 		panics: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_panics_total",
 			Help:           "Panics recovered in a controller's functions, by controller.",
@@ -59,10 +60,10 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 			Help:           "Restarts of a controller that stopped unexpectedly, by controller.",
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller"}),
-		longest: newGaugeByController("quartermaster_controller_longest_running_reconcile_seconds",
-			"Age of the oldest reconcile in flight, by controller; 0 if none is."),
-		problem: newGaugeByController("quartermaster_controller_problem",
-			"1 while the health check of the controller fails, else 0, by controller."),
+		longest: newComputedGauge("quartermaster_controller_longest_running_reconcile_seconds",
+			"Age of the oldest reconcile in flight, by controller; 0 if none is.", "controller", "cluster"),
+		problem: newComputedGauge("quartermaster_controller_problem",
+			"1 while the health check of the controller fails, else 0, by controller.", "controller"),
 	}
 	reg.MustRegister(m.reconciles, m.duration, m.panics, m.restarts)
 	reg.CustomMustRegister(m.longest)
@@ -70,20 +71,28 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	return m
 }
 
-// add initialises a controller's series to zero, so that rates and alerts work from the first
-// scrape.
-func (m *Metrics) add(name string, longest func() time.Duration) {
+// add initialises the series of a loop to zero, so that rates and alerts work from the first scrape.
+func (m *Metrics) add(o Options, longest func() time.Duration) {
 	for _, result := range results {
-		m.reconciles.WithLabelValues(name, result).Add(0)
+		m.reconciles.WithLabelValues(o.Name, o.Cluster, result).Add(0)
 	}
-	m.duration.WithLabelValues(name)
-	m.panics.WithLabelValues(name).Add(0)
-	m.longest.add(name, func() float64 { return longest().Seconds() })
+	m.duration.WithLabelValues(o.Name, o.Cluster)
+	m.panics.WithLabelValues(o.Name).Add(0)
+	m.longest.add(func() float64 { return longest().Seconds() }, o.Name, o.Cluster)
 }
 
-func (m *Metrics) observe(name, result string, took time.Duration) {
-	m.reconciles.WithLabelValues(name, result).Inc()
-	m.duration.WithLabelValues(name).Observe(took.Seconds())
+// remove ends the series of a loop.
+func (m *Metrics) remove(o Options) {
+	for _, result := range results {
+		m.reconciles.Delete(map[string]string{"controller": o.Name, "cluster": o.Cluster, "result": result})
+	}
+	m.duration.Delete(map[string]string{"controller": o.Name, "cluster": o.Cluster})
+	m.longest.remove(o.Name, o.Cluster)
+}
+
+func (m *Metrics) observe(o Options, result string, took time.Duration) {
+	m.reconciles.WithLabelValues(o.Name, o.Cluster, result).Inc()
+	m.duration.WithLabelValues(o.Name, o.Cluster).Observe(took.Seconds())
 }
 
 // Hosted creates the series that the host has for a controller: its restarts and panics, and
@@ -92,12 +101,12 @@ func (m *Metrics) observe(name, result string, took time.Duration) {
 func (m *Metrics) Hosted(controller string, problem func() error) {
 	m.restarts.WithLabelValues(controller).Add(0)
 	m.panics.WithLabelValues(controller).Add(0)
-	m.problem.add(controller, func() float64 {
+	m.problem.add(func() float64 {
 		if problem() != nil {
 			return 1
 		}
 		return 0
-	})
+	}, controller)
 }
 
 // Restarted counts a Run that ended unexpectedly.
@@ -106,37 +115,45 @@ func (m *Metrics) Restarted(controller string) { m.restarts.WithLabelValues(cont
 // Panicked counts a panic that was recovered in any function of a controller.
 func (m *Metrics) Panicked(controller string) { m.panics.WithLabelValues(controller).Inc() }
 
-// gaugeByController computes its values at the scrape. A gauge that workers set would stand still
-// exactly when a reconcile hangs.
-type gaugeByController struct {
+// computedGauge computes its values at the scrape. A gauge that workers set would stand still exactly when a
+// reconcile hangs.
+type computedGauge struct {
 	metrics.BaseStableCollector
 	desc *metrics.Desc
 
 	mu     sync.Mutex
-	values map[string]func() float64
+	values map[string]computedValue // by labels
 }
 
-func newGaugeByController(name, help string) *gaugeByController {
-	return &gaugeByController{
-		desc:   metrics.NewDesc(name, help, []string{"controller"}, nil, metrics.ALPHA, ""),
-		values: map[string]func() float64{},
-	}
+type computedValue struct {
+	labels []string
+	of     func() float64
 }
 
-func (c *gaugeByController) add(controller string, value func() float64) {
+func newComputedGauge(name, help string, labels ...string) *computedGauge {
+	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), values: map[string]computedValue{}}
+}
+
+func (c *computedGauge) add(value func() float64, labels ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.values[controller] = value
+	c.values[path.Join(labels...)] = computedValue{labels, value}
+}
+
+func (c *computedGauge) remove(labels ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.values, path.Join(labels...))
 }
 
 // DescribeWithStability implements metrics.StableCollector.
-func (c *gaugeByController) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c.desc }
+func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c.desc }
 
 // CollectWithStability implements metrics.StableCollector.
-func (c *gaugeByController) CollectWithStability(ch chan<- metrics.Metric) {
+func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for controller, value := range c.values {
-		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value(), controller)
+	for _, v := range c.values {
+		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, v.of(), v.labels...)
 	}
 }

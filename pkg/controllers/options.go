@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -24,6 +25,10 @@ const (
 type Options struct {
 	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
 	Name string
+	// Cluster is set for a loop that works in another cluster, see Cluster.Loop. It is a label of the
+	// metrics. Such a loop has no watches, and its queue no metrics, since both would stay when the cluster
+	// goes: what Cluster.Follow shows is added by Enqueue.
+	Cluster string
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.
 	Workers int
@@ -41,6 +46,9 @@ type Options struct {
 	Clock clock.WithTicker
 }
 
+// String returns the name for people: CONTROLLER, or CONTROLLER/CLUSTER.
+func (o Options) String() string { return path.Join(o.Name, o.Cluster) }
+
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o Options) withDefaults() (Options, error) {
 	o.Workers = max(o.Workers, 1)
@@ -57,12 +65,12 @@ func (o Options) withDefaults() (Options, error) {
 	case o.Name == "":
 		return o, errors.New("loop without Options.Name")
 	case o.Metrics == nil:
-		return o, fmt.Errorf("loop %s without Options.Metrics", o.Name)
+		return o, fmt.Errorf("loop %s without Options.Metrics", o)
 	case o.DrainTimeout < 0:
-		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o.Name, o.DrainTimeout)
+		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o, o.DrainTimeout)
 	case o.MinBackoff < 0 || o.MaxBackoff < o.MinBackoff:
 		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least MinBackoff %s, which must not be negative",
-			o.Name, o.MaxBackoff, o.MinBackoff)
+			o, o.MaxBackoff, o.MinBackoff)
 	}
 	return o, nil
 }

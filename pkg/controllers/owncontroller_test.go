@@ -194,6 +194,13 @@ type forgetful struct{ cache.SharedIndexInformer }
 
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
+func TestTheLoopOfAClusterHasNoWatches(t *testing.T) {
+	_, err := NewLoop(Options{Name: "x", Cluster: "far", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(forgetful{}))
+	if want := "loop x/far: the loop of a cluster has no watches, use Cluster.Follow and Enqueue"; err == nil || err.Error() != want {
+		t.Errorf("NewLoop returned %v", err)
+	}
+}
+
 func TestAWatchOfOwnersNeedsThemInTheCache(t *testing.T) {
 	_, err := NewLoop(Options{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchOwner(forgetful{}, schema.GroupKind{}))
 	if err == nil || !strings.Contains(err.Error(), "x: watch: WatchOwner needs owner references") {

@@ -67,7 +67,7 @@ func (l *Loop[K]) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := Status{
-		Name:       l.opts.Name,
+		Name:       l.opts.String(),
 		Phase:      l.phase,
 		Workers:    l.opts.Workers,
 		InFlight:   make([]InFlight, 0, len(l.inFlight)),

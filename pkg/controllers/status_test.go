@@ -6,6 +6,7 @@ package controllers
 import (
 	"context"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -62,7 +63,7 @@ func TestStatusAndLongestRunning(t *testing.T) {
 		}
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
 		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller; 0 if none is.\n" +
-			"# TYPE " + longest + " gauge\n" + longest + `{controller="test"} 60` + "\n"
+			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test"} 60` + "\n"
 		if err := testutil.GatherAndCompare(h.registry, strings.NewReader(want), longest); err != nil {
 			t.Error(err)
 		}
@@ -83,6 +84,46 @@ func TestMetricsBeginAtZero(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, counters(t, registry, "idle")); diff != "" {
 		t.Errorf("series differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestCloseEndsTheMetricsOfTheLoopOfACluster(t *testing.T) {
+	registry := metrics.NewKubeRegistry()
+	m := NewMetrics(registry)
+	series := func() (names []string) {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) {
+					names = append(names, family.GetName())
+				}
+			}
+		}
+		return slices.Compact(names)
+	}
+	l, err := NewLoop(Options{Name: "x", Cluster: "far", Metrics: m}, nothing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewLoop(Options{Name: "x", Metrics: m}, nothing); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}
+	if diff := cmp.Diff(want, series()); diff != "" {
+		t.Errorf("series (-want +got):\n%s", diff)
+	}
+	if got := l.Status().Name; got != "x/far" {
+		t.Errorf("its name is %s", got)
+	}
+	l.Close()
+	if got := series(); got != nil {
+		t.Errorf("left: %v", got)
+	}
+	if got := counters(t, registry, "x"); len(got) != len(results) {
+		t.Errorf("the loop of our own cluster has %v", got)
 	}
 }
 
