@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
@@ -89,9 +90,9 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 			return informer
 		},
 		LiveVersion: p.cache.LiveVersion,
-		Follow: func(ctx context.Context, need informers.Need, lists chan struct{}, handler cache.ResourceEventHandler) (*informers.Following, error) {
-			need.For = name
-			return p.cache.Follow(ctx, need, lists, handler)
+		Follow:      follow(p.cache, name),
+		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
+			return p.openCluster(name, cluster, config)
 		},
 		Mapping:    p.clients.mapper.mapping,
 		RESTConfig: config,
@@ -105,4 +106,12 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 	h.Dynamic, dynamicErr = dynamic.NewForConfig(config)
 	h.Metadata, metadataErr = metadata.NewForConfig(config)
 	return h, errors.Join(clientErr, dynamicErr, metadataErr)
+}
+
+// follow returns Factory.Follow for a controller.
+func follow(c *informers.Factory, controller string) func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error) {
+	return func(ctx context.Context, need informers.Need, lists chan struct{}, handler cache.ResourceEventHandler) (*informers.Following, error) {
+		need.For = controller
+		return c.Follow(ctx, need, lists, handler)
+	}
 }

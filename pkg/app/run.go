@@ -53,6 +53,7 @@ func Run(ctx context.Context, o *Options) error {
 		p.cache.Start(untilReturn)
 	}
 	defer p.cache.Shutdown()
+	defer p.openClusters.close()
 	return p.lead(ctx, untilReturn)
 }
 
@@ -70,6 +71,8 @@ type process struct {
 	auth        *auth
 	registry    metrics.KubeRegistry
 	loopMetrics *controllers.Metrics
+
+	openClusters openClusters
 }
 
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are

@@ -45,6 +45,10 @@ type Host struct {
 	// Follow shows a handler the objects of a resource that was not known at the start, while the
 	// controller runs; see informers.Factory.Follow.
 	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
+	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
+	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
+	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients together.
+	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface

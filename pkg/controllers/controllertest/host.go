@@ -48,6 +48,7 @@ type Host struct {
 	leader   *replica
 	standby  *replica // nil if there is none
 	lags     map[string]time.Duration
+	clusters []*Cluster
 
 	mu      sync.Mutex
 	writes  []written
@@ -79,8 +80,7 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
-	h := &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
-		lags: map[string]time.Duration{}, hooking: make(chan struct{}, 1)}
+	h := s.newHost(t)
 	if err := clientscheme.AddToScheme(h.scheme); err != nil {
 		t.Fatal(err)
 	}
@@ -121,6 +121,12 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 		h.standby = h.start()
 	}
 	return h
+}
+
+func (s Setup) newHost(t testing.TB) *Host {
+	t.Helper()
+	return &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
+		lags: map[string]time.Duration{}, hooking: make(chan struct{}, 1)}
 }
 
 // inBubble fails the test outside of a synctest bubble.
@@ -176,14 +182,26 @@ const latency = time.Millisecond
 func (h *Host) Settle() {
 	h.t.Helper()
 	wait := latency
-	for _, lag := range h.lags {
-		wait = max(wait, latency+lag)
+	all := []*Host{h}
+	for _, c := range h.clusters {
+		all = append(all, c.Host)
+	}
+	requests := func() (n int) {
+		for _, each := range all {
+			n += each.server.Requests()
+		}
+		return n
+	}
+	for _, each := range all {
+		for _, lag := range each.lags {
+			wait = max(wait, latency+lag)
+		}
 	}
 	for range 10_000 {
-		before := h.server.Requests()
+		before := requests()
 		<-time.After(2 * wait)
 		synctest.Wait()
-		if h.server.Requests() == before {
+		if requests() == before {
 			return
 		}
 	}

@@ -73,6 +73,11 @@ func (h *Host) admit(r apiserver.Request) error {
 			`user "system:serviceaccount:kube-system:quartermaster" cannot %s resource %q in API group %q %s`,
 			r.Verb, resourceOf(r), r.Resource.Group, scope))
 	}
+	return h.hook(r)
+}
+
+// hook calls OnRead or OnWrite.
+func (h *Host) hook(r apiserver.Request) error {
 	reads := r.Verb == "get" || r.Verb == "list"
 	h.mu.Lock()
 	hook := h.onWrite
@@ -83,7 +88,7 @@ func (h *Host) admit(r apiserver.Request) error {
 	// An apply that creates is admitted twice. The second time the server is locked, and the hook has
 	// seen the write.
 	creates := r.Verb == "create" && r.Patch == types.ApplyPatchType
-	if hook == nil || creates || r.Verb == "watch" || who == cacheAgent && r.Verb != "get" {
+	if hook == nil || creates || r.Verb == "watch" || by(r) == cacheAgent && r.Verb != "get" {
 		return nil
 	}
 	h.hooking <- struct{}{}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
@@ -103,6 +104,10 @@ func (r *replica) stop() {
 func (r *replica) observed(e controllers.Entry) controllers.Entry {
 	if build := e.New; build != nil {
 		e.New = func(h controllers.Host) (controllers.Controller, error) {
+			opens := h.Cluster
+			h.Cluster = func(name string, config *rest.Config) (*controllers.Cluster, error) {
+				return r.h.open(opens, name, config)
+			}
 			c, err := build(h)
 			r.registry, r.controllers[e.Name] = h.Metrics, c
 			return c, err

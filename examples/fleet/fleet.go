@@ -1,0 +1,151 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fleet is an example of a controller that works in other clusters, of which Secrets in the namespace
+// fleet say how to reach them. Their Namespaces get a label with the name of the Secret.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+const (
+	name      = "fleet"
+	namespace = "fleet" // its Secrets only: no tenant may say where credentials go
+	label     = "example.com/fleet"
+)
+
+// Entry describes the controller to the host.
+func Entry() controllers.Entry {
+	return controllers.Entry{
+		Name: name, Summary: "labels the Namespaces of other clusters",
+		Needs: func(controllers.Settings) ([]informers.Need, error) {
+			return []informers.Need{{Resource: informers.Secrets, Namespace: namespace, LabelSelector: "example.com/cluster"}}, nil
+		},
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}}
+		},
+		New: func(h controllers.Host) (_ controllers.Controller, err error) {
+			c := &controller{host: h, secrets: informers.For[metav1.Object](h.Informer, informers.Secrets), members: map[string]*member{}}
+			h.Loop.Beside = c.closeAtTheEnd
+			c.Loop, err = controllers.NewLoop(h.Loop, c.reconcile, controllers.WatchSelf(c.secrets))
+			return c, err
+		},
+	}
+}
+
+type controller struct {
+	*controllers.Loop[cache.ObjectName]
+	host    controllers.Host
+	secrets informers.Informer[metav1.Object]
+	mu      sync.Mutex
+	members map[string]*member // by name of the Secret
+}
+
+type member struct {
+	version string // of the Secret
+	close   func()
+}
+
+// reconcile opens the cluster of a Secret, anew after a change, and closes it if the Secret has gone.
+func (c *controller) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	secret, exists := c.secrets.Get(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-controllers.Draining(ctx):
+		return 0, nil // closeAtTheEnd may have been here
+	default:
+	}
+	if old := c.members[key.Name]; old != nil && (!exists || old.version != secret.GetResourceVersion()) {
+		old.close()
+		delete(c.members, key.Name)
+	}
+	if !exists || c.members[key.Name] != nil {
+		return 0, nil
+	}
+	live, err := c.host.Client.CoreV1().Secrets(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	if err != nil {
+		return 0, err
+	}
+	m := &member{version: live.ResourceVersion}
+	if m.close, err = c.open(ctx, live); err == nil {
+		c.members[key.Name] = m
+	}
+	return 0, err
+}
+
+// open runs a loop in the cluster of a Secret until the returned function is called.
+func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), error) {
+	cluster, err := c.host.Cluster(secret.Name, &rest.Config{
+		Host: string(secret.Data["server"]), BearerToken: string(secret.Data["token"]),
+		TLSClientConfig: rest.TLSClientConfig{CAData: secret.Data["ca.crt"]}, QPS: 20, Burst: 40,
+	})
+	if err != nil {
+		return nil, err
+	}
+	client, clientErr := kubernetes.NewForConfig(cluster.RESTConfig)
+	var loop *controllers.Loop[cache.ObjectName]
+	enqueue := func(obj any) { loop.Enqueue(cache.MetaObjectToName(obj.(metav1.Object))) }
+	cluster.Loop.Beside = func(ctx context.Context) error {
+		namespaces, err := cluster.Follow(ctx, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
+			When: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }}, nil,
+			cache.ResourceEventHandlerFuncs{AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }})
+		if err == nil {
+			<-ctx.Done()
+			namespaces.Stop()
+		}
+		return err
+	}
+	loop, err = controllers.NewLoop(cluster.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // it may not answer
+		defer cancel()
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, label, secret.Name)
+		_, err := client.CoreV1().Namespaces().Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: name})
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		return 0, err
+	})
+	if err := errors.Join(clientErr, err); err != nil {
+		cluster.Close()
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // longer than this reconcile
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := loop.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "The cluster is not worked in until its Secret changes")
+		}
+	})
+	return func() { cancel(); running.Wait(); loop.Close(); cluster.Close() }, nil
+}
+
+// closeAtTheEnd closes all clusters before Run returns.
+func (c *controller) closeAtTheEnd(ctx context.Context) error {
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.members {
+		m.close()
+	}
+	clear(c.members)
+	return nil
+}

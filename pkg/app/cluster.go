@@ -1,0 +1,162 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// elsewhereDrain is how long reconciles of a loop for another cluster have to drain by default.
+const elsewhereDrain = 2 * time.Second
+
+// openClusters are the other clusters that the controllers have opened, by name.
+type openClusters struct {
+	mu  sync.Mutex
+	all map[string]*controllers.Cluster
+}
+
+// openCluster implements Host.Cluster.
+func (p *process) openCluster(controller, name string, config *rest.Config) (*controllers.Cluster, error) {
+	fail := func(err error) (*controllers.Cluster, error) {
+		return nil, fmt.Errorf("cluster %q of controller %s: %w", name, controller, err)
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return fail(errors.New(problems[0]))
+	}
+	if err := checkElsewhere(config, p.connection.base); err != nil {
+		return fail(err)
+	}
+	open := &p.openClusters
+	open.mu.Lock()
+	defer open.mu.Unlock()
+	if open.all[name] != nil {
+		return fail(errors.New("it is open already"))
+	}
+	reads, err := elsewhere(config, controller, p.lock.FenceElsewhere)
+	if err != nil {
+		return fail(err)
+	}
+	writes := rest.CopyConfig(reads)
+	if p.clients.dryRun != nil {
+		dryRun, err := newDryRun(connection{base: reads})
+		if err != nil {
+			return fail(err)
+		}
+		writes.Wrap(dryRun.wrap)
+	}
+	c := connection{reads, p.connection.contentType}
+	readers, err := informers.NewClients(c.builtIn(c.named("informers")), p.scheme)
+	if err != nil {
+		return fail(err)
+	}
+	cache, err := informers.New(p.options.name, informers.Config{Cluster: name}, readers, nil, p.registry, clock.RealClock{}, p.loopMetrics.Panicked)
+	if err != nil {
+		return fail(err)
+	}
+	opened := &controllers.Cluster{
+		RESTConfig: writes,
+		Follow:     follow(cache, controller),
+		Loop: controllers.Options{
+			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: elsewhereDrain},
+		Close: sync.OnceFunc(func() {
+			cache.Shutdown()
+			utilnet.CloseIdleConnectionsFor(reads.Transport)
+			open.mu.Lock()
+			defer open.mu.Unlock()
+			delete(open.all, name)
+		}),
+	}
+	if open.all == nil {
+		open.all = map[string]*controllers.Cluster{}
+	}
+	open.all[name] = opened
+	return opened, nil
+}
+
+// close closes the clusters that the controllers have left open.
+func (o *openClusters) close() {
+	o.mu.Lock()
+	left := make([]*controllers.Cluster, 0, len(o.all))
+	for _, c := range o.all {
+		left = append(left, c)
+	}
+	o.mu.Unlock()
+	for _, c := range left {
+		c.Close()
+	}
+}
+
+// checkElsewhere refuses a configuration that runs a program or reads a file, since whoever may write it
+// would do so as this process, and one with the token of this process, which another server must not get.
+func checkElsewhere(config, own *rest.Config) error {
+	switch {
+	case config == nil || config.Host == "":
+		return errors.New("the configuration names no API server")
+	case config.ExecProvider != nil || config.AuthProvider != nil:
+		return errors.New("the configuration runs a program for its credentials")
+	case cmp.Or(config.BearerTokenFile, config.CAFile, config.CertFile, config.KeyFile) != "":
+		return errors.New("the configuration names a file: pass the contents")
+	case config.BearerToken != "" && config.BearerToken == own.BearerToken:
+		return errors.New("the configuration has the token of this process, which is for its own API server")
+	}
+	return nil
+}
+
+// elsewhere returns the configuration of a controller's clients in another cluster. They share connections,
+// and a limit if config has one. The fence is beneath all that may wait.
+func elsewhere(config *rest.Config, controller string, fence transport.WrapperFunc) (*rest.Config, error) {
+	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
+	if !strings.Contains(config.Host, "://") {
+		config.Host = "https://" + config.Host
+	}
+	if config.Proxy == nil { // no proxy, whatever the environment says
+		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	}
+	config.WrapTransport = transport.Wrappers(fence, config.WrapTransport)
+	all, err := rest.TransportFor(config)
+	if err != nil {
+		return nil, err
+	}
+	shared := &rest.Config{
+		Host: config.Host, APIPath: config.APIPath, UserAgent: config.UserAgent, WarningHandler: rest.NoWarnings{},
+		Transport: withoutLongWaits(withoutRedirects{all}), QPS: -1, RateLimiter: config.RateLimiter,
+	}
+	if config.QPS > 0 && config.RateLimiter == nil {
+		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, max(config.Burst, 1))
+	}
+	return shared, nil
+}
+
+// withoutRedirects makes a redirect an error: client-go would send the credentials to wherever it leads.
+type withoutRedirects struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (t withoutRedirects) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(r)
+	if err == nil && resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.Header.Get("Location") != "" {
+		_ = resp.Body.Close() // it is of no use
+		return nil, fmt.Errorf("%s %s: the API server redirects, which is not followed", r.Method, r.URL.Path)
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper lets client-go find the transport behind this one.
+func (t withoutRedirects) WrappedRoundTripper() http.RoundTripper { return t.next }

@@ -1,0 +1,105 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllertest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
+)
+
+// Cluster is the API server of another cluster, for controllers that call Host.Cluster.
+type Cluster struct {
+	// Host has the methods Put, Delete, Writes, OnRead, OnWrite and Lag of that API server, and is what Get
+	// and List of this package take. No manager belongs to it. Events that controllers record are of the
+	// host.
+	*Host
+	// Address is what a controller passes to Host.Cluster as the Host of the configuration, from wherever it
+	// has its clusters. No credentials are needed.
+	Address string
+
+	server *httptest.Server
+	cut    atomic.Bool
+	hangs  atomic.Pointer[chan struct{}] // closed when it hangs no more
+}
+
+// AddCluster adds an API server at http://NAME.test with the given objects. It allows every request.
+func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
+	h.t.Helper()
+	c := &Cluster{Address: "http://" + name + ".test", Host: Setup{Entries: h.setup.Entries}.newHost(h.t)}
+	c.scheme = h.scheme
+	c.Host.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: c.hook, Wrote: c.wrote, Unsupported: c.unsupported,
+		Holds: c.holds, Clock: c.now})
+	c.Lag(0)
+	c.Put(objects...)
+	c.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if hangs := c.hangs.Load(); hangs != nil {
+			select {
+			case <-*hangs:
+			case <-r.Context().Done():
+			}
+			panic(http.ErrAbortHandler)
+		}
+		c.Host.server.ServeHTTP(w, r)
+	}))
+	c.server.Listener.Close()
+	c.server.Listener = c.network
+	c.server.Start()
+	h.clusters = append(h.clusters, c)
+	h.t.Cleanup(func() {
+		c.Restore()
+		c.server.CloseClientConnections()
+		c.server.Close()
+	})
+	return c
+}
+
+// open is Host.Cluster for the clusters of the test.
+func (h *Host) open(
+	next func(string, *rest.Config) (*controllers.Cluster, error), name string, config *rest.Config,
+) (*controllers.Cluster, error) {
+	for _, c := range h.clusters {
+		if config != nil && config.Host == c.Address {
+			config = rest.CopyConfig(config)
+			config.Dial = c.dial
+		}
+	}
+	return next(name, config)
+}
+
+func (c *Cluster) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if c.cut.Load() {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("the network is cut")}
+	}
+	return c.network.dial(ctx, network, address)
+}
+
+// Cut breaks all connections to the API server, and allows no new ones.
+func (c *Cluster) Cut() {
+	c.cut.Store(true)
+	c.server.CloseClientConnections()
+}
+
+// Hang lets each request that begins from now on wait for ever. What a watch shows goes on.
+func (c *Cluster) Hang() {
+	hangs := make(chan struct{})
+	c.hangs.CompareAndSwap(nil, &hangs)
+}
+
+// Restore ends Cut and Hang. What hung gets no answer.
+func (c *Cluster) Restore() {
+	c.cut.Store(false)
+	if hangs := c.hangs.Swap(nil); hangs != nil {
+		close(*hangs)
+	}
+}
