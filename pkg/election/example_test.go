@@ -5,6 +5,7 @@ package election_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,7 +47,7 @@ func Example() {
 			return err
 		})
 	}
-	fmt.Println(run(context.Background(), "restocker-0"))
-	// Output: unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and
-	// KUBERNETES_SERVICE_PORT must be defined
+	err := run(context.Background(), "restocker-0")
+	fmt.Println(errors.Is(err, rest.ErrNotInCluster)) // a test is no Pod
+	// Output: true
 }
