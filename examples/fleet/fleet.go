@@ -43,7 +43,7 @@ func Entry() controllers.Entry {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}}
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
-			c := &controller{host: h, secrets: informers.For[metav1.Object](h.Informer, informers.Secrets), members: map[string]*member{}}
+			c := &controller{host: h, secrets: informers.For[metav1.Object](h, informers.Secrets), members: map[string]*member{}}
 			h.Loop.Beside = c.closeAtTheEnd
 			c.Loop, err = controllers.NewLoop(h.Loop, c.reconcile, controllers.WatchSelf(c.secrets))
 			return c, err

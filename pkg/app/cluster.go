@@ -67,13 +67,13 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err != nil {
 		return fail(err)
 	}
-	cache, err := informers.New(p.options.name, informers.Config{Cluster: name}, readers, nil, p.registry, clock.RealClock{}, p.loopMetrics.Panicked)
+	cache, err := informers.New(informers.Config{Cluster: name}, readers, nil, p.registry, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}
 	opened := &controllers.Cluster{
 		RESTConfig: writes,
-		Follow:     follow(cache, controller),
+		Follow:     cache.For(controller).Follow,
 		Loop: controllers.Options{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: elsewhereDrain},
 		Close: sync.OnceFunc(func() {

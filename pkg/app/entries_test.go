@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -128,7 +130,7 @@ func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
 				return []informers.Need{{Resource: declared}}, nil
 			},
 			New: func(h controllers.Host) (controllers.Controller, error) {
-				if h.Informer(asked) == nil {
+				if informers.For[metav1.Object](h, asked) == nil {
 					t.Errorf("%s got no informer", name)
 				}
 				return &scripted{}, nil

@@ -4,16 +4,13 @@
 package app
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -45,16 +42,14 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 	var handler http.Handler
 	host.Handle = func(h http.Handler) {
 		if h == nil || handler != nil {
-			panic(controllers.Mistake("calls Host.Handle with nil or twice"))
+			panic(informers.Mistake("calls Host.Handle with nil or twice"))
 		}
 		handler = h
 	}
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case controllers.Mistake:
-			err = r
-		case informers.MismatchError:
+		case informers.Mistake:
 			err = r
 		default:
 			panic(r)
@@ -80,17 +75,7 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 	config := p.clients.controller(name)
 	h = controllers.Host{
 		Settings: p.options.Settings(),
-		Informer: func(resource schema.GroupVersionResource) cache.SharedIndexInformer {
-			// An informer that only another entry declares may lack what this one needs of the objects,
-			// and is missing when the other is switched off.
-			informer, ok := p.cache.Informer(name, resource)
-			if !ok {
-				panic(controllers.Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resource.GroupResource())))
-			}
-			return informer
-		},
-		LiveVersion: p.cache.LiveVersion,
-		Follow:      follow(p.cache, name),
+		Cache:    p.cache.For(name),
 		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
 			return p.openCluster(name, cluster, config)
 		},
@@ -106,12 +91,4 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 	h.Dynamic, dynamicErr = dynamic.NewForConfig(config)
 	h.Metadata, metadataErr = metadata.NewForConfig(config)
 	return h, errors.Join(clientErr, dynamicErr, metadataErr)
-}
-
-// follow returns Factory.Follow for a controller.
-func follow(c *informers.Factory, controller string) func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error) {
-	return func(ctx context.Context, need informers.Need, lists chan struct{}, handler cache.ResourceEventHandler) (*informers.Following, error) {
-		need.For = controller
-		return c.Follow(ctx, need, lists, handler)
-	}
 }

@@ -81,38 +81,38 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 		want  string // empty: it is built
 	}{
 		"everything fits": {complete, typed, func(h controllers.Host) error {
-			informers.For[*gadget](h.Informer, gadgets)
-			informers.For[metav1.Object](h.Informer, gadgets)
+			informers.For[*gadget](h, gadgets)
+			informers.For[metav1.Object](h, gadgets)
 			controllers.ClientFor[*gadget](h, gadgets)
 			h.Handle(http.NotFoundHandler())
 			return nil
 		}, ""},
-		"the need is missing": {complete, nil, func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+		"the need is missing": {complete, nil, func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
 			"asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
-		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
 		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed,
-			func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gadget, which AddToScheme has not added to the scheme"},
 		"the type of the list is missing in the scheme": {addTypes(map[string]runtime.Object{"Gadget": &gadget{}}), typed,
-			func(h controllers.Host) error { informers.For[*gadget](h.Informer, gadgets); return nil },
+			func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gadget, but AddToScheme has not added GadgetList to the scheme"},
-		"the type is of another group": {complete, typed, func(h controllers.Host) error { informers.For[*corev1.Pod](h.Informer, gadgets); return nil },
+		"the type is of another group": {complete, typed, func(h controllers.Host) error { informers.For[*corev1.Pod](h, gadgets); return nil },
 			"asks for gadgets.example.com as *v1.Pod, but that is a type of v1, not of example.com/v1"},
 		"the version is another": {complete, typed, func(h controllers.Host) error {
-			informers.For[*gadget](h.Informer, gadgets.GroupResource().WithVersion("v2"))
+			informers.For[*gadget](h, gadgets.GroupResource().WithVersion("v2"))
 			return nil
 		}, `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
 		"a client of a type that is missing in the scheme": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil },
 			"asks for a client of *app.gadget, which AddToScheme has not added to the scheme"},
 		"a client of a type of another group": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*corev1.Pod](h, gadgets); return nil },
 			"asks for a client of gadgets.example.com with *v1.Pod, which is a type of v1"},
-		"the type is of another resource of the group": {twoKinds, typed, func(h controllers.Host) error { informers.For[*gizmo](h.Informer, gadgets); return nil },
+		"the type is of another resource of the group": {twoKinds, typed, func(h controllers.Host) error { informers.For[*gizmo](h, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
 		"a client of a type of another resource of the group": {twoKinds, nil, func(h controllers.Host) error { controllers.ClientFor[*gizmo](h, gadgets); return nil },
 			"asks for a client of gadgets.example.com with *app.gizmo, but these are of the kind Gadget"},
 		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h controllers.Host) error {
-			informers.For[*gizmo](h.Informer, oddPlural)
+			informers.For[*gizmo](h, oddPlural)
 			controllers.ClientFor[*gizmo](h, oddPlural)
 			return nil
 		}, ""},
@@ -123,12 +123,12 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 		},
 			"calls Host.Handle with nil or twice"},
 		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			deployments := informers.For[metav1.Object](h.Informer, informers.Deployments)
+			deployments := informers.For[metav1.Object](h, informers.Deployments)
 			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(deployments, schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, "one: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
 		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(h.Informer(informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, ""},
 		"a loop without a function": {nil, nil, func(h controllers.Host) error {
@@ -136,15 +136,15 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 			return err
 		}, "loop one without a function reconcile"},
 		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](h.Informer(informers.Deployments), nil))
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](informers.For[metav1.Object](h, informers.Deployments), nil))
 			return err
 		}, "one: watch: the function that maps events to keys is nil"},
 		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(h.Informer(informers.Deployments)), nil))
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(informers.For[metav1.Object](h, informers.Deployments)), nil))
 			return err
 		}, "one: watch: the function of Filter is nil"},
 		"a watch without an informer": {nil, nil, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchSelf(nil))
+			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchSelf[metav1.Object](nil))
 			return err
 		}, "one: watch: it has no informer"},
 		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
@@ -175,10 +175,10 @@ func TestAMistakeInAReconcileIsShown(t *testing.T) {
 	}
 	for want, ask := range map[string]func(){
 		"asks for a client of *app.gadget, which AddToScheme has not added":          func() { controllers.ClientFor[*gadget](h, gadgets) },
-		"asks for the informer of secrets, which its entry does not declare":         func() { h.Informer(informers.Secrets) },
-		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h.Informer, informers.Deployments) },
+		"asks for the informer of secrets, which its entry does not declare":         func() { informers.For[metav1.Object](h, informers.Secrets) },
+		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h, informers.Deployments) },
 	} {
-		if _, err := controllers.Contain(func() error { ask(); return nil }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
+		if _, err := informers.Contain(func() error { ask(); return nil }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
 			t.Errorf("the error is %v, want panic: %s", err, want)
 		}
 	}

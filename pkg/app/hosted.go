@@ -73,7 +73,7 @@ func (h *hosted) Status() controllers.Status {
 // own returns the controller's own status. If that panics, it returns an error: a scrape, which asks
 // for it in a goroutine of the metrics library, must not end the process.
 func (h *hosted) own() (s controllers.Status, err error) {
-	stack, err := controllers.Contain(func() error { s = h.Controller.Status(); return nil })
+	stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
 	if stack == nil {
 		return s, nil
 	}
@@ -208,7 +208,7 @@ func (h *hosted) supervise(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logger)
 	for {
 		h.runs.began()
-		stack, err := controllers.Contain(func() error {
+		stack, err := informers.Contain(func() error {
 			err := h.Run(ctx)
 			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 				return nil // its way to say that it ended because it was told to

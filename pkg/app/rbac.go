@@ -203,12 +203,8 @@ func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.Pol
 	if err != nil {
 		return nil, nil, err
 	}
-	inCache, follows := map[schema.GroupResource]bool{}, false
+	inCache := map[schema.GroupResource]bool{}
 	for _, need := range needs {
-		if need.Shared {
-			follows = true
-			continue
-		}
 		inCache[need.Resource.GroupResource()] = true
 	}
 	readable := map[schema.GroupResource]bool{}
@@ -220,7 +216,7 @@ func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.Pol
 		var cached, others []string
 		for _, resource := range rule.Resources {
 			gr := schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}
-			if !slices.Contains(rule.Verbs, "watch") || !follows && !inCache[gr] {
+			if !slices.Contains(rule.Verbs, "watch") || !e.Follows && !inCache[gr] {
 				others = append(others, resource)
 				continue
 			}

@@ -119,7 +119,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p.cache, err = informers.New(o.name, o.Informers, readers, needs, registry, clock.RealClock{}, p.loopMetrics.Panicked)
+	p.cache, err = informers.New(o.Informers, readers, needs, registry, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}

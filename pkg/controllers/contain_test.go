@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // problem is an error whose methods panic on a nil pointer.
@@ -48,7 +50,7 @@ func TestContain(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stack, err := Contain(tc.f)
+			stack, err := informers.Contain(tc.f)
 			got := ""
 			if err != nil {
 				got = err.Error()

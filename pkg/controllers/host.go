@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 
@@ -35,16 +34,9 @@ import (
 type Host struct {
 	// Settings is what the process decides for all controllers.
 	Settings Settings
-	// Informer returns the shared informer of a resource that the entry declares in Needs. Use it
-	// with informers.For to have the type of the objects.
-	Informer func(schema.GroupVersionResource) cache.SharedIndexInformer
-	// LiveVersion returns the resourceVersion that an object of such a resource has in the API
-	// server now. A controller calls it when it suspects that the cache is behind; see
-	// informers.Factory.LiveVersion.
-	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
-	// Follow shows a handler the objects of a resource that was not known at the start, while the
-	// controller runs; see informers.Factory.Follow.
-	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
+	// Cache is the cache as the controller gets it. informers.For returns the informer of a resource that
+	// the entry declares in Needs.
+	informers.Cache
 	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
 	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
 	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients together.
@@ -75,16 +67,6 @@ type Host struct {
 	Handle func(http.Handler)
 }
 
-// Mistake is what a function of a [Host] panics with that cannot return an error.
-type Mistake string
-
-// Error implements error.
-func (m Mistake) Error() string { return string(m) }
-
-// RuntimeError makes it one of the errors whose text is shown when a reconcile panics with them: it
-// names types and resources, and holds nothing of an object.
-func (Mistake) RuntimeError() {}
-
 // apiObject is a Go type of the API, such as *v1.Widget.
 type apiObject interface {
 	runtime.Object
@@ -104,13 +86,13 @@ func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedC
 	object := newObject[T]()
 	kinds, _, err := h.Scheme.ObjectKinds(object)
 	if err != nil {
-		panic(Mistake(fmt.Sprintf("asks for a client of %T, which AddToScheme has not added to the scheme", object)))
+		panic(informers.Mistake(fmt.Sprintf("asks for a client of %T, which AddToScheme has not added to the scheme", object)))
 	}
 	if kinds[0].GroupVersion() != version {
-		panic(Mistake(fmt.Sprintf("asks for a client of %s with %T, which is a type of %s", resource.GroupResource(), object, kinds[0].GroupVersion())))
+		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s with %T, which is a type of %s", resource.GroupResource(), object, kinds[0].GroupVersion())))
 	}
 	if other := informers.OtherKind(h.Scheme, kinds[0], resource); other != "" {
-		panic(Mistake(fmt.Sprintf("asks for a client of %s with %T, but these are of the kind %s", resource.GroupResource(), object, other)))
+		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s with %T, but these are of the kind %s", resource.GroupResource(), object, other)))
 	}
 	config := rest.CopyConfig(h.RESTConfig)
 	config.APIPath, config.GroupVersion = "/apis", &version
@@ -120,7 +102,7 @@ func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedC
 	config.NegotiatedSerializer = serializer.NewCodecFactory(h.Scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
-		panic(Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))
+		panic(informers.Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))
 	}
 	return TypedClient[T]{resource.Resource, client}
 }
@@ -134,7 +116,7 @@ func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
 func newObject[T apiObject]() T {
 	t := reflect.TypeFor[T]()
 	if t.Kind() != reflect.Pointer {
-		panic(Mistake(fmt.Sprintf("asks for a client of %s, which is no pointer to a Go type", t)))
+		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s, which is no pointer to a Go type", t)))
 	}
 	return reflect.New(t.Elem()).Interface().(T)
 }

@@ -13,9 +13,10 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // quietConflicts is how often in a row a key may meet a conflict before that is an error.
@@ -37,8 +38,8 @@ type Loop[K comparable] struct {
 }
 
 // NewLoop registers the watches and returns a loop that drops their events until Run. So their
-// informers must have been built, and need not have started. NewLoop returns an error if one has
-// stopped, or if opts or a watch is wrong.
+// informers must have been built, and need not have started. NewLoop returns an error if opts or
+// a watch is wrong.
 //
 // reconcile brings the object of one key to its desired state. If it returns a duration > 0, it is
 // called again after that time, otherwise at the next event. After an error it is called again with
@@ -134,12 +135,12 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	defer l.setPhase(PhaseStopped)
 	defer q.ShutDown()
 
-	var synced []cache.DoneChecker
 	for _, m := range l.mappers {
-		synced = append(synced, m.watch.informer.HasSyncedChecker())
-	}
-	if !cache.WaitFor(klog.NewContext(ctx, logger.V(2)), l.opts.String(), synced...) {
-		return nil // ctx ended first, and no worker was started
+		select {
+		case <-m.watch.informer.Synced():
+		case <-ctx.Done():
+			return nil // no worker was started
+		}
 	}
 	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
 	// the key again.
@@ -195,7 +196,7 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		stack, err := Contain(func() error { return l.opts.Beside(ctx) })
+		stack, err := informers.Contain(func() error { return l.opts.Beside(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.FromContext(ctx).Error(err, "The function beside the workers panicked", "stack", string(stack))
@@ -303,7 +304,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	stack, err := Contain(func() (err error) {
+	stack, err := informers.Contain(func() (err error) {
 		o.after, err = l.reconcile(klog.NewContext(work, logger), key)
 		o.result = resultOf(o.after, err, failures)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {

@@ -27,6 +27,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,7 +43,8 @@ type reconciling struct {
 // harness runs one loop over the ConfigMaps of a fake clientset, in a bubble of fake time.
 type harness struct {
 	client   kubernetes.Interface
-	informer cache.SharedIndexInformer
+	informer informers.Informer[*corev1.ConfigMap]
+	runs     cache.SharedIndexInformer // what informer stands for
 	reconciling
 	loop     *Loop[cache.ObjectName] // by build
 	registry metrics.KubeRegistry
@@ -63,7 +67,7 @@ func newHarness(t *testing.T, opts reconciling, names ...string) *harness {
 	opts.Metrics = NewMetrics(registry)
 	h := &harness{
 		client: client,
-		informer: cache.NewSharedIndexInformer(
+		runs: cache.NewSharedIndexInformer(
 			cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 				ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (obj runtime.Object, err error) {
 					return client.CoreV1().ConfigMaps("").List(ctx, o)
@@ -78,6 +82,7 @@ func newHarness(t *testing.T, opts reconciling, names ...string) *harness {
 		stopped:     make(chan error, 1),
 		begun:       time.Now(),
 	}
+	h.informer = fixture.Informer[*corev1.ConfigMap](h.runs)
 	return h
 }
 
@@ -115,7 +120,7 @@ func (h *harness) start(t *testing.T) {
 	h.stop = stop
 	informerCtx, stopInformer := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { h.informer.RunWithContext(informerCtx) })
+	wg.Go(func() { h.runs.RunWithContext(informerCtx) })
 	go func() { h.stopped <- h.loop.Run(WithProcess(ctx, h.work, h.leading)) }()
 	t.Cleanup(func() {
 		stop()
@@ -341,10 +346,10 @@ func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
 			},
 		}, "a")
 		never := cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Secret{}, 0, cache.Indexers{})
-		h.build(t, WatchSelf(h.informer), WatchSelf(never))
+		h.build(t, WatchSelf(h.informer), WatchSelf(fixture.Informer[*corev1.Secret](never)))
 		ctx, stop := context.WithCancel(t.Context())
 		informerCtx, stopInformer := context.WithCancel(t.Context())
-		go h.informer.RunWithContext(informerCtx)
+		go h.runs.RunWithContext(informerCtx)
 		go func() { h.stopped <- h.loop.Run(ctx) }()
 		pass(time.Hour)
 		if got := h.loop.Status().Phase; got != PhaseSyncing || calls.Load() != 0 {

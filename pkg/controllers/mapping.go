@@ -11,9 +11,11 @@ import (
 	"strconv"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // mapper maps the events of one watch to keys. Its handler is registered from the beginning, and a
@@ -52,11 +54,11 @@ func (m *mapper[K]) handle(c change) {
 
 // replay maps an object of the cache, as it is there by now: an event that the gate dropped is in it
 // already, and what has been mapped since then is not older.
-func (m *mapper[K]) replay(obj any) {
+func (m *mapper[K]) replay(obj metav1.Object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, exists, err := m.watch.informer.GetIndexer().GetByKey(change{new: obj}.object().String())
-	if err == nil && exists { // else its deletion is an event
+	now, exists := m.watch.informer.get(change{new: obj}.object())
+	if exists { // else its deletion is an event
 		m.enqueue(change{new: now}, shown)
 	}
 }
@@ -65,7 +67,7 @@ func (m *mapper[K]) replay(obj any) {
 // logged, and its object waits for its next event. The caller holds mu.
 func (m *mapper[K]) enqueue(c change, in lane) {
 	var keys []K
-	stack, err := Contain(func() (err error) {
+	stack, err := informers.Contain(func() (err error) {
 		keys, err = m.watch.keys(c)
 		return err
 	})
@@ -85,7 +87,7 @@ func (m *mapper[K]) enqueue(c change, in lane) {
 func (l *Loop[K]) replay(ctx context.Context) {
 	type cached struct {
 		mapper  *mapper[K]
-		obj     any
+		obj     metav1.Object
 		version uint64
 	}
 	var all []cached
@@ -93,14 +95,12 @@ func (l *Loop[K]) replay(ctx context.Context) {
 		if !m.watch.replayed {
 			continue
 		}
-		list := m.watch.informer.GetIndexer().List()
+		list := m.watch.informer.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
 			o := cached{mapper: m, obj: obj}
 			// Versions are decimal (KEP-5504). One that is not would only come last.
-			if accessor, err := meta.Accessor(obj); err == nil {
-				o.version, _ = strconv.ParseUint(accessor.GetResourceVersion(), 10, 64)
-			}
+			o.version, _ = strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
 			all = append(all, o)
 		}
 	}
@@ -113,26 +113,18 @@ func (l *Loop[K]) replay(ctx context.Context) {
 	}
 }
 
-// object returns the name of the changed object. All that have no name count as one object.
+// object returns the name of the changed object.
 func (c change) object() cache.ObjectName {
-	obj := c.new
-	if obj == nil {
-		obj = c.old
+	if c.new != nil {
+		return cache.MetaObjectToName(c.new)
 	}
-	name, err := cache.DeletionHandlingObjectToName(obj)
-	if err != nil {
-		return cache.ObjectName{Name: fmt.Sprintf("<%T>", obj)}
-	}
-	return name
+	return cache.MetaObjectToName(c.old)
 }
 
-// lane returns shown for an update that changed nothing. client-go shows every object so at a resync,
+// lane returns shown for an update that changed nothing. An informer shows every object so at a resync,
 // and when it has listed a resource again.
 func (c change) lane() lane {
-	before, errBefore := meta.Accessor(c.old)
-	after, errAfter := meta.Accessor(c.new)
-	if errBefore != nil || errAfter != nil || after.GetResourceVersion() == "" ||
-		before.GetResourceVersion() != after.GetResourceVersion() {
+	if c.old == nil || c.new == nil || c.new.GetResourceVersion() == "" || c.old.GetResourceVersion() != c.new.GetResourceVersion() {
 		return changed
 	}
 	return shown

@@ -87,14 +87,14 @@ func TestAnObjectWhoseMappingPanicsWaitsForItsNextEvent(t *testing.T) {
 	})
 }
 
-func TestAWatchOfAnotherTypeIsAFailureAndNoPanic(t *testing.T) {
+func TestAFilterOfAnotherTypeIsAFailureAndNoPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				return 0, errors.New("not to be called")
 			},
 		}, "a")
-		h.runWith(t, WatchMapped(h.informer, func(Event[*corev1.Secret]) []cache.ObjectName { return nil }))
+		h.runWith(t, Filter(WatchSelf(h.informer), func(Event[*corev1.Secret]) bool { return true }))
 		if got := h.loop.Status(); got.Panics != 0 || got.Errors != 1 || !strings.Contains(got.LastError.Text, "*v1.ConfigMap, not a *v1.Secret") {
 			t.Errorf("status = %+v", got)
 		}

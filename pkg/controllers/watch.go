@@ -12,11 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
-	informer cache.SharedIndexInformer
+	informer source
 	keys     func(change) ([]K, error)
 	// byOwner is set if keys reads owner references.
 	byOwner bool
@@ -26,14 +28,61 @@ type Watch[K comparable] struct {
 	mistake error
 }
 
-// change is an informer's notification before its types are known. If the watch missed the deletion
-// of an object, old is a cache.DeletedFinalStateUnknown.
+// change is a change of an object of any type: old is nil for one that came, new for one that went.
 type change struct {
-	old, new any
+	old, new metav1.Object
 }
 
-// Event is a change of one object. Old is the zero T for an addition, New for a deletion. If the
-// watch missed the deletion, Old is the last state known. After a relist, and at a resync, each object
+// source is an informer of objects of any type.
+type source interface {
+	handle(func(change))
+	list() []metav1.Object
+	get(cache.ObjectName) (metav1.Object, bool)
+	Synced() <-chan struct{}
+	KeepsOwnerReferences() bool
+}
+
+// sourceOf returns nil for no informer.
+func sourceOf[T metav1.Object](informer informers.Informer[T]) source {
+	if informer == nil {
+		return nil
+	}
+	return typed[T]{informer}
+}
+
+// typed implements source.
+type typed[T metav1.Object] struct{ informers.Informer[T] }
+
+// handle leaves out what was there before the informer had synced: that is in the cache when Run begins,
+// which waits for it.
+func (t typed[T]) handle(f func(change)) {
+	t.AddHandler(func(old, current T, initial bool) {
+		var c change
+		if !isNil(old) {
+			c.old = old
+		}
+		if !isNil(current) {
+			c.new = current
+		}
+		if !initial || c.old != nil {
+			f(c)
+		}
+	})
+}
+
+func (t typed[T]) list() []metav1.Object {
+	typed := t.List(metav1.NamespaceAll, nil)
+	list := make([]metav1.Object, len(typed))
+	for i := range typed {
+		list[i] = typed[i]
+	}
+	return list
+}
+
+func (t typed[T]) get(name cache.ObjectName) (metav1.Object, bool) { return t.Get(name) }
+
+// Event is a change of one object. Old is the zero T for an addition, New for a deletion, of which Old is
+// the last state known. After a relist, and at a resync, each object
 // in the cache comes as an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
@@ -41,21 +90,11 @@ type Event[T any] struct {
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
 // are in the cache.
-func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
+func WatchSelf[T metav1.Object](informer informers.Informer[T]) Watch[cache.ObjectName] {
 	return Watch[cache.ObjectName]{
-		informer: informer,
+		informer: sourceOf(informer),
 		replayed: true,
-		keys: func(c change) ([]cache.ObjectName, error) {
-			obj := c.new
-			if obj == nil {
-				obj = c.old
-			}
-			name, err := cache.DeletionHandlingObjectToName(obj)
-			if err != nil {
-				return nil, fmt.Errorf("name of a watched object: %w", err)
-			}
-			return []cache.ObjectName{name}, nil
-		},
+		keys:     func(c change) ([]cache.ObjectName, error) { return []cache.ObjectName{c.object()}, nil },
 	}
 }
 
@@ -64,7 +103,7 @@ func WatchSelf(informer cache.SharedIndexInformer) Watch[cache.ObjectName] {
 // object's events. keys must not block and must not change the objects, which belong to the cache. If
 // keys panics, that is counted and logged, and the object waits for its next event, the next resync or the
 // next leader.
-func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
+func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K) Watch[K] {
 	w := WatchChanges(informer, keys)
 	w.replayed = true
 	return w
@@ -73,12 +112,12 @@ func WatchMapped[T any, K comparable](informer cache.SharedIndexInformer, keys f
 // WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
 // It is for objects on which others depend: what they had changed to by then is seen when each of
 // those others is reconciled.
-func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys func(Event[T]) []K) Watch[K] {
+func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K) Watch[K] {
 	if keys == nil {
 		return Watch[K]{mistake: errors.New("the function that maps events to keys is nil")}
 	}
 	return Watch[K]{
-		informer: informer,
+		informer: sourceOf(informer),
 		keys: func(c change) ([]K, error) {
 			event, err := eventOf[T](c)
 			if err != nil {
@@ -93,21 +132,21 @@ func WatchChanges[T any, K comparable](informer cache.SharedIndexInformer, keys 
 // that kind which controls it, before and after the change. The owner is in the same namespace; see also
 // [WatchClusterOwner]. The cache must hold the owner references: a need of the reduced form asks for them,
 // and otherwise NewLoop returns an error.
-func WatchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watch[cache.ObjectName] {
+func WatchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
 	return watchOwner(informer, owner, metav1.Object.GetNamespace)
 }
 
 // WatchClusterOwner is WatchOwner for an owner that has no namespace, whatever namespace the objects are in
 // that it owns.
-func WatchClusterOwner(informer cache.SharedIndexInformer, owner schema.GroupKind) Watch[cache.ObjectName] {
+func WatchClusterOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
 	return watchOwner(informer, owner, func(metav1.Object) string { return "" })
 }
 
-func watchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
-	w := WatchChanges(informer, func(e Event[metav1.Object]) []cache.ObjectName {
+func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
+	w := WatchChanges(informer, func(e Event[T]) []cache.ObjectName {
 		var owners []cache.ObjectName
-		for _, obj := range []metav1.Object{e.Old, e.New} {
-			if obj == nil {
+		for _, obj := range []T{e.Old, e.New} {
+			if isNil(obj) {
 				continue
 			}
 			ref := metav1.GetControllerOfNoCopy(obj)
@@ -127,7 +166,7 @@ func watchOwner(informer cache.SharedIndexInformer, owner schema.GroupKind, name
 
 // Filter returns the watch without the events for which keep returns false. It is called as the
 // mapping of [WatchMapped] is, and before it. For a deletion, it sees the last state known.
-func Filter[T any, K comparable](watch Watch[K], keep func(Event[T]) bool) Watch[K] {
+func Filter[T metav1.Object, K comparable](watch Watch[K], keep func(Event[T]) bool) Watch[K] {
 	if keep == nil {
 		watch.mistake = errors.New("the function of Filter is nil")
 	}
@@ -146,7 +185,7 @@ func Filter[T any, K comparable](watch Watch[K], keep func(Event[T]) bool) Watch
 // status of an object, such as the controller's own writes to it, and resyncs. It keeps all events of
 // objects that have no generation, as of ConfigMaps and in the reduced form.
 func GenerationChanged[T metav1.Object](e Event[T]) bool {
-	before, after := metav1.Object(e.Old), metav1.Object(e.New)
+	before, after := e.Old, e.New
 	if isNil(before) || isNil(after) {
 		return true
 	}
@@ -155,20 +194,17 @@ func GenerationChanged[T metav1.Object](e Event[T]) bool {
 }
 
 // isNil reports whether an event lacks the object: T is a pointer or an interface.
-func isNil(obj metav1.Object) bool {
-	return obj == nil || reflect.ValueOf(obj).IsNil()
+func isNil[T metav1.Object](obj T) bool {
+	v := reflect.ValueOf(obj)
+	return !v.IsValid() || v.IsNil()
 }
 
-// eventOf returns the change with its types.
-func eventOf[T any](c change) (event Event[T], err error) {
+// eventOf returns the change with its types. It is an error if a [Filter] has another type than its watch.
+func eventOf[T metav1.Object](c change) (event Event[T], err error) {
 	var ok bool
 	if c.old != nil {
-		old := c.old
-		if tombstone, missed := old.(cache.DeletedFinalStateUnknown); missed {
-			old = tombstone.Obj
-		}
-		if event.Old, ok = old.(T); !ok {
-			return event, fmt.Errorf("watched object is a %T, not a %s", old, reflect.TypeFor[T]())
+		if event.Old, ok = c.old.(T); !ok {
+			return event, fmt.Errorf("watched object is a %T, not a %s", c.old, reflect.TypeFor[T]())
 		}
 	}
 	if c.new != nil {
@@ -179,29 +215,16 @@ func eventOf[T any](c change) (event Event[T], err error) {
 	return event, nil
 }
 
-// ownerKeeper is implemented by an informer that knows whether its cache holds owner references.
-type ownerKeeper interface{ KeepsOwnerReferences() bool }
-
-// register adds the handler of the watch to its informer. It leaves out the informer's first list:
-// that is in the cache when Run begins, which waits for it.
+// register adds the handler of the watch to its informer.
 func (m *mapper[K]) register() error {
 	switch {
 	case m.watch.mistake != nil:
 		return m.watch.mistake
 	case m.watch.informer == nil:
 		return errors.New("it has no informer")
-	}
-	if k, ok := m.watch.informer.(ownerKeeper); ok && m.watch.byOwner && !k.KeepsOwnerReferences() {
+	case m.watch.byOwner && !m.watch.informer.KeepsOwnerReferences():
 		return errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
 	}
-	_, err := m.watch.informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc: func(obj any, first bool) {
-			if !first {
-				m.handle(change{new: obj})
-			}
-		},
-		UpdateFunc: func(old, obj any) { m.handle(change{old: old, new: obj}) },
-		DeleteFunc: func(obj any) { m.handle(change{old: obj}) },
-	})
-	return err
+	m.watch.informer.handle(m.handle)
+	return nil
 }

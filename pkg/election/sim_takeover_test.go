@@ -130,29 +130,6 @@ func TestSimulatedSeparation(t *testing.T) {
 	}
 }
 
-// TestSimulatedWebhook kills the leader while a webhook fails everything that would name another. Whoever
-// takes the Lease gives it up after a lease duration.
-func TestSimulatedWebhook(t *testing.T) {
-	runPlan(t, ours, simFences{client: true, server: true}, 1, 1, func(s *simulation) {
-		s.install()
-		s.launchReplicas(3)
-		pass(time.Minute)
-		leader := s.leader()
-		s.store.setWebhook(true)
-		leader.kill()
-		if !s.awaitOtherHolder(time.Millisecond, leader) {
-			return
-		}
-		stuck, took := s.find(s.store.holder()), time.Now()
-		s.awaitOtherHolder(time.Millisecond, stuck)
-		if kept := time.Since(took); kept > 17*time.Second {
-			s.audit.violate(ruleSomeoneLeads, "%s keeps the lease for %s and cannot lead", stuck.identity, kept)
-		}
-		s.store.setWebhook(false)
-		s.awaitLeader("after the webhook is back", s.claim(1), true)
-	})
-}
-
 // awaitOtherHolder checks that the Lease of a leader gets another holder.
 func (s *simulation) awaitOtherHolder(step time.Duration, leader *simProc) bool {
 	if !passUntil(step, func() bool { return s.store.holder() != leader.identity }) {

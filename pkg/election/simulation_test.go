@@ -248,10 +248,9 @@ func (s *simulation) few() time.Duration {
 	return time.Second + s.cfg.RetryPeriod.Duration
 }
 
-// quiet lets those that have lost return and start again. A standby ends two lease durations after it could
-// know that the store was restored.
+// quiet lets those that have lost return and start again.
 func (s *simulation) quiet() {
-	for range 4 {
+	for range 2 {
 		pass(s.cfg.LeaseDuration.Duration)
 		for _, r := range s.replicas {
 			s.revive(r)

@@ -25,7 +25,7 @@ var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widge
 func newFactory(t testing.TB, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
-	f, err := New("", Config{Standby: StandbyWarm}, clients, needs, reg, clock.RealClock{}, func(string) {})
+	f, err := New(Config{Standby: StandbyWarm}, clients, needs, reg, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestAResourceThatDiscoveryDoesNotKnowCountsAsEmptyIfOptional(t *testing.T) 
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
 	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
 	startSynced(t, f)
-	if s := f.Status(false).Resources[0]; !s.Absent || s.Objects != 0 {
+	if s := f.Status().Resources[0]; !s.Absent || s.Objects != 0 {
 		t.Errorf("absent %t, objects %d", s.Absent, s.Objects)
 	}
 }
@@ -136,7 +136,7 @@ func TestAProcessHasACacheForEachCluster(t *testing.T) {
 	f, reg := newFactory(t, clients, reloadNeed)
 	startSynced(t, f)
 	for range 2 { // Shutdown makes the name free
-		other, err := New("", Config{Cluster: "c1"}, clients, []Need{{For: "names", Resource: Secrets}}, reg, clock.RealClock{}, func(string) {})
+		other, err := New(Config{Cluster: "c1"}, clients, []Need{{For: "names", Resource: Secrets}}, reg, clock.RealClock{}, func(string) {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestAProcessHasACacheForEachCluster(t *testing.T) {
 		`), "quartermaster_informer_objects"); err != nil {
 			t.Error(err)
 		}
-		if _, err := New("", Config{Cluster: "c1"}, clients, nil, reg, clock.RealClock{}, func(string) {}); err == nil {
+		if _, err := New(Config{Cluster: "c1"}, clients, nil, reg, clock.RealClock{}, func(string) {}); err == nil {
 			t.Error("a second cache of the same cluster was accepted")
 		}
 		other.Shutdown()

@@ -61,7 +61,7 @@ type FailureStatus struct {
 }
 
 // Status returns the present state of the informers of declared needs.
-func (f *Factory) Status(bool) Status {
+func (f *Factory) Status() Status {
 	s := Status{Started: f.started(), Resources: []ResourceStatus{}}
 	for _, i := range f.informers {
 		s.Resources = append(s.Resources, i.status()...)

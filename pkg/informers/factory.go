@@ -44,7 +44,7 @@ type Factory struct {
 
 // New builds the informers for needs, and starts none. panicked is called for each panic in a function
 // of the named controller. New returns an error if the needs cannot be met.
-func New(_ string, cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
+func New(cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (*Factory, error) {
 	f := &Factory{cfg: cfg, clock: c, clients: clients, panicked: panicked, registry: reg}
 	plans, err := newPlans(needs, clients.scheme)
@@ -118,10 +118,9 @@ func (f *Factory) of(controller string, resource schema.GroupResource) *informer
 	return nil
 }
 
-// LiveVersion returns the resourceVersion that an object has in the API server now, or "" if it
-// does not exist or the cache leaves it out. It lists the metadata of this one object, with the
+// liveVersion lists the metadata of this one object, with the
 // cache's permissions. It is an error if the request fails or no need names the resource.
-func (f *Factory) LiveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+func (f *Factory) liveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	at := slices.IndexFunc(f.informers, func(i *informer) bool { return i.plan.resource.GroupResource() == gvr.GroupResource() })
 	if at < 0 {
 		return "", fmt.Errorf("version of %s %s: no controller needs the resource", resourceName(gvr), name)

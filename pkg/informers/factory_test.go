@@ -55,7 +55,7 @@ func wantNames(t *testing.T, f *Factory, want ...string) {
 	}
 }
 
-func secretsStatus(f *Factory) ResourceStatus { return f.Status(false).Resources[0] }
+func secretsStatus(f *Factory) ResourceStatus { return f.Status().Resources[0] }
 
 func startSynced(t *testing.T, f *Factory) {
 	t.Helper()

@@ -283,7 +283,7 @@ func TestWhatHappensInANamespaceStaysThere(t *testing.T) {
 				if a.count() > 10 { // a watch ends after 5 to 10 minutes
 					t.Errorf("%d requests in a", a.count())
 				}
-				for _, s := range f.Status(false).Resources {
+				for _, s := range f.Status().Resources {
 					if s.Namespace == "b" && (s.Lists != tc.lists || s.Objects != len(tc.b)) || s.Namespace != "b" && (s.Lists != 1 || s.Problem != "") {
 						t.Errorf("status %+v", s)
 					}

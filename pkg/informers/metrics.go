@@ -74,7 +74,7 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 // CollectWithStability implements metrics.StableCollector.
 func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	united := map[schema.GroupResource][]float64{}
-	status := c.factory.Status(false)
+	status := c.factory.Status()
 	for i := range status.Resources {
 		s := &status.Resources[i]
 		name := schema.GroupResource{Group: s.Group, Resource: s.Resource}

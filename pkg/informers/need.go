@@ -104,7 +104,6 @@ type Need struct {
 	// SecretTypes are types that this need wants although they are excluded by default, see
 	// ExcludedSecretTypes.
 	SecretTypes []corev1.SecretType
-	Shared      bool
 	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
@@ -187,9 +186,6 @@ type digest struct {
 func newPlans(needs []Need, scheme *runtime.Scheme) ([]*plan, error) {
 	var plans []*plan
 	for i, n := range needs {
-		if n.Shared {
-			continue
-		}
 		err := n.validate()
 		if err == nil && slices.ContainsFunc(needs[:i], func(o Need) bool {
 			return o.For == n.For && o.Resource.GroupResource() == n.Resource.GroupResource()

@@ -52,7 +52,7 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := New("", Config{}, clients, tc.needs, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
+			_, err := New(Config{}, clients, tc.needs, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}

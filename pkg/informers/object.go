@@ -52,11 +52,11 @@ func (r *remainder) changeable() runtime.Object {
 const listed = 1 << 63
 
 // as returns the object in the form of a controller.
-func as[T metav1.Object](o *Object) T {
+func as[T any](o *Object) T {
 	if t, ok := any(o).(T); ok {
 		return t
 	}
-	return o.rest.Object.(T) // For has checked the type
+	return any(o.rest.Object).(T) // For has checked the type
 }
 
 func (o *Object) objectName() cache.ObjectName {

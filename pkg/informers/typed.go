@@ -4,11 +4,11 @@
 package informers
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,99 +16,170 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Informer is a shared informer with the type of its objects. They belong to the cache: whoever wants
-// to change one makes a copy of it.
-type Informer[T metav1.Object] struct {
-	cache.SharedIndexInformer
+// Informer is the cache of a resource as one controller gets it, with the type of its objects. They
+// belong to the cache: whoever wants to change one makes a copy of it.
+type Informer[T any] interface {
+	// Get returns the object with that name, and whether the cache has it.
+	Get(name cache.ObjectName) (object T, exists bool)
+	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
+	// matches; nil matches all. A need of the reduced form asks for the labels. Their order is random. It
+	// looks at every object in the cache, unless there is the index [cache.NamespaceIndex].
+	List(namespace string, selector labels.Selector) []T
+	// ByIndex returns the objects that have the value in an index that AddIndex has added.
+	ByIndex(index, value string) []T
+	// AddIndex adds an index, in which an object has the values that the function returns. It is called
+	// while the controller is built. [cache.NamespaceIndex] is shared by all controllers, and has values
+	// of its own. An index that is added again stays as it is.
+	AddIndex(name string, values func(T) []string)
+	// AddHandler calls a function with each change of an object, one at a time, in the order of an
+	// object's changes: old is nil for one that came, current for one that went. After a relist, and at a
+	// resync, each object comes again, in most cases with the resourceVersion of old. initial is set for
+	// what was there before the cache had synced, or before AddHandler.
+	AddHandler(func(old, current T, initial bool))
+	// Synced returns a channel that is closed when the cache has been filled once.
+	Synced() <-chan struct{}
+	// KeepsOwnerReferences reports whether the cache has them for this controller.
+	KeepsOwnerReferences() bool
 }
 
-// MismatchError is what [For] panics with. The host returns it as the error of the controller's entry.
-type MismatchError struct{ error }
-
-// RuntimeError makes its text show when a reconcile panics with it. It holds nothing of an object.
-func (MismatchError) RuntimeError() {}
-
-// For returns the informer of a resource with the type of its objects: the Go type for a need in the
-// Typed form, *unstructured.Unstructured for one in the Unstructured form, and metav1.Object for any.
-// The function informer is that of the host, controllers.Host.Informer. For is called while a controller is
-// built, since it panics if the need, the scheme and T do not fit together; the manager's start then
-// fails with an error that names the controller.
-func For[T metav1.Object](
-	informer func(schema.GroupVersionResource) cache.SharedIndexInformer, resource schema.GroupVersionResource,
-) Informer[T] {
-	i := informer(resource)
-	if c, ok := i.(*controllerInformer); ok {
-		if err := c.fits(resource, reflect.TypeFor[T]()); err != nil {
-			panic(MismatchError{err})
-		}
-	}
-	return Informer[T]{i}
+// Cache is the cache as one controller gets it. The controller's host embeds it.
+type Cache struct {
+	factory    *Factory
+	controller string
 }
 
-// Get returns the object with that name, and whether the cache has it.
-func (i Informer[T]) Get(name cache.ObjectName) (object T, exists bool) {
-	stored, exists, _ := i.GetIndexer().GetByKey(name.String()) // never fails
-	if !exists {
-		return object, false
-	}
-	return stored.(T), true
+// For returns the cache for the named controller.
+func (f *Factory) For(controller string) Cache { return Cache{f, controller} }
+
+func (c Cache) cache() Cache { return c }
+
+// LiveVersion returns the resourceVersion that an object of a resource which some entry declares has in
+// the API server now, or "" if there is none or the cache leaves it out. A controller calls it when it
+// suspects that the cache is behind.
+func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+	return c.factory.liveVersion(ctx, resource, name)
 }
 
-// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
-// matches. A need of the reduced form asks for the labels. Their order is random. It looks at every
-// object in the cache, unless the informer has cache.NamespaceIndex.
-func (i Informer[T]) List(namespace string, selector labels.Selector) []T {
-	var list []T
-	add := func(stored any) {
-		if object := stored.(T); selector.Matches(labels.Set(object.GetLabels())) {
-			list = append(list, object)
-		}
-	}
-	if stored, err := i.GetIndexer().ByIndex(cache.NamespaceIndex, namespace); namespace != "" && err == nil {
-		for _, object := range stored {
-			add(object)
-		}
-		return list
-	}
-	for _, object := range i.GetIndexer().List() {
-		if namespace == "" || object.(T).GetNamespace() == namespace {
-			add(object)
-		}
-	}
-	return list
+// Follow shows a handler the objects of a resource that was not known at the start, while the
+// controller runs; see [Factory.Follow].
+func (c Cache) Follow(ctx context.Context, need Need, lists chan struct{}, handler cache.ResourceEventHandler) (*Following, error) {
+	need.For = c.controller
+	return c.factory.Follow(ctx, need, lists, handler)
 }
 
-// ByIndex returns the objects that have the value in an index. It panics if AddIndexers has not added
-// that index.
-func (i Informer[T]) ByIndex(index, value string) []T {
-	stored, err := i.GetIndexer().ByIndex(index, value)
-	if err != nil {
-		panic(err)
+// Mistake is what [For], and a function of the host that cannot return an error, panics with. The host
+// returns it as the error of the controller's entry.
+type Mistake string
+
+// Error implements error.
+func (m Mistake) Error() string { return string(m) }
+
+// RuntimeError makes it one of the errors whose text is shown when a reconcile panics with them: it
+// names types and resources, and holds nothing of an object.
+func (Mistake) RuntimeError() {}
+
+// For returns the informer of a resource that the entry declares in Needs, with the type of its objects:
+// the Go type for a need in the form Typed, *unstructured.Unstructured for one in the form Unstructured,
+// and *Object, metav1.Object or any other interface that an Object has, for any. host is that of the
+// controller, or a [Cache]. For is called while a controller is built, since it panics if the need, the
+// scheme and T do not fit together; the manager's start then fails with an error that names the
+// controller.
+func For[T any](host interface{ cache() Cache }, resource schema.GroupVersionResource) Informer[T] {
+	c := host.cache()
+	i := c.factory.of(c.controller, resource.GroupResource())
+	if i == nil {
+		panic(Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
+	}
+	need := i.plan.need(c.controller)
+	if err := need.fits(resource, reflect.TypeFor[T](), c.factory.clients.scheme); err != nil {
+		panic(Mistake(err.Error()))
+	}
+	return view[T]{i, need}
+}
+
+// view implements Informer.
+type view[T any] struct {
+	*informer
+	need *Need
+}
+
+func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
+	if o := v.get(name.String()); o != nil {
+		return as[T](o), true
+	}
+	return object, false
+}
+
+func (v view[T]) List(namespace string, selector labels.Selector) []T {
+	stored, err := v.objects.ByIndex(cache.NamespaceIndex, namespace)
+	if namespace == "" || err != nil {
+		stored = v.objects.List()
 	}
 	list := make([]T, 0, len(stored))
-	for _, object := range stored {
-		list = append(list, object.(T))
+	for _, obj := range stored {
+		o := obj.(*Object)
+		if (namespace == "" || o.GetNamespace() == namespace) && (selector == nil || selector.Matches(labels.Set(o.GetLabels()))) {
+			list = append(list, as[T](o))
+		}
 	}
 	return list
 }
 
-// KeepsOwnerReferences reports whether the cache holds them, see controllers.WatchOwner.
-func (i Informer[T]) KeepsOwnerReferences() bool {
-	c, ok := i.SharedIndexInformer.(*controllerInformer)
-	return !ok || c.KeepsOwnerReferences()
+// index returns the name of an index in the store.
+func (v view[T]) index(name string) string {
+	if name == cache.NamespaceIndex {
+		return name
+	}
+	return v.need.For + "/" + name
 }
 
-// KeepsOwnerReferences reports whether the cache holds them for this controller.
-func (i *controllerInformer) KeepsOwnerReferences() bool {
-	need := i.need()
-	return need.whole() || need.Fields&OwnerReferences != 0
+func (v view[T]) ByIndex(index, value string) []T {
+	stored, err := v.objects.ByIndex(v.index(index), value)
+	if err != nil {
+		panic(Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
+	}
+	list := make([]T, 0, len(stored))
+	for _, obj := range stored {
+		list = append(list, as[T](obj.(*Object)))
+	}
+	return list
+}
+
+func (v view[T]) AddIndex(name string, values func(T) []string) {
+	index := func(obj any) (found []string, _ error) {
+		o := obj.(*Object)
+		v.panics.contain(v.need.For, "index "+name, o, func() { found = values(as[T](o)) })
+		return found, nil
+	}
+	if name == cache.NamespaceIndex {
+		index = cache.MetaNamespaceIndexFunc
+	}
+	_ = v.objects.AddIndexers(cache.Indexers{v.index(name): index}) // fails if it is there
+}
+
+func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
+	v.listen(v.need.For, func(e event) {
+		var old, current T
+		if e.old != nil {
+			old = as[T](e.old)
+		}
+		if e.new != nil {
+			current = as[T](e.new)
+		}
+		changed(old, current, e.initial)
+	})
+}
+
+func (v view[T]) Synced() <-chan struct{} { return v.synced }
+
+func (v view[T]) KeepsOwnerReferences() bool {
+	return v.need.whole() || v.need.Fields&OwnerReferences != 0
 }
 
 // fits returns an error if the controller cannot have the objects of the resource as type t.
-func (i *controllerInformer) fits(asked schema.GroupVersionResource, t reflect.Type) error {
-	need := i.need()
-	name := resourceName(need.Resource)
-	if t == reflect.TypeFor[metav1.Object]() {
+func (n *Need) fits(asked schema.GroupVersionResource, t reflect.Type, scheme *runtime.Scheme) error {
+	name := resourceName(n.Resource)
+	if reflect.TypeFor[*Object]().AssignableTo(t) {
 		return nil
 	}
 	form := Typed
@@ -116,10 +187,10 @@ func (i *controllerInformer) fits(asked schema.GroupVersionResource, t reflect.T
 		form = Unstructured
 	}
 	switch {
-	case need.Form != form:
+	case n.Form != form:
 		return fmt.Errorf("asks for %s as %s, but its need has another Form than informers.%s", name, t, form)
-	case asked != need.Resource:
-		return fmt.Errorf("asks for version %q of %s, but needs version %q", asked.Version, name, need.Resource.Version)
+	case asked != n.Resource:
+		return fmt.Errorf("asks for version %q of %s, but needs version %q", asked.Version, name, n.Resource.Version)
 	case form == Unstructured:
 		return nil
 	case t.Kind() != reflect.Pointer:
@@ -129,23 +200,23 @@ func (i *controllerInformer) fits(asked schema.GroupVersionResource, t reflect.T
 	if !ok {
 		return fmt.Errorf("asks for %s as %s, which is no runtime.Object", name, t)
 	}
-	kinds, _, err := i.scheme.ObjectKinds(object)
+	kinds, _, err := scheme.ObjectKinds(object)
 	if err != nil {
 		return fmt.Errorf("asks for %s as %s, which AddToScheme has not added to the scheme", name, t)
 	}
 	for _, kind := range kinds {
 		list := kind.GroupVersion().WithKind(kind.Kind + "List")
 		switch {
-		case kind.GroupVersion() != need.Resource.GroupVersion():
-		case !i.scheme.Recognizes(list):
+		case kind.GroupVersion() != n.Resource.GroupVersion():
+		case !scheme.Recognizes(list):
 			return fmt.Errorf("asks for %s as %s, but AddToScheme has not added %s to the scheme", name, t, list.Kind)
-		case OtherKind(i.scheme, kind, need.Resource) != "":
-			return fmt.Errorf("asks for %s as %s, but these are of the kind %s", name, t, OtherKind(i.scheme, kind, need.Resource))
+		case OtherKind(scheme, kind, n.Resource) != "":
+			return fmt.Errorf("asks for %s as %s, but these are of the kind %s", name, t, OtherKind(scheme, kind, n.Resource))
 		default:
 			return nil
 		}
 	}
-	return fmt.Errorf("asks for %s as %s, but that is a type of %s, not of %s", name, t, kinds[0].GroupVersion(), need.Resource.GroupVersion())
+	return fmt.Errorf("asks for %s as %s, but that is a type of %s, not of %s", name, t, kinds[0].GroupVersion(), n.Resource.GroupVersion())
 }
 
 // OtherKind returns the kind of the resource if that is another one than kind, otherwise "". A scheme

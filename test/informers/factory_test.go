@@ -11,7 +11,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -39,8 +39,6 @@ type cache struct {
 
 const clockStep = 2 * time.Second
 
-var caches atomic.Int32 // each needs its own name
-
 func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
 	t.Helper()
 	return newCacheWith(t, config, clientscheme.Scheme, needs...)
@@ -53,7 +51,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 		t.Fatal(err)
 	}
 	c := &cache{clock: clocktesting.NewFakeClock(time.Now()), metrics: metrics.NewKubeRegistry()}
-	c.Factory, err = informers.New(fmt.Sprintf("test-%d", caches.Add(1)), informers.Config{}, clients, needs, c.metrics, c.clock, func(string) {})
+	c.Factory, err = informers.New(informers.Config{}, clients, needs, c.metrics, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +91,7 @@ func (c *cache) waitForProblem(ctx context.Context, t *testing.T, controller str
 
 func (c *cache) of(t *testing.T, resource string) informers.ResourceStatus {
 	t.Helper()
-	for _, r := range c.Status(false).Resources {
+	for _, r := range c.Status().Resources {
 		if r.Resource == resource {
 			return r
 		}
@@ -124,13 +122,9 @@ func (c *cache) metric(t *testing.T, name, resource string) float64 {
 // holds returns an error unless the cache of the resource has exactly the given objects, each as
 // "NAMESPACE/NAME VERSION".
 func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
-	informer, ok := c.Informer("test", gvr)
-	if !ok {
-		return fmt.Errorf("no informer of %s", gvr)
-	}
 	var got []string
-	for _, obj := range informer.GetStore().List() {
-		got = append(got, described(obj.(metav1.Object)))
+	for _, obj := range informers.For[metav1.Object](c.For("test"), gvr).List("", nil) {
+		got = append(got, described(obj))
 	}
 	slices.Sort(got)
 	slices.Sort(want)
@@ -174,13 +168,12 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	informer, _ := c.Informer("test", informers.Secrets)
+	cached := informers.For[*informers.Object](c.For("test"), informers.Secrets)
 	var want []string
 	for i := range secrets.Items {
 		s := &secrets.Items[i]
 		want = append(want, described(s))
-		cached, ok, _ := informer.GetStore().GetByKey(s.Namespace + "/" + s.Name)
-		if ok && string(cached.(*informers.Object).Digest("test")) != string(digest(s)) {
+		if o, ok := cached.Get(toolscache.MetaObjectToName(s)); ok && string(o.Digest("test")) != string(digest(s)) {
 			return fmt.Errorf("the digest of Secret %s/%s is that of other content", s.Namespace, s.Name)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -70,6 +69,8 @@ func TestAnyResourceCanBeHadInAnyForm(t *testing.T) {
 	}
 	core, networking := corev1.SchemeGroupVersion, networkingv1.SchemeGroupVersion
 	object(sprockets, "Sprocket", namespace, map[string]any{"spec": map[string]any{"teeth": int64(7)}})
+	create(ctx, t, sprockets, namespace, map[string]any{"apiVersion": sprockets.GroupVersion().String(), "kind": "Sprocket",
+		"metadata": map[string]any{"name": "misfit"}, "spec": map[string]any{"teeth": "many"}})
 	object(core.WithResource("services"), "Service", namespace, map[string]any{"spec": map[string]any{"ports": []any{map[string]any{"port": int64(80)}}}})
 	object(core.WithResource("nodes"), "Node", "", nil)
 	object(core.WithResource("persistentvolumes"), "PersistentVolume", "", map[string]any{"spec": map[string]any{
@@ -80,19 +81,20 @@ func TestAnyResourceCanBeHadInAnyForm(t *testing.T) {
 	for _, contentType := range []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON} {
 		for name, tc := range map[string]struct {
 			need  informers.Need
-			known bool   // the scheme has Sprocket
+			known bool // the scheme has Sprocket
+			list  func(*cache, schema.GroupVersionResource) []any
 			want  string // the type in the cache, or the type that the digest got
 		}{
-			"Services with their content":         {informers.Need{Resource: core.WithResource("services"), Form: informers.Typed}, false, "*v1.Service"},
-			"Nodes with their content":            {informers.Need{Resource: core.WithResource("nodes"), Form: informers.Typed, ClusterScoped: true}, false, "*v1.Node"},
-			"PersistentVolumes by a digest":       {informers.Need{Resource: core.WithResource("persistentvolumes"), Digest: typeOf}, false, "*v1.PersistentVolume"},
-			"Ingresses by a digest":               {informers.Need{Resource: networking.WithResource("ingresses"), Digest: typeOf}, false, "*v1.Ingress"},
-			"Ingresses as metadata":               {informers.Need{Resource: networking.WithResource("ingresses")}, false, ""},
-			"a custom resource typed":             {informers.Need{Resource: sprockets, Form: informers.Typed}, true, "*informers.Sprocket"},
-			"a custom resource by a typed digest": {informers.Need{Resource: sprockets, Digest: typeOf}, true, "*informers.Sprocket"},
-			"a custom resource unstructured":      {informers.Need{Resource: sprockets, Form: informers.Unstructured}, false, "*unstructured.Unstructured"},
-			"a custom resource by a digest":       {informers.Need{Resource: sprockets, Digest: typeOf}, false, "*unstructured.Unstructured"},
-			"a custom resource as metadata":       {informers.Need{Resource: sprockets}, true, ""},
+			"Services with their content":         {informers.Need{Resource: core.WithResource("services"), Form: informers.Typed}, false, listed[*corev1.Service], "*v1.Service"},
+			"Nodes with their content":            {informers.Need{Resource: core.WithResource("nodes"), Form: informers.Typed, ClusterScoped: true}, false, listed[*corev1.Node], "*v1.Node"},
+			"PersistentVolumes by a digest":       {informers.Need{Resource: core.WithResource("persistentvolumes"), Digest: typeOf}, false, listed[*informers.Object], "*v1.PersistentVolume"},
+			"Ingresses by a digest":               {informers.Need{Resource: networking.WithResource("ingresses"), Digest: typeOf}, false, listed[*informers.Object], "*v1.Ingress"},
+			"Ingresses as metadata":               {informers.Need{Resource: networking.WithResource("ingresses")}, false, listed[*informers.Object], ""},
+			"a custom resource typed":             {informers.Need{Resource: sprockets, Form: informers.Typed}, true, listed[*Sprocket], "*informers.Sprocket"},
+			"a custom resource by a typed digest": {informers.Need{Resource: sprockets, Digest: typeOf}, true, listed[*informers.Object], "*informers.Sprocket"},
+			"a custom resource unstructured":      {informers.Need{Resource: sprockets, Form: informers.Unstructured}, false, listed[*unstructured.Unstructured], "*unstructured.Unstructured"},
+			"a custom resource by a digest":       {informers.Need{Resource: sprockets, Digest: typeOf}, false, listed[*informers.Object], "*unstructured.Unstructured"},
+			"a custom resource as metadata":       {informers.Need{Resource: sprockets}, true, listed[*informers.Object], ""},
 		} {
 			t.Run(name+" in "+contentType, func(t *testing.T) {
 				scheme := runtime.NewScheme()
@@ -108,19 +110,32 @@ func TestAnyResourceCanBeHadInAnyForm(t *testing.T) {
 				tc.need.For = "test"
 				c := newCacheWith(t, config, scheme, tc.need)
 				c.eventually(ctx, t, func() error {
-					informer, _ := c.Informer("test", tc.need.Resource)
-					for _, obj := range informer.GetStore().List() {
-						m, err := meta.Accessor(obj)
-						if err != nil || m.GetName() != "forms" {
-							continue
+					for _, obj := range tc.list(c, tc.need.Resource) {
+						if obj.(metav1.Object).GetName() == "forms" {
+							return isOf(obj, tc.want)
 						}
-						return isOf(obj, tc.want)
 					}
 					return fmt.Errorf("not in the cache: %w", c.Problem("test"))
+				})
+				// An object that does not fit the Go type is left out, and keeps no other from the cache.
+				typed := tc.want == "*informers.Sprocket"
+				c.eventually(ctx, t, func() error {
+					if tc.need.Resource != sprockets || len(tc.list(c, sprockets)) == 2 != typed && (c.Problem("test") != nil) == typed {
+						return nil
+					}
+					return fmt.Errorf("%d sprockets, problem %w", len(tc.list(c, sprockets)), c.Problem("test"))
 				})
 			})
 		}
 	}
+}
+
+// listed returns the objects in the cache.
+func listed[T any](c *cache, gvr schema.GroupVersionResource) (list []any) {
+	for _, obj := range informers.For[T](c.For("test"), gvr).List("", nil) {
+		list = append(list, obj)
+	}
+	return list
 }
 
 func isOf(obj any, want string) error {

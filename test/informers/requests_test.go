@@ -153,11 +153,11 @@ func TestTheLiveVersionIsThatOfTheServer(t *testing.T) {
 	}
 	s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "first") // the cache leaves it out
 	for name, want := range map[string]string{"db": db.ResourceVersion, "d": "", "release": ""} {
-		if got, err := c.LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.Namespace, name)); err != nil || got != want {
+		if got, err := c.For("test").LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.Namespace, name)); err != nil || got != want {
 			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)
 		}
 	}
-	if _, err := c.LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "no controller needs") {
+	if _, err := c.For("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "no controller needs") {
 		t.Errorf("error %v", err)
 	}
 }

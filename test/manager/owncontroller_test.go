@@ -64,13 +64,13 @@ func paintersEntry(p *painter) controllers.Entry {
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			p.Host = h
-			p.gadgets = informers.For[*Gadget](h.Informer, gadgets)
+			p.gadgets = informers.For[*Gadget](h, gadgets)
 			p.client = controllers.ClientFor[*Gadget](h, gadgets)
 			h.Handle(http.HandlerFunc(p.serve))
 			h.Loop.MaxBackoff = 2 * time.Second
 			p.Loop, err = controllers.NewLoop(h.Loop, p.reconcile,
 				controllers.Filter(controllers.WatchSelf(p.gadgets), controllers.GenerationChanged[*Gadget]),
-				controllers.WatchOwner(h.Informer(informers.ConfigMaps), gadgets.GroupVersion().WithKind("Gadget").GroupKind()))
+				controllers.WatchOwner(informers.For[metav1.Object](h, informers.ConfigMaps), gadgets.GroupVersion().WithKind("Gadget").GroupKind()))
 			return p, err
 		},
 	}

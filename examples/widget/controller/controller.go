@@ -72,23 +72,18 @@ type controller struct {
 	client      controllers.TypedClient[*v1.Widget]
 	widgets     informers.Informer[*v1.Widget]
 	deployments informers.Informer[*appsv1.Deployment]
-	configMaps  informers.Informer[metav1.Object]
+	configMaps  informers.Informer[*informers.Object]
 }
 
 func newController(h controllers.Host) (_ controllers.Controller, err error) {
 	c := &controller{
 		host:        h,
 		client:      controllers.ClientFor[*v1.Widget](h, v1.Widgets),
-		widgets:     informers.For[*v1.Widget](h.Informer, v1.Widgets),
-		deployments: informers.For[*appsv1.Deployment](h.Informer, informers.Deployments),
-		configMaps:  informers.For[metav1.Object](h.Informer, informers.ConfigMaps),
+		widgets:     informers.For[*v1.Widget](h, v1.Widgets),
+		deployments: informers.For[*appsv1.Deployment](h, informers.Deployments),
+		configMaps:  informers.For[*informers.Object](h, informers.ConfigMaps),
 	}
-	settings := func(obj any) ([]string, error) {
-		return []string{obj.(*v1.Widget).Namespace + "/" + obj.(*v1.Widget).Spec.Settings}, nil
-	}
-	if err = c.widgets.AddIndexers(cache.Indexers{"settings": settings}); err != nil {
-		return nil, err
-	}
+	c.widgets.AddIndex("settings", func(w *v1.Widget) []string { return []string{w.Namespace + "/" + w.Spec.Settings} })
 	c.Loop, err = controllers.NewLoop(h.Loop, c.reconcile,
 		controllers.WatchSelf(c.widgets),
 		controllers.WatchOwner(c.deployments, v1.Kind),
@@ -98,7 +93,7 @@ func newController(h controllers.Host) (_ controllers.Controller, err error) {
 }
 
 // settingsChanged returns the Widgets whose settings are in a ConfigMap.
-func (c *controller) settingsChanged(e controllers.Event[metav1.Object]) (keys []cache.ObjectName) {
+func (c *controller) settingsChanged(e controllers.Event[*informers.Object]) (keys []cache.ObjectName) {
 	configMap := cmp.Or(e.New, e.Old)
 	for _, w := range c.widgets.ByIndex("settings", cache.MetaObjectToName(configMap).String()) {
 		keys = append(keys, cache.MetaObjectToName(w))
@@ -116,7 +111,7 @@ func digest(obj runtime.Object) []byte {
 // cachedDigest returns the digest of a ConfigMap, or nil if there is none.
 func (c *controller) cachedDigest(configMap cache.ObjectName) []byte {
 	if cached, exists := c.configMaps.Get(configMap); exists {
-		return cached.(*informers.Object).Digest(name)
+		return cached.Digest(name)
 	}
 	return nil
 }

@@ -49,7 +49,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -62,6 +61,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Name is the name of the controller.
@@ -72,7 +72,7 @@ type Controller struct {
 	cfg      Config
 	keys     *policy.Keys
 	in       Informers
-	sources  map[policy.SourceType]cache.SharedIndexInformer // without those that are ignored
+	sources  map[policy.SourceType]informers.Informer[Source] // without those that are ignored
 	kinds    map[string]*kind
 	client   kubernetes.Interface
 	events   record.EventRecorder
@@ -102,7 +102,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 	}
 	c := &Controller{
 		cfg: cfg, keys: cfg.keys(), in: in,
-		sources:  map[policy.SourceType]cache.SharedIndexInformer{},
+		sources:  map[policy.SourceType]informers.Informer[Source]{},
 		client:   client,
 		events:   events,
 		clock:    loop.Clock,
@@ -114,16 +114,14 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, errors.New("CronJobs need an informer of Jobs")
 	}
 	c.memory = newMemory(c.cachedUID)
-	for t, informer := range map[policy.SourceType]cache.SharedIndexInformer{
+	for t, informer := range map[policy.SourceType]informers.Informer[Source]{
 		policy.ConfigMap: in.ConfigMaps, policy.Secret: in.Secrets, policy.SecretProviderClass: in.PodStatuses,
 	} {
 		if informer != nil && cfg.watches(t) {
 			c.sources[t] = informer
 		}
 	}
-	if err := c.addIndexers(); err != nil {
-		return nil, err
-	}
+	c.addIndexes()
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
 	loop.Workers = cfg.ConcurrentSyncs
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
@@ -163,10 +161,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 	if r != nil {
 		return c.recreateJob(ctx, k, key, r)
 	}
-	obj, exists, err := k.informer.GetIndexer().GetByKey(key.ObjectName.String())
-	if err != nil {
-		return 0, fmt.Errorf("look up %s: %w", key, err)
-	}
+	obj, exists := k.informer.Get(key.ObjectName)
 	if !exists || !c.selected(key.Namespace) {
 		c.memory.forget(key)
 		c.changes.take(key, nil)
@@ -209,11 +204,11 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 
 // cachedUID returns the UID of the cached workload; empty if the cache does not have it.
 func (c *Controller) cachedUID(key policy.Key) types.UID {
-	obj, exists, err := c.kinds[key.Kind].informer.GetIndexer().GetByKey(key.ObjectName.String())
-	if err != nil || !exists {
+	obj, exists := c.kinds[key.Kind].informer.Get(key.ObjectName)
+	if !exists {
 		return ""
 	}
-	return obj.(metav1.Object).GetUID()
+	return obj.GetUID()
 }
 
 // settle is how soon the controller looks again where an event usually comes sooner.
@@ -349,11 +344,8 @@ func (c *Controller) selected(namespace string) bool {
 	if !c.cfg.needsNamespaces() {
 		return true
 	}
-	obj, exists, err := c.in.Namespaces.GetIndexer().GetByKey(namespace)
-	if err != nil || !exists {
-		return false
-	}
-	return c.selects(obj.(metav1.Object))
+	obj, exists := c.in.Namespaces.Get(cache.NewObjectName("", namespace))
+	return exists && c.selects(obj)
 }
 
 // workloadLogger returns a logger with the workload's name.

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -111,16 +112,15 @@ func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (b
 
 // hasActiveJob reports whether the cache has a Job of the CronJob that has not finished.
 func (c *Controller) hasActiveJob(cronJob types.UID) bool {
-	jobs, _ := c.in.Jobs.GetIndexer().ByIndex(byCronJob, string(cronJob)) // fails only without the index
-	return slices.ContainsFunc(jobs, func(obj any) bool {
+	return slices.ContainsFunc(c.in.Jobs.ByIndex(byCronJob, string(cronJob)), func(obj metav1.Object) bool {
 		w, err := policy.NewWorkload(&jobKind, obj, Name)
 		return err == nil && !w.Finished
 	})
 }
 
 // cachedJob returns a Job of the cache; nil if it has none of that name.
-func (c *Controller) cachedJob(namespace, name string) any {
-	obj, _, _ := c.in.Jobs.GetIndexer().GetByKey(namespace + "/" + name) // never fails
+func (c *Controller) cachedJob(namespace, name string) metav1.Object {
+	obj, _ := c.in.Jobs.Get(cache.NewObjectName(namespace, name))
 	return obj
 }
 

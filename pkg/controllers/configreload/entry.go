@@ -8,8 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -28,14 +28,20 @@ func Entry() controllers.Entry {
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
 			in := Informers{LiveVersion: h.LiveVersion}
-			fields := map[schema.GroupVersionResource]*cache.SharedIndexInformer{
+			sources := map[schema.GroupVersionResource]*informers.Informer[Source]{
 				informers.ConfigMaps: &in.ConfigMaps, informers.Secrets: &in.Secrets, PodStatusesResource: &in.PodStatuses,
+			}
+			others := map[schema.GroupVersionResource]*informers.Informer[metav1.Object]{
 				informers.Deployments: &in.Deployments, informers.StatefulSets: &in.StatefulSets, informers.DaemonSets: &in.DaemonSets,
 				informers.CronJobs: &in.CronJobs, informers.Jobs: &in.Jobs, RolloutsResource: &in.Rollouts,
 				informers.Namespaces: &in.Namespaces,
 			}
 			for _, resource := range Resources(cfg) {
-				*fields[resource] = h.Informer(resource)
+				if source := sources[resource]; source != nil {
+					*source = informers.For[Source](h, resource)
+				} else {
+					*others[resource] = informers.For[metav1.Object](h, resource)
+				}
 			}
 			return New(cfg, in, h.Client, h.Dynamic, h.Events, h.Loop, h.Metrics)
 		},

@@ -4,10 +4,9 @@
 package configreload
 
 import (
-	"fmt"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -17,75 +16,47 @@ import (
 const (
 	// bySource finds workloads by a source that they reference or name, and under byPattern those that
 	// name a source by a pattern, which any source may match. A workload that does not opt in is not in it.
-	bySource  = Name + "/source"
+	bySource  = "source"
 	byPattern = "*"
 	// byCronJob finds Jobs by the UID of the CronJob that controls them.
-	byCronJob = Name + "/cronjob"
+	byCronJob = "cronjob"
 	// byClass finds the statuses of pods by their SecretProviderClass.
-	byClass = Name + "/class"
+	byClass = "class"
 )
 
 // Source is what the controller reads of a cached ConfigMap, Secret or status of a pod.
 type Source interface {
-	GetNamespace() string
-	GetName() string
-	GetUID() types.UID
-	GetResourceVersion() string
-	// GetAnnotations returns at least those of SourceAnnotations.
-	GetAnnotations() map[string]string
+	metav1.Object // of its annotations, at least those of SourceAnnotations
 	// Digest returns the result of SourceDigest for the controller's Name; nil if the object does
 	// not count.
 	Digest(of string) []byte
 	policy.History
 }
 
-func (c *Controller) addIndexers() error {
-	for name, k := range c.kinds {
-		if err := k.informer.AddIndexers(cache.Indexers{bySource: func(obj any) ([]string, error) {
-			return c.indexBySource(k, obj), nil
-		}}); err != nil {
-			return fmt.Errorf("add index of %s: %w", name, err)
+func (c *Controller) addIndexes() {
+	for _, k := range c.kinds {
+		k.informer.AddIndex(bySource, func(obj metav1.Object) []string { return c.indexBySource(k, obj) })
+		if c.cfg.needsNamespaces() {
+			k.informer.AddIndex(cache.NamespaceIndex, nil)
 		}
-	}
-	add := func(informer cache.SharedIndexInformer, name string, f cache.IndexFunc) error {
-		if informer == nil {
-			return nil
-		}
-		if _, has := informer.GetIndexer().GetIndexers()[name]; has {
-			return nil // shared with another controller that added it
-		}
-		if err := informer.AddIndexers(cache.Indexers{name: f}); err != nil {
-			return fmt.Errorf("add index %s: %w", name, err)
-		}
-		return nil
 	}
 	if c.kinds["CronJob"] != nil {
-		if err := add(c.in.Jobs, byCronJob, indexByCronJob); err != nil {
-			return err
+		c.in.Jobs.AddIndex(byCronJob, indexByCronJob)
+	}
+	for t, informer := range c.sources {
+		informer.AddIndex(cache.NamespaceIndex, nil)
+		if t == policy.SecretProviderClass {
+			informer.AddIndex(byClass, indexByClass)
 		}
 	}
-	for _, informer := range c.sources {
-		if err := add(informer, cache.NamespaceIndex, cache.MetaNamespaceIndexFunc); err != nil {
-			return err
-		}
-	}
-	if c.cfg.needsNamespaces() {
-		for _, k := range c.kinds {
-			if err := add(k.informer, cache.NamespaceIndex, cache.MetaNamespaceIndexFunc); err != nil {
-				return err
-			}
-		}
-	}
-	return add(c.sources[policy.SecretProviderClass], byClass, indexByClass)
 }
 
 func sourceIndexValue(namespace string, key policy.SourceKey) string {
 	return namespace + "/" + key.Type.String() + "/" + key.Name
 }
 
-// indexBySource never returns an error, because the cache would panic. An object that cannot be
-// read is not indexed; its reconcile reports it.
-func (c *Controller) indexBySource(k *kind, obj any) []string {
+// indexBySource leaves out an object that cannot be read; its reconcile reports it.
+func (c *Controller) indexBySource(k *kind, obj metav1.Object) []string {
 	w, err := policy.NewWorkload(&k.Kind, obj, Name)
 	if err != nil {
 		return nil
@@ -120,20 +91,19 @@ const maxIndexed = 300
 // jobKind is that of the Jobs of CronJobs, which may not be rolled themselves.
 var jobKind = policy.Kind{Name: "Job"}
 
-func indexByCronJob(obj any) ([]string, error) {
+func indexByCronJob(obj metav1.Object) []string {
 	w, err := policy.NewWorkload(&jobKind, obj, Name)
 	if err != nil || w.CronJob == "" {
-		return nil, nil //nolint:nilerr // see indexBySource
+		return nil
 	}
-	return []string{string(w.CronJob)}, nil
+	return []string{string(w.CronJob)}
 }
 
-func indexByClass(obj any) ([]string, error) {
-	s, ok := obj.(Source)
-	if !ok || sourceName(policy.SecretProviderClass, s) == "" {
-		return nil, nil
+func indexByClass(s Source) []string {
+	if sourceName(policy.SecretProviderClass, s) == "" {
+		return nil
 	}
-	return []string{s.GetNamespace() + "/" + sourceName(policy.SecretProviderClass, s)}, nil
+	return []string{s.GetNamespace() + "/" + sourceName(policy.SecretProviderClass, s)}
 }
 
 // sourceName returns the name by which workloads know a source: for the status of a pod, its class.
@@ -200,9 +170,8 @@ func (c *Controller) lookUp(
 		if !r.NamesByPattern(t) {
 			continue
 		}
-		list, _ := informer.GetIndexer().ByIndex(cache.NamespaceIndex, w.Namespace) // fails only without the index
-		for _, obj := range list {
-			key := policy.SourceKey{Type: t, Name: sourceName(t, obj.(Source))}
+		for _, obj := range informer.List(w.Namespace, nil) {
+			key := policy.SourceKey{Type: t, Name: sourceName(t, obj)}
 			if steps += r.Steps(key); steps > maxScan {
 				return nil, nil, c.keys.ScanProblem(r, t)
 			}
@@ -222,17 +191,11 @@ func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source
 		return nil
 	}
 	if key.Type != policy.SecretProviderClass {
-		obj, exists, err := informer.GetIndexer().GetByKey(namespace + "/" + key.Name)
-		if err != nil || !exists {
-			return nil
-		}
-		return obj.(Source)
+		obj, _ := informer.Get(cache.NewObjectName(namespace, key.Name)) // nil if there is none
+		return obj
 	}
-	// Fails only without the index.
-	list, _ := informer.GetIndexer().ByIndex(byClass, namespace+"/"+key.Name)
 	var last Source
-	for _, obj := range list {
-		s := obj.(Source)
+	for _, s := range informer.ByIndex(byClass, namespace+"/"+key.Name) {
 		if last == nil || policy.Newer(s.ChangedVersion(), last.ChangedVersion()) || s.ChangedVersion() != "" && last.ChangedVersion() == "" ||
 			last.ChangedVersion() == "" && policy.Newer(s.FirstVersion(), last.FirstVersion()) {
 			last = s

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // kindInfo is what is known of a kind without a cluster.
@@ -73,11 +74,11 @@ const fieldManager = "quartermaster-config-reload"
 // and the result of WorkloadDigest, or as the ordinary types, Rollouts as unstructured. Of
 // namespaces, only the labels are read.
 type Informers struct {
-	ConfigMaps, Secrets, PodStatuses      cache.SharedIndexInformer
-	Deployments, StatefulSets, DaemonSets cache.SharedIndexInformer
-	CronJobs, Jobs, Rollouts              cache.SharedIndexInformer
+	ConfigMaps, Secrets, PodStatuses      informers.Informer[Source]
+	Deployments, StatefulSets, DaemonSets informers.Informer[metav1.Object]
+	CronJobs, Jobs, Rollouts              informers.Informer[metav1.Object]
 	// Namespaces is needed only with NamespaceSelector.
-	Namespaces cache.SharedIndexInformer
+	Namespaces informers.Informer[metav1.Object]
 	// LiveVersion asks the API server for the resourceVersion of a source; empty if it does not
 	// exist.
 	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
@@ -178,7 +179,7 @@ func SourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
 // kind reads and writes one kind of workload.
 type kind struct {
 	*kindInfo
-	informer cache.SharedIndexInformer
+	informer informers.Informer[metav1.Object]
 	// get reads from the API server.
 	get func(ctx context.Context, name cache.ObjectName) (metav1.Object, error)
 	// patch returns the new resourceVersion.
@@ -195,7 +196,7 @@ type getPatcher[T any] interface {
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (T, error)
 }
 
-func newKind[T metav1.Object, C getPatcher[T]](informer cache.SharedIndexInformer, client func(namespace string) C, merge types.PatchType) *kind {
+func newKind[T metav1.Object, C getPatcher[T]](informer informers.Informer[metav1.Object], client func(namespace string) C, merge types.PatchType) *kind {
 	return &kind{
 		informer: informer,
 		merge:    merge,

@@ -6,12 +6,9 @@ package configreload
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -144,9 +141,8 @@ func (c *Controller) note(w *policy.Workload, r *policy.Rules, source policy.Sou
 func (c *Controller) concerned(namespace string, source policy.SourceKey) (list []policy.Key) {
 	for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
 		for _, k := range c.kinds {
-			names, _ := k.informer.GetIndexer().IndexKeys(bySource, value) // fails only without the index
-			for _, name := range names {
-				list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.NewObjectName(namespace, strings.TrimPrefix(name, namespace+"/"))})
+			for _, obj := range k.informer.ByIndex(bySource, value) {
+				list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)})
 			}
 		}
 	}
@@ -160,9 +156,9 @@ const namespaceKind = "Namespace"
 func (c *Controller) reconcileNamespace(ctx context.Context, key policy.Key) {
 	for _, k := range c.kinds {
 		var list []policy.Key
-		_ = cache.ListAllByNamespace(k.informer.GetIndexer(), key.Namespace, labels.Everything(), func(obj any) {
-			list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj.(metav1.Object))})
-		}) // fails only without a selector
+		for _, obj := range k.informer.List(key.Namespace, nil) {
+			list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)})
+		}
 		c.loop.EnqueueFor(ctx, key.Namespace, list...)
 	}
 }

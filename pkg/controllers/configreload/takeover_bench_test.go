@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 // BenchmarkTakeOver measures a replica with warm caches that begins to lead: from the call of Run to
@@ -108,9 +111,9 @@ func newCached(b *testing.B, client *fake.Clientset, secrets, deployments int) *
 	config := cm1()
 	config.UID = "c"
 	in := Informers{
-		ConfigMaps:  informer(asSource, config),
-		Secrets:     informer(asSource, secretList...),
-		Deployments: informer(asWorkload, deploymentList...),
+		ConfigMaps:  fixture.Informer[Source](informer(asSource, config)),
+		Secrets:     fixture.Informer[Source](informer(asSource, secretList...)),
+		Deployments: fixture.Informer[metav1.Object](informer(asWorkload, deploymentList...)),
 	}
 	reg := metrics.NewKubeRegistry()
 	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(reg), Clock: clock.RealClock{}}

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -219,7 +221,7 @@ func BenchmarkAHugeAnnotation(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				c.indexBySource(&kind{kindInfo: &kindInfos[0]}, obj)
+				c.indexBySource(&kind{kindInfo: &kindInfos[0]}, obj.(metav1.Object))
 			}
 		})
 	}

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -34,6 +35,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -101,21 +103,21 @@ func (w *world) start() {
 	workload := reduceAs(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
 	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
 	in := Informers{
-		ConfigMaps:   with(core.ConfigMaps().Informer(), source),
-		Secrets:      with(core.Secrets().Informer(), source),
-		Deployments:  with(apps.Deployments().Informer(), workload),
-		StatefulSets: with(apps.StatefulSets().Informer(), workload),
-		DaemonSets:   with(apps.DaemonSets().Informer(), workload),
-		CronJobs:     with(batch.CronJobs().Informer(), workload),
-		Jobs:         with(batch.Jobs().Informer(), workload),
-		Namespaces:   core.Namespaces().Informer(),
+		ConfigMaps:   fixture.Informer[Source](with(core.ConfigMaps().Informer(), source)),
+		Secrets:      fixture.Informer[Source](with(core.Secrets().Informer(), source)),
+		Deployments:  fixture.Informer[metav1.Object](with(apps.Deployments().Informer(), workload)),
+		StatefulSets: fixture.Informer[metav1.Object](with(apps.StatefulSets().Informer(), workload)),
+		DaemonSets:   fixture.Informer[metav1.Object](with(apps.DaemonSets().Informer(), workload)),
+		CronJobs:     fixture.Informer[metav1.Object](with(batch.CronJobs().Informer(), workload)),
+		Jobs:         fixture.Informer[metav1.Object](with(batch.Jobs().Informer(), workload)),
+		Namespaces:   fixture.Informer[metav1.Object](core.Namespaces().Informer()),
 		LiveVersion:  w.liveVersion,
 	}
 	w.registry = metrics.NewKubeRegistry()
 	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
 	if w.dynamic != nil {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
-		in.Rollouts = with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload)
+		in.Rollouts = fixture.Informer[metav1.Object](with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload))
 	}
 	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(w.registry), Clock: clock.RealClock{}}
 	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, loop, w.registry)

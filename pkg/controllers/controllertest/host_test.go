@@ -51,7 +51,7 @@ func doing(name string, do func(context.Context, controllers.Host) error, rules 
 				return 0, nil
 			}
 			return 0, do(ctx, h)
-		}, controllers.WatchSelf(h.Informer(informers.ConfigMaps)))
+		}, controllers.WatchSelf(informers.For[metav1.Object](h, informers.ConfigMaps)))
 	}
 	return e
 }

@@ -44,8 +44,8 @@ func entry(unsafe bool) controllers.Entry {
 			}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			return NewClusters(namespace, unsafe, informers.For[*unstructured.Unstructured](h.Informer, KubeFedClusters),
-				informers.For[*unstructured.Unstructured](h.Informer, KubeFedConfigs), informers.For[metav1.Object](h.Informer, informers.Secrets), h.Dynamic, h.Client.CoreV1(), h.Events, h.Loop)
+			return NewClusters(namespace, unsafe, informers.For[*unstructured.Unstructured](h, KubeFedClusters),
+				informers.For[*unstructured.Unstructured](h, KubeFedConfigs), informers.For[metav1.Object](h, informers.Secrets), h.Dynamic, h.Client.CoreV1(), h.Events, h.Loop)
 		},
 	}
 }

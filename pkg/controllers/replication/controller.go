@@ -46,6 +46,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Name is the name of the controller.
@@ -65,8 +66,8 @@ const (
 // [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
 // times of creation and deletion are read; they are nil with Config.Scope.
 type Informers struct {
-	Objects    map[policy.Kind]cache.SharedIndexInformer
-	Namespaces cache.SharedIndexInformer
+	Objects    map[policy.Kind]informers.Informer[policy.Cached]
+	Namespaces informers.Informer[metav1.Object]
 }
 
 // Controller copies objects. Build it with [New].
@@ -100,9 +101,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 	c.memory = newMemory(c.metrics)
 	c.rules = policy.NewRules(cfg.Options)
 	for kind, informer := range in.Objects {
-		if err := informer.AddIndexers(cache.Indexers{index: c.indexOf(kind)}); err != nil {
-			return nil, fmt.Errorf("add index of %s: %w", ResourceOf(kind).Resource, err)
-		}
+		informer.AddIndex(index, c.indexOf(kind))
 	}
 	var err error
 	loop.Workers = cfg.Workers
@@ -206,7 +205,7 @@ func (l live) read(ctx context.Context, keys []policy.Key) error {
 	for i, key := range keys {
 		wg.Go(func() {
 			// The loop contains a panic in its own goroutine only.
-			_, panicked := controllers.Contain(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
+			_, panicked := informers.Contain(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
 			errs[i] = errors.Join(errs[i], panicked)
 		})
 	}
@@ -249,11 +248,11 @@ func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 
 // Get implements policy.View.
 func (c *Controller) Get(key policy.Key) *policy.Object {
-	obj, exists, err := c.in.Objects[key.Kind].GetIndexer().GetByKey(key.NamespacedName.String())
-	if err != nil || !exists {
+	obj, exists := c.in.Objects[key.Kind].Get(cache.NewObjectName(key.Namespace, key.Name))
+	if !exists {
 		return nil
 	}
-	return policy.Decode(key.Kind, obj.(policy.Cached), Name)
+	return policy.Decode(key.Kind, obj, Name)
 }
 
 // Sources implements policy.View.
@@ -293,11 +292,11 @@ func (c *Controller) Namespace(name string) *policy.Namespace {
 		}
 		return nil
 	}
-	obj, exists, err := c.in.Namespaces.GetIndexer().GetByKey(name)
-	if err != nil || !exists {
+	obj, exists := c.in.Namespaces.Get(cache.NewObjectName("", name))
+	if !exists {
 		return nil
 	}
-	return namespaceOf(obj.(metav1.Object))
+	return namespaceOf(obj)
 }
 
 // namespaces returns all namespaces; without their labels if these are not read.
@@ -306,8 +305,8 @@ func (c *Controller) namespaces() (list []*policy.Namespace) {
 		list = append(list, c.Namespace(namespace))
 	}
 	if c.in.Namespaces != nil {
-		for _, obj := range c.in.Namespaces.GetIndexer().List() {
-			list = append(list, namespaceOf(obj.(metav1.Object)))
+		for _, obj := range c.in.Namespaces.List("", nil) {
+			list = append(list, namespaceOf(obj))
 		}
 	}
 	return list

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/client-go/tools/cache"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
@@ -42,12 +42,12 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
-			in := Informers{Objects: map[policy.Kind]cache.SharedIndexInformer{}}
+			in := Informers{Objects: map[policy.Kind]informers.Informer[policy.Cached]{}}
 			for _, kind := range cfg.CopiedKinds() {
-				in.Objects[kind] = h.Informer(ResourceOf(kind))
+				in.Objects[kind] = informers.For[policy.Cached](h, ResourceOf(kind))
 			}
 			if len(cfg.Scope) == 0 {
-				in.Namespaces = h.Informer(informers.Namespaces)
+				in.Namespaces = informers.For[metav1.Object](h, informers.Namespaces)
 			}
 			return New(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.Loop, h.Metrics)
 		},

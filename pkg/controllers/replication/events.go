@@ -12,7 +12,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
@@ -53,12 +52,12 @@ const (
 	within = "in/"
 )
 
-func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
-	return func(obj any) (values []string, _ error) {
-		if !policy.Participates(obj.(policy.Cached), Name) {
-			return nil, nil // most objects
+func (c *Controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
+	return func(obj policy.Cached) (values []string) {
+		if !policy.Participates(obj, Name) {
+			return nil // most objects
 		}
-		o := policy.DecodeHead(kind, obj.(policy.Cached), Name)
+		o := policy.DecodeHead(kind, obj, Name)
 		values = append(values, within+o.Namespace)
 		switch from, mode := c.rules.Refers(o); mode {
 		case policy.Push:
@@ -69,19 +68,14 @@ func (c *Controller) indexOf(kind policy.Kind) cache.IndexFunc {
 		if c.rules.Pushes(o) {
 			values = append(values, pushers, pushers+o.Name)
 		}
-		return values, nil
+		return values
 	}
 }
 
 // indexed returns the keys of the objects that the index has under a value.
 func (c *Controller) indexed(kind policy.Kind, value string) (keys []policy.Key) {
-	found, err := c.in.Objects[kind].GetIndexer().IndexKeys(index, value)
-	if err != nil {
-		return nil // the index exists
-	}
-	for _, key := range found {
-		namespace, name, _ := strings.Cut(key, "/")
-		keys = append(keys, policy.NewKey(kind, namespace, name))
+	for _, obj := range c.in.Objects[kind].ByIndex(index, value) {
+		keys = append(keys, policy.NewKey(kind, obj.GetNamespace(), obj.GetName()))
 	}
 	return keys
 }

@@ -36,13 +36,9 @@ func Entry() controllers.Entry {
 		OffByDefault: true,
 		Compat:       []string{twin, janitor},
 		Config:       &flags,
-		Needs: func(s controllers.Settings) ([]informers.Need, error) {
-			rules := flags.with(s).Policy()
-			shared := need(rules, policy.Type{Namespaced: true}, rules.Annotated)
-			shared.Shared = true
-			return []informers.Need{shared}, nil
-		},
-		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
+		Follows:      true,
+		Needs:        func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
+		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
 			rules, lists := cfg.Policy(), make(chan struct{}, listsAtOnce)
@@ -75,7 +71,7 @@ func need(rules policy.Options, t policy.Type, when func(metav1.Object) bool) in
 		Annotations: append(rules.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
-	if n.Resource == informers.Secrets || n.Resource.Resource == "" {
+	if n.Resource == informers.Secrets {
 		// Those of Helm's releases stay out, whose content would pass through the cache.
 		n.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
 	}

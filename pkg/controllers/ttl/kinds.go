@@ -60,6 +60,9 @@ func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
 func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.records == nil {
+		return // it has been stopped
+	}
 	if r := k.records[name]; r != nil && same {
 		r.obj = obj
 		return
@@ -102,7 +105,7 @@ func (k *kind) stop() {
 	k.following.Stop() // not under the lock, for which a handler may be waiting
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	clear(k.records)
+	k.records = nil
 }
 
 // same reports whether an object is due at the same time in two states, unless it is being deleted by

@@ -42,7 +42,7 @@ type Follow func(ctx context.Context, t policy.Type, when func(metav1.Object) bo
 
 // Following is a type that is followed.
 type Following interface {
-	// Stop returns when the handler is not called any more.
+	// Stop ends the watch. No call of the handler begins after it has returned.
 	Stop()
 	// Status returns whether all objects have been shown once, and what is wrong now.
 	Status() (synced bool, problem string)

@@ -20,12 +20,10 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -118,19 +116,15 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		needs[i].For = o.entry.Name
 	}
 	loops := controllers.NewMetrics(registry)
-	cache, err := informers.New("unfenced", informers.NewConfig(), readers, needs, registry, clock.RealClock{}, loops.Panicked)
+	cache, err := informers.New(informers.NewConfig(), readers, needs, registry, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
 	controller, err := o.entry.New(controllers.Host{
-		Informer: func(resource schema.GroupVersionResource) toolscache.SharedIndexInformer {
-			informer, _ := cache.Informer(o.entry.Name, resource)
-			return informer
-		},
-		LiveVersion: cache.LiveVersion,
-		Client:      client,
-		Metrics:     registry,
-		Loop:        controllers.Options{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
+		Cache:   cache.For(o.entry.Name),
+		Client:  client,
+		Metrics: registry,
+		Loop:    controllers.Options{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		// Nobody receives them.
 		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
 	})
