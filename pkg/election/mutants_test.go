@@ -112,8 +112,6 @@ var allMutants = []mutant{
 		"act.Owes, at = at, now", "at = now"},
 	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
 		"act.Owes, at = at, now", "act.Owes, at = at-p.own.Lease/2, now"},
-	{"11: an early record claims no more than a lease duration", false, "protocol/term.go",
-		"return min(max(p.own.Lease, left), math.MaxInt32*time.Second)", "return min(p.own.Lease+0*left, math.MaxInt32*time.Second)"},
 	{"11: no hint counts", false, "protocol/state.go",
 		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
