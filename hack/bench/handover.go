@@ -20,7 +20,7 @@ func (b *bench) handovers(ctx context.Context) error {
 		subject
 		n int
 	}{
-		{managerSubject(b, ours, b.binaries.manager), b.opts.times(50)},
+		{managerSubject(b, b.binaries.manager), b.opts.times(50)},
 		{peerSubject(peer), b.opts.times(50)},
 		{peerSubject(peerWarm, "-warm"), b.opts.times(50)},
 		{kcmSubject(kcmGate, "--feature-gates="+releaseGate+"=true"), b.opts.times(50)},
@@ -57,12 +57,12 @@ func (b *bench) failovers(ctx context.Context) error {
 		sig syscall.Signal
 		n   int
 	}{
-		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.times(50)},
+		{managerSubject(b, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.times(50)},
 		{peerSubject(peer), timing{}, syscall.SIGKILL, b.opts.times(5)},
 		{kcmSubject(kcm), timing{}, syscall.SIGKILL, b.opts.times(5)},
-		{managerSubject(b, ours, b.binaries.manager), short, syscall.SIGKILL, b.opts.times(5)},
+		{managerSubject(b, b.binaries.manager), short, syscall.SIGKILL, b.opts.times(5)},
 		{peerSubject(peer), short, syscall.SIGKILL, b.opts.times(5)},
-		{managerSubject(b, ours, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.times(10)},
+		{managerSubject(b, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.times(10)},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
@@ -98,7 +98,7 @@ func (b *bench) restarts(ctx context.Context) (err error) {
 	if !b.opts.wants(ours) {
 		return nil
 	}
-	s := managerSubject(b, ours, b.binaries.manager)
+	s := managerSubject(b, b.binaries.manager)
 	p := &pair{b: b, subject: s, lease: b.watchLease(ctx, s.lease)}
 	b.progress("%s: starting one replica", s.name)
 	if p.leader, err = p.startLeader(ctx, "a"); err != nil {

@@ -24,7 +24,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 			err = errors.Join(err, p.stop())
 		}
 	}()
-	for _, s := range []subject{managerSubject(b, ours, b.binaries.manager), peerSubject(peer), kcmSubject(kcm)} {
+	for _, s := range []subject{managerSubject(b, b.binaries.manager), peerSubject(peer), kcmSubject(kcm)} {
 		if !b.opts.wants(s.name) {
 			continue
 		}

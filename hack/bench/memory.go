@@ -38,7 +38,7 @@ func (o *occupant) starts() bool { return !o.lead && o.name != kcm }
 // they start, so that the leaders lead. They run at the same time: the memory of one does not
 // depend on the others, and all see the same cluster.
 func (b *bench) occupants(rows []string) []*occupant {
-	manager := managerSubject(b, ours, b.binaries.manager)
+	manager := managerSubject(b, b.binaries.manager)
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
 	all := []*occupant{
 		{subject: manager, row: ours + ": leader", slot: "a", lead: true},

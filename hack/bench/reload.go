@@ -33,7 +33,7 @@ const (
 
 // reload measures config-reload with --config-reload-quiet-period=0.
 func (b *bench) reload(ctx context.Context) (err error) {
-	s := managerSubject(b, ours, b.binaries.manager, "--config-reload-quiet-period=0")
+	s := managerSubject(b, b.binaries.manager, "--config-reload-quiet-period=0")
 	if !b.opts.wants(s.name) {
 		return nil
 	}

@@ -32,7 +32,7 @@ var replicationFlags = []string{"--controllers=*,replication", "--compat=reflect
 
 // replication measures the controller of that name.
 func (b *bench) replication(ctx context.Context) error {
-	s := managerSubject(b, ours, b.binaries.manager, replicationFlags...)
+	s := managerSubject(b, b.binaries.manager, replicationFlags...)
 	if !b.opts.wants(s.name) {
 		return nil
 	}

@@ -66,8 +66,8 @@ type process struct {
 	did        func(e auditv1.Event) bool // reports whether a request is by this process
 }
 
-func managerSubject(b *bench, name, binary string, args ...string) subject {
-	return subject{name: name, lease: "quartermaster", args: args, timings: kubeTimings,
+func managerSubject(b *bench, binary string, args ...string) subject {
+	return subject{name: ours, lease: "quartermaster", args: args, timings: kubeTimings,
 		start: func(_ *bench, ctx context.Context, s subject, slot string, args []string) (*process, error) {
 			return b.startManager(ctx, binary, slot, append(slices.Clone(s.args), args...))
 		}}

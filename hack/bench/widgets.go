@@ -38,7 +38,7 @@ var widgetResource = schema.GroupVersionResource{Group: "example.com", Version: 
 // same priority.
 func (b *bench) widgets(ctx context.Context) (err error) {
 	subjects := []subject{
-		managerSubject(b, ours, b.binaries.widget, "--leader-elect-resource-name=quartermaster", "--kube-api-qps=-1"),
+		managerSubject(b, b.binaries.widget, "--leader-elect-resource-name=quartermaster", "--kube-api-qps=-1"),
 		{name: peer, start: (*bench).startPeer, binary: b.binaries.widgetPeer},
 	}
 	objects, err := dynamic.NewForConfig(b.c.AdminConfig())
