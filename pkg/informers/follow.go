@@ -64,8 +64,8 @@ func (f *Factory) follow(
 	return w, nil
 }
 
-// Stop gives the resource back and ends its watch. After it has returned, no call of the handler
-// begins. It does not wait for one that has begun, so the handler may call it.
+// Stop gives the resource back and ends its watch. It does not wait for the handler, which may call it,
+// so one more event can reach the handler while Stop returns.
 func (w *Following) Stop() {
 	w.cancel()
 	w.informer.stopListeners()
