@@ -218,7 +218,7 @@ func TestAControllerOnEveryReplica(t *testing.T) {
 		if err := fleet.Answers(url+"/controllers/painter/"+ns, "", http.StatusForbidden); err != nil {
 			t.Errorf("%s, without a permission: %v", who, err)
 		}
-		if err := fleet.Answers(url+"/metrics", token, http.StatusOK, `quartermaster_controller_reconciles_total{controller="painter"`); err != nil {
+		if err := fleet.Answers(url+"/metrics", token, http.StatusOK, `quartermaster_controller_reconciles_total{cluster="",controller="painter"`); err != nil {
 			t.Errorf("metrics of %s: %v", who, err)
 		}
 	}
