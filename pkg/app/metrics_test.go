@@ -53,7 +53,8 @@ func TestMetricsGolden(t *testing.T) {
 
 var (
 	// descText matches how the library prints a description, whose fields it does not export.
-	descText = regexp.MustCompile(`^Desc\{fqName: "(.*)", help: (".*"), unit: ".*", constLabels: \{.*\}, variableLabels: \{(.*)\}\}$`)
+	descText  = regexp.MustCompile(`^Desc\{fqName: "(.*)", help: (".*"), unit: ".*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+	labelName = regexp.MustCompile(`[a-z_]+`)
 
 	ofLibraries = regexp.MustCompile(`^(informer|process|rest_client|workqueue)_`)
 
@@ -98,7 +99,12 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 		if match == nil {
 			t.Fatalf("%s is printed in another way than the test knows", desc)
 		}
-		name, labels := match[1], slices.Sorted(strings.SplitSeq(match[3], ","))
+		// Constant labels come with their values, name="value".
+		name, labels := match[1], strings.Split(match[4], ",")
+		for constant := range strings.SplitSeq(match[3], ",") {
+			labels = append(labels, labelName.FindString(constant))
+		}
+		slices.Sort(labels)
 		help, err := strconv.Unquote(match[2])
 		if err != nil {
 			t.Fatal(desc, err)
