@@ -302,7 +302,7 @@ func TestSettings(t *testing.T) {
 		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", m.spec()), secret("c1", "good"), elsewhere)
 		h.wrote(patched + "c1")
 		m.answer(500)
-		h.Sleep(time.Second)
+		h.Sleep(2 * time.Second) // two probes, whatever the first one waits for
 		h.is("c1", notReady)
 		h.wrote(patched + "c1")
 	})
