@@ -95,8 +95,10 @@ func NewClusters(namespace string, unsafe bool, objects, configs informers.Infor
 	loop.Workers = probesAtOnce
 	// Not the status, which the loop writes itself.
 	changes := controllers.Filter(controllers.WatchSelf(objects), controllers.GenerationChanged[*unstructured.Unstructured])
+	// The settings are read at each use; the watch makes the loop wait until they are in the cache.
+	known := controllers.WatchChanges(configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
 	var err error
-	c.Loop, err = controllers.NewLoop(loop, c.reconcile, changes, controllers.WatchChanges(tokens, c.ofSecret))
+	c.Loop, err = controllers.NewLoop(loop, c.reconcile, changes, known, controllers.WatchChanges(tokens, c.ofSecret))
 	return c, err
 }
 
