@@ -84,14 +84,15 @@ func (s Shop) SetSecret(ctx context.Context, t testing.TB, value string) {
 	}
 }
 
-// WaitUntilKnown waits until config-reload has recorded what the Deployment uses, so that it
-// notices the next change.
+// WaitUntilKnown waits until config-reload has recorded what the Deployment uses, so that it notices the
+// next change, and until kube-controller-manager has seen the Deployment: one that is slow could see
+// nothing but the changed template, and there would be one ReplicaSet less.
 func (s Shop) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
 	t.Helper()
 	Eventually(ctx, t, func() error {
 		d, err := s.fleet.Admin.AppsV1().Deployments(s.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if err == nil && d.Annotations[StateAnnotation] == "" {
-			err = fmt.Errorf("no state on Deployment %s", name)
+		if err == nil && (d.Annotations[StateAnnotation] == "" || s.ReplicaSets(ctx, t, name) == 0) {
+			err = fmt.Errorf("no state on Deployment %s, or no ReplicaSet of it", name)
 		}
 		return err
 	})
