@@ -112,8 +112,6 @@ var allMutants = []mutant{
 		"act.Owes, at = at, now", "at = now"},
 	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
 		"act.Owes, at = at, now", "act.Owes, at = at-p.own.Lease/2, now"},
-	{"11: no hint counts", false, "protocol/state.go",
-		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
 		"err := f.proveOnce(ctx)", "f.pauseFor(ctx, 2*time.Second, 2*time.Second+1)\nerr := error(nil)\n_ = f.proveOnce"},
 	{"11: fewer addresses than API servers are enough", true, "apifence/proof.go",
