@@ -62,6 +62,10 @@ func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[
 			after = before
 		}
 	}
+	// Most sources concern nobody. A workload that comes to use the source later finds it changed.
+	if !c.concernsAny(obj.GetNamespace(), policy.SourceKey{Type: t, Name: name}) {
+		return nil
+	}
 	key := policy.Key{Kind: t.Kind(), ObjectName: cache.NewObjectName(obj.GetNamespace(), name)}
 	now := c.clock.Now()
 	if c.changes.add(key, change{before, after, now, now}) {

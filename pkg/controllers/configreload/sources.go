@@ -5,6 +5,7 @@ package configreload
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -113,7 +114,7 @@ func sourceKey(namespace string, source policy.SourceKey) policy.Key {
 func (c *Controller) reconcileSource(ctx context.Context, key policy.Key) {
 	i := slices.IndexFunc(policy.SourceTypes, func(t policy.SourceType) bool { return t.Kind() == key.Kind })
 	source := policy.SourceKey{Type: policy.SourceTypes[i], Name: key.Name}
-	workloads := c.concerned(key.Namespace, source)
+	workloads := slices.Collect(c.concerned(key.Namespace, source))
 	if c.changes.hand(key, source, workloads) {
 		c.loop.EnqueueFor(ctx, key.Namespace, workloads...)
 	}
@@ -137,16 +138,27 @@ func (c *Controller) note(w *policy.Workload, r *policy.Rules, source policy.Sou
 	})
 }
 
-// concerned returns the cached workloads that a source may concern.
-func (c *Controller) concerned(namespace string, source policy.SourceKey) (list []policy.Key) {
-	for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
-		for _, k := range c.kinds {
-			for _, obj := range k.informer.ByIndex(bySource, value) {
-				list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)})
+// concerned yields the cached workloads that a source may concern.
+func (c *Controller) concerned(namespace string, source policy.SourceKey) iter.Seq[policy.Key] {
+	return func(yield func(policy.Key) bool) {
+		for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
+			for _, k := range c.kinds {
+				for _, obj := range k.informer.ByIndex(bySource, value) {
+					if !yield(policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)}) {
+						return
+					}
+				}
 			}
 		}
 	}
-	return list
+}
+
+// concernsAny reports whether a source may concern any cached workload.
+func (c *Controller) concernsAny(namespace string, source policy.SourceKey) bool {
+	for range c.concerned(namespace, source) {
+		return true
+	}
+	return false
 }
 
 // namespaceKind is the kind of the key of a namespace.
