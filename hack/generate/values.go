@@ -102,10 +102,11 @@ type enabled struct {
 	Enabled bool `json:"enabled"`
 }
 
-// notFlags are flags that are no values: those of the first list the chart sets from other values or
-// from the release, those of the second are no settings.
+// notFlags are flags that are no values.
 var notFlags = []string{
+	// The chart sets these from other values or from the release.
 	"compat", "controllers", "leader-elect-resource-namespace", "namespaces", "service-accounts-namespace",
+	// These are no settings.
 	"help", "print-effective-config", "version",
 }
 
@@ -184,7 +185,7 @@ func schemaOfFlag(flag *pflag.Flag) schema {
 		return schema{"type": "string", "pattern": `^(0|([0-9.]+(ns|us|ms|s|m|h))+)$`}
 	case "quantity":
 		return schema{"type": []string{"string", "integer"}}
-	case "stringSlice", "namedCertKey":
+	case "stringSlice":
 		return schema{"type": "array", "items": text}
 	case "int32Slice":
 		return schema{"type": "array", "items": schema{"type": "integer"}}

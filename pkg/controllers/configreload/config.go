@@ -67,7 +67,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.OnCreate, flagPrefix+"on-create", c.OnCreate, "A ConfigMap or Secret that appears counts as changed.")
 	fs.BoolVar(&c.OnDelete, flagPrefix+"on-delete", c.OnDelete, "A ConfigMap or Secret that disappears counts as changed.")
 	fs.StringSliceVar(&c.Namespaces, flagPrefix+"namespaces", c.Namespaces,
-		"Namespaces to work in; all if empty. Switches the other two namespace flags off.")
+		"Namespaces to work in; all if empty. --"+flagPrefix+"ignored-namespaces and --"+flagPrefix+"namespace-selector then have no effect.")
 	fs.StringSliceVar(&c.IgnoredNamespaces, flagPrefix+"ignored-namespaces", c.IgnoredNamespaces, "Namespaces to leave alone.")
 	fs.StringSliceVar(&c.NamespaceSelector, flagPrefix+"namespace-selector", c.NamespaceSelector,
 		"Label selector of the namespaces to work in.")
