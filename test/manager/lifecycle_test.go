@@ -20,24 +20,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-func TestOneLeadsAndAConfigMapRestartsItsDeployment(t *testing.T) {
-	ctx := fleet.Context(t)
-	s := shared.NewShop(ctx, t)
-	s.Deploy(ctx, t, "other", nil)
-	shared.RunLeader(ctx, t)
-	shared.RunStandby(ctx, t)
-
-	s.WaitUntilKnown(ctx, t, "web")
-	s.WaitForReplicaSets(ctx, t, "web", 1)
-	s.WaitForReplicaSets(ctx, t, "other", 1)
-	s.Paint(ctx, t, "red")
-	s.WaitForReplicaSets(ctx, t, "web", 2)
-	if n := s.ReplicaSets(ctx, t, "other"); n != 1 {
-		t.Errorf("Deployment other did not ask for it and was rolled: %d ReplicaSets", n)
-	}
-	fleet.Eventually(ctx, t, func() error { return s.HasEvent(ctx, "web", "Reloaded") })
-}
-
 func TestStandbyWritesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
@@ -261,32 +243,6 @@ func TestLongAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 	if m.ExitCode() != -1 {
 		t.Errorf("the manager ended with %d", m.ExitCode())
-	}
-}
-
-func TestPanicInOneControllerLeavesTheOthersRunning(t *testing.T) {
-	ctx := fleet.Context(t)
-	withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", fleet.Race())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
-		t.Fatal(err)
-	}
-	s := shared.NewShop(ctx, t)
-	m := shared.Run(t, shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: withGreeter})
-	shared.WaitForLeader(ctx, t, m)
-	s.WaitUntilKnown(ctx, t, "web")
-
-	s.CreateConfigMap(ctx, t, "nobody", map[string]string{"example.com/greet": ""})
-	if _, err := m.WaitForLine(ctx, `"Reconcile panicked"`); err != nil {
-		t.Fatal(err)
-	}
-	s.Paint(ctx, t, "red")
-	s.WaitForReplicaSets(ctx, t, "web", 2)
-	s.Greet(ctx, t, "somebody") // the controller that panicked continues to work
-	if err := fleet.Answers(m.InsecureURL+"/healthz", "", 200); err != nil {
-		t.Error(err)
 	}
 }
 
