@@ -125,6 +125,27 @@ func TestChangesOfASourceAreMerged(t *testing.T) {
 	}
 }
 
+func TestAChangeThatConcernsNobodyWakesNoWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		was, is := cm1(), cm2()
+		was.Name, is.Name = "unused", "unused"
+		w := newWorld(t, quietPeriod(0), cm1(), was, deploy(pod(reads("app-config")), kAuto, "true"))
+		reconciles := func(change runtime.Object) uint64 {
+			w.pass(time.Minute)
+			before := w.c.Status().Reconciles
+			w.put(change)
+			w.pass(time.Minute)
+			return w.c.Status().Reconciles - before
+		}
+		if n := reconciles(is); n != 0 {
+			t.Errorf("%d reconciles for a ConfigMap that nobody uses", n)
+		}
+		if n := reconciles(cm2()); n == 0 {
+			t.Error("no reconcile for the ConfigMap of the Deployment")
+		}
+	})
+}
+
 // A workload that is reconciled before it was told of a change comes to the same result.
 func TestAChangeThatIsPendingCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
