@@ -26,11 +26,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-const (
-	name      = "fleet"
-	namespace = "fleet" // its Secrets only: no tenant may say where credentials go
-	label     = "example.com/fleet"
-)
+const name, label = "fleet", "example.com/fleet"
+
+const namespace = "fleet" // its Secrets only: no tenant may say where credentials go
 
 // Entry describes the controller to the host.
 func Entry() controllers.Entry {
@@ -39,8 +37,9 @@ func Entry() controllers.Entry {
 		Needs: func(controllers.Settings) ([]informers.Need, error) {
 			return []informers.Need{{Resource: informers.Secrets, Namespace: namespace, LabelSelector: "example.com/cluster"}}, nil
 		},
-		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}}
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil }, // none in other namespaces
+		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+			return map[string][]rbacv1.PolicyRule{namespace: {{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}}}
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			c := &controller{host: h, secrets: informers.For[metav1.Object](h, informers.Secrets), members: map[string]*member{}}

@@ -6,6 +6,7 @@ package app
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -109,7 +110,7 @@ func (o *Options) rbac() (objects []any, err error) {
 
 	var accounts []string
 	for _, e := range enabled {
-		cache, own, err := roles(e, o.Settings())
+		granted, err := roles(e, o.Settings())
 		if err != nil {
 			return nil, fmt.Errorf("controller %s: %w", e.Name, err)
 		}
@@ -119,8 +120,18 @@ func (o *Options) rbac() (objects []any, err error) {
 			accounts = append(accounts, e.Name)
 			objects = append(objects, controllerAccount(account, o.name))
 		}
-		grant("cache-"+e.Name, manager, scope, cache...)
-		grant("controller-"+e.Name, account, scope, own...)
+		namespaces := slices.Clone(scope)
+		for _, namespace := range slices.Sorted(maps.Keys(granted)) {
+			if namespace != metav1.NamespaceAll && !slices.Contains(scope, namespace) {
+				namespaces = append(namespaces, namespace)
+			}
+		}
+		for _, namespace := range namespaces {
+			grant("cache-"+e.Name, manager, []string{namespace}, granted.in(namespace, scope).cache...)
+		}
+		for _, namespace := range namespaces {
+			grant("controller-"+e.Name, account, []string{namespace}, granted.in(namespace, scope).own...)
+		}
 	}
 	if len(accounts) > 0 {
 		tokens := rule("", "serviceaccounts/token", "", "create")
@@ -194,53 +205,83 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 	}
 }
 
+// grants are what an entry needs, by namespace. Those of the empty name hold in all that it works in.
+type grants map[string]granted
+
+// granted is what the cache and the controller itself may do.
+type granted struct{ cache, own []rbacv1.PolicyRule }
+
+// in returns the grants for the role in a namespace, if the controller works in those of scope.
+func (g grants) in(namespace string, scope []string) granted {
+	all, one := g[metav1.NamespaceAll], g[namespace]
+	if namespace == metav1.NamespaceAll || !slices.Contains(scope, namespace) {
+		return one
+	}
+	return granted{slices.Concat(all.cache, one.cache), slices.Concat(all.own, one.own)}
+}
+
 // roles splits the entry's permissions. The cache, which reads as the manager, lists and watches
 // what is in Needs; a rule without watch is not for the cache. Everything else is what the
 // controller itself does. It is an error if the rules do not let the cache list and watch a
 // resource in Needs. The cache also watches whatever the controller follows.
-func roles(e controllers.Entry, s controllers.Settings) (cache, own []rbacv1.PolicyRule, err error) {
+func roles(e controllers.Entry, s controllers.Settings) (grants, error) {
 	needs, err := e.Needs(s)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	inCache := map[schema.GroupResource]bool{}
 	for _, need := range needs {
 		inCache[need.Resource.GroupResource()] = true
 	}
-	readable := map[schema.GroupResource]bool{}
-	for _, rule := range byGroup(e.Permissions(s)) {
-		if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
-			own = append(own, rule)
+	all, readable := grants{}, map[string]map[schema.GroupResource]bool{}
+	split := func(namespace string, rules []rbacv1.PolicyRule) {
+		g, may := granted{}, map[schema.GroupResource]bool{}
+		for _, rule := range byGroup(rules) {
+			g.split(rule, func(gr schema.GroupResource) bool { return e.Follows || inCache[gr] }, may)
+		}
+		all[namespace], readable[namespace] = g, may
+	}
+	split(metav1.NamespaceAll, e.Permissions(s))
+	for namespace, rules := range e.InNamespaces(s) {
+		split(namespace, rules)
+	}
+	for _, need := range needs {
+		gr := need.Resource.GroupResource()
+		if !readable[metav1.NamespaceAll][gr] && !readable[need.Namespace][gr] {
+			return nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count", gr)
+		}
+	}
+	return all, nil
+}
+
+// split adds a rule of one group to what the cache and the controller may do, and to readable what the
+// cache may list and watch by it.
+func (g *granted) split(rule rbacv1.PolicyRule, inCache func(schema.GroupResource) bool, readable map[schema.GroupResource]bool) {
+	if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
+		g.own = append(g.own, rule)
+		return
+	}
+	var cached, others []string
+	for _, resource := range rule.Resources {
+		gr := schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}
+		if !slices.Contains(rule.Verbs, "watch") || !inCache(gr) {
+			others = append(others, resource)
 			continue
 		}
-		var cached, others []string
-		for _, resource := range rule.Resources {
-			gr := schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}
-			if !slices.Contains(rule.Verbs, "watch") || !e.Follows && !inCache[gr] {
-				others = append(others, resource)
-				continue
-			}
-			cached = append(cached, resource)
-			readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list")
-		}
-		var reads, does []string
-		for _, verb := range rule.Verbs {
-			if verb == "list" || verb == "watch" {
-				reads = append(reads, verb)
-			} else {
-				does = append(does, verb)
-			}
-		}
-		cache = appendRule(cache, rule.APIGroups, cached, reads)
-		own = appendRule(own, rule.APIGroups, cached, does)
-		own = appendRule(own, rule.APIGroups, others, rule.Verbs)
+		cached = append(cached, resource)
+		readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list")
 	}
-	for gr := range inCache {
-		if !readable[gr] {
-			return nil, nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count", gr)
+	var reads, does []string
+	for _, verb := range rule.Verbs {
+		if verb == "list" || verb == "watch" {
+			reads = append(reads, verb)
+		} else {
+			does = append(does, verb)
 		}
 	}
-	return cache, own, nil
+	g.cache = appendRule(g.cache, rule.APIGroups, cached, reads)
+	g.own = appendRule(g.own, rule.APIGroups, cached, does)
+	g.own = appendRule(g.own, rule.APIGroups, others, rule.Verbs)
 }
 
 // byGroup returns the rules with those of several groups divided into one for each.

@@ -232,6 +232,9 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 		cache  []rbacv1.PolicyRule
 		own    []rbacv1.PolicyRule
 		failed string
+		// in is the only namespace of the needs, and of the rules if within is set.
+		in     string
+		within bool
 	}{
 		"to read what it needs is up to the cache": {
 			needs: []schema.GroupVersionResource{informers.ConfigMaps},
@@ -273,6 +276,23 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 			rules:  []rbacv1.PolicyRule{rule("*", "*")},
 			failed: "needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
 		},
+		"rules may hold in the only namespace of the needs": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps}, in: "shop", within: true,
+			rules: []rbacv1.PolicyRule{rule("configmaps", "get list watch")},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			own:   []rbacv1.PolicyRule{rule("configmaps", "get")},
+		},
+		"needs in one namespace may be permitted in all": {
+			needs: []schema.GroupVersionResource{informers.ConfigMaps}, in: "shop",
+			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+		},
+		"needs in all namespaces that are permitted in one are a mistake": {
+			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
+			rules:  []rbacv1.PolicyRule{rule("configmaps", "list watch")},
+			within: true,
+			failed: "needs configmaps in the cache",
+		},
 		"a need without permission is a mistake": {
 			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
 			rules:  []rbacv1.PolicyRule{rule("configmaps", "list")},
@@ -284,13 +304,21 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 				Name: "test",
 				Needs: func(controllers.Settings) (needs []informers.Need, _ error) {
 					for _, r := range tc.needs {
-						needs = append(needs, informers.Need{For: "test", Resource: r})
+						needs = append(needs, informers.Need{For: "test", Resource: r, Namespace: tc.in})
 					}
 					return needs, nil
 				},
 				Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return tc.rules },
 			}
-			cache, own, err := roles(e, controllers.Settings{})
+			of := ""
+			if tc.within {
+				of = "shop"
+				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
+				e.NamespacePermissions = func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+					return map[string][]rbacv1.PolicyRule{of: tc.rules}
+				}
+			}
+			all, err := roles(e, controllers.Settings{})
 			if tc.failed != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.failed) {
 					t.Errorf("error %v, want %q", err, tc.failed)
@@ -300,7 +328,33 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff([2][]rbacv1.PolicyRule{tc.cache, tc.own}, [2][]rbacv1.PolicyRule{cache, own}); diff != "" {
+			if diff := cmp.Diff([2][]rbacv1.PolicyRule{tc.cache, tc.own}, [2][]rbacv1.PolicyRule{all[of].cache, all[of].own}); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestARoleInANamespace has the roles of a controller with a namespace of its own, in which it may work
+// anyway, and in which it may not.
+func TestARoleInANamespace(t *testing.T) {
+	rule := func(resource string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
+	}
+	g := grants{"": {own: rule("configmaps")}, "mine": {own: rule("secrets")}}
+	for name, tc := range map[string]struct {
+		of    string
+		scope []string
+		want  []rbacv1.PolicyRule
+	}{
+		"everywhere":                             {"", []string{""}, rule("configmaps")},
+		"its own, besides everywhere":            {"mine", []string{""}, rule("secrets")},
+		"its own, which is one of --namespaces":  {"mine", []string{"shop", "mine"}, append(rule("configmaps"), rule("secrets")...)},
+		"its own, which is none of --namespaces": {"mine", []string{"shop"}, rule("secrets")},
+		"another of --namespaces":                {"shop", []string{"shop"}, rule("configmaps")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, g.in(tc.of, tc.scope).own); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -41,6 +41,9 @@ type Entry struct {
 	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after
 	// the flags have been parsed.
 	Permissions func(Settings) []rbacv1.PolicyRule
+	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
+	// there are none. Secrets that are only in the controller's own namespace belong here.
+	NamespacePermissions func(Settings) map[string][]rbacv1.PolicyRule
 	// EveryReplica makes every replica run the controller, from the time when its cache is started
 	// until the process ends, and not only the one that leads. The fences refuse the writes of a
 	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is called
@@ -49,6 +52,14 @@ type Entry struct {
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.
 	New func(Host) (Controller, error)
+}
+
+// InNamespaces returns what NamespacePermissions returns, or nothing without it.
+func (e Entry) InNamespaces(s Settings) map[string][]rbacv1.PolicyRule {
+	if e.NamespacePermissions == nil {
+		return nil
+	}
+	return e.NamespacePermissions(s)
 }
 
 // Config is what the host uses of a controller's configuration. AddFlags binds its flags. Validate

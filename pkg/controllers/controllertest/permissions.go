@@ -47,11 +47,13 @@ func (h *Host) names() (names []string) {
 	return names
 }
 
-// rules returns what a user agent may do. The cache may do what all controllers may.
-func (h *Host) rules(agent string) (rules []rbacv1.PolicyRule) {
+// rules returns what a user agent may do in a namespace; empty is the cluster. The cache may do what all
+// controllers may.
+func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 	for _, e := range h.setup.Entries {
 		if agent == e.Name || agent == cacheAgent {
 			rules = append(rules, e.Permissions(h.settings)...)
+			rules = append(rules, e.InNamespaces(h.settings)[namespace]...)
 		}
 	}
 	return rules
@@ -63,7 +65,7 @@ func (h *Host) admit(r apiserver.Request) error {
 	if slices.Contains(hostAgents, who) {
 		return nil
 	}
-	if !holds(h.rules(who), ruleOf(r)) {
+	if !holds(h.rules(who, r.Namespace), ruleOf(r)) {
 		h.lacks(r, who)
 		scope := "at the cluster scope"
 		if r.Namespace != "" {
@@ -96,10 +98,10 @@ func (h *Host) hook(r apiserver.Request) error {
 	return hook(requestOf(r))
 }
 
-// holds reports whether a user agent may do all that the rule says.
+// holds reports whether a user agent may do all that the rule says, in every namespace.
 func (h *Host) holds(agent string, rule rbacv1.PolicyRule) bool {
 	who := lastPart(agent)
-	return who == testAgent || holds(h.rules(who), rule)
+	return who == testAgent || holds(h.rules(who, ""), rule)
 }
 
 // holds reports whether these rules allow all that the rule says, each part of it by one of them.
