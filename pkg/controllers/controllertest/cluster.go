@@ -25,7 +25,8 @@ type Cluster struct {
 	// host.
 	*Host
 	// Address is what a controller passes to Host.Cluster as the Host of the configuration, from wherever it
-	// has its clusters. No credentials are needed.
+	// has its clusters. No credentials are needed. A Transport of the configuration gets the network of the
+	// test by its method SetDial(func(context.Context, string, string) (net.Conn, error)).
 	Address string
 
 	server *httptest.Server
@@ -71,7 +72,13 @@ func (h *Host) open(
 	for _, c := range h.clusters {
 		if config != nil && config.Host == c.Address {
 			config = rest.CopyConfig(config)
-			config.Dial = c.dial
+			if own, ok := config.Transport.(interface {
+				SetDial(func(ctx context.Context, network, address string) (net.Conn, error))
+			}); ok {
+				own.SetDial(c.dial)
+			} else {
+				config.Dial = c.dial
+			}
 		}
 	}
 	return next(name, config)

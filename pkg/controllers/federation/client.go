@@ -18,8 +18,10 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
@@ -38,8 +40,11 @@ type client struct {
 	connection policy.Connection
 	unsafe     bool
 	transport  *http.Transport
+	dial       func(ctx context.Context, network, address string) (net.Conn, error) // nil: the transport's own
 	secret     func(context.Context) (map[string][]byte, error)
 	clock      clock.PassiveClock
+	// cluster is what the host has opened with it.
+	cluster *controllers.Cluster
 
 	mu     sync.Mutex
 	token  string
@@ -68,7 +73,8 @@ func newTransport(c policy.Connection, unsafe bool) *http.Transport {
 	}}
 	t := &http.Transport{
 		DialContext: dialer.DialContext, Proxy: func(*http.Request) (*url.URL, error) { return c.Proxy, nil },
-		ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: maxHeader,
+		// Pings find out that a connection leads nowhere, which would otherwise be used for ever.
+		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}, TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: maxHeader,
 		TLSClientConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12,
 			// VerifyConnection does what this switches off, as far as the KubeFedCluster wants it.
@@ -141,13 +147,35 @@ func (c *client) mayRenew() bool {
 	return true
 }
 
+// config is for Host.Cluster. It has no token, which each request gets here.
+func (c *client) config(qps int) *rest.Config {
+	return &rest.Config{Host: c.connection.Endpoint.String(), Transport: c, QPS: float32(qps), Burst: 2 * qps}
+}
+
+// SetDial makes connections in another way, such as in the network of a test.
+func (c *client) SetDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) {
+	c.dial = dial
+	c.transport.DialContext = dial
+}
+
 // close ends the connections that are idle. Those in use end with their requests.
-func (c *client) close() { c.transport.CloseIdleConnections() }
+func (c *client) close() {
+	if c.cluster != nil {
+		c.cluster.Close()
+	}
+	c.CloseIdleConnections()
+}
+
+// CloseIdleConnections is what net/http looks for.
+func (c *client) CloseIdleConnections() { c.transport.CloseIdleConnections() }
 
 // probe asks /healthz on a new connection, and /version if that is well. Each has the timeout, from
 // the name's resolution to the end of the body. problem is why there is no answer.
 func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
 	t := newTransport(c.connection, c.unsafe)
+	if c.dial != nil {
+		t.DialContext = c.dial
+	}
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
 	if err != nil {

@@ -31,8 +31,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
 
-// member is an API server, as far as probes go, and the Secret with which it is reached.
-type member struct {
+// server is an API server, as far as probes go, and the Secret with which it is reached.
+type server struct {
 	*httptest.Server
 	clock *clocktesting.FakePassiveClock
 
@@ -43,9 +43,9 @@ type member struct {
 	tokens []string // that came
 }
 
-func newMember(t *testing.T) *member {
+func newServer(t *testing.T) *server {
 	t.Helper()
-	m := &member{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
+	m := &server{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
 	m.health = func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
 	m.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
@@ -65,7 +65,7 @@ func newMember(t *testing.T) *member {
 	return m
 }
 
-func (m *member) read(context.Context) (map[string][]byte, error) {
+func (m *server) read(context.Context) (map[string][]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reads++
@@ -75,14 +75,14 @@ func (m *member) read(context.Context) (map[string][]byte, error) {
 	return m.secret, nil
 }
 
-func (m *member) spec() policy.ClusterSpec {
+func (m *server) spec() policy.ClusterSpec {
 	s := policy.ClusterSpec{APIEndpoint: m.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.Certificate().Raw})}
 	s.SecretRef.Name = "s"
 	return s
 }
 
 // client returns a client that has read the token.
-func (m *member) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
+func (m *server) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
 	t.Helper()
 	spec := m.spec()
 	if change != nil {
@@ -147,7 +147,7 @@ func TestProbe(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := newMember(t)
+			m := newServer(t)
 			if test.health != nil {
 				m.health = test.health
 			}
@@ -181,7 +181,7 @@ func write(r *http.Request, w io.Writer, word string) {
 
 // TestTheNameOfAnAddressIsChecked has an address, for which TLS names no server.
 func TestTheNameOfAnAddressIsChecked(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
 		spec := m.spec()
 		spec.APIEndpoint = "https://" + address
@@ -197,7 +197,7 @@ func TestTheNameOfAnAddressIsChecked(t *testing.T) {
 }
 
 func TestAddressesAreCheckedWhenTheyAreDialled(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	spec := m.spec()
 	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)
 	c, err := newClient(spec, false, m.read, m.clock)
@@ -214,7 +214,7 @@ func TestAddressesAreCheckedWhenTheyAreDialled(t *testing.T) {
 
 // TestTokens follows the tokens of requests through rotations.
 func TestTokens(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	valid := "good"
 	m.health = func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+valid {
@@ -264,7 +264,7 @@ func TestTokens(t *testing.T) {
 }
 
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	m, other := newMember(t), newMember(t)
+	m, other := newServer(t), newServer(t)
 	m.health = func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, other.URL+"/healthz", http.StatusTemporaryRedirect)
 	}
@@ -282,7 +282,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 // the environment.
 func TestProxy(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-	m := newMember(t)
+	m := newServer(t)
 	if result, _, problem := m.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {
 		t.Errorf("the proxy of the environment counts: %s", problem)
 	}

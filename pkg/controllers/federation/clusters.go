@@ -23,6 +23,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"sync"
 	"time"
@@ -36,6 +37,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
@@ -53,6 +55,9 @@ var (
 	// FederatedTypeConfigs and CustomResourceDefinitions are those of NewTypes.
 	FederatedTypeConfigs      = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "federatedtypeconfigs"}
 	CustomResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	// PropagatedVersions and ClusterPropagatedVersions say what was last written where.
+	PropagatedVersions        = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "propagatedversions"}
+	ClusterPropagatedVersions = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "clusterpropagatedversions"}
 )
 
 // probesAtOnce is how many clusters are probed at once.
@@ -63,6 +68,9 @@ type Clusters struct {
 	*controllers.Loop[cache.ObjectName]
 	namespace string
 	unsafe    bool
+	qps       int
+	open      func(string, *rest.Config) (*controllers.Cluster, error)
+	serve     func(context.Context, string, *client)
 	objects   informers.Informer[*unstructured.Unstructured]
 	configs   informers.Informer[*unstructured.Unstructured]
 	statuses  dynamic.NamespaceableResourceInterface
@@ -81,24 +89,25 @@ type cluster struct {
 	client *client // nil if the KubeFedCluster or its Secret gives none
 	secret string  // the version of the Secret that the token is from
 	health policy.Health
+	// probed is that this process has found out how it is.
+	probed bool
 	// readySince is when it became ready in this process.
 	readySince time.Time
 }
 
-// NewClusters returns the loop of the clusters of the federation namespace. All informers are of this
-// namespace alone; tokens is that of the metadata of its Secrets.
-func NewClusters(namespace string, unsafe bool, objects, configs informers.Informer[*unstructured.Unstructured], tokens informers.Informer[metav1.Object],
-	client dynamic.Interface, secrets typedcorev1.SecretsGetter, events record.EventRecorder, loop controllers.Options,
-) (*Clusters, error) {
-	c := &Clusters{namespace: namespace, unsafe: unsafe, objects: objects, configs: configs, statuses: client.Resource(KubeFedClusters),
-		tokens: tokens, secrets: secrets, events: events, clock: loop.Clock, members: map[string]*cluster{}}
-	loop.Workers = probesAtOnce
+// NewClusters returns the loop of the clusters of the federation namespace. It calls serve when it has
+// probed a cluster, with its client, which is nil if the cluster is not ready.
+func NewClusters(cfg Config, i informersOf, h controllers.Host, loop controllers.Options, serve func(context.Context, string, *client)) (*Clusters, error) {
+	c := &Clusters{namespace: cfg.Namespace, unsafe: cfg.UnsafeEndpoints, qps: cfg.MemberQPS, open: h.Cluster, serve: serve,
+		objects: i.clusters, configs: i.configs, statuses: h.Dynamic.Resource(KubeFedClusters),
+		tokens: i.secrets, secrets: h.Client.CoreV1(), events: h.Events, clock: loop.Clock, members: map[string]*cluster{}}
+	loop.Workers, loop.DrainTimeout = probesAtOnce, drain
 	// Not the status, which the loop writes itself.
-	changes := controllers.Filter(controllers.WatchSelf(objects), controllers.GenerationChanged[*unstructured.Unstructured])
+	changes := controllers.Filter(controllers.WatchSelf(c.objects), controllers.GenerationChanged[*unstructured.Unstructured])
 	// The settings are read at each use; the watch makes the loop wait until they are in the cache.
-	known := controllers.WatchChanges(configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
+	known := controllers.WatchChanges(c.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
 	var err error
-	c.Loop, err = controllers.NewLoop(loop, c.reconcile, changes, known, controllers.WatchChanges(tokens, c.ofSecret))
+	c.Loop, err = controllers.NewLoop(loop, c.reconcile, changes, known, controllers.WatchChanges(c.tokens, c.ofSecret))
 	return c, err
 }
 
@@ -113,11 +122,19 @@ func (c *Clusters) Ready(name string) (bool, time.Time) {
 	return true, m.readySince
 }
 
+// probed reports whether this process has found out how a cluster is, and whether it is ready.
+func (c *Clusters) probed(name string) (probed, ready bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.members[name]
+	return m != nil && m.probed, m != nil && m.health.Ready()
+}
+
 // reconcile probes a cluster, and again after the period.
 func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := c.objects.Get(key)
 	if !exists {
-		c.forget(key.Name)
+		c.forget(ctx, key.Name)
 		return 0, nil
 	}
 	config, read := settings(ctx, c.configs, c.namespace), policy.ReadCluster(object)
@@ -133,6 +150,11 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 		}
 	}
 	c.observe(ctx, m, object, m.health.Observe(result, problem, config))
+	if m.health.Ready() {
+		c.serve(ctx, read.Name, m.client)
+	} else {
+		c.serve(ctx, read.Name, nil)
+	}
 	if err := c.write(ctx, object, read, m.health, version); err != nil {
 		return config.ProbePeriod, err
 	}
@@ -151,14 +173,35 @@ func (c *Clusters) member(read policy.Cluster) *cluster {
 	return m
 }
 
-func (c *Clusters) forget(name string) {
+func (c *Clusters) forget(ctx context.Context, name string) {
 	c.mu.Lock()
 	m := c.members[name]
 	delete(c.members, name)
 	c.mu.Unlock()
-	if m != nil && m.client != nil {
-		m.client.close()
+	if m != nil {
+		c.disconnect(ctx, name, m)
 	}
+}
+
+// disconnect closes the client of a cluster, of which nobody makes use any more.
+func (c *Clusters) disconnect(ctx context.Context, name string, m *cluster) {
+	c.serve(ctx, name, nil)
+	if m.client != nil {
+		m.client.close()
+		m.client = nil
+	}
+}
+
+// closeAll closes all clients, when the loop does not run.
+func (c *Clusters) closeAll() {
+	c.mu.Lock()
+	all := maps.Clone(c.members)
+	c.mu.Unlock()
+	var closing sync.WaitGroup
+	for name, m := range all {
+		closing.Go(func() { c.disconnect(context.Background(), name, m) })
+	}
+	closing.Wait()
 }
 
 // connect gives a cluster its client, if it has none or the spec has changed, and its token, if the
@@ -171,6 +214,9 @@ func (c *Clusters) connect(ctx context.Context, m *cluster, object *unstructured
 	same := m.client != nil && read.Malformed == nil && reflect.DeepEqual(m.spec, read.Spec)
 	if same && m.secret == version {
 		return nil
+	}
+	if !same {
+		c.disconnect(ctx, read.Name, m) // the name is free for the next client
 	}
 	made, problem := m.client, read.Malformed
 	if !same && problem == nil {
@@ -187,12 +233,12 @@ func (c *Clusters) connect(ctx context.Context, m *cluster, object *unstructured
 			return fmt.Errorf("read the token of cluster %s: %w", read.Name, err)
 		}
 	}
-	if m.client != nil && (problem != nil || m.client != made) {
-		m.client.close()
+	if problem == nil && !same {
+		made.cluster, problem = c.open(read.Name, made.config(c.qps))
 	}
 	m.spec, m.secret = read.Spec, version
 	if problem != nil {
-		m.client = nil
+		c.disconnect(ctx, read.Name, m)
 		klog.FromContext(ctx).V(2).Info("The cluster has no client", "cluster", klog.KObj(object), "problem", problem.Error())
 		return nil
 	}
@@ -234,7 +280,7 @@ func (c *Clusters) observe(ctx context.Context, m *cluster, object *unstructured
 	if next.Ready() && !before.Ready() {
 		m.readySince = c.clock.Now()
 	}
-	m.health = next
+	m.health, m.probed = next, true
 	c.mu.Unlock()
 	if next.Ready() != before.Ready() {
 		klog.FromContext(ctx).Info("A cluster has changed", "cluster", klog.KObj(object), "ready", next.Ready())

@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"context"
 	"encoding/base64"
 	"fmt"
 	"net/http"
@@ -44,8 +45,9 @@ func entry(unsafe bool) controllers.Entry {
 			}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			return NewClusters(namespace, unsafe, informers.For[*unstructured.Unstructured](h, KubeFedClusters),
-				informers.For[*unstructured.Unstructured](h, KubeFedConfigs), informers.For[metav1.Object](h, informers.Secrets), h.Dynamic, h.Client.CoreV1(), h.Events, h.Loop)
+			i := informersOf{clusters: informers.For[*unstructured.Unstructured](h, KubeFedClusters),
+				configs: informers.For[*unstructured.Unstructured](h, KubeFedConfigs), secrets: informers.For[metav1.Object](h, informers.Secrets)}
+			return NewClusters(Config{Namespace: namespace, UnsafeEndpoints: unsafe, MemberQPS: 50}, i, h, h.Loop, func(context.Context, string, *client) {})
 		},
 	}
 }
@@ -125,22 +127,22 @@ const (
 	patched      = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
 )
 
-func (m *member) answer(code int) {
+func (m *server) answer(code int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
 }
 
-func (m *member) asked() []string {
+func (m *server) asked() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.tokens)
 }
 
-func (m *member) probes() int { return len(m.asked()) }
+func (m *server) probes() int { return len(m.asked()) }
 
 func TestAClusterGoesAndComes(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
 		h.is("c1", readyNow)
@@ -180,7 +182,7 @@ func TestAClusterGoesAndComes(t *testing.T) {
 
 // TestANewLeaderBelievesTheStatus is row 3.
 func TestANewLeaderBelievesTheStatus(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
 		h.is("c1", readyNow)
@@ -195,7 +197,7 @@ func TestANewLeaderBelievesTheStatus(t *testing.T) {
 
 // TestOneBadClusterStopsNoOther is rows 4 and 6.
 func TestOneBadClusterStopsNoOther(t *testing.T) {
-	m, gone := newMember(t), newMember(t)
+	m, gone := newServer(t), newServer(t)
 	gone.Close()
 	synctest.Test(t, func(t *testing.T) {
 		http := m.spec()
@@ -228,7 +230,7 @@ func TestOneBadClusterStopsNoOther(t *testing.T) {
 }
 
 func TestUnsafeEndpoints(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, false, joined("c1", m.spec()), secret("c1", "good"))
 		h.is("c1", malformedNow)
@@ -239,7 +241,7 @@ func TestUnsafeEndpoints(t *testing.T) {
 }
 
 func TestAChangedSpecMakesANewClient(t *testing.T) {
-	m, other := newMember(t), newMember(t)
+	m, other := newServer(t), newServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
 		changed := h.get("c1")
@@ -272,7 +274,7 @@ func TestAChangedSpecMakesANewClient(t *testing.T) {
 
 // TestATokenIsRotated is row 5: the next request has the new token.
 func TestATokenIsRotated(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"), joined("c2", m.spec()), secret("c2", "other"))
 		before := m.probes()
@@ -288,7 +290,7 @@ func TestATokenIsRotated(t *testing.T) {
 
 // TestSettings has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
 func TestSettings(t *testing.T) {
-	m := newMember(t)
+	m := newServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		config := func(in, period string) *unstructured.Unstructured {
 			u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster", "clusterHealthCheck": map[string]any{"period": period, "failureThreshold": int64(1)}}}}

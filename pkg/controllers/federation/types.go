@@ -92,6 +92,18 @@ func (t *Types) Running() (types []policy.TypeConfig) {
 	return types
 }
 
+// namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they place
+// others even if Namespaces themselves are not propagated.
+func (t *Types) namespaces() (of policy.TypeConfig, exists bool) {
+	object, exists := t.objects.Get(cache.ObjectName{Namespace: t.namespace, Name: policy.NamespacesType})
+	if !exists {
+		return of, false
+	}
+	of = policy.ReadTypeConfig(object)
+	_, defined := t.definitions.Get(cache.ObjectName{Name: of.Federated.GroupResource().String()})
+	return of, defined && of.Invalid == nil && !of.Deleting
+}
+
 func (t *Types) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := t.objects.Get(key)
 	if !exists {

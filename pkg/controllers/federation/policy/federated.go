@@ -73,8 +73,9 @@ func (f *Federated) ValidName(t *TypeConfig) bool { return !t.IsNamespace() || f
 
 // Digest is what the manager keeps of a federated object: enough to decide that there is nothing to do.
 type Digest struct {
-	Versions  Versions  `json:"v"`
-	Placement Placement `json:"p"`
+	Generation int64     `json:"g,omitempty"`
+	Versions   Versions  `json:"v"`
+	Placement  Placement `json:"p"`
 	// Labels is the hash of the labels in clusters without overrides.
 	Labels uint64 `json:"l"`
 	// Overrides are those of clusters, sorted by cluster.
@@ -96,7 +97,7 @@ type OverrideDigest struct {
 
 // Digest returns the digest of F.
 func (f *Federated) Digest() Digest {
-	d := Digest{Versions: f.Versions(), Placement: f.Placement, Labels: fold(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
+	d := Digest{Generation: f.Generation, Versions: f.Versions(), Placement: f.Placement, Labels: fold(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
 	for _, cluster := range f.overrides {
 		operations := cluster.ClusterOverrides
 		if at := slices.IndexFunc(d.Overrides, func(o OverrideDigest) bool { return o.Cluster == cluster.ClusterName }); at >= 0 {

@@ -95,6 +95,9 @@ func fold(v any) uint64 {
 	return h.Sum64()
 }
 
+// Fingerprint hashes values that have a JSON form.
+func Fingerprint(parts ...any) uint64 { return fold(parts) }
+
 // cut returns at most n bytes of a text that another cluster sent.
 func cut(s string, n int) string {
 	return strings.ToValidUTF8(s[:min(n, len(s))], "")

@@ -74,6 +74,23 @@ func ReadPropagated(u *unstructured.Unstructured) Propagated {
 	return p
 }
 
+// SummarizePropagated returns what ReadPropagated reads as bytes, which the cache keeps instead of it.
+func SummarizePropagated(u *unstructured.Unstructured) []byte {
+	data, err := json.Marshal(ReadPropagated(u))
+	if err != nil {
+		return nil // not possible: it is plain data
+	}
+	return data
+}
+
+// ReadPropagatedSummary reads what SummarizePropagated returned.
+func ReadPropagatedSummary(summary []byte) (p Propagated) {
+	if json.Unmarshal(summary, &p) != nil {
+		return Propagated{}
+	}
+	return p
+}
+
 // NewPropagated returns the status that records versions by cluster.
 func NewPropagated(of Versions, clusters map[string]string) Propagated {
 	p := Propagated{Versions: of}

@@ -1,0 +1,99 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/clock"
+)
+
+// bodyLife is for how long what was read of a federated object serves all clusters.
+const bodyLife = 5 * time.Second
+
+// bodies are federated objects as they were read a moment ago. All clusters that write one at the same
+// time share a request.
+type bodies struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	all   map[key]*body
+	swept time.Time
+}
+
+type body struct {
+	mu     sync.Mutex // held while it is read
+	object *unstructured.Unstructured
+	at     time.Time // the zero time if it was not read
+}
+
+func newBodies(c clock.PassiveClock) *bodies { return &bodies{clock: c, all: map[key]*body{}} }
+
+// get returns a federated object, or nil if there is none, at least as new as the version, which is that
+// of the cache.
+func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
+	one := b.of(k)
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if !one.at.IsZero() && b.clock.Since(one.at) < bodyLife && notOlder(one.object, version) {
+		return one.object, nil
+	}
+	object, err := client.Namespace(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		object, err = nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	one.object, one.at = object, b.clock.Now()
+	return object, nil
+}
+
+// put takes what a write has returned.
+func (b *bodies) put(k key, object *unstructured.Unstructured) {
+	one := b.of(k)
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	one.object, one.at = object, b.clock.Now()
+}
+
+func (b *bodies) of(k key) *body {
+	now := b.clock.Now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Sub(b.swept) >= bodyLife {
+		b.swept = now
+		for k, one := range b.all {
+			if one.mu.TryLock() {
+				if now.Sub(one.at) >= bodyLife {
+					delete(b.all, k)
+				}
+				one.mu.Unlock()
+			}
+		}
+	}
+	one := b.all[k]
+	if one == nil {
+		one = &body{at: time.Time{}}
+		b.all[k] = one
+	}
+	return one
+}
+
+// notOlder reports whether an object is what the cache has, or newer. Versions are decimal (KEP-5504).
+func notOlder(object *unstructured.Unstructured, version string) bool {
+	if object == nil || version == "" {
+		return object == nil && version == ""
+	}
+	have, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
+	cached, err2 := strconv.ParseUint(version, 10, 64)
+	return err == nil && err2 == nil && have >= cached
+}

@@ -1,0 +1,68 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+const flagPrefix = "federation-"
+
+// Config is what the flags say.
+type Config struct {
+	// Namespace is the federation namespace.
+	Namespace string
+	// RemovalGuard is how much of a cluster placement may delete at once, in per cent.
+	RemovalGuard int
+	// MemberQPS limits the requests to a cluster.
+	MemberQPS int
+	// UnsafeEndpoints allows http, and addresses that only the manager's Node can reach.
+	UnsafeEndpoints bool
+	// Own are the namespaces of the process, which are never propagated.
+	Own []string
+}
+
+// NewConfig returns the defaults.
+func NewConfig() Config {
+	return Config{Namespace: "kube-federation-system", RemovalGuard: 50, MemberQPS: 50}
+}
+
+// AddFlags binds the flags.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.Namespace, flagPrefix+"namespace", c.Namespace, "The namespace of KubeFedClusters, their Secrets, FederatedTypeConfigs and the KubeFedConfig.")
+	fs.IntVar(&c.RemovalGuard, flagPrefix+"removal-guard", c.RemovalGuard, ""+
+		"If placement would delete more than 10 objects of a cluster at once, and more than this percentage of those that it manages there, "+
+		"it deletes none until somebody allows it; 0 always asks, 100 never.")
+	fs.IntVar(&c.MemberQPS, flagPrefix+"member-qps", c.MemberQPS, "Requests to a cluster per second; twice as many in a burst.")
+	fs.BoolVar(&c.UnsafeEndpoints, flagPrefix+"unsafe-endpoints", c.UnsafeEndpoints,
+		"KubeFedClusters may name http, and loopback, link-local and unspecified addresses. For tests.")
+}
+
+// Validate reports all problems at once, each with its flag.
+func (c *Config) Validate(s controllers.Settings) error {
+	var errs []error
+	bad := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
+	}
+	if problems := validation.IsDNS1123Label(c.Namespace); len(problems) > 0 {
+		bad("namespace", "%q is no name of a namespace: %s", c.Namespace, problems[0])
+	}
+	if slices.Contains(s.OwnNamespaces, c.Namespace) {
+		bad("namespace", "%s is a namespace of the manager itself: its roles would cover the manager's own objects", c.Namespace)
+	}
+	if c.RemovalGuard < 0 || c.RemovalGuard > 100 {
+		bad("removal-guard", "must be 0 to 100, got %d", c.RemovalGuard)
+	}
+	if c.MemberQPS < 1 {
+		bad("member-qps", "must be at least 1, got %d", c.MemberQPS)
+	}
+	return errors.Join(errs...)
+}

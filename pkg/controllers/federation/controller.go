@@ -1,0 +1,311 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+const (
+	// kubeFedLock is the ConfigMap or the Endpoints of KubeFed's election.
+	kubeFedLock = "kubefed-controller-manager"
+	// kubeFedRenews is how often KubeFed renews it at least.
+	kubeFedRenews = 20 * time.Second
+	// listsAtOnce limits the lists of members.
+	listsAtOnce = 16
+	// tick is how often the state of watches is looked at, which nothing tells.
+	tick = 250 * time.Millisecond
+	// drain is how long probes, and requests to clusters, may go on when the process is to end.
+	drain = 500 * time.Millisecond
+)
+
+// key is a federated object: the name of its FederatedTypeConfig, and its own.
+type key struct {
+	kind string
+	cache.ObjectName
+}
+
+// Tenant is whose turn the queue takes.
+func (k key) Tenant() string { return k.Namespace }
+
+// String is for people.
+func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
+
+// controller propagates objects.
+type controller struct {
+	cfg       Config
+	host      controllers.Host
+	informers informersOf
+	clusters  *Clusters
+	types     *Types
+	loop      *controllers.Loop[key]
+	bodies    *bodies
+	metrics   *domainMetrics
+	lists     chan struct{}
+	// epoch counts what may have moved objects between clusters.
+	epoch atomic.Uint64
+
+	mu       sync.Mutex
+	followed map[string]*federatedType // by the name of the FederatedTypeConfig
+	members  map[string]*member        // those that are ready
+	records  map[key]*memory
+	joined   []policy.Cluster // the KubeFedClusters; nil until they are read
+	idle     bool             // since KubeFed leads
+}
+
+func newController(cfg Config, h controllers.Host) (*controller, error) {
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.Loop.Clock), lists: make(chan struct{}, listsAtOnce),
+		followed: map[string]*federatedType{}, members: map[string]*member{}, records: map[key]*memory{}}
+	named := func(suffix string) controllers.Options {
+		options := h.Loop
+		options.Name += suffix
+		return options
+	}
+	var err error
+	if c.clusters, err = NewClusters(cfg, c.informers, h, named("-clusters"), c.serve); err != nil {
+		return nil, err
+	}
+	if c.types, err = NewTypes(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
+		return nil, err
+	}
+	options := named("-sync")
+	options.Workers, options.Beside = syncWorkers, c.follow
+	c.loop, err = controllers.NewLoop(options, c.reconcile,
+		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
+		controllers.WatchChanges(c.informers.configs, none[*unstructured.Unstructured]), controllers.WatchChanges(c.informers.namespaces, none[metav1.Object]),
+		controllers.WatchChanges(c.informers.propagated, none), controllers.WatchChanges(c.informers.clusterPropagated, none))
+	// Also while the loop does not run.
+	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
+	c.metrics = newDomainMetrics(h.Metrics)
+	return c, err
+}
+
+// none maps nothing: the watch makes the loop wait until the resource is in the cache.
+func none[T any](controllers.Event[T]) []key { return nil }
+
+// clusterChanged returns every key if a KubeFedCluster comes or goes, or if its labels or annotations change.
+func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []key {
+	if e.Old != nil && e.New != nil {
+		a, b := policy.ReadCluster(e.Old), policy.ReadCluster(e.New)
+		if maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) {
+			return nil
+		}
+	}
+	c.forgetJoined()
+	if e.Old != nil && e.New != nil {
+		c.retryHeld(e.New.GetName())
+	}
+	return c.all(func(*federatedType) bool { return true })
+}
+
+// forgetJoined lets the KubeFedClusters be read again.
+func (c *controller) forgetJoined() {
+	c.mu.Lock()
+	c.joined = nil
+	c.mu.Unlock()
+	c.epoch.Add(1)
+}
+
+// definitionChanged returns the keys of a type whose CustomResourceDefinition begins to be deleted.
+func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []key {
+	if e.New == nil || e.New.GetDeletionTimestamp() == nil {
+		return nil
+	}
+	return c.all(func(t *federatedType) bool { return t.Federated.GroupResource().String() == e.New.GetName() })
+}
+
+// all returns the keys of all federated objects of some types.
+func (c *controller) all(of func(*federatedType) bool) (keys []key) {
+	c.mu.Lock()
+	var some []*federatedType
+	for _, t := range c.followed {
+		if of(t) {
+			some = append(some, t)
+		}
+	}
+	c.mu.Unlock()
+	for _, t := range some {
+		for object := range t.following.All() {
+			keys = append(keys, key{t.Name, cache.MetaObjectToName(object)})
+		}
+	}
+	return keys
+}
+
+// Run works until ctx ends. It is idle while KubeFed leads.
+func (c *controller) Run(ctx context.Context) error {
+	if err := c.waitForKubeFed(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var all sync.WaitGroup
+	errs := make([]error, 4)
+	for i, run := range []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.watchForKubeFed} {
+		all.Go(func() {
+			errs[i] = run(ctx)
+			stop() // none works without the others
+		})
+	}
+	<-ctx.Done()
+	for _, m := range c.ready() {
+		m.stop()
+	}
+	all.Wait()
+	c.clusters.closeAll()
+	return errors.Join(errs...)
+}
+
+// lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody.
+func (c *controller) lock(ctx context.Context) (string, error) {
+	const annotation = "control-plane.alpha.kubernetes.io/leader"
+	configMap, err := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", err
+	}
+	endpoints, err2 := c.host.Client.CoreV1().Endpoints(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{}) //nolint:staticcheck // what KubeFed uses
+	if err2 != nil && !apierrors.IsNotFound(err2) {
+		return "", err2
+	}
+	held := ""
+	if err == nil {
+		held = configMap.Annotations[annotation]
+	}
+	if err2 == nil {
+		held += endpoints.Annotations[annotation]
+	}
+	return held, nil
+}
+
+// waitForKubeFed returns when KubeFed does not lead: two managers would undo each other's work.
+func (c *controller) waitForKubeFed(ctx context.Context) error {
+	before, err := c.lock(ctx)
+	for err == nil && before != "" {
+		if !c.sleep(ctx, kubeFedRenews) {
+			return nil
+		}
+		now, failed := c.lock(ctx)
+		if err = failed; now == before || err != nil {
+			break
+		}
+		before = now
+		c.setIdle(ctx, true)
+	}
+	c.setIdle(ctx, false)
+	return err
+}
+
+// watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end.
+func (c *controller) watchForKubeFed(ctx context.Context) error {
+	before, err := c.lock(ctx)
+	for c.sleep(ctx, kubeFedRenews) {
+		now, failed := c.lock(ctx)
+		if failed == nil && err == nil && now != before {
+			return errors.New("KubeFed has begun to lead")
+		}
+		if failed == nil {
+			before, err = now, nil
+		}
+	}
+	return nil
+}
+
+func (c *controller) setIdle(ctx context.Context, idle bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if idle && !c.idle {
+		klog.FromContext(ctx).Info("KubeFed leads; nothing is propagated until it ends")
+	}
+	c.idle = idle
+}
+
+// sleep returns false if ctx ends first.
+func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
+	timer := c.host.Loop.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// ClusterStatus is what /debug/controllers/federation says of a cluster.
+type ClusterStatus struct {
+	Name  string `json:"name"`
+	Ready bool   `json:"ready"`
+	// Types are Synced, Absent, Forbidden or NotListed, by FederatedTypeConfig.
+	Types map[string]string `json:"types,omitempty"`
+	Queue int               `json:"queue"`
+	// Pending and Held are removals that wait, and of these those that wait for somebody's permission.
+	Pending int `json:"pendingRemovals"`
+	Held    int `json:"heldRemovals"`
+}
+
+// Status implements controllers.Controller.
+func (c *controller) Status() controllers.Status {
+	s := c.loop.Status()
+	s.Name = Name
+	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status()} {
+		s.InFlight = append(s.InFlight, other.InFlight...)
+		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
+		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
+			s.LastError = other.LastError
+		}
+	}
+	c.mu.Lock()
+	idle := c.idle
+	c.mu.Unlock()
+	s.Details = struct {
+		Idle     bool            `json:"idleSinceKubeFedLeads"`
+		Clusters []ClusterStatus `json:"clusters"`
+	}{idle, c.clusterStatuses()}
+	return s
+}
+
+// clusterStatuses returns all clusters, sorted by name.
+func (c *controller) clusterStatuses() (all []ClusterStatus) {
+	removals := map[string][2]int{}
+	c.mu.Lock()
+	for _, r := range c.records {
+		for cluster, result := range r.results {
+			n := removals[cluster]
+			switch result.status {
+			case policy.WaitingForRemoval:
+				n[0]++
+			case policy.RemovalHeld:
+				n[0], n[1] = n[0]+1, n[1]+1
+			}
+			removals[cluster] = n
+		}
+	}
+	c.mu.Unlock()
+	for _, cluster := range c.known() {
+		s := ClusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
+		s.Ready, _ = c.clusters.Ready(cluster.Name)
+		if m := c.member(cluster.Name); m != nil {
+			s.Types, s.Queue = m.states(), m.loop.Status().QueueDepth
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b ClusterStatus) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}

@@ -1,0 +1,105 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Name is the controller's name, and begins those of its loops.
+const Name = "federation"
+
+// Entry describes the controller to the host. It is off by default: it writes in other clusters.
+func Entry() controllers.Entry {
+	flags := NewConfig()
+	return controllers.Entry{
+		Name:         Name,
+		Summary:      "propagates objects to other clusters, as KubeFed does",
+		OffByDefault: true,
+		Config:       &flags,
+		Follows:      true,
+		Needs:        func(controllers.Settings) ([]informers.Need, error) { return flags.needs(), nil },
+		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return permissions() },
+		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+			return map[string][]rbacv1.PolicyRule{flags.Namespace: namespacePermissions()}
+		},
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			cfg := flags
+			cfg.Own = append([]string{cfg.Namespace}, h.Settings.OwnNamespaces...)
+			return newController(cfg, h)
+		},
+	}
+}
+
+// needs returns what is known before any type is: a federated type is followed while it runs.
+func (c *Config) needs() []informers.Need {
+	whole := func(n informers.Need) informers.Need {
+		n.Namespace, n.Form = c.Namespace, informers.Unstructured
+		return n
+	}
+	versions := func(o runtime.Object) []byte { return policy.SummarizePropagated(o.(*unstructured.Unstructured)) }
+	return []informers.Need{
+		whole(informers.Need{Resource: KubeFedClusters}), whole(informers.Need{Resource: KubeFedConfigs}),
+		whole(informers.Need{Resource: FederatedTypeConfigs}),
+		{Resource: informers.Secrets, Namespace: c.Namespace, SecretTypes: []corev1.SecretType{corev1.SecretTypeServiceAccountToken}},
+		{Resource: informers.Namespaces, ClusterScoped: true},
+		{Resource: CustomResourceDefinitions, ClusterScoped: true},
+		{Resource: PropagatedVersions, Digest: versions},
+		{Resource: ClusterPropagatedVersions, ClusterScoped: true, Digest: versions},
+	}
+}
+
+func rules(group string, resources []string, verbs ...string) rbacv1.PolicyRule {
+	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs}
+}
+
+// permissions holds for the types that deploy/federation installs. Whoever federates with types of
+// another group grants that.
+func permissions() []rbacv1.PolicyRule {
+	return []rbacv1.PolicyRule{
+		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "patch"),
+		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "list", "watch", "create"),
+		rules(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
+		rules("", []string{"namespaces"}, "list", "watch"),
+		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "list", "watch"),
+	}
+}
+
+// namespacePermissions holds in the federation namespace, where the tokens of all clusters are.
+func namespacePermissions() []rbacv1.PolicyRule {
+	kubefed := rules("", []string{"configmaps", "endpoints"}, "get")
+	kubefed.ResourceNames = []string{kubeFedLock}
+	return []rbacv1.PolicyRule{
+		rules("", []string{"secrets"}, "get", "list", "watch"),
+		rules(policy.CoreGroup, []string{"kubefedclusters", "kubefedconfigs"}, "list", "watch"),
+		rules(policy.CoreGroup, []string{"federatedtypeconfigs"}, "list", "watch", "patch"),
+		rules(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
+		kubefed,
+	}
+}
+
+// informersOf are those of the needs.
+type informersOf struct {
+	clusters, configs, types         informers.Informer[*unstructured.Unstructured]
+	secrets, namespaces, definitions informers.Informer[metav1.Object]
+	propagated, clusterPropagated    informers.Informer[*informers.Object]
+}
+
+func informersFor(h controllers.Host) informersOf {
+	return informersOf{
+		informers.For[*unstructured.Unstructured](h, KubeFedClusters), informers.For[*unstructured.Unstructured](h, KubeFedConfigs),
+		informers.For[*unstructured.Unstructured](h, FederatedTypeConfigs),
+		informers.For[metav1.Object](h, informers.Secrets), informers.For[metav1.Object](h, informers.Namespaces),
+		informers.For[metav1.Object](h, CustomResourceDefinitions),
+		informers.For[*informers.Object](h, PropagatedVersions), informers.For[*informers.Object](h, ClusterPropagatedVersions),
+	}
+}

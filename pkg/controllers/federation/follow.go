@@ -1,0 +1,289 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// follow follows the federated objects of the types that run, on the host and in the clusters, until ctx ends.
+func (c *controller) follow(ctx context.Context) error {
+	ticker := c.host.Loop.Clock.NewTicker(tick)
+	defer ticker.Stop()
+	defer func() {
+		for name := range c.snapshot() {
+			c.unfollow(name)
+		}
+	}()
+	for {
+		c.followTypes(ctx)
+		for _, m := range c.ready() {
+			m.look(ctx)
+		}
+		c.metrics.set(c.clusterStatuses())
+		select {
+		case <-ticker.C():
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// snapshot returns the types that are followed.
+func (c *controller) snapshot() map[string]*federatedType {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.followed)
+}
+
+// followTypes follows the types that run, and FederatedNamespaces if they can be, and no others.
+func (c *controller) followTypes(ctx context.Context) {
+	wanted := map[string]*federatedType{}
+	if namespaces, exists := c.types.namespaces(); exists {
+		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
+	}
+	for _, t := range c.types.Running() {
+		wanted[t.Name] = &federatedType{TypeConfig: t, runs: true}
+	}
+	for name, t := range c.snapshot() {
+		next := wanted[name]
+		if next != nil && next.Generation == t.Generation && next.runs == t.runs {
+			delete(wanted, name)
+			continue
+		}
+		c.unfollow(name)
+	}
+	for name, t := range wanted {
+		if err := c.begin(ctx, t); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot follow a federated type", "type", name)
+		}
+	}
+}
+
+// unfollow stops a type. What was remembered of its objects goes.
+func (c *controller) unfollow(name string) {
+	c.mu.Lock()
+	t := c.followed[name]
+	delete(c.followed, name)
+	for k := range c.records {
+		if k.kind == name {
+			delete(c.records, k)
+		}
+	}
+	c.mu.Unlock()
+	if t != nil {
+		t.following.Stop()
+	}
+}
+
+// begin follows the federated objects of a type.
+func (c *controller) begin(ctx context.Context, t *federatedType) (err error) {
+	resource := schema.GroupVersionResource{Group: t.Federated.Group, Version: t.Federated.Version, Resource: t.Federated.PluralName}
+	t.client = c.host.Dynamic.Resource(resource)
+	need := informers.Need{
+		For: Name, Resource: resource, ClusterScoped: !t.Federated.Namespaced(),
+		Annotations: []string{policy.OrphanAnnotation, policy.DeleteOptionAnnotation}, MaxAnnotation: 4096,
+		Digest: func(o runtime.Object) []byte { return policy.Summarize(o.(*unstructured.Unstructured)) },
+	}
+	// The handler waits until the type is in the map, so that what it enqueues is found.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t.following, err = c.host.Follow(ctx, need, nil, cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { c.changed(t, nil, object.(*informers.Object)) },
+		UpdateFunc: func(old, object any) { c.changed(t, old.(*informers.Object), object.(*informers.Object)) },
+		DeleteFunc: func(object any) {
+			if object, ok := object.(*informers.Object); ok {
+				c.changed(t, object, nil)
+			}
+		},
+	})
+	if err == nil {
+		c.followed[t.Name] = t
+	}
+	return err
+}
+
+// changed enqueues what depends on a federated object.
+func (c *controller) changed(t *federatedType, old, object *informers.Object) {
+	var before, after policy.Digest
+	name := cache.ObjectName{}
+	if old != nil {
+		name, before = cache.MetaObjectToName(old), digestOf(old)
+	}
+	if object != nil {
+		name, after = cache.MetaObjectToName(object), digestOf(object)
+	}
+	k := key{t.Name, name}
+	moved := old == nil || object == nil || policy.Fingerprint(before.Placement) != policy.Fingerprint(after.Placement)
+	if moved {
+		c.epoch.Add(1)
+	}
+	if old != nil && object != nil && before.Versions != after.Versions {
+		c.remember(t, k, before)
+	}
+	c.loop.Enqueue(k)
+	if moved && t.IsNamespace() && name.Name == name.Namespace {
+		for _, k := range c.all(func(of *federatedType) bool { return of.Target.Namespaced() }) {
+			if k.Namespace == name.Namespace {
+				c.loop.Enqueue(k)
+			}
+		}
+	}
+}
+
+// remember keeps the digest of F to which its recorded versions belong, so that a cluster whose overrides
+// stay the same keeps its own.
+func (c *controller) remember(t *federatedType, k key, before policy.Digest) {
+	v := &view{federatedType: t, key: k}
+	if c.recordedOf(v).Versions != before.Versions {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.record(k).was = &before
+}
+
+func digestOf(o *informers.Object) policy.Digest {
+	digest, err := policy.ReadDigest(o.Digest(Name))
+	if err != nil {
+		digest.Placement.Malformed = "it cannot be read"
+	}
+	return digest
+}
+
+// served is how a cluster is with a type.
+type served struct {
+	following *informers.Following
+	of        *federatedType
+	policy.Served
+	at time.Time
+	// asked is that there was no answer since the watch began.
+	asked bool
+}
+
+// servingOf returns what the watch of a type in a cluster has found out.
+func servingOf(s informers.ResourceStatus) policy.Serving {
+	switch {
+	case s.Absent:
+		return policy.Absent
+	case s.Forbidden:
+		return policy.Forbidden
+	case s.Synced:
+		return policy.Synced
+	}
+	return policy.NotListed
+}
+
+// look follows the types that run in the cluster, asks again for those that the cluster did not serve, and
+// tells of those of which the cluster's objects are known by now.
+func (m *member) look(ctx context.Context) {
+	if !m.running.Load() {
+		return
+	}
+	wanted := m.c.snapshot()
+	for name, s := range m.snapshot() {
+		if wanted[name] != s.of {
+			m.drop(name)
+		}
+	}
+	now := m.c.host.Loop.Clock.Now()
+	for name, t := range wanted {
+		if !t.runs {
+			continue
+		}
+		s := m.snapshot()[name]
+		if s == nil {
+			m.ask(ctx, &served{of: t}, now)
+			continue
+		}
+		state := servingOf(s.following.Status())
+		switch {
+		case state == policy.NotListed:
+		case s.asked || state != s.State:
+			m.c.mu.Lock()
+			changed := state != s.State
+			s.Served, s.at, s.asked = s.After(state), now, false
+			m.c.mu.Unlock()
+			if changed {
+				m.known(s)
+			}
+		case s.Retry > 0 && now.Sub(s.at) >= s.Retry:
+			s.following.Stop()
+			m.ask(ctx, s, now)
+		}
+	}
+}
+
+// ask begins to watch a type in the cluster.
+func (m *member) ask(ctx context.Context, s *served, now time.Time) {
+	t := s.of
+	enqueue := func(object any) {
+		if object, ok := object.(metav1.Object); ok {
+			m.loop.Enqueue(t.keyOf(cache.MetaObjectToName(object)))
+		}
+	}
+	following, err := m.cluster.Follow(ctx, informers.Need{
+		For: Name, Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
+		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true,
+		Digest: func(o runtime.Object) []byte { return policy.SummarizeMember(o.(metav1.Object)) },
+	}, m.c.lists, cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(object any, initial bool) {
+			if !initial {
+				enqueue(object)
+			}
+		},
+		UpdateFunc: func(old, object any) {
+			if old.(metav1.Object).GetResourceVersion() != object.(metav1.Object).GetResourceVersion() {
+				enqueue(object)
+			}
+		},
+		DeleteFunc: enqueue,
+	})
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("A type cannot be watched in a cluster", "cluster", m.name, "type", t.Name, "reason", err.Error())
+		return
+	}
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	if !m.running.Load() {
+		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
+		return
+	}
+	s.following, s.at, s.asked = following, now, true
+	m.types[t.Name] = s
+}
+
+// known lets everything of a type be looked at once the cluster's objects of it are known.
+func (m *member) known(s *served) {
+	for object := range s.following.All() {
+		k := s.of.keyOf(cache.MetaObjectToName(object))
+		if _, exists := s.of.following.Get(k.ObjectName); !exists {
+			m.loop.Enqueue(k)
+		}
+	}
+	m.c.again(m.name, func(t *federatedType) bool { return t == s.of })
+}
+
+// drop stops the watch of a type in the cluster.
+func (m *member) drop(name string) {
+	m.c.mu.Lock()
+	s := m.types[name]
+	delete(m.types, name)
+	m.c.mu.Unlock()
+	if s != nil {
+		s.following.Stop()
+	}
+}

@@ -1,0 +1,170 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// addFinalizer keeps F until no cluster has its object. It comes before the first write in a cluster.
+func (c *controller) addFinalizer(ctx context.Context, v *view) error {
+	return c.finalize(ctx, v, func(finalizers []string) []string {
+		if slices.Contains(finalizers, policy.Finalizer) {
+			return finalizers
+		}
+		return append(slices.Clone(finalizers), policy.Finalizer)
+	})
+}
+
+// removeFinalizer lets F go.
+func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
+	err := c.finalize(ctx, v, func(finalizers []string) []string {
+		return slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool { return f == policy.Finalizer })
+	})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	delete(c.records, v.key)
+	c.mu.Unlock()
+	return nil
+}
+
+func (c *controller) finalize(ctx context.Context, v *view, change func([]string) []string) error {
+	object, err := c.bodies.get(ctx, v.key, v.object.GetResourceVersion(), v.client)
+	if object == nil || err != nil {
+		return err
+	}
+	finalizers := change(object.GetFinalizers())
+	if slices.Equal(finalizers, object.GetFinalizers()) {
+		return nil
+	}
+	// With the resourceVersion, since the list of others is replaced.
+	changed, err := patch(ctx, v.client.Namespace(v.key.Namespace), v.key.Name, map[string]any{
+		"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
+	if err != nil || changed == nil {
+		return err
+	}
+	c.bodies.put(v.key, changed)
+	return nil
+}
+
+// patch merges a change into an object. It returns nil if the object is gone.
+func patch(ctx context.Context, client dynamic.ResourceInterface, name string, change map[string]any, subresources ...string) (*unstructured.Unstructured, error) {
+	data, err := json.Marshal(change)
+	if err != nil {
+		return nil, err
+	}
+	object, err := client.Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return object, err
+}
+
+// writeVersions writes F's PropagatedVersion if it has changed.
+func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Propagated) error {
+	if v.recorded.Same(next) || v.recorded.Template == "" && v.recorded.Overrides == "" && len(next.Clusters) == 0 {
+		return nil
+	}
+	resource, kind := PropagatedVersions, "PropagatedVersion"
+	if !v.Federated.Namespaced() {
+		resource, kind = ClusterPropagatedVersions, "ClusterPropagatedVersion"
+	}
+	name, clusters := v.propagatedName(), next.Clusters
+	if clusters == nil {
+		clusters = []policy.ClusterVersion{} // a merge leaves what is absent
+	}
+	status := map[string]any{"status": map[string]any{"templateVersion": next.Template, "overridesVersion": next.Overrides, "clusterVersions": clusters}}
+	client := c.host.Dynamic.Resource(resource).Namespace(name.Namespace)
+	object, err := patch(ctx, client, name.Name, status, "status")
+	if err == nil && object == nil {
+		object = &unstructured.Unstructured{Object: map[string]any{}}
+		object.SetGroupVersionKind(resource.GroupVersion().WithKind(kind))
+		object.SetName(name.Name)
+		object.SetNamespace(name.Namespace)
+		object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: v.Federated.APIVersion(), Kind: v.Federated.Kind, Name: v.key.Name, UID: v.object.GetUID()}})
+		if _, err = client.Create(ctx, object, metav1.CreateOptions{}); err == nil {
+			_, err = patch(ctx, client, name.Name, status, "status")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", kind, name, err)
+	}
+	return nil
+}
+
+// writeStatus writes the status of F if it has changed, and forgets F if there is nothing left to write.
+func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion) error {
+	now := c.host.Loop.Clock.Now()
+	expected, _ := policy.FederatedStatus{}.Next(conclusion, now)
+	if !conclusion.Wrote && expected.Hash() == v.digest.Status {
+		c.forget(v)
+		return nil
+	}
+	f, err := c.body(ctx, v)
+	if f == nil || err != nil {
+		return err
+	}
+	for _, warning := range f.Warnings() {
+		c.tell(v, warning)
+	}
+	if v.err != nil {
+		c.tell(v, policy.Warning{Reason: policy.ComputePlacementFailed, Text: v.err.Error()})
+	}
+	status, changed := f.Status.Next(conclusion, now)
+	if changed {
+		// null where a list is empty: a merge leaves what is absent.
+		fields := map[string]any{"observedGeneration": status.ObservedGeneration, "conditions": status.Conditions, "clusters": nil}
+		if len(status.Clusters) > 0 {
+			fields["clusters"] = status.Clusters
+		}
+		object, err := patch(ctx, v.client.Namespace(v.key.Namespace), v.key.Name, map[string]any{"status": fields}, "status")
+		if err != nil {
+			return fmt.Errorf("status of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
+		}
+		if object != nil {
+			c.bodies.put(v.key, object)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.record(v.key)
+	r.dirty, r.wrote = false, now
+	return nil
+}
+
+// deleteOptions returns those that F has for its object in clusters. If they are malformed, F waits.
+func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteOptions, error) {
+	options, err := f.DeleteOptions()
+	if err != nil {
+		c.tell(v, policy.Warning{Reason: policy.InvalidDeleteOptions, Text: err.Error()})
+	}
+	return options, err
+}
+
+// warnHeld tells once on a KubeFedCluster that removals are held.
+func (c *controller) warnHeld(cluster string, m *member, deletions, managed int) {
+	if m.held.Swap(true) {
+		return
+	}
+	for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
+		if object.GetName() == cluster {
+			c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
+				"placement would delete %d of %d objects; the annotation %s with a time allows it until then", deletions, managed, policy.AllowRemovalsAnnotation)
+		}
+	}
+}

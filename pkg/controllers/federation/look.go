@@ -1,0 +1,237 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// federatedType is a type whose federated objects are followed.
+type federatedType struct {
+	policy.TypeConfig
+	// runs is that it propagates. FederatedNamespaces are followed even if it does not, since they place others.
+	runs      bool
+	following *informers.Following
+	client    dynamic.NamespaceableResourceInterface
+}
+
+// target returns the name of the object in clusters.
+func (t *federatedType) target(k key) cache.ObjectName {
+	if t.IsNamespace() {
+		return cache.ObjectName{Name: k.Name}
+	}
+	return k.ObjectName
+}
+
+// keyOf returns the key to which an object in a cluster belongs.
+func (t *federatedType) keyOf(target cache.ObjectName) key {
+	if t.IsNamespace() {
+		target.Namespace = target.Name
+	}
+	return key{t.Name, target}
+}
+
+// get returns a federated object as the cache has it.
+func (t *federatedType) get(name cache.ObjectName) (object *informers.Object, digest policy.Digest) {
+	object, exists := t.following.Get(name)
+	if !exists {
+		return nil, digest
+	}
+	return object, digestOf(object)
+}
+
+// view is what is known of a federated object F at one moment.
+type view struct {
+	*federatedType
+	key    key
+	object *informers.Object // nil if there is no F
+	digest policy.Digest
+	// deleting is that F is being deleted, orphan that clusters then keep their objects.
+	deleting, orphan bool
+	// listed is that everything has been listed on which a removal depends.
+	listed bool
+	// keep is that clusters keep the object if it is not wanted.
+	keep bool
+	// placed are the names of the clusters where F belongs, sorted; reason and err are those of policy.Place.
+	placed []string
+	reason string
+	err    error
+	// recorded is what was last written, and counting what of it still counts.
+	recorded policy.Propagated
+	counting map[string]string
+	// token tells views apart that ask for something else of clusters.
+	token uint64
+}
+
+// look returns what is known of a key; false if its type does not run.
+func (c *controller) look(k key) (*view, bool) {
+	c.mu.Lock()
+	t, namespaces := c.followed[k.kind], c.followed[policy.NamespacesType]
+	var was *policy.Digest
+	if r := c.records[k]; r != nil {
+		was = r.was
+	}
+	c.mu.Unlock()
+	if t == nil || !t.runs {
+		return nil, false
+	}
+	v := &view{federatedType: t, key: k}
+	v.object, v.digest = t.get(k.ObjectName)
+	v.listed = t.following.Status().Synced
+	var namespace *policy.Placement
+	if t.Target.Namespaced() {
+		v.listed = v.listed && namespaces != nil && namespaces.following.Status().Synced
+		if namespaces != nil {
+			if object, digest := namespaces.get(cache.ObjectName{Namespace: k.Namespace, Name: k.Namespace}); object != nil {
+				namespace = &digest.Placement
+			}
+		}
+	}
+	v.keep = t.IsNamespace() && policy.ProtectedNamespace(k.Name, c.cfg.Own...)
+	if definition, exists := c.informers.definitions.Get(cache.ObjectName{Name: t.Federated.GroupResource().String()}); exists {
+		v.keep = v.keep || definition.GetDeletionTimestamp() != nil
+	}
+	if v.object == nil {
+		return v, true
+	}
+	v.deleting = v.object.GetDeletionTimestamp() != nil
+	v.orphan = v.object.GetAnnotations()[policy.OrphanAnnotation] == "true"
+	v.keep = v.keep || v.deleting && v.orphan
+	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.Own...) {
+		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.known())
+	}
+	v.recorded = c.recordedOf(v)
+	v.counting = v.recorded.Counting(was, v.digest)
+	v.token = v.sum()
+	return v, true
+}
+
+// recordedOf returns what was last written where.
+func (c *controller) recordedOf(v *view) policy.Propagated {
+	versions := c.informers.propagated
+	if !v.Federated.Namespaced() {
+		versions = c.informers.clusterPropagated
+	}
+	object, exists := versions.Get(v.propagatedName())
+	if !exists {
+		return policy.Propagated{}
+	}
+	return policy.ReadPropagatedSummary(object.Digest(Name))
+}
+
+// sum hashes what clusters are asked for.
+func (v *view) sum() uint64 {
+	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keep,
+		v.object.GetAnnotations()[policy.DeleteOptionAnnotation])
+}
+
+func (v *view) propagatedName() cache.ObjectName {
+	return cache.ObjectName{Namespace: v.key.Namespace, Name: policy.PropagatedName(&v.TypeConfig, v.key.Name)}
+}
+
+// wanted reports whether a cluster is to have the object.
+func (v *view) wanted(cluster string) bool {
+	return v.object != nil && !v.deleting && slices.Contains(v.placed, cluster)
+}
+
+// expected reports whether F is placed or recorded in a cluster.
+func (v *view) expected(cluster string) bool {
+	return slices.Contains(v.placed, cluster) || slices.ContainsFunc(v.recorded.Clusters, func(r policy.ClusterVersion) bool { return r.Cluster == cluster })
+}
+
+// state returns what to decide on in a cluster. Live is nil where the cluster has no managed object.
+func (c *controller) state(v *view, m *member) policy.State {
+	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(m.name), Keep: v.keep, Recorded: v.counting[m.name], Rendered: v.digest.For(m.name)}
+	if s.Live = m.live(v.federatedType, v.key); s.Live != nil {
+		s.Own = c.own(v.federatedType, v.key, s.Live.UID)
+	}
+	content := v.digest.Content(m.name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.records[v.key].of(m.name); r != nil && r.version != "" && r.content == content {
+		s.Recorded = r.version
+	}
+	s.Seen = m.seen[v.key]
+	return s
+}
+
+// own reports whether an object of a cluster is a Namespace of the host: the cluster is the host itself.
+func (c *controller) own(t *federatedType, k key, uid types.UID) bool {
+	if !t.IsNamespace() {
+		return false
+	}
+	namespace, exists := c.informers.namespaces.Get(cache.ObjectName{Name: k.Name})
+	return exists && namespace.GetUID() == uid
+}
+
+// known returns the KubeFedClusters. Nobody changes them.
+func (c *controller) known() []policy.Cluster {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.joined == nil {
+		c.joined = []policy.Cluster{}
+		for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
+			c.joined = append(c.joined, policy.ReadCluster(object))
+		}
+	}
+	return c.joined
+}
+
+func (c *controller) joins(cluster string) bool {
+	return slices.ContainsFunc(c.known(), func(j policy.Cluster) bool { return j.Name == cluster })
+}
+
+// body returns F as it was read from the API server a moment ago, not older than the cache has it; nil if
+// there is none.
+func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, error) {
+	version := ""
+	if v.object != nil {
+		version = v.object.GetResourceVersion()
+	}
+	object, err := c.bodies.get(ctx, v.key, version, v.client)
+	if object == nil || err != nil {
+		return nil, err
+	}
+	return policy.ReadFederated(object), nil
+}
+
+// stillWanted reads F and its FederatedNamespace from the API server, and reports whether F is to be in the
+// cluster, and whether it exists: what a cache says is not enough to remove something.
+func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (wanted, exists bool, err error) {
+	f, err := c.body(ctx, v)
+	if f == nil || err != nil || f.Deleting {
+		return false, f != nil, err
+	}
+	var namespace *policy.Placement
+	if v.Target.Namespaced() {
+		c.mu.Lock()
+		namespaces := c.followed[policy.NamespacesType]
+		c.mu.Unlock()
+		if namespaces == nil {
+			return true, true, nil // nobody knows
+		}
+		of := &view{federatedType: namespaces, key: key{policy.NamespacesType, cache.ObjectName{Namespace: v.key.Namespace, Name: v.key.Namespace}}}
+		of.object, _ = namespaces.get(of.key.ObjectName)
+		read, err := c.body(ctx, of)
+		if err != nil {
+			return false, true, err
+		}
+		if read != nil {
+			namespace = &read.Placement
+		}
+	}
+	if v.keep && v.IsNamespace() {
+		return false, true, nil
+	}
+	placed, _, err := policy.Place(&v.TypeConfig, f.Placement, namespace, c.known())
+	return err != nil || slices.Contains(placed, cluster), true, nil
+}

@@ -1,0 +1,299 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+const (
+	memberWorkers = 5
+	// memberTimeout is for a request to a cluster.
+	memberTimeout = 10 * time.Second
+)
+
+// member is a cluster while it is ready: what its objects are, and the loop that writes there.
+type member struct {
+	c       *controller
+	name    string
+	client  *client
+	cluster *controllers.Cluster
+	objects dynamic.Interface
+	loop    *controllers.Loop[key]
+	running atomic.Bool // the loop takes keys
+	held    atomic.Bool // the KubeFedCluster has been told that removals are held
+	stop    context.CancelFunc
+	ended   sync.WaitGroup
+
+	// Under the controller's mu:
+	types map[string]*served
+	// seen are the annotations after the last write or look, of objects whose annotations are overridden.
+	seen map[key]*uint64
+	// repeats are the recent writes of the same content.
+	repeats map[key]*policy.Repeats
+	counted count
+}
+
+// count is how much of a cluster placement would delete.
+type count struct {
+	epoch              uint64
+	at                 time.Time
+	deletions, managed int
+}
+
+// serve works in a cluster with its client, or ends that if there is none. It is called for one cluster at a
+// time.
+func (c *controller) serve(ctx context.Context, name string, client *client) {
+	m := c.member(name)
+	if m != nil && m.client == client {
+		return
+	}
+	if m != nil {
+		c.mu.Lock()
+		delete(c.members, name)
+		c.mu.Unlock()
+		m.stop()
+		m.ended.Wait()
+		m.loop.Close()
+		m.client.CloseIdleConnections()
+		c.again(name, func(*federatedType) bool { return true })
+	}
+	if client == nil {
+		return
+	}
+	select {
+	case <-controllers.Draining(ctx):
+		return // closeAll follows
+	default:
+	}
+	if err := c.open(ctx, name, client); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot work in a cluster", "cluster", name)
+	}
+}
+
+// open runs the loop of a cluster.
+func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
+	m := &member{c: c, name: name, client: client, cluster: client.cluster,
+		types: map[string]*served{}, seen: map[key]*uint64{}, repeats: map[key]*policy.Repeats{}}
+	config := rest.CopyConfig(client.cluster.RESTConfig)
+	config.Timeout = memberTimeout
+	if m.objects, err = dynamic.NewForConfig(config); err != nil {
+		return err
+	}
+	options := client.cluster.Loop
+	options.Name += "-sync"
+	options.Workers, options.Beside, options.DrainTimeout = memberWorkers, m.beside, drain
+	if m.loop, err = controllers.NewLoop(options, m.reconcile); err != nil {
+		return err
+	}
+	ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
+	m.ended.Go(func() {
+		if err := m.loop.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "The loop of a cluster has ended", "cluster", name)
+		}
+	})
+	c.mu.Lock()
+	c.members[name] = m
+	c.mu.Unlock()
+	c.loop.Enqueue(c.all(func(*federatedType) bool { return true })...)
+	return nil
+}
+
+// beside says that the loop takes keys. When it ends, so do the watches.
+func (m *member) beside(ctx context.Context) error {
+	m.running.Store(true)
+	<-ctx.Done()
+	m.running.Store(false)
+	for name := range m.snapshot() {
+		m.drop(name)
+	}
+	return nil
+}
+
+func (m *member) snapshot() map[string]*served {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	return maps.Clone(m.types)
+}
+
+func (m *member) servedType(kind string) *served {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	return m.types[kind]
+}
+
+// serving returns how the cluster is with a type.
+func (m *member) serving(kind string) policy.Serving {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	if s := m.types[kind]; s != nil {
+		return s.State
+	}
+	return policy.NotListed
+}
+
+func (m *member) states() map[string]string {
+	words := map[policy.Serving]string{policy.NotListed: "NotListed", policy.Synced: "Synced", policy.Absent: "Absent", policy.Forbidden: "Forbidden"}
+	states := map[string]string{}
+	for name := range m.snapshot() {
+		states[name] = words[m.serving(name)]
+	}
+	return states
+}
+
+// live returns the managed object of a key as the cache has it, or nil.
+func (m *member) live(t *federatedType, k key) *policy.Member {
+	s := m.servedType(t.Name)
+	if s == nil {
+		return nil
+	}
+	object, exists := s.following.Get(t.target(k))
+	if !exists {
+		return nil
+	}
+	live, err := policy.ReadMember(object, object.Digest(Name))
+	if err != nil {
+		live.Version = "" // it is read, then
+	}
+	return &live
+}
+
+// holds reports whether the cluster has a managed object of a key.
+func (m *member) holds(k key) bool {
+	s := m.servedType(k.kind)
+	if s == nil {
+		return false
+	}
+	_, exists := s.following.Get(s.of.target(k))
+	return exists
+}
+
+// reconcile does what is to be done with a key in the cluster, and reports it.
+func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	v, runs := m.c.look(k)
+	if !runs || v.err != nil && !v.deleting {
+		return 0, nil
+	}
+	if v.object != nil && v.IsNamespace() && k.Name != k.Namespace || v.object != nil && !v.digest.Finalizer {
+		return 0, nil // the host's loop comes first
+	}
+	if serving := m.serving(k.kind); serving.Status() != "" {
+		return 0, nil // nothing is known of it, or there is nothing to do
+	}
+	w := &work{view: v, m: m, state: m.c.state(v, m)}
+	switch policy.Decide(w.state) {
+	case policy.Nothing:
+		w.nothing(ctx)
+	case policy.Wait:
+		w.status = policy.WaitingForRemoval
+	case policy.Create:
+		w.create(ctx)
+	case policy.Look, policy.Update:
+		w.update(ctx)
+	case policy.Remove:
+		w.remove(ctx, true)
+	case policy.Unlabel:
+		w.remove(ctx, false)
+	}
+	if !w.unknown {
+		if v.object != nil {
+			m.c.report(v, m.name, w.result, w.wrote)
+		}
+	}
+	if w.noAnswer {
+		m.c.clusters.Enqueue(cache.ObjectName{Namespace: m.c.cfg.Namespace, Name: m.name}) // is it still there?
+	}
+	return w.after, w.err
+}
+
+// work is what a reconcile of a key in a cluster comes to.
+type work struct {
+	*view
+	m     *member
+	state policy.State
+	result
+	// wrote is that something was written, noAnswer that a request had none.
+	wrote, noAnswer bool
+	// unknown is that there is nothing to report yet.
+	unknown bool
+	after   time.Duration
+	err     error
+}
+
+// nothing asks whether a deleted F may go, if an empty cache is not enough to know.
+func (w *work) nothing(ctx context.Context) {
+	if !w.deleting {
+		return
+	}
+	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.m.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.m.name)}
+	if clearing.Clear() == policy.MustAsk {
+		live, err := w.get(ctx)
+		if err != nil {
+			w.fail(policy.RetrievalFailed, err)
+			return
+		}
+		clearing.Asked = policy.AskedClean
+		if live != nil {
+			clearing.Asked = policy.Ask(live, w.m.c.own(w.federatedType, w.key, live.GetUID()))
+		}
+	}
+	if w.clear = clearing.Clear() == policy.IsClear; !w.clear {
+		w.status, w.after = policy.WaitingForRemoval, time.Second // the cache will show it
+	}
+}
+
+// removals returns what is known when something is to be removed from the cluster.
+func (m *member) removals(v *view) policy.Removals {
+	ready, since := m.c.clusters.Ready(m.name)
+	r := policy.Removals{Listed: v.listed && ready, ReadySince: since}
+	for _, cluster := range m.c.known() {
+		if cluster.Name == m.name {
+			r.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
+		}
+	}
+	n := m.count()
+	r.Deletions, r.Managed = n.deletions, n.managed
+	return r
+}
+
+// count returns how much placement would delete of the cluster. It looks at every object, but not again
+// within a second if nothing was moved.
+func (m *member) count() count {
+	epoch, now := m.c.epoch.Load(), m.c.host.Loop.Clock.Now()
+	m.c.mu.Lock()
+	known := m.counted
+	m.c.mu.Unlock()
+	if known.epoch == epoch && !known.at.IsZero() && now.Sub(known.at) < time.Second {
+		return known
+	}
+	n := count{epoch: epoch, at: now}
+	for _, s := range m.snapshot() {
+		for object := range s.following.All() {
+			n.managed++
+			v, runs := m.c.look(s.of.keyOf(cache.MetaObjectToName(object)))
+			if !runs || v.object == nil || v.deleting || v.keep || v.err != nil || v.wanted(m.name) || object.GetDeletionTimestamp() != nil {
+				continue
+			}
+			if !m.c.own(v.federatedType, v.key, object.GetUID()) {
+				n.deletions++
+			}
+		}
+	}
+	m.c.mu.Lock()
+	m.counted = n
+	m.c.mu.Unlock()
+	return n
+}

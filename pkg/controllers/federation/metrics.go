@@ -1,0 +1,64 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"sync"
+
+	"k8s.io/component-base/metrics"
+)
+
+const metricPrefix = "quartermaster_federation_"
+
+// domainMetrics are the metrics of this controller; those of the loops are in package controllers.
+type domainMetrics struct {
+	ready, pending, held *metrics.GaugeVec
+	lag                  *metrics.HistogramVec
+
+	mu       sync.Mutex
+	clusters map[string]bool // that have series
+}
+
+func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
+	gauge := func(name, help string) *metrics.GaugeVec {
+		return metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"cluster"})
+	}
+	m := &domainMetrics{
+		ready:   gauge("cluster_ready", "1 if the cluster is ready, else 0."),
+		pending: gauge("pending_removals", "Removals in the cluster that wait, for whatever reason."),
+		held:    gauge("held_removals", "Removals in the cluster that wait until somebody allows them."),
+		lag: metrics.NewHistogramVec(&metrics.HistogramOpts{Name: metricPrefix + "change_to_write_seconds", StabilityLevel: metrics.ALPHA,
+			Help:    "Time from when a change was seen until it was written in the cluster.",
+			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300}}, []string{"cluster"}),
+		clusters: map[string]bool{},
+	}
+	reg.MustRegister(m.ready, m.pending, m.held, m.lag)
+	return m
+}
+
+// set sets the gauges, and ends the series of clusters that have gone.
+func (m *domainMetrics) set(all []ClusterStatus) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gone := m.clusters
+	m.clusters = map[string]bool{}
+	for _, c := range all {
+		ready := 0.0
+		if c.Ready {
+			ready = 1
+		}
+		m.ready.WithLabelValues(c.Name).Set(ready)
+		m.pending.WithLabelValues(c.Name).Set(float64(c.Pending))
+		m.held.WithLabelValues(c.Name).Set(float64(c.Held))
+		m.clusters[c.Name] = true
+		delete(gone, c.Name)
+	}
+	for name := range gone {
+		labels := map[string]string{"cluster": name}
+		for _, gauge := range []*metrics.GaugeVec{m.ready, m.pending, m.held} {
+			gauge.Delete(labels)
+		}
+		m.lag.Delete(labels)
+	}
+}

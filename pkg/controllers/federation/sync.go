@@ -1,0 +1,368 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+const (
+	syncWorkers = 10
+	// statusEvery is how often the status of F is written at most.
+	statusEvery = time.Second
+	// patience is how long the status of F waits for the result of a cluster.
+	patience = time.Minute
+)
+
+// memory is what is remembered of a key while there is something to do, or to be written on the host.
+type memory struct {
+	token   uint64
+	since   time.Time // when the token was first seen
+	results map[string]*result
+	// was is the digest of F to which the recorded versions belong, if F has changed since.
+	was *policy.Digest
+	// wrote is when the status of F was written, dirty that a cluster was written since then.
+	wrote time.Time
+	dirty bool
+	// told are the Warnings that F has had.
+	told []policy.Warning
+}
+
+// result is what came of a key in a cluster.
+type result struct {
+	token uint64
+	// done is that the cluster's loop has looked at the token; until then it is in its queue.
+	done   bool
+	status string
+	// version is that of the object after the last write, of this content.
+	version string
+	content uint64
+	// clear is that a deleted F need not wait for the cluster.
+	clear bool
+}
+
+// of returns the result of a cluster, or nil.
+func (r *memory) of(cluster string) *result {
+	if r == nil {
+		return nil
+	}
+	return r.results[cluster]
+}
+
+// record returns the record of a key, which the caller changes under mu.
+func (c *controller) record(k key) *memory {
+	r := c.records[k]
+	if r == nil {
+		r = &memory{results: map[string]*result{}}
+		c.records[k] = r
+	}
+	return r
+}
+
+// reconcile finds out what a federated object asks of each cluster, lets their loops do it, and writes on
+// the host what came of it.
+func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	v, runs := c.look(k)
+	if !runs || v.object == nil {
+		c.mu.Lock()
+		delete(c.records, k)
+		c.mu.Unlock()
+		if runs {
+			c.ask(k) // managed objects without F
+		}
+		return 0, nil
+	}
+	if v.IsNamespace() && k.Name != k.Namespace {
+		c.tell(v, policy.Warning{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
+		return 0, nil
+	}
+	if v.err != nil && !v.deleting {
+		return c.conclude(ctx, v, nil)
+	}
+	if v.deleting && !v.digest.Finalizer {
+		return 0, nil
+	}
+	if !v.deleting && !v.digest.Finalizer {
+		return 0, c.addFinalizer(ctx, v) // its event is next: no cluster is written before that
+	}
+	return c.conclude(ctx, v, c.judge(v))
+}
+
+// ask lets every cluster look at a key that holds its object.
+func (c *controller) ask(k key) {
+	for _, m := range c.ready() {
+		if m.holds(k) {
+			m.loop.Enqueue(k)
+		}
+	}
+}
+
+// verdict is how a cluster is with F.
+type verdict struct {
+	status  string
+	pending bool
+	clear   bool
+}
+
+// judge returns how each cluster is that wants, holds or is recorded to hold F's object, and lets their
+// loops look at it if they have not yet.
+func (c *controller) judge(v *view) map[string]verdict {
+	names := slices.Clone(v.placed)
+	for _, recorded := range v.recorded.Clusters {
+		names = append(names, recorded.Cluster)
+	}
+	members := c.ready()
+	for _, m := range members {
+		if m.holds(v.key) {
+			names = append(names, m.name)
+		}
+	}
+	slices.Sort(names)
+	verdicts := map[string]verdict{}
+	for _, name := range slices.Compact(names) {
+		if c.joins(name) {
+			verdicts[name] = c.judgeIn(v, name, members[name])
+		}
+	}
+	return verdicts
+}
+
+func (c *controller) judgeIn(v *view, name string, m *member) verdict {
+	if m == nil {
+		switch probed, ready := c.clusters.probed(name); {
+		case !probed:
+			return verdict{pending: true}
+		case ready:
+			return verdict{status: policy.ClientRetrievalFailed}
+		}
+		return verdict{status: policy.ClusterNotReady}
+	}
+	serving := m.serving(v.Name)
+	if status := serving.Status(); status != "" {
+		wanted := v.wanted(name)
+		gone := serving == policy.Absent && !wanted
+		if gone {
+			status = ""
+		}
+		return verdict{status: status, pending: serving == policy.NotListed, clear: gone}
+	}
+	state := c.state(v, m)
+	action := policy.Decide(state)
+	cleared := policy.Clearing{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.Clear()
+	c.mu.Lock()
+	r := c.record(v.key)
+	if r.token != v.token {
+		r.token, r.since = v.token, c.host.Loop.Clock.Now()
+	}
+	known := r.results[name]
+	if known == nil {
+		known = &result{}
+		r.results[name] = known
+	}
+	is := verdict{status: known.status, clear: known.clear}
+	ask := false
+	switch {
+	case known.token == v.token && known.done:
+	case action == policy.Nothing && (!v.deleting || cleared != policy.MustAsk):
+		known.status = ""
+		is.status, is.clear = "", cleared == policy.IsClear
+	default:
+		is.pending = true
+		ask = known.token != v.token
+		known.token, known.done = v.token, false
+	}
+	c.mu.Unlock()
+	if ask {
+		m.loop.Enqueue(v.key)
+	}
+	return is
+}
+
+// report takes what came of a key in a cluster.
+func (c *controller) report(v *view, cluster string, with result, wrote bool) {
+	c.mu.Lock()
+	r := c.record(v.key)
+	known := r.results[cluster]
+	if known == nil {
+		known = &result{}
+		r.results[cluster] = known
+	}
+	with.token, with.done = v.token, true
+	if with.version == "" {
+		with.version, with.content = known.version, known.content
+	}
+	changed := wrote || known.status != with.status || known.clear != with.clear || known.token != with.token || !known.done
+	since := r.since
+	*known = with
+	r.dirty = r.dirty || wrote
+	c.mu.Unlock()
+	if wrote && !since.IsZero() {
+		c.metrics.lag.WithLabelValues(cluster).Observe(c.host.Loop.Clock.Since(since).Seconds())
+	}
+	if changed {
+		c.loop.Enqueue(v.key)
+	}
+}
+
+// conclude writes on the host what came of F: its versions, its status and, if it is deleted and no cluster
+// has its object, its finalizer.
+func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]verdict) (time.Duration, error) {
+	now := c.host.Loop.Clock.Now()
+	c.mu.Lock()
+	r := c.record(v.key)
+	if r.token != v.token {
+		r.token, r.since = v.token, now
+	}
+	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: r.dirty}
+	if v.reason != "" && !v.deleting {
+		conclusion.Reasons = []string{v.reason}
+	}
+	next, cleared, versions := time.Duration(0), true, map[string]string{}
+	for name, verdict := range verdicts {
+		cleared = cleared && verdict.clear
+		if verdict.pending {
+			if left := patience - now.Sub(r.since); left > 0 {
+				next = max(next, left)
+			}
+			verdict.status = policy.CachedRetrievalFailed
+		}
+		if v.placed != nil && slices.Contains(v.placed, name) || verdict.status != "" {
+			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: verdict.status})
+		}
+		if version := v.counting[name]; v.wanted(name) && version != "" {
+			versions[name] = version
+		}
+		if known := r.results[name]; known != nil && v.wanted(name) && known.version != "" && known.content == v.digest.Content(name) {
+			versions[name] = known.version
+		}
+	}
+	wrote := r.wrote
+	c.mu.Unlock()
+	if v.deleting && cleared {
+		return 0, c.removeFinalizer(ctx, v)
+	}
+	if next > 0 {
+		return next, nil
+	}
+	if left := statusEvery - now.Sub(wrote); left > 0 {
+		return left, nil
+	}
+	if v.deleting {
+		c.waiting(v, conclusion.Clusters)
+	} else if v.err == nil {
+		if err := c.writeVersions(ctx, v, policy.NewPropagated(v.digest.Versions, versions)); err != nil {
+			return 0, err
+		}
+	}
+	return 0, c.writeStatus(ctx, v, conclusion)
+}
+
+// waiting tells once for which clusters a deleted F waits.
+func (c *controller) waiting(v *view, clusters []policy.ClusterResult) {
+	var names []string
+	for _, cluster := range clusters {
+		names = append(names, cluster.Name)
+	}
+	slices.Sort(names)
+	c.event(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed it: " + strings.Join(names, ", ")})
+}
+
+// tell gives F a Warning, once.
+func (c *controller) tell(v *view, warning policy.Warning) {
+	c.event(v, corev1.EventTypeWarning, warning)
+}
+
+// event records an Event on F, once as long as there is something to remember of F.
+func (c *controller) event(v *view, kind string, what policy.Warning) {
+	c.mu.Lock()
+	r := c.record(v.key)
+	told := slices.Contains(r.told, what)
+	if !told {
+		r.told = append(r.told, what)
+	}
+	c.mu.Unlock()
+	if !told {
+		c.emit(v, kind, what.Reason, what.Text)
+	}
+}
+
+// emit records an Event on F.
+func (c *controller) emit(v *view, kind, reason, text string) {
+	c.host.Events.Event(&corev1.ObjectReference{APIVersion: v.Federated.APIVersion(), Kind: v.Federated.Kind,
+		Namespace: v.key.Namespace, Name: v.key.Name, UID: v.object.GetUID()}, kind, reason, text)
+}
+
+// forget drops the record of a key if all that it says is on the host.
+func (c *controller) forget(v *view) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.records[v.key]
+	if r == nil || r.dirty || r.token != v.token || len(r.told) > 0 {
+		return
+	}
+	for _, known := range r.results {
+		if known.token == v.token && !known.done || known.status != "" {
+			return
+		}
+	}
+	delete(c.records, v.key)
+}
+
+// again lets all keys of some types be looked at anew for a cluster.
+func (c *controller) again(cluster string, of func(*federatedType) bool) {
+	c.mu.Lock()
+	for k, r := range c.records {
+		if t := c.followed[k.kind]; t != nil && of(t) {
+			delete(r.results, cluster)
+		}
+	}
+	c.mu.Unlock()
+	c.loop.Enqueue(c.all(of)...)
+}
+
+// retryHeld lets a cluster look at what it holds again.
+func (c *controller) retryHeld(name string) {
+	m := c.member(name)
+	if m == nil {
+		return
+	}
+	c.mu.Lock()
+	var held []key
+	for k, r := range c.records {
+		if known := r.of(name); known != nil && known.status == policy.RemovalHeld {
+			held = append(held, k)
+		}
+	}
+	c.mu.Unlock()
+	m.loop.Enqueue(held...)
+}
+
+// member returns the loop of a cluster, or nil if the cluster is not ready.
+func (c *controller) member(name string) *member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.members[name]
+}
+
+func (c *controller) ready() map[string]*member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.members)
+}
+
+func describe(v *view) string { return fmt.Sprintf("%s %q", v.Target.Kind, v.target(v.key)) }
+
+func logger(ctx context.Context, v *view, cluster string) klog.Logger {
+	return klog.FromContext(ctx).WithValues("object", v.key.String(), "cluster", cluster)
+}

@@ -1,0 +1,242 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// fed is a host with two clusters, c1 and c2, the ten types, and the FederatedNamespace shop in both.
+type fed struct {
+	*controllertest.Host
+	t       *testing.T
+	clients map[*controllertest.Host]dynamic.Interface
+	c1, c2  *controllertest.Cluster
+}
+
+// settling is longer than availableDelay, after which placement may delete.
+const settling = 30 * time.Second
+
+// object reads an object from YAML.
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	data, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	u := &unstructured.Unstructured{}
+	if err := u.UnmarshalJSON(data); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return u
+}
+
+// federated is an object of a federated type in the namespace shop; spec is YAML in one line.
+func federated(t *testing.T, kind, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	return object(t, fmt.Sprintf("{apiVersion: types.kubefed.io/v1beta1, kind: Federated%s, metadata: {namespace: shop, name: %s}, spec: %s}", kind, name, spec))
+}
+
+const both = "placement: {clusters: [{name: c1}, {name: c2}]}"
+
+// configMap is F of most rows.
+func configMap(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	return federated(t, "ConfigMap", "f", "{template: {data: {a: b}}, "+both+"}")
+}
+
+func kubeFedCluster(c *controllertest.Cluster, name string) *unstructured.Unstructured {
+	spec := policy.ClusterSpec{APIEndpoint: c.Address}
+	u := joined(name, spec)
+	u.SetLabels(map[string]string{"name": name})
+	return u
+}
+
+func newFed(t *testing.T, objects ...runtime.Object) *fed {
+	t.Helper()
+	const deploy = "../../../deploy/federation/"
+	host := controllertest.Setup{Entries: []controllers.Entry{Entry()}, Flags: []string{"--federation-unsafe-endpoints"}}.NewHost(t,
+		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"types.yaml")...)
+	f := &fed{Host: host, t: t, clients: map[*controllertest.Host]dynamic.Interface{}}
+	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")
+	f.Put(secret("c1", "one"), secret("c2", "two"))
+	f.Settle()
+	f.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, federated(t, "Namespace", "shop", "{"+both+"}"),
+		kubeFedCluster(f.c1, "c1"), kubeFedCluster(f.c2, "c2"))
+	f.Put(objects...)
+	f.Sleep(settling)
+	return f
+}
+
+// run runs a test with F in both clusters.
+func run(t *testing.T, test func(f *fed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFed(t, configMap(t))
+		for _, c := range []*controllertest.Cluster{f.c1, f.c2} {
+			writes := c.Writes()
+			if slices.Sort(writes); !slices.Equal(writes, []string{created, "create namespaces shop"}) {
+				t.Errorf("wrote %q", writes)
+			}
+		}
+		f.Writes()
+		test(f)
+	})
+}
+
+// wrote checks what was written since the last call.
+func (f *fed) wrote(on *controllertest.Host, want ...string) {
+	f.t.Helper()
+	if got := on.Writes(); !slices.Equal(got, want) {
+		f.t.Errorf("wrote %q, want %q", got, want)
+	}
+}
+
+// resources are those that tests read.
+var resources = map[string]schema.GroupVersionResource{
+	"FederatedConfigMap":   {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"},
+	"FederatedNamespace":   {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatednamespaces"},
+	"FederatedDeployment":  {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"},
+	"FederatedClusterRole": {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedclusterroles"},
+	"PropagatedVersion":    PropagatedVersions, "KubeFedCluster": KubeFedClusters, "FederatedTypeConfig": FederatedTypeConfigs,
+	"ConfigMap":   {Version: "v1", Resource: "configmaps"},
+	"Namespace":   {Version: "v1", Resource: "namespaces"},
+	"Deployment":  {Group: "apps", Version: "v1", Resource: "deployments"},
+	"ClusterRole": {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"},
+}
+
+// get returns an object, or nil.
+func (f *fed) get(on *controllertest.Host, kind, namespace, name string) *unstructured.Unstructured {
+	f.t.Helper()
+	client := f.clients[on]
+	if client == nil {
+		var err error
+		if client, err = dynamic.NewForConfig(on.RESTConfig()); err != nil {
+			f.t.Fatal(err)
+		}
+		f.clients[on] = client
+	}
+	u, err := client.Resource(resources[kind]).Namespace(namespace).Get(f.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return u
+}
+
+// change changes an object by a function, as somebody else does.
+func (f *fed) change(on *controllertest.Host, kind, namespace, name string, with func(*unstructured.Unstructured)) {
+	f.t.Helper()
+	u := f.get(on, kind, namespace, name)
+	if u == nil {
+		f.t.Fatalf("there is no %s %s/%s", kind, namespace, name)
+	}
+	with(u)
+	on.Put(u)
+}
+
+// set changes a field, whose value is YAML; "" removes it.
+func (f *fed) set(on *controllertest.Host, kind, namespace, name, value string, path ...string) {
+	f.t.Helper()
+	f.change(on, kind, namespace, name, func(u *unstructured.Unstructured) {
+		if value == "" {
+			unstructured.RemoveNestedField(u.Object, path...)
+			return
+		}
+		if err := unstructured.SetNestedField(u.Object, object(f.t, "{apiVersion: v1, kind: V, x: "+value+"}").Object["x"], path...); err != nil {
+			f.t.Fatal(err)
+		}
+	})
+}
+
+// setF changes a field of the spec of F.
+func (f *fed) setF(value string, path ...string) {
+	f.t.Helper()
+	f.set(f.Host, "FederatedConfigMap", "shop", "f", value, append([]string{"spec"}, path...)...)
+}
+
+// status is the status of F, such as "CheckClusters c1=APINotAvailable c2=".
+func (f *fed) status(kind, name, want string) {
+	f.t.Helper()
+	u := f.get(f.Host, kind, "shop", name)
+	if u == nil {
+		if want != "gone" {
+			f.t.Errorf("%s %s is gone, want %q", kind, name, want)
+		}
+		return
+	}
+	s := policy.ReadFederated(u).Status
+	var parts []string
+	for _, c := range s.Conditions {
+		if c.Reason != "" {
+			parts = append(parts, c.Reason)
+		}
+	}
+	for _, c := range s.Clusters {
+		parts = append(parts, c.Name+"="+c.Status)
+	}
+	if got := strings.Join(parts, " "); got != want {
+		f.t.Errorf("%s %s has the status %q, want %q", kind, name, got, want)
+	}
+}
+
+// recorded is what PropagatedVersion says of F, by cluster.
+func (f *fed) recorded(want ...string) {
+	f.t.Helper()
+	var got []string
+	if u := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"); u != nil {
+		for _, c := range policy.ReadPropagated(u).Clusters {
+			got = append(got, c.Cluster)
+		}
+	}
+	if !slices.Equal(got, want) {
+		f.t.Errorf("recorded are %q, want %q", got, want)
+	}
+}
+
+// warned checks the reasons of all Warnings so far, without repetitions.
+func (f *fed) warned(want ...string) {
+	f.t.Helper()
+	var got []string
+	for _, event := range f.Events() {
+		if words := strings.Fields(event); words[0] == "Warning" && !slices.Contains(got, words[1]) {
+			got = append(got, words[1])
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		f.t.Errorf("Warnings %q, want %q", got, want)
+	}
+}
+
+// has checks whether a cluster has the ConfigMap of F, and whether it is managed.
+func (f *fed) has(on *controllertest.Cluster, want string) {
+	f.t.Helper()
+	got := "gone"
+	if u := f.get(on.Host, "ConfigMap", "shop", "f"); u != nil {
+		got = "unlabelled"
+		if u.GetLabels()[policy.ManagedLabel] == "true" {
+			got = "managed"
+		}
+	}
+	if got != want {
+		f.t.Errorf("%s is %s, want %s", on.Address, got, want)
+	}
+}

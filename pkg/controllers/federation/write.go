@@ -1,0 +1,338 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// lookAgain is when a removal that is held, or an API that is absent, is looked at again if nothing tells.
+const lookAgain = time.Minute
+
+// in returns the client for an object of the target type in the cluster, in the version of the given apiVersion.
+func (w *work) in(apiVersion string) dynamic.ResourceInterface {
+	gv, err := schema.ParseGroupVersion(apiVersion)
+	if err != nil || gv.Version == "" {
+		gv.Version = w.Target.Version
+	}
+	resource := schema.GroupVersionResource{Group: w.Target.Group, Version: gv.Version, Resource: w.Target.PluralName}
+	return w.m.objects.Resource(resource).Namespace(w.target(w.key).Namespace)
+}
+
+// get returns the cluster's object, or nil if there is none. It is read in the version in which it is
+// written: the cluster may not serve another.
+func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
+	version := ""
+	if f, err := w.m.c.body(ctx, w.view); err == nil && f != nil {
+		if rendered, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.m.name}); err == nil {
+			version = rendered.GetAPIVersion()
+		}
+	}
+	live, err := w.in(version).Get(ctx, w.key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return live, err
+}
+
+// fail notes why the cluster is not as it should be. An error is tried again.
+func (w *work) fail(status string, err error) {
+	if controllers.IsNotLeading(err) {
+		w.unknown, w.err = true, err
+		return
+	}
+	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
+		w.status = refused.Status // until F or the object changes
+		w.event(corev1.EventTypeWarning, verbs[status], err)
+		return
+	}
+	timeout := net.Error(nil)
+	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
+		status, w.noAnswer = policy.TimedOut(status), true
+	}
+	w.status = status
+	if !apierrors.IsConflict(err) {
+		w.event(corev1.EventTypeWarning, verbs[status], err)
+	}
+	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.m.name, short{err})
+}
+
+// short cuts the text of an error that another cluster has sent.
+type short struct{ error }
+
+func (s short) Unwrap() error { return s.error }
+
+func (s short) Error() string {
+	text := s.error.Error()
+	return text[:min(len(text), 256)]
+}
+
+// verbs are the reasons of Events, by the status of a failure.
+var verbs = map[string]string{
+	policy.CreationFailed: "CreateInCluster", policy.UpdateFailed: "UpdateInCluster", policy.DeletionFailed: "DeleteInCluster",
+	policy.LabelRemovalFailed: "DeleteInCluster", "CreationTimedOut": "CreateInCluster", "UpdateTimedOut": "UpdateInCluster",
+	"DeletionTimedOut": "DeleteInCluster", "LabelRemovalTimedOut": "DeleteInCluster",
+}
+
+// doing is the beginning of the text of an Event.
+var doing = map[string]string{"CreateInCluster": "Creating", "UpdateInCluster": "Updating", "DeleteInCluster": "Deleting"}
+
+// event records on F what was done, or why it failed if the cluster's status is new.
+func (w *work) event(kind, verb string, err error) {
+	if verb == "" || w.object == nil {
+		return
+	}
+	reason, text := verb, fmt.Sprintf("%s %s in cluster %q", doing[verb], describe(w.view), w.m.name)
+	if err != nil {
+		w.m.c.mu.Lock()
+		known := w.m.c.records[w.key].of(w.m.name)
+		same := known != nil && known.status == w.status
+		w.m.c.mu.Unlock()
+		if same {
+			return
+		}
+		reason, text = verb+"Failed", text+": "+short{err}.Error()
+	}
+	w.m.c.emit(w.view, kind, reason, text)
+}
+
+// create writes the object, or takes over one that is there.
+func (w *work) create(ctx context.Context) {
+	f, err := w.m.c.body(ctx, w.view)
+	if f == nil || err != nil {
+		w.unknown, w.err = true, err // if it is gone, an event follows
+		return
+	}
+	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.m.name})
+	if err != nil {
+		w.fail(policy.CreationFailed, err)
+		return
+	}
+	created, err := w.in(object.GetAPIVersion()).Create(ctx, object, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsAlreadyExists(err):
+		w.update(ctx)
+	case absent(err):
+		w.status, w.after = policy.APINotAvailable, lookAgain
+	case err != nil:
+		w.fail(policy.CreationFailed, err)
+	default:
+		w.written(f, created, "CreateInCluster")
+	}
+}
+
+// absent reports whether an error says that the cluster does not serve the type, and not that a namespace is
+// missing.
+func absent(err error) bool {
+	if !apierrors.IsNotFound(err) {
+		return false
+	}
+	status := apierrors.APIStatus(nil)
+	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Kind != "namespaces")
+}
+
+// update reads the object, and writes it if it is not as it should be.
+func (w *work) update(ctx context.Context) {
+	f, err := w.m.c.body(ctx, w.view)
+	if f == nil || err != nil {
+		w.unknown, w.err = true, err
+		return
+	}
+	live, err := w.get(ctx)
+	if err != nil {
+		w.fail(policy.RetrievalFailed, err)
+		return
+	}
+	if live == nil {
+		w.unknown, w.after = true, time.Second // the cache will show it
+		return
+	}
+	if live.GetDeletionTimestamp() != nil {
+		w.status, w.after = policy.WaitingForRemoval, 5*time.Second // without the label, no event follows
+		return
+	}
+	own := w.m.c.own(w.federatedType, w.key, live.GetUID())
+	config := settings(ctx, w.m.c.informers.configs, w.m.c.cfg.Namespace)
+	if update, status := policy.Collide(live, own, config); !update {
+		w.status = status
+		return
+	}
+	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.m.name, Live: live, Own: own})
+	if err != nil {
+		w.fail(policy.UpdateFailed, err)
+		return
+	}
+	digest := f.Digest()
+	content := digest.Content(w.m.name)
+	if w.asItIs(live, object, digest.For(w.m.name)) {
+		w.remember(live, content, digest.For(w.m.name).Annotations)
+		return
+	}
+	now := w.m.c.host.Loop.Clock.Now()
+	w.m.c.mu.Lock()
+	repeats := w.m.repeats[w.key]
+	if repeats == nil {
+		repeats = &policy.Repeats{}
+		w.m.repeats[w.key] = repeats
+	}
+	wait := repeats.Next(content).Sub(now)
+	w.m.c.mu.Unlock()
+	if wait > 0 {
+		w.status, w.after = policy.UpdateFailed, wait
+		return
+	}
+	updated, err := w.in(object.GetAPIVersion()).Update(ctx, object, metav1.UpdateOptions{})
+	if err != nil {
+		w.fail(policy.UpdateFailed, err)
+		return
+	}
+	w.m.c.mu.Lock()
+	again := repeats.Wrote(content, now)
+	w.m.c.mu.Unlock()
+	if again {
+		w.m.c.tell(w.view, policy.Warning{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts it in cluster %q again and again", w.m.name)})
+	}
+	w.written(f, updated, "UpdateInCluster")
+}
+
+// asItIs reports whether the object that was read needs no write: the cache was late, or nobody knew its
+// annotations.
+func (w *work) asItIs(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
+	if live.GetLabels()[policy.ManagedLabel] != "true" || !reflect.DeepEqual(noNil(live.GetAnnotations()), noNil(object.GetAnnotations())) {
+		return false
+	}
+	member, err := policy.ReadMember(live, policy.SummarizeMember(live))
+	if err != nil {
+		return false
+	}
+	state := w.state
+	state.Live, state.Rendered, state.Rendered.Annotations = &member, rendered, false
+	return policy.Decide(state) == policy.Nothing
+}
+
+func noNil(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
+	}
+	return m
+}
+
+// written notes a write of F's content.
+func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, verb string) {
+	digest := f.Digest()
+	w.wrote = true
+	w.remember(object, digest.Content(w.m.name), digest.For(w.m.name).Annotations)
+	w.event(corev1.EventTypeNormal, verb, nil)
+}
+
+// remember notes the version of an object that has the content.
+func (w *work) remember(object *unstructured.Unstructured, content uint64, annotations bool) {
+	w.status, w.version, w.content = "", policy.ObjectVersion(object), content
+	if !annotations {
+		return
+	}
+	if member, err := policy.ReadMember(object, policy.SummarizeMember(object)); err == nil {
+		w.m.c.mu.Lock()
+		w.m.seen[w.key] = &member.Annotations
+		w.m.c.mu.Unlock()
+	}
+}
+
+// remove deletes the object, or takes the label off.
+func (w *work) remove(ctx context.Context, deletes bool) {
+	c, now := w.m.c, w.m.c.host.Loop.Clock.Now()
+	byPlacement := deletes && w.object != nil && !w.deleting
+	removals := policy.Removals{Listed: w.listed}
+	if byPlacement {
+		removals = w.m.removals(w.view)
+	}
+	hold, after := removals.Holds(byPlacement, settings(ctx, c.informers.configs, c.cfg.Namespace).AvailableDelay, c.cfg.RemovalGuard, now)
+	switch hold {
+	case policy.Incomplete:
+		w.unknown, w.after = true, time.Second
+		return
+	case policy.NotSettled:
+		w.status, w.after = policy.WaitingForRemoval, after
+		return
+	case policy.Guarded:
+		w.status, w.after = policy.RemovalHeld, lookAgain
+		c.warnHeld(w.m.name, w.m, removals.Deletions, removals.Managed)
+		return
+	}
+	if byPlacement {
+		w.m.held.Store(false)
+	}
+	options := metav1.DeleteOptions{}
+	if w.deleting {
+		f, err := c.body(ctx, w.view)
+		if f == nil || err != nil {
+			w.unknown, w.err = true, err
+			return
+		}
+		if options, err = c.deleteOptions(w.view, f); err != nil {
+			w.status = policy.WaitingForRemoval // until the annotation changes
+			return
+		}
+	} else if wanted, exists, err := c.stillWanted(ctx, w.view, w.m.name); err != nil || wanted || exists != (w.object != nil) {
+		w.unknown, w.after, w.err = true, time.Second, err // the cache is behind
+		return
+	}
+	failed := policy.DeletionFailed
+	if !deletes {
+		failed = policy.LabelRemovalFailed
+	}
+	live, err := w.get(ctx)
+	if err != nil {
+		w.fail(failed, err)
+		return
+	}
+	w.removeLive(ctx, live, deletes, options)
+}
+
+// removeLive removes an object that was read a moment ago, and no other.
+func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) {
+	if live == nil {
+		w.status, w.after = policy.WaitingForRemoval, lookAgain // the cache will show that it is gone
+		return
+	}
+	action := policy.Removal(&w.TypeConfig, live)
+	if action == policy.Remove && (!deletes || w.m.c.own(w.federatedType, w.key, live.GetUID())) {
+		action = policy.Unlabel
+	}
+	uid, version := live.GetUID(), live.GetResourceVersion()
+	w.status = policy.WaitingForRemoval // until the cache shows it
+	switch action {
+	case policy.Remove:
+		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
+		if err := w.in(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
+			w.fail(policy.DeletionFailed, err)
+			return
+		}
+	case policy.Unlabel:
+		if _, err := patch(ctx, w.in(live.GetAPIVersion()), w.key.Name, map[string]any{"metadata": map[string]any{
+			"uid": uid, "resourceVersion": version, "labels": map[string]any{policy.ManagedLabel: nil}}}); err != nil {
+			w.fail(policy.LabelRemovalFailed, err)
+			return
+		}
+	default:
+		return
+	}
+	w.wrote = true
+	w.event(corev1.EventTypeNormal, "DeleteInCluster", nil)
+}
