@@ -24,6 +24,7 @@ var counterparts = map[string]struct {
 	"argo-rollouts":                  {values: "controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}"},
 	"compat-reloader":                {values: "compat: [reloader]"},
 	"csi-secrets":                    {values: "controllers: {config-reload: {flags: {config-reload-csi: true}}}"},
+	"federation":                     {values: "controllers: {federation: {enabled: true}}"},
 	"monitoring":                     {values: "{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}"},
 	"namespaced":                     {values: "namespaced: {enabled: true}"},
 	"replication":                    {values: "controllers: {replication: {enabled: true}}"},

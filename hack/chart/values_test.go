@@ -371,7 +371,7 @@ func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 	}
 	values := map[string]any{"replicaCount": 1} // as many as do not need an election
 	flags := []string{"flags"}
-	for _, controller := range []string{"config-reload", "replication", "ttl"} {
+	for _, controller := range []string{"config-reload", "replication", "ttl", "federation"} {
 		if strings.HasPrefix(flag.Name, controller+"-") {
 			flags = []string{"controllers", controller, "flags"}
 			set(values, true, "controllers", controller, "enabled")
@@ -444,7 +444,7 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 	flags := map[string][]string{
 		"config-reload": {"config-reload-argo-rollouts", "config-reload-csi", "config-reload-dry-run", "config-reload-ignored-kinds",
 			"config-reload-ignored-sources", "config-reload-namespace-selector"},
-		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"},
+		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"}, "federation": {"federation-namespace"},
 		"": {"authentication-skip-lookup", "dry-run", "leader-elect",
 			"leader-elect-resource-name", "secure-port", "use-service-account-credentials"},
 	}

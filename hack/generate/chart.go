@@ -60,11 +60,17 @@ const rolesHeader = "# Written by make generate from what manager rbac prints. D
 	"# A rule is granted if a setting in its `when` is made, or it has none, and no setting in its `unless`\n" +
 	"# and not all in its `unlessAll` are made.\n"
 
+// The namespace of the federation is a flag. Names of roles there end in that of the installation.
+const (
+	federationNamespace = "kube-federation-system"
+	ofAnother           = "-kube-system"
+)
+
 // The rules for a type that ttl may delete are those for this one.
 const anyType = "plural.group"
 
 // allOn switches on what settings only change.
-var allOn = []string{"--controllers=*,replication,ttl", "--ttl-include-resources=" + anyType}
+var allOn = []string{"--controllers=*,replication,ttl,federation", "--ttl-include-resources=" + anyType}
 
 // settings are the flags that add rules to those of allOn, or take some away, by the name under which
 // the template quartermaster.settings of the chart knows them: NAME=ITEM for an item of a list,
@@ -100,7 +106,7 @@ var leavingOut = map[string][]string{
 type chartRole struct {
 	Name       string      `json:"name"`
 	Controller string      `json:"controller,omitempty"` // that the role is for
-	In         []string    `json:"in"`                   // cluster, release, default, kube-system, or watched, which is the cluster without --namespaces
+	In         []string    `json:"in"`                   // cluster, release, default, kube-system, federation, or watched, which is the cluster without --namespaces
 	Rules      []chartRule `json:"rules"`
 }
 
@@ -119,7 +125,7 @@ func chartRoles() (roles []*chartRole, err error) {
 		if at < 0 {
 			r := &chartRole{Name: name}
 			if kind, controller, _ := strings.Cut(name, "-"); kind == "cache" || kind == "controller" {
-				r.Controller = controller
+				r.Controller = strings.TrimSuffix(controller, ofAnother)
 			}
 			roles, at = append(roles, r), len(roles)
 		}
@@ -260,7 +266,7 @@ func place(roles []*chartRole, base []object) error {
 	}
 	for _, r := range roles {
 		for _, o := range scoped {
-			if strings.HasSuffix(o.Kind, "Role") && strings.TrimSuffix(o.Name, "-release") == "quartermaster-"+r.Name {
+			if strings.HasSuffix(o.Kind, "Role") && o.Namespace != federationNamespace && strings.TrimSuffix(o.Name, "-release") == "quartermaster-"+r.Name {
 				r.In = append(r.In, cmp.Or(o.Namespace, "cluster"))
 			}
 		}
@@ -269,10 +275,10 @@ func place(roles []*chartRole, base []object) error {
 		}
 		for _, o := range base {
 			if strings.HasSuffix(o.Kind, "Role") && o.Name == "quartermaster-"+r.Name {
-				r.In = append(r.In, cmp.Or(o.Namespace, "cluster"))
+				r.In = append(r.In, cmp.Or(map[string]string{"": "cluster", federationNamespace: "federation"}[o.Namespace], o.Namespace))
 			}
 		}
-		r.Name = strings.TrimSuffix(r.Name, "-kube-system") // the chart adds its own namespace
+		r.Name = strings.TrimSuffix(r.Name, ofAnother) // the chart adds its own namespace
 	}
 	return nil
 }

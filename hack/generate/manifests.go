@@ -24,6 +24,7 @@ var components = map[string][]string{
 	"argo-rollouts":                  {"--config-reload-argo-rollouts"},
 	"csi-secrets":                    {"--config-reload-csi"},
 	"compat-reloader":                {"--compat=reloader"},
+	"federation":                     {"--controllers=*,federation"},
 	"replication":                    {"--controllers=*,replication"},
 	"replication-compat":             {"--compat=reflector,replicator"},
 	"service-account-per-controller": {"--use-service-account-credentials"},
@@ -38,7 +39,9 @@ var requires = map[string]string{"replication-compat": "replication", "ttl-every
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
-	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication and ttl find no account and write nothing: where they\n" +
+	"federation": "# The controller federation. Its types come first: see docs/controllers/federation.md. Only in the namespace\n" +
+		"# kube-federation-system the manager may read Secrets, those with the tokens of other clusters.\n",
+	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication, ttl and federation find no account and write nothing: where they\n" +
 		"# run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read and delete all objects\n" +
 		"# of these types, to which Secrets do not belong. Annotations and flags say which objects it deletes.\n",

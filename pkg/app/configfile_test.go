@@ -223,6 +223,7 @@ var unusual = []string{
 	"--config-reload-ignored-namespaces=a", "--config-reload-ignored-sources=secrets", "--config-reload-max-delay=7s",
 	"--config-reload-namespace-selector=a=b", "--config-reload-namespaces=a,b", "--config-reload-on-create", "--config-reload-on-delete",
 	"--config-reload-quiet-period=7s", "--config-reload-source-selector=a,b", "--config-reload-strategy=annotations",
+	"--federation-member-qps=7", "--federation-namespace=other", "--federation-removal-guard=7", "--federation-unsafe-endpoints",
 	"--replication-deletion-grace=7s", "--replication-denied-labels=a", "--replication-dry-run", "--replication-kinds=Secret", "--replication-mark-adopted=false",
 	"--replication-max-spread=1Mi", "--replication-mittwald-allow-configmaps",
 	"--replication-mittwald-allow-all", "--replication-protected-names=a", "--replication-protected-namespaces=a,b",

@@ -63,6 +63,10 @@ var (
 	typesOfUnobserved = map[string]string{
 		"informer_processing_latency_seconds":              "histogram",
 		"informer_queued_items":                            "gauge",
+		"quartermaster_federation_change_to_write_seconds": "histogram",
+		"quartermaster_federation_cluster_ready":           "gauge",
+		"quartermaster_federation_held_removals":           "gauge",
+		"quartermaster_federation_pending_removals":        "gauge",
 		"quartermaster_informer_last_activity_age_seconds": "gauge",
 		"rest_client_rate_limiter_duration_seconds":        "histogram",
 	}

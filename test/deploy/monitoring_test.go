@@ -132,7 +132,7 @@ var listed = regexp.MustCompile(`^(quartermaster|informer|process|rest_client|wo
 
 func TestAManagerExportsTheListedMetrics(t *testing.T) {
 	ctx := fleet.Context(t)
-	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat")
+	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation")
 	m := shared.RunLeader(ctx, t)
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
