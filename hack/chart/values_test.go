@@ -438,6 +438,7 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 		"compat":                            []any{"reloader", "reflector", "replicator", "ttl-controller", "janitor"},
 		"controllers.replication.enabled":   true,
 		"controllers.ttl.enabled":           true,
+		"controllers.federation.enabled":    true,
 		"controllers.config-reload.enabled": false,
 		"namespaced.enabled":                true,
 	}
@@ -454,7 +455,7 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 			return false
 		case "secure-port":
 			return 0
-		case "leader-elect-resource-name":
+		case "leader-elect-resource-name", "federation-namespace":
 			return "a"
 		}
 		if value, ok := ofFlags[flag]; ok {

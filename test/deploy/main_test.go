@@ -8,6 +8,7 @@ package deploy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -32,6 +33,20 @@ func installCRDs(ctx context.Context, t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := shared.WaitForCRDs(ctx, "testdata/crds.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	installFederation(ctx, t)
+}
+
+// installFederation installs what the component federation needs: its types and its namespace.
+func installFederation(ctx context.Context, t *testing.T) {
+	t.Helper()
+	const dir = "../../deploy/federation"
+	err := shared.ApplyDir(ctx, dir+"/crds")
+	for _, file := range []string{"core.yaml", "federated.yaml"} {
+		err = errors.Join(err, shared.WaitForCRDs(ctx, dir+"/crds/"+file))
+	}
+	if err := errors.Join(err, shared.ApplyDir(ctx, dir)); err != nil {
 		t.Fatal(err)
 	}
 }

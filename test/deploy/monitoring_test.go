@@ -132,6 +132,7 @@ var listed = regexp.MustCompile(`^(quartermaster|informer|process|rest_client|wo
 
 func TestAManagerExportsTheListedMetrics(t *testing.T) {
 	ctx := fleet.Context(t)
+	installFederation(ctx, t)
 	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation")
 	m := shared.RunLeader(ctx, t)
 	token, err := shared.AdminToken(ctx)

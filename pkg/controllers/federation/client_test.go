@@ -31,8 +31,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
 
-// server is an API server, as far as probes go, and the Secret with which it is reached.
-type server struct {
+// Server is an API server, as far as probes go, and the Secret with which it is reached.
+type Server struct {
 	*httptest.Server
 	clock *clocktesting.FakePassiveClock
 
@@ -43,9 +43,10 @@ type server struct {
 	tokens []string // that came
 }
 
-func newServer(t *testing.T) *server {
+// NewServer starts one.
+func NewServer(t *testing.T) *Server {
 	t.Helper()
-	m := &server{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
+	m := &Server{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
 	m.health = func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
 	m.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
@@ -65,7 +66,7 @@ func newServer(t *testing.T) *server {
 	return m
 }
 
-func (m *server) read(context.Context) (map[string][]byte, error) {
+func (m *Server) read(context.Context) (map[string][]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reads++
@@ -75,16 +76,17 @@ func (m *server) read(context.Context) (map[string][]byte, error) {
 	return m.secret, nil
 }
 
-func (m *server) spec() policy.ClusterSpec {
+// Spec is what a KubeFedCluster says of it.
+func (m *Server) Spec() policy.ClusterSpec {
 	s := policy.ClusterSpec{APIEndpoint: m.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.Certificate().Raw})}
 	s.SecretRef.Name = "s"
 	return s
 }
 
 // client returns a client that has read the token.
-func (m *server) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
+func (m *Server) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
 	t.Helper()
-	spec := m.spec()
+	spec := m.Spec()
 	if change != nil {
 		change(&spec)
 	}
@@ -147,7 +149,7 @@ func TestProbe(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := newServer(t)
+			m := NewServer(t)
 			if test.health != nil {
 				m.health = test.health
 			}
@@ -181,9 +183,9 @@ func write(r *http.Request, w io.Writer, word string) {
 
 // TestTheNameOfAnAddressIsChecked has an address, for which TLS names no server.
 func TestTheNameOfAnAddressIsChecked(t *testing.T) {
-	m := newServer(t)
+	m := NewServer(t)
 	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
-		spec := m.spec()
+		spec := m.Spec()
 		spec.APIEndpoint = "https://" + address
 		c, err := newClient(spec, true, m.read, m.clock)
 		if err != nil {
@@ -197,8 +199,8 @@ func TestTheNameOfAnAddressIsChecked(t *testing.T) {
 }
 
 func TestAddressesAreCheckedWhenTheyAreDialled(t *testing.T) {
-	m := newServer(t)
-	spec := m.spec()
+	m := NewServer(t)
+	spec := m.Spec()
 	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)
 	c, err := newClient(spec, false, m.read, m.clock)
 	if err != nil {
@@ -214,7 +216,7 @@ func TestAddressesAreCheckedWhenTheyAreDialled(t *testing.T) {
 
 // TestTokens follows the tokens of requests through rotations.
 func TestTokens(t *testing.T) {
-	m := newServer(t)
+	m := NewServer(t)
 	valid := "good"
 	m.health = func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+valid {
@@ -264,7 +266,7 @@ func TestTokens(t *testing.T) {
 }
 
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	m, other := newServer(t), newServer(t)
+	m, other := NewServer(t), NewServer(t)
 	m.health = func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, other.URL+"/healthz", http.StatusTemporaryRedirect)
 	}
@@ -282,7 +284,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 // the environment.
 func TestProxy(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-	m := newServer(t)
+	m := NewServer(t)
 	if result, _, problem := m.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {
 		t.Errorf("the proxy of the environment counts: %s", problem)
 	}
@@ -323,3 +325,20 @@ func TestProxy(t *testing.T) {
 		t.Errorf("%v %s, asked %v, want %v", result, problem, asked, want)
 	}
 }
+
+// Answer is that to probes from now on.
+func (m *Server) Answer(code int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
+}
+
+// Asked are the tokens that came.
+func (m *Server) Asked() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.tokens)
+}
+
+// Probes counts the requests.
+func (m *Server) Probes() int { return len(m.Asked()) }

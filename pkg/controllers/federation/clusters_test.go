@@ -1,13 +1,10 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package federation
+package federation_test
 
 import (
-	"context"
 	"encoding/base64"
-	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,34 +19,11 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 const namespace = "kube-federation-system"
-
-// entry runs the loop of the clusters alone.
-func entry(unsafe bool) controllers.Entry {
-	return controllers.Entry{
-		Name: "federation", Summary: "probes clusters",
-		Needs: func(controllers.Settings) ([]informers.Need, error) {
-			return []informers.Need{{Resource: KubeFedClusters, Namespace: namespace, Form: informers.Unstructured}, {Resource: KubeFedConfigs, Namespace: namespace, Form: informers.Unstructured},
-				{Resource: informers.Secrets, Namespace: namespace}}, nil
-		},
-		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{
-				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"kubefedclusters", "kubefedconfigs"}, Verbs: []string{"list", "watch"}},
-				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"kubefedclusters/status"}, Verbs: []string{"patch"}},
-				{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}},
-			}
-		},
-		New: func(h controllers.Host) (controllers.Controller, error) {
-			i := informersOf{clusters: informers.For[*unstructured.Unstructured](h, KubeFedClusters),
-				configs: informers.For[*unstructured.Unstructured](h, KubeFedConfigs), secrets: informers.For[metav1.Object](h, informers.Secrets)}
-			return NewClusters(Config{Namespace: namespace, UnsafeEndpoints: unsafe, MemberQPS: 50}, i, h, h.Loop, func(context.Context, string, *client) {})
-		},
-	}
-}
 
 func secret(name, token string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"token": []byte(token)}}
@@ -60,7 +33,7 @@ func secret(name, token string) *corev1.Secret {
 func joined(name string, spec policy.ClusterSpec) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"apiEndpoint": spec.APIEndpoint, "caBundle": base64.StdEncoding.EncodeToString(spec.CABundle), "secretRef": map[string]any{"name": name}}}}
-	u.SetGroupVersionKind(KubeFedClusters.GroupVersion().WithKind("KubeFedCluster"))
+	u.SetGroupVersionKind(federation.KubeFedClusters.GroupVersion().WithKind("KubeFedCluster"))
 	u.SetNamespace(namespace)
 	u.SetName(name)
 	return u
@@ -74,7 +47,11 @@ type host struct {
 
 func newHost(t *testing.T, unsafe bool, objects ...runtime.Object) host {
 	t.Helper()
-	return host{controllertest.NewHost(t, entry(unsafe), append(controllertest.ReadYAML(t, "../../../deploy/federation/crds/core.yaml"), objects...)...), t}
+	setup := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}}
+	if unsafe {
+		setup.Flags = []string{"--federation-unsafe-endpoints"}
+	}
+	return host{setup.NewHost(t, append(controllertest.ReadYAML(t, "../../../deploy/federation/crds/core.yaml"), objects...)...), t}
 }
 
 func (h host) get(name string) *unstructured.Unstructured {
@@ -83,7 +60,7 @@ func (h host) get(name string) *unstructured.Unstructured {
 	if err != nil {
 		h.Fatal(err)
 	}
-	u, err := client.Resource(KubeFedClusters).Namespace(namespace).Get(h.Context(), name, metav1.GetOptions{})
+	u, err := client.Resource(federation.KubeFedClusters).Namespace(namespace).Get(h.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -106,7 +83,7 @@ func (h host) is(name, want string) {
 	if got := h.conditions(name); got != want {
 		h.Errorf("%s is %q, want %q", name, got, want)
 	}
-	ready, _ := h.Controller("federation").(*Clusters).Ready(name)
+	ready, _ := federation.Ready(h.Controller("federation"), name)
 	if ready != strings.HasPrefix(want, "Ready=True") {
 		h.Errorf("%s is ready: %t", name, ready)
 	}
@@ -127,54 +104,40 @@ const (
 	patched      = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
 )
 
-func (m *server) answer(code int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
-}
-
-func (m *server) asked() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.tokens)
-}
-
-func (m *server) probes() int { return len(m.asked()) }
-
 func TestAClusterGoesAndComes(t *testing.T) {
-	m := newServer(t)
+	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
+		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
 		h.is("c1", readyNow)
 		h.wrote(patched + "c1")
 		h.Sleep(4 * time.Minute)
 		h.wrote()
-		if n := m.probes(); n != 2*25 {
+		if n := m.Probes(); n != 2*25 {
 			t.Errorf("%d requests, want two for each of 25 probes", n)
 		}
 		h.Sleep(time.Minute + time.Second)
 		h.wrote(patched + "c1") // since the status was five minutes old
-		m.answer(500)
+		m.Answer(500)
 		h.Sleep(20 * time.Second)
 		h.is("c1", readyNow)
 		h.Sleep(10 * time.Second)
 		h.is("c1", notReady)
 		h.wrote(patched + "c1")
-		m.answer(200)
+		m.Answer(200)
 		h.Sleep(10 * time.Second)
 		h.is("c1", readyNow)
 		h.wrote(patched + "c1")
-		if _, since := h.Controller("federation").(*Clusters).Ready("c1"); time.Since(since) > 10*time.Second {
+		if _, since := federation.Ready(h.Controller("federation"), "c1"); time.Since(since) > 10*time.Second {
 			t.Errorf("ready since %v", since)
 		}
-		h.Delete(joined("c1", m.spec()))
+		h.Delete(joined("c1", m.Spec()))
 		h.Settle()
-		if ready, _ := h.Controller("federation").(*Clusters).Ready("c1"); ready {
+		if ready, _ := federation.Ready(h.Controller("federation"), "c1"); ready {
 			t.Error("a cluster without a KubeFedCluster is ready")
 		}
-		before := m.probes()
+		before := m.Probes()
 		h.Sleep(time.Minute)
-		if m.probes() != before {
+		if m.Probes() != before {
 			t.Error("it is probed nevertheless")
 		}
 	})
@@ -182,11 +145,11 @@ func TestAClusterGoesAndComes(t *testing.T) {
 
 // TestANewLeaderBelievesTheStatus is row 3.
 func TestANewLeaderBelievesTheStatus(t *testing.T) {
-	m := newServer(t)
+	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
+		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
 		h.is("c1", readyNow)
-		m.answer(500)
+		m.Answer(500)
 		h.Restart()
 		h.Settle()
 		h.is("c1", readyNow)
@@ -197,13 +160,13 @@ func TestANewLeaderBelievesTheStatus(t *testing.T) {
 
 // TestOneBadClusterStopsNoOther is rows 4 and 6.
 func TestOneBadClusterStopsNoOther(t *testing.T) {
-	m, gone := newServer(t), newServer(t)
+	m, gone := federation.NewServer(t), federation.NewServer(t)
 	gone.Close()
 	synctest.Test(t, func(t *testing.T) {
-		http := m.spec()
+		http := m.Spec()
 		http.APIEndpoint = strings.Replace(http.APIEndpoint, "https", "http", 1)
-		h := newHost(t, true, joined("well", m.spec()), secret("well", "good"), joined("without", m.spec()), joined("blank", m.spec()), secret("blank", " "),
-			joined("gone", gone.spec()), secret("gone", "good"), joined("ca", policy.ClusterSpec{APIEndpoint: m.URL, CABundle: []byte("x")}), secret("ca", "good"))
+		h := newHost(t, true, joined("well", m.Spec()), secret("well", "good"), joined("without", m.Spec()), joined("blank", m.Spec()), secret("blank", " "),
+			joined("gone", gone.Spec()), secret("gone", "good"), joined("ca", policy.ClusterSpec{APIEndpoint: m.URL, CABundle: []byte("x")}), secret("ca", "good"))
 		h.is("well", readyNow)
 		h.is("without", malformedNow)
 		h.is("blank", malformedNow)
@@ -230,20 +193,20 @@ func TestOneBadClusterStopsNoOther(t *testing.T) {
 }
 
 func TestUnsafeEndpoints(t *testing.T) {
-	m := newServer(t)
+	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, false, joined("c1", m.spec()), secret("c1", "good"))
+		h := newHost(t, false, joined("c1", m.Spec()), secret("c1", "good"))
 		h.is("c1", malformedNow)
-		if m.probes() > 0 {
+		if m.Probes() > 0 {
 			t.Error("it was asked nevertheless")
 		}
 	})
 }
 
 func TestAChangedSpecMakesANewClient(t *testing.T) {
-	m, other := newServer(t), newServer(t)
+	m, other := federation.NewServer(t), federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"))
+		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
 		changed := h.get("c1")
 		if err := unstructured.SetNestedField(changed.Object, other.URL, "spec", "apiEndpoint"); err != nil {
 			t.Fatal(err)
@@ -251,11 +214,11 @@ func TestAChangedSpecMakesANewClient(t *testing.T) {
 		if err := unstructured.SetNestedStringSlice(changed.Object, []string{"*"}, "spec", "disabledTLSValidations"); err != nil {
 			t.Fatal(err)
 		}
-		before := m.probes()
+		before := m.Probes()
 		h.Put(changed)
 		h.Settle() // at once, not after the period
-		if other.probes() == 0 || m.probes() != before {
-			t.Errorf("%d requests of the new endpoint, %d of the old one", other.probes(), m.probes()-before)
+		if other.Probes() == 0 || m.Probes() != before {
+			t.Errorf("%d requests of the new endpoint, %d of the old one", other.Probes(), m.Probes()-before)
 		}
 		h.is("c1", readyNow)
 		h.Sleep(time.Minute)
@@ -274,13 +237,13 @@ func TestAChangedSpecMakesANewClient(t *testing.T) {
 
 // TestATokenIsRotated is row 5: the next request has the new token.
 func TestATokenIsRotated(t *testing.T) {
-	m := newServer(t)
+	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.spec()), secret("c1", "good"), joined("c2", m.spec()), secret("c2", "other"))
-		before := m.probes()
+		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"), joined("c2", m.Spec()), secret("c2", "other"))
+		before := m.Probes()
 		h.Put(secret("c1", "new"))
 		h.Settle()
-		if got, want := m.asked()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
+		if got, want := m.Asked()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
 			t.Errorf("tokens %q, want %q: no other cluster is asked", got, want)
 		}
 		h.is("c1", readyNow)
@@ -290,20 +253,20 @@ func TestATokenIsRotated(t *testing.T) {
 
 // TestSettings has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
 func TestSettings(t *testing.T) {
-	m := newServer(t)
+	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		config := func(in, period string) *unstructured.Unstructured {
 			u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster", "clusterHealthCheck": map[string]any{"period": period, "failureThreshold": int64(1)}}}}
-			u.SetGroupVersionKind(KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
+			u.SetGroupVersionKind(federation.KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
 			u.SetNamespace(in)
 			u.SetName(policy.ConfigName)
 			return u
 		}
-		elsewhere := joined("c2", m.spec())
+		elsewhere := joined("c2", m.Spec())
 		elsewhere.SetNamespace("shop")
-		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", m.spec()), secret("c1", "good"), elsewhere)
+		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", m.Spec()), secret("c1", "good"), elsewhere)
 		h.wrote(patched + "c1")
-		m.answer(500)
+		m.Answer(500)
 		h.Sleep(2 * time.Second) // two probes, whatever the first one waits for
 		h.is("c1", notReady)
 		h.wrote(patched + "c1")

@@ -30,8 +30,8 @@ const (
 	kubeFedRenews = 20 * time.Second
 	// listsAtOnce limits the lists of members.
 	listsAtOnce = 16
-	// tick is how often the state of watches is looked at, which nothing tells.
-	tick = 250 * time.Millisecond
+	// tick is how often the state of watches is looked at, which nothing tells, while some are not listed.
+	tick, idleTick = 250 * time.Millisecond, time.Second
 	// drain is how long probes, and requests to clusters, may go on when the process is to end.
 	drain = 500 * time.Millisecond
 )
@@ -59,6 +59,7 @@ type controller struct {
 	bodies    *bodies
 	metrics   *domainMetrics
 	lists     chan struct{}
+	opened    chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 
@@ -71,7 +72,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.Loop.Clock), lists: make(chan struct{}, listsAtOnce),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.Loop.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, members: map[string]*member{}, records: map[key]*memory{}}
 	named := func(suffix string) controllers.Options {
 		options := h.Loop
@@ -180,7 +181,7 @@ func (c *controller) lock(ctx context.Context) (string, error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return "", err
 	}
-	endpoints, err2 := c.host.Client.CoreV1().Endpoints(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{}) //nolint:staticcheck // what KubeFed uses
+	endpoints, err2 := c.host.Client.CoreV1().Endpoints(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
 	if err2 != nil && !apierrors.IsNotFound(err2) {
 		return "", err2
 	}

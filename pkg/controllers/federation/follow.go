@@ -19,10 +19,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// follow follows the federated objects of the types that run, on the host and in the clusters, until ctx ends.
+// follow follows the federated objects of the types that run, on the host and in the clusters, until ctx
+// ends.
 func (c *controller) follow(ctx context.Context) error {
-	ticker := c.host.Loop.Clock.NewTicker(tick)
-	defer ticker.Stop()
+	timer := c.host.Loop.Clock.NewTimer(tick)
+	defer timer.Stop()
 	defer func() {
 		for name := range c.snapshot() {
 			c.unfollow(name)
@@ -30,12 +31,17 @@ func (c *controller) follow(ctx context.Context) error {
 	}()
 	for {
 		c.followTypes(ctx)
+		next := idleTick
 		for _, m := range c.ready() {
-			m.look(ctx)
+			if m.look(ctx) {
+				next = tick
+			}
 		}
 		c.metrics.set(c.clusterStatuses())
+		timer.Reset(next)
 		select {
-		case <-ticker.C():
+		case <-timer.C():
+		case <-c.opened:
 		case <-ctx.Done():
 			return nil
 		}
@@ -188,10 +194,10 @@ func servingOf(s informers.ResourceStatus) policy.Serving {
 }
 
 // look follows the types that run in the cluster, asks again for those that the cluster did not serve, and
-// tells of those of which the cluster's objects are known by now.
-func (m *member) look(ctx context.Context) {
+// tells of those of which the cluster's objects are known by now. It reports whether some are not.
+func (m *member) look(ctx context.Context) (waits bool) {
 	if !m.running.Load() {
-		return
+		return true
 	}
 	wanted := m.c.snapshot()
 	for name, s := range m.snapshot() {
@@ -207,11 +213,13 @@ func (m *member) look(ctx context.Context) {
 		s := m.snapshot()[name]
 		if s == nil {
 			m.ask(ctx, &served{of: t}, now)
+			waits = true
 			continue
 		}
 		state := servingOf(s.following.Status())
 		switch {
 		case state == policy.NotListed:
+			waits = true
 		case s.asked || state != s.State:
 			m.c.mu.Lock()
 			changed := state != s.State
@@ -225,6 +233,7 @@ func (m *member) look(ctx context.Context) {
 			m.ask(ctx, s, now)
 		}
 	}
+	return waits
 }
 
 // ask begins to watch a type in the cluster.

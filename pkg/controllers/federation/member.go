@@ -108,6 +108,10 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	c.mu.Lock()
 	c.members[name] = m
 	c.mu.Unlock()
+	select {
+	case c.opened <- struct{}{}:
+	default:
+	}
 	c.loop.Enqueue(c.all(func(*federatedType) bool { return true })...)
 	return nil
 }

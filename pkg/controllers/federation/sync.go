@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
@@ -144,7 +143,7 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 		case !probed:
 			return verdict{pending: true}
 		case ready:
-			return verdict{status: policy.ClientRetrievalFailed}
+			return verdict{status: policy.ClientRetrievalFailed, pending: true} // its loop begins in a moment
 		}
 		return verdict{status: policy.ClusterNotReady}
 	}
@@ -235,7 +234,9 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 			if left := patience - now.Sub(r.since); left > 0 {
 				next = max(next, left)
 			}
-			verdict.status = policy.CachedRetrievalFailed
+			if verdict.status == "" {
+				verdict.status = policy.CachedRetrievalFailed
+			}
 		}
 		if v.placed != nil && slices.Contains(v.placed, name) || verdict.status != "" {
 			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: verdict.status})
@@ -362,7 +363,3 @@ func (c *controller) ready() map[string]*member {
 }
 
 func describe(v *view) string { return fmt.Sprintf("%s %q", v.Target.Kind, v.target(v.key)) }
-
-func logger(ctx context.Context, v *view, cluster string) klog.Logger {
-	return klog.FromContext(ctx).WithValues("object", v.key.String(), "cluster", cluster)
-}

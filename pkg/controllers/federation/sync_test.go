@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package federation
+package federation_test
 
 import (
 	"errors"
@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
@@ -34,7 +35,7 @@ func TestGivenThen(t *testing.T) {
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 			f.recorded("c1", "c2")
 			f.has(f.c1, "managed")
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host)
 			f.warned()
@@ -97,7 +98,7 @@ func TestGivenThen(t *testing.T) {
 		},
 		"11: the FederatedTypeConfig of Namespaces is deleted": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedTypeConfig", namespace, "namespaces"))
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host)
 			f.has(f.c1, "managed")
@@ -105,7 +106,7 @@ func TestGivenThen(t *testing.T) {
 		},
 		"13: a malformed selector": func(f *fed) {
 			f.setF("{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "placement")
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host)
 			f.status("FederatedConfigMap", "f", "ComputePlacementFailed")
@@ -152,14 +153,14 @@ func TestGivenThen(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.c1.Writes()
 			f.setF("[{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {foo: bar}}]}]", "overrides")
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host, updated)
 			f.wrote(f.c2.Host)
 			if a := f.get(f.c1.Host, "ConfigMap", "shop", "f").GetAnnotations(); a["foo"] != "bar" || a["revision"] != "7" {
 				f.t.Errorf("annotations %v", a)
 			}
 			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetAnnotations(map[string]string{"revision": "7"}) })
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host, updated)
 		},
 		"25: an override of a path that is not there": func(f *fed) {
@@ -189,7 +190,7 @@ func TestGivenThen(t *testing.T) {
 		"29: the label is false": func(f *fed) {
 			f.set(f.c1.Host, "ConfigMap", "shop", "f", "{kubefed.io/managed: 'false'}", "metadata", "labels")
 			f.setF("c", "template", "data", "a")
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			for _, w := range f.c1.Writes() {
 				if !strings.HasSuffix(w, ": AlreadyExists") {
 					f.t.Errorf("wrote %q", w)
@@ -221,7 +222,7 @@ func TestGivenThen(t *testing.T) {
 				})
 			}
 			f.Restart()
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host)
 			for _, w := range f.Writes() {
@@ -271,7 +272,7 @@ func TestGivenThen(t *testing.T) {
 			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=")
 			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Sleep(time.Minute)
@@ -281,7 +282,7 @@ func TestGivenThen(t *testing.T) {
 			f.c2.Cut()
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.has(f.c1, "gone")
 			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady") // nothing is written off yet
 			f.c2.Restore()
@@ -303,7 +304,7 @@ func TestGivenThen(t *testing.T) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: soon}", "metadata", "annotations")
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
 			f.warned("InvalidDeleteOptions")
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: '{\"gracePeriodSeconds\":7}'}", "metadata", "annotations")
@@ -318,7 +319,7 @@ func TestGivenThen(t *testing.T) {
 		},
 		"51: a cluster leaves": func(f *fed) {
 			f.Delete(kubeFedCluster(f.c2, "c2"))
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.wrote(f.c2.Host)
 			f.has(f.c2, "managed")
 			f.status("FederatedConfigMap", "f", "c1=")
@@ -327,7 +328,7 @@ func TestGivenThen(t *testing.T) {
 		"50: KubeFed begins to lead, and ends": func(f *fed) {
 			lock := func(n int) {
 				f.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: %s, name: %s, "+
-					"annotations: {control-plane.alpha.kubernetes.io/leader: '%d'}}}", namespace, kubeFedLock, n)))
+					"annotations: {control-plane.alpha.kubernetes.io/leader: '%d'}}}", namespace, federation.KubeFedLock, n)))
 			}
 			lock(1)
 			for n := range 30 {
@@ -355,7 +356,7 @@ func TestGivenThen(t *testing.T) {
 			f.wrote(f.c2.Host, updated)
 			f.warned("UpdateInClusterFailed")
 			fail = false
-			f.Sleep(time.Hour)
+			f.Sleep(20 * time.Minute)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"a cluster answers 403 for a type": func(f *fed) {
@@ -398,7 +399,7 @@ func TestGuard(t *testing.T) {
 		f.wrote(f.c2.Host)
 		f.warned(policy.RemovalsHeld)
 		f.status("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
-		if n := f.Metric(metricPrefix+"held_removals", "cluster", "c2"); n != 20 {
+		if n := f.Metric(federation.MetricPrefix+"held_removals", "cluster", "c2"); n != 20 {
 			t.Errorf("%v removals held", n)
 		}
 		f.change(f.Host, "KubeFedCluster", namespace, "c2", func(u *unstructured.Unstructured) {
@@ -476,7 +477,7 @@ func TestWhatWasThere(t *testing.T) {
 				f.c1.Put(object(t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: f}, data: {mine: x}}"))
 				f.c1.Writes()
 				f.Put(configMap(t))
-				f.Sleep(time.Hour)
+				f.Sleep(20 * time.Minute)
 				if adopt {
 					f.wrote(f.c1.Host, created+": AlreadyExists", updated)
 					f.has(f.c1, "managed")

@@ -92,8 +92,8 @@ func (t *Types) Running() (types []policy.TypeConfig) {
 	return types
 }
 
-// namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they place
-// others even if Namespaces themselves are not propagated.
+// namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they
+// place others even if Namespaces themselves are not propagated.
 func (t *Types) namespaces() (of policy.TypeConfig, exists bool) {
 	object, exists := t.objects.Get(cache.ObjectName{Namespace: t.namespace, Name: policy.NamespacesType})
 	if !exists {

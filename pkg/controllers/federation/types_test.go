@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package federation
+package federation_test
 
 import (
 	"slices"
@@ -10,39 +10,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
-
-// typesEntry runs the loop of the types alone.
-func typesEntry() controllers.Entry {
-	return controllers.Entry{
-		Name: "federation", Summary: "decides which types run",
-		Needs: func(controllers.Settings) ([]informers.Need, error) {
-			return []informers.Need{{Resource: FederatedTypeConfigs, Namespace: namespace, Form: informers.Unstructured},
-				{Resource: KubeFedConfigs, Namespace: namespace, Form: informers.Unstructured}, {Resource: CustomResourceDefinitions, ClusterScoped: true}}, nil
-		},
-		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{
-				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"federatedtypeconfigs", "kubefedconfigs"}, Verbs: []string{"list", "watch"}},
-				{APIGroups: []string{policy.CoreGroup}, Resources: []string{"federatedtypeconfigs", "federatedtypeconfigs/status"}, Verbs: []string{"patch"}},
-				{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"list", "watch"}},
-			}
-		},
-		New: func(h controllers.Host) (controllers.Controller, error) {
-			return NewTypes(namespace, informers.For[*unstructured.Unstructured](h, FederatedTypeConfigs), informers.For[*unstructured.Unstructured](h, KubeFedConfigs),
-				informers.For[metav1.Object](h, CustomResourceDefinitions), h.Dynamic, h.Events, h.Loop)
-		},
-	}
-}
 
 // world has the ten types of deploy/federation, and one of the definitions as an object.
 type world struct {
@@ -63,7 +39,7 @@ func newWorld(t *testing.T) *world {
 			w.definitions[u.GetName()] = u
 		}
 	}
-	w.host = host{controllertest.NewHost(t, typesEntry(), objects...), t}
+	w.host = host{controllertest.NewHost(t, federation.Entry(), objects...), t}
 	return w
 }
 
@@ -73,7 +49,7 @@ func (w *world) get(name string) *unstructured.Unstructured {
 	if err != nil {
 		w.Fatal(err)
 	}
-	u, err := client.Resource(FederatedTypeConfigs).Namespace(namespace).Get(w.Context(), name, metav1.GetOptions{})
+	u, err := client.Resource(federation.FederatedTypeConfigs).Namespace(namespace).Get(w.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -95,7 +71,7 @@ func (w *world) change(name, value string, path ...string) {
 func (w *world) doNotRun(names ...string) {
 	w.Helper()
 	var running []string
-	for _, of := range w.Controller("federation").(*Types).Running() {
+	for _, of := range federation.Running(w.Controller("federation")) {
 		running = append(running, of.Name)
 	}
 	for name := range w.types {
@@ -218,7 +194,7 @@ func TestTheFederationIsSwitchedOff(t *testing.T) {
 		w := newWorld(t)
 		config := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster",
 			"featureGates": []any{map[string]any{"name": "PushReconciler", "configuration": "Disabled"}}}}}
-		config.SetGroupVersionKind(KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
+		config.SetGroupVersionKind(federation.KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
 		config.SetNamespace(namespace)
 		config.SetName(policy.ConfigName)
 		w.Put(runtime.Object(config))

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package federation
+package federation_test
 
 import (
 	"fmt"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
@@ -73,7 +74,7 @@ func kubeFedCluster(c *controllertest.Cluster, name string) *unstructured.Unstru
 func newFed(t *testing.T, objects ...runtime.Object) *fed {
 	t.Helper()
 	const deploy = "../../../deploy/federation/"
-	host := controllertest.Setup{Entries: []controllers.Entry{Entry()}, Flags: []string{"--federation-unsafe-endpoints"}}.NewHost(t,
+	host := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}, Flags: []string{"--federation-unsafe-endpoints"}}.NewHost(t,
 		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"types.yaml")...)
 	f := &fed{Host: host, t: t, clients: map[*controllertest.Host]dynamic.Interface{}}
 	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")
@@ -116,7 +117,7 @@ var resources = map[string]schema.GroupVersionResource{
 	"FederatedNamespace":   {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatednamespaces"},
 	"FederatedDeployment":  {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"},
 	"FederatedClusterRole": {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedclusterroles"},
-	"PropagatedVersion":    PropagatedVersions, "KubeFedCluster": KubeFedClusters, "FederatedTypeConfig": FederatedTypeConfigs,
+	"PropagatedVersion":    federation.PropagatedVersions, "KubeFedCluster": federation.KubeFedClusters, "FederatedTypeConfig": federation.FederatedTypeConfigs,
 	"ConfigMap":   {Version: "v1", Resource: "configmaps"},
 	"Namespace":   {Version: "v1", Resource: "namespaces"},
 	"Deployment":  {Group: "apps", Version: "v1", Resource: "deployments"},

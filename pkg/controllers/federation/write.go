@@ -25,7 +25,8 @@ import (
 // lookAgain is when a removal that is held, or an API that is absent, is looked at again if nothing tells.
 const lookAgain = time.Minute
 
-// in returns the client for an object of the target type in the cluster, in the version of the given apiVersion.
+// in returns the client for an object of the target type in the cluster, in the version of the given
+// apiVersion.
 func (w *work) in(apiVersion string) dynamic.ResourceInterface {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil || gv.Version == "" {

@@ -1,0 +1,25 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"time"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// What tests of the whole controller, which are in a package of their own, use of this one.
+const (
+	KubeFedLock  = kubeFedLock
+	MetricPrefix = metricPrefix
+)
+
+// Ready reports whether a cluster is ready, and since when.
+func Ready(c controllers.Controller, name string) (bool, time.Time) {
+	return c.(*controller).clusters.Ready(name)
+}
+
+// Running returns the types that run.
+func Running(c controllers.Controller) []policy.TypeConfig { return c.(*controller).types.Running() }
