@@ -73,6 +73,9 @@ func (c *controller) record(k key) *memory {
 // the host what came of it.
 func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	v, runs := c.look(k)
+	if runs && !v.listed {
+		return tick, nil // what is not known yet must not look as if it did not exist
+	}
 	if !runs || v.object == nil {
 		c.mu.Lock()
 		delete(c.records, k)

@@ -223,6 +223,7 @@ func TestGivenThen(t *testing.T) {
 			}
 			f.Restart()
 			f.Sleep(20 * time.Minute)
+			f.OnRead(nil)
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host)
 			for _, w := range f.Writes() {
