@@ -1,21 +1,32 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package federation will propagate objects to other clusters. So far it has what is needed to know
-// whether a cluster can be reached. Nothing runs it yet.
+// Package federation propagates objects to other clusters, the members.
 //
-//	client.go    connections to a cluster, with its token
-//	clusters.go  the loop that probes clusters and writes the status of KubeFedClusters
-//	types.go     the loop of FederatedTypeConfigs: which types run
+//	client.go      connections to a member, with its token
+//	clusters.go    the loop that probes members and writes the status of KubeFedClusters
+//	types.go       the loop of FederatedTypeConfigs: which types run
+//	controller.go  all loops together, and KubeFed's lock
+//	follow.go      what is followed: federated objects on the host, managed objects in members
+//	look.go        what is known of a federated object F at one moment
+//	sync.go        the loop of the host: what F asks of each member, and what came of it
+//	host.go        what it writes on the host: finalizers, versions, status
+//	member.go      the loop of a member
+//	write.go       what it writes there
+//	bodies.go      federated objects that were read a moment ago
 //
 // The state:
 //
-//	state     what it is                       set by          cleared by
-//	members   the clusters that were probed    the loop        the end of the KubeFedCluster
-//	health    state and streak of a cluster    the loop        a new process begins as the status says
-//	token     of a cluster                     the loop, 401   a new client
-//	running   the types that run               the loop        the loop, the end of the FederatedTypeConfig
-//	warned    what owners have been told       the loop        a type that runs, or its end
+//	state     what it is                        set by            cleared by
+//	members   the clusters that were probed     clusters          the end of the KubeFedCluster
+//	health    state and streak of a cluster     clusters          a new process begins as the status says
+//	token     of a cluster                      clusters, 401     a new client
+//	running   the types that run                types             types, the end of the FederatedTypeConfig
+//	warned    what owners have been told        types             a type that runs, or its end
+//	followed  the types whose F are watched     follow            follow, when the type ends or changes
+//	types     those watched in a member         follow            follow, the end of the member's loop
+//	records   what came of an F in members      sync, members     sync, when all of it is on the host
+//	seen, repeats  of objects in a member       members           the end of the member's loop
 package federation
 
 import (
