@@ -1,0 +1,267 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// members are two control planes: c1 is the host, c2 has no batch/v1 and lets the manager have no Secrets.
+type members struct {
+	*testing.T
+	ctx    context.Context
+	c1, c2 dynamic.Interface
+}
+
+var (
+	namespaces  = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	configMaps  = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	secrets     = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
+	jobs        = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
+)
+
+func newMembers(t *testing.T) *members {
+	t.Helper()
+	ctx := fleet.Within(t.Context(), t, 4*fleet.Patience)
+	second, err := cluster.Start(ctx, cluster.Options{WithoutControllerManager: true, APIServerArgs: []string{"--runtime-config=batch/v1=false"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = second.Stop() })
+	admin, err := kubernetes.NewForConfig(second.AdminConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &members{T: t, ctx: ctx, c1: shared.Objects}
+	if m.c2, err = dynamic.NewForConfig(second.AdminConfig()); err != nil {
+		t.Fatal(err)
+	}
+	shared.InstallWith(ctx, t, "federation")
+	m.join("c1", shared.URL(), shared.AdminConfig().CAData, shared.NewToken(ctx, t, "federation", m.role(shared.Admin, "*")))
+	role := m.role(admin, "namespaces", "configmaps", "services", "serviceaccounts", "deployments", "replicasets", "ingresses", "clusterroles", "jobs")
+	_, err = admin.CoreV1().ServiceAccounts("kube-system").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "federation"}}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "federation", Namespace: "kube-system"}}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := admin.CoreV1().ServiceAccounts("kube-system").CreateToken(ctx, "federation", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.join("c2", second.URL(), second.AdminConfig().CAData, token.Status.Token)
+	return m
+}
+
+// role creates the ClusterRole of the manager in a member, for some targets.
+func (m *members) role(in kubernetes.Interface, resources ...string) string {
+	m.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "federation-member"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
+		{NonResourceURLs: []string{"/healthz", "/version"}, Verbs: []string{"get"}}}}
+	if _, err := in.RbacV1().ClusterRoles().Create(m.ctx, role, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		m.Fatal(err)
+	}
+	return role.Name
+}
+
+// join creates a KubeFedCluster and its Secret.
+func (m *members) join(name, url string, ca []byte, token string) {
+	m.Helper()
+	_, err := shared.Admin.CoreV1().Secrets(namespace).Create(m.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"token": token}}, metav1.CreateOptions{})
+	if err != nil {
+		m.Fatal(err)
+	}
+	u := object(m.T, fmt.Sprintf("kind: KubeFedCluster, metadata: {name: %s}, spec: {apiEndpoint: '%s', secretRef: {name: %s}}", name, url, name))
+	if err := unstructured.SetNestedField(u.Object, strings.Trim(string(marshal(m.T, ca)), `"`), "spec", "caBundle"); err != nil {
+		m.Fatal(err)
+	}
+	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
+		m.Fatal(err)
+	}
+}
+
+func marshal(t *testing.T, v any) []byte {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// create creates a federated object in the namespace shop.
+func (m *members) create(text string) *unstructured.Unstructured {
+	m.Helper()
+	u := object(m.T, text)
+	u.SetNamespace("shop")
+	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
+		m.Fatal(err)
+	}
+	return u
+}
+
+func (m *members) patch(u *unstructured.Unstructured, patch string) {
+	m.Helper()
+	if _, err := client(u).Patch(m.ctx, u.GetName(), types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// has waits until a member has an object of which the check is true; nil waits until it is gone.
+func (m *members) has(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name string, check func(*unstructured.Unstructured) bool) {
+	m.Helper()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
+		u, err := in.Resource(resource).Namespace(namespace).Get(m.ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err) && check == nil:
+			return nil
+		case err != nil:
+			return err
+		case check == nil:
+			return fmt.Errorf("%s %s is still there", resource.Resource, name)
+		case !check(u):
+			return fmt.Errorf("%s %s is %v", resource.Resource, name, u.Object)
+		}
+		return nil
+	})
+}
+
+// status waits until F has a status, such as "c1= c2=APINotAvailable".
+func (m *members) status(f *unstructured.Unstructured, want string) {
+	m.Helper()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
+		u, err := client(f).Get(m.ctx, f.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var parts []string
+		for _, c := range policy.ReadFederated(u).Status.Clusters {
+			parts = append(parts, c.Name+"="+c.Status)
+		}
+		if got := strings.Join(parts, " "); got != want {
+			return fmt.Errorf("%s has the status %q, want %q", f.GetName(), got, want)
+		}
+		return nil
+	})
+}
+
+// ready waits until a KubeFedCluster has this condition.
+func (m *members) ready(name, want string) {
+	m.Helper()
+	m.has(m.c1, schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}, namespace, name, func(u *unstructured.Unstructured) bool {
+		conditions := policy.ReadCluster(u).Status.Conditions
+		return len(conditions) > 0 && conditions[0].Type+"="+conditions[0].Status == want
+	})
+}
+
+func managed(u *unstructured.Unstructured) bool { return u.GetLabels()[policy.ManagedLabel] == "true" }
+
+// field returns a check of a field, which is also that the object is managed.
+func field(want any, path ...string) func(*unstructured.Unstructured) bool {
+	return func(u *unstructured.Unstructured) bool {
+		value, _, err := unstructured.NestedFieldNoCopy(u.Object, path...)
+		return err == nil && managed(u) && fmt.Sprint(value) == fmt.Sprint(want)
+	}
+}
+
+// TestPropagation goes through the life of federated objects.
+func TestPropagation(t *testing.T) {
+	m := newMembers(t)
+	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
+	m.join("c3", "https://127.0.0.1:1", nil, " ") // its Secret has no token
+	m.ready("c1", "Ready=True")
+	m.ready("c2", "Ready=True")
+	m.ready("c3", "ConfigMalformed=True")
+	if _, err := shared.Admin.CoreV1().Namespaces().Create(m.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const all = "placement: {clusters: [{name: c1}, {name: c2}, {name: c3}]}"
+	const both = "placement: {clusters: [{name: c1}, {name: c2}]}"
+	namespaceOf := m.create("kind: FederatedNamespace, metadata: {name: shop}, spec: {" + all + "}")
+	m.has(m.c1, namespaces, "", "shop", managed)
+	m.has(m.c2, namespaces, "", "shop", managed)
+	m.status(namespaceOf, "c1= c2= c3=ClusterNotReady")
+
+	f := m.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + all + "}")
+	m.has(m.c1, configMaps, "shop", "f", field("b", "data", "a"))
+	m.has(m.c2, configMaps, "shop", "f", field("b", "data", "a"))
+	m.status(f, "c1= c2= c3=ClusterNotReady")
+	m.patch(f, `{"spec":{"template":{"data":{"a":"c"}},`+`"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
+	m.has(m.c2, configMaps, "shop", "f", field("c", "data", "a"))
+	m.status(f, "c1= c2=")
+
+	d := m.create("kind: FederatedDeployment, metadata: {name: d}, spec: {template: {metadata: {labels: {app: d}}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, " +
+		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}")
+	m.has(m.c1, deployments, "shop", "d", field(0, "spec", "replicas"))
+	m.has(m.c2, deployments, "shop", "d", field(3, "spec", "replicas"))
+	m.status(d, "c1= c2=")
+
+	// A type that a member lacks, and one that it refuses.
+	j := m.create("kind: FederatedJob, metadata: {name: j}, spec: {template: {spec: {suspend: true, template: {spec: {restartPolicy: Never, containers: [{name: c, image: example.com/c}]}}}}, " + both + "}")
+	m.has(m.c1, jobs, "shop", "j", managed)
+	m.status(j, "c1= c2=APINotAvailable")
+	m.patch(j, `{"spec":{"template":{"metadata":{"labels":{"x":"y"}}}}}`)
+	m.has(m.c1, jobs, "shop", "j", func(u *unstructured.Unstructured) bool { return managed(u) && u.GetLabels()["x"] == "y" })
+	s := m.create("kind: FederatedSecret, metadata: {name: s}, spec: {template: {stringData: {a: b}}, " + both + "}")
+	m.has(m.c1, secrets, "shop", "s", managed)
+	m.status(s, "c1= c2=RetrievalFailed")
+
+	// Drift is put right, and a managed object of nobody loses its label.
+	if _, err := m.c2.Resource(configMaps).Namespace("shop").Patch(m.ctx, "f", types.MergePatchType, []byte(`{"data":{"a":"mine"}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.has(m.c2, configMaps, "shop", "f", field("c", "data", "a"))
+	stray := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "stray", "labels": map[string]any{policy.ManagedLabel: "true"}}}}
+	if _, err := m.c2.Resource(configMaps).Namespace("shop").Create(m.ctx, stray, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.has(m.c2, configMaps, "shop", "stray", func(u *unstructured.Unstructured) bool { return !managed(u) })
+
+	// Placement removes, and so does deletion, with its options.
+	m.patch(f, `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`)
+	m.has(m.c2, configMaps, "shop", "f", nil)
+	m.has(m.c1, configMaps, "shop", "f", managed)
+	m.status(f, "c1=")
+	m.patch(d, `{"metadata":{"annotations":{"kubefed.io/orphan":"true"}}}`)
+	for _, u := range []*unstructured.Unstructured{f, d} {
+		if err := client(u).Delete(m.ctx, u.GetName(), metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.has(m.c1, configMaps, "shop", "f", nil)
+	for _, u := range []*unstructured.Unstructured{f, d} {
+		fleet.Eventually(m.ctx, t, func() error {
+			if _, err := client(u).Get(m.ctx, u.GetName(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return errors.Join(errors.New(u.GetName()+" is not gone"), err)
+			}
+			return nil
+		})
+	}
+	m.has(m.c2, deployments, "shop", "d", func(u *unstructured.Unstructured) bool { return !managed(u) })
+}
