@@ -80,7 +80,7 @@ test: test-unit test-integration ## Unit tests, then the tests on a real control
 
 .PHONY: test-unit
 test-unit: ## The part of test that needs no control plane.
-	go test ./cmd/... ./pkg/... ./hack/... ./examples/...
+	go test ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
 	@# Go's cache does not know the files that these read outside of their modules.
 	cd hack/promql && go test -count=1 ./...
 	cd hack/release && go test -count=1 ./...
@@ -90,7 +90,7 @@ test-unit: ## The part of test that needs no control plane.
 .PHONY: test-integration
 test-integration: controlplane ## The part of test on a real kube-apiserver, etcd and kube-controller-manager.
 	@# Several packages at a time, since they often wait.
-	$(INTEGRATION) -skip '^TestLong' -p 4 $$(go list ./test/... | grep -v -e /faults -e /servers | sort -r)
+	$(INTEGRATION) -skip '^TestLong' -p 4 $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/ | sort -r)
 
 .PHONY: test-chart
 test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and installing it.

@@ -23,8 +23,8 @@
 // A manager is never an administrator. It uses ServiceAccount quartermaster with a token bound to a
 // Pod object of its own, and may do what deploy/ grants.
 //
-// Package faultproxy stands between a manager and the API server and injects faults. StopAPIServer,
-// KillAPIServer and RestartAPIServer stop the server itself.
+// Package test/internal/faultproxy stands between a manager and the API server and injects faults.
+// StopAPIServer, KillAPIServer and RestartAPIServer stop the server itself.
 //
 // With Options.SecondAPIServer there is a second API server on the same etcd. Package holdproxy stands
 // between the two, and makes what the API server knows of chosen resources lag behind. This needs

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 

@@ -11,23 +11,22 @@ import (
 	"path/filepath"
 	"testing"
 
-	docstest "github.com/quartermaster-dev/quartermaster/hack/docs-test"
-
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/pages"
 )
 
 // TestLongTheCommandsOfTheDocumentation runs the commands of each page from top to bottom, in one
 // shell, as its reader would. They find what make run starts, with all controllers, and the
-// namespaces team-a and team-b, the first with what other operators have left there. hack/docs-test
-// holds that every command is run or says why not.
+// namespaces team-a and team-b, the first with what other operators have left there.
+// test/internal/pages holds that every command is run or says why not.
 func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 	root, err := controlplane.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages, err := docstest.Pages(root)
+	all, err := pages.All(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +60,7 @@ func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 	if err := f.WriteKubeconfig(reader.kubeconfig); err != nil { // a page may change it
 		t.Fatal(err)
 	}
-	for _, page := range pages {
+	for _, page := range all {
 		script := ""
 		for _, b := range page.Blocks {
 			if b.Run {

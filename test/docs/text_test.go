@@ -12,18 +12,18 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
-	docstest "github.com/quartermaster-dev/quartermaster/hack/docs-test"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/pages"
 )
 
 // readerWithoutCluster also returns the pages.
-func readerWithoutCluster(t *testing.T) (*reader, []*docstest.Page) {
+func readerWithoutCluster(t *testing.T) (*reader, []*pages.Page) {
 	t.Helper()
 	root, err := controlplane.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages, err := docstest.Pages(root)
+	all, err := pages.All(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,15 +35,15 @@ func readerWithoutCluster(t *testing.T) (*reader, []*docstest.Page) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newReader(t, root, filepath.Join(programs, "kubectl"), manager), pages
+	return newReader(t, root, filepath.Join(programs, "kubectl"), manager), all
 }
 
 // TestTheTextNamesCommandsThatExist asks kubectl and the manager for the help of each command that is in
 // the text and not in a block. They refuse flags, and kubectl commands, that do not exist.
 func TestTheTextNamesCommandsThatExist(t *testing.T) {
-	reader, pages := readerWithoutCluster(t)
+	reader, all := readerWithoutCluster(t)
 	script, named := "set +x\nbad=0\n", 0
-	for _, p := range pages {
+	for _, p := range all {
 		for _, m := range p.Text {
 			if m.Words[0] != "kubectl" && m.Words[0] != "manager" {
 				continue
@@ -66,7 +66,7 @@ func TestTheTextNamesCommandsThatExist(t *testing.T) {
 // TestTheOverlaysOfTheDocumentationCanBeBuilt builds each kustomization of a page with the deploy/ of this
 // commit.
 func TestTheOverlaysOfTheDocumentationCanBeBuilt(t *testing.T) {
-	reader, pages := readerWithoutCluster(t)
+	reader, all := readerWithoutCluster(t)
 	here := strings.NewReplacer(
 		"https://github.com/quartermaster-dev/quartermaster//", "../", "?ref=v0.1.0", "", // as from elsewhere
 		"<path>/", "../")
@@ -75,7 +75,7 @@ func TestTheOverlaysOfTheDocumentationCanBeBuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	built := 0
-	for _, p := range pages {
+	for _, p := range all {
 		for _, b := range p.YAML {
 			if !strings.Contains(b.Script, "\nkind: Kustomization\n") {
 				continue

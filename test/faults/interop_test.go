@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 

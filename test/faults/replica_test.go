@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 

@@ -20,8 +20,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 

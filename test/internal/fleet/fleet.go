@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 )
 
 // ShortTimings are the shortest round timings that are safe, for tests that wait for a lease to

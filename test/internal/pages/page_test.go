@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package docstest
+package pages
 
 import (
 	"os"
@@ -12,25 +12,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const root = "../.."
+const root = "../../.."
 
-func pages(t *testing.T) map[string]*Page {
+func byPath(t *testing.T) map[string]*Page {
 	t.Helper()
-	list, err := Pages(root)
+	list, err := All(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	byPath := map[string]*Page{}
+	paths := map[string]*Page{}
 	for _, p := range list {
-		byPath[p.Path] = p
+		paths[p.Path] = p
 	}
-	return byPath
+	return paths
 }
 
-// Pages returns an error if a block of commands is not marked.
+// All returns an error if a block of commands is not marked.
 func TestEveryCommandOfTheDocumentationIsRunOrSaysWhyNot(t *testing.T) {
 	run, explained := 0, 0
-	for _, p := range pages(t) {
+	for _, p := range byPath(t) {
 		for _, b := range p.Blocks {
 			if b.Run {
 				run++
@@ -45,7 +45,7 @@ func TestEveryCommandOfTheDocumentationIsRunOrSaysWhyNot(t *testing.T) {
 }
 
 func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
-	all := pages(t)
+	all := byPath(t)
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "deploy/helm/quartermaster/README.md"} {
 		if all[name] == nil {
 			t.Errorf("no page %s", name)
@@ -71,7 +71,7 @@ func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
 }
 
 func TestEveryPageCanBeFoundFromTheIndex(t *testing.T) {
-	all := pages(t)
+	all := byPath(t)
 	found := map[string]bool{}
 	for _, index := range []string{"docs/README.md", "docs/adr/README.md"} {
 		for _, l := range all[index].Links {

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package docstest
+package pages
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 // It finds a key that is there twice, too.
 func TestTheYAMLOfTheDocumentationIsYAML(t *testing.T) {
 	found := 0
-	for _, p := range pages(t) {
+	for _, p := range byPath(t) {
 		for _, b := range p.YAML {
 			found++
 			var value any
@@ -59,7 +59,7 @@ func TestTheTargetsOfMakeThatTheDocumentationNamesExist(t *testing.T) {
 			}
 		}
 	}
-	for _, p := range pages(t) {
+	for _, p := range byPath(t) {
 		for _, m := range p.Text {
 			if m.Words[0] == "make" {
 				check(p.Path, m.Line, m.Words[1:])
@@ -81,7 +81,7 @@ var named = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quarter
 
 // Alerts, comments and messages name pages, and links do not break with them.
 func TestThePagesThatOtherFilesNameExist(t *testing.T) {
-	all := pages(t)
+	all := byPath(t)
 	found := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {

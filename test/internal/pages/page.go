@@ -1,13 +1,13 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package docstest reads the commands, the YAML and the links of the documentation, so that tests
+// Package pages reads the commands, the YAML and the links of the documentation, so that tests
 // can run the commands. Each fenced block of commands has one of two comments in the line above it,
 // which the rendered page does not show:
 //
 //	<!-- run -->
 //	<!-- not run: why -->
-package docstest
+package pages
 
 import (
 	"errors"
@@ -59,9 +59,9 @@ var (
 	shells  = map[string]bool{"console": true, "sh": true, "bash": true, "shell": true}
 )
 
-// Pages reads all pages below root, the root of the repository. It returns an error for each that is
+// All reads all pages below root, the root of the repository. It returns an error for each that is
 // not as this package wants it.
-func Pages(root string) (pages []*Page, err error) {
+func All(root string) (pages []*Page, err error) {
 	var errs []error
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
