@@ -42,11 +42,10 @@ type bench struct {
 	box      *sandbox.Sandbox // of the peers
 	binaries binaries
 
-	baseline    map[string]float64          // memory on the empty cluster, in MiB by subject
-	kubeconfigs map[string]string           // of the peers, by ServiceAccount
-	replicas    map[string]*cluster.Replica // of the managers, by slot
-	leases      map[string]*history
-	stopping    atomic.Bool
+	baseline map[string]float64          // memory on the empty cluster, in MiB by subject
+	replicas map[string]*cluster.Replica // of the managers, by slot
+	leases   map[string]*history
+	stopping atomic.Bool
 }
 
 // auditPolicy logs every request except for health checks, none with its body. With bodies, as the
@@ -69,8 +68,7 @@ type binaries struct {
 func newBench(ctx context.Context, root string, opts options) (_ *bench, err error) {
 	b := &bench{
 		opts: opts, root: root, begin: time.Now(),
-		baseline: map[string]float64{}, kubeconfigs: map[string]string{},
-		replicas: map[string]*cluster.Replica{}, leases: map[string]*history{},
+		baseline: map[string]float64{}, replicas: map[string]*cluster.Replica{}, leases: map[string]*history{},
 	}
 	if err := b.build(ctx); err != nil {
 		return nil, err
@@ -88,13 +86,8 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 	if b.box, err = sandbox.New(ctx, ""); err != nil {
 		return nil, err
 	}
-	if b.admin, err = kubernetes.NewForConfig(b.c.AdminConfig()); err != nil {
-		return nil, err
-	}
-	if err := b.c.Publish(ctx, b.admin); err != nil {
-		return nil, err
-	}
-	if err := b.c.ApplyDir(ctx, filepath.Join(root, "deploy"), "Deployment"); err != nil {
+	b.admin = b.c.Admin
+	if err := b.c.InstallComponents(ctx); err != nil {
 		return nil, err
 	}
 	b.env = b.readEnvironment(ctx)
@@ -194,30 +187,12 @@ func mebibytes(path string) float64 {
 	return float64(info.Size()) / (1 << 20)
 }
 
-// sleep waits for d or until ctx ends. The benchmarks measure what happens in a certain time, so
-// they have to wait.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // eventually polls until check returns nil, at most for patience.
 func eventually(ctx context.Context, interval time.Duration, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it took longer than %s", patience))
 	defer cancel()
-	for {
-		err := check(ctx)
-		if err == nil {
-			return nil
-		}
-		if waitErr := sleep(ctx, interval); waitErr != nil {
-			return fmt.Errorf("wait for %s: %w: %w", what, waitErr, err)
-		}
+	if err := cluster.Poll(ctx, interval, check); err != nil {
+		return fmt.Errorf("wait for %s: %w", what, err)
 	}
+	return nil
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 // handovers ends idle leaders by SIGTERM.
@@ -109,7 +111,7 @@ func (b *bench) restarts(ctx context.Context) (err error) {
 	var took []float64
 	for range b.opts.times(10) {
 		// A renewal passes.
-		if err := sleep(ctx, 3*time.Second); err != nil {
+		if err := cluster.Sleep(ctx, 3*time.Second); err != nil {
 			return err
 		}
 		p.leader.Kill()

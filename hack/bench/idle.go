@@ -10,6 +10,8 @@ import (
 	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 // idleWarmUp is the time that managers get to become quiet after their start.
@@ -40,7 +42,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 	}
 	minutes := int(b.opts.idle / time.Minute)
 	b.progress("Waiting for %s, then counting requests for %d minutes", idleWarmUp, minutes)
-	if err := sleep(ctx, idleWarmUp); err != nil {
+	if err := cluster.Sleep(ctx, idleWarmUp); err != nil {
 		return err
 	}
 	audit, err := b.tailAudit()
@@ -52,7 +54,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 		return err
 	}
 	begin := time.Now()
-	if err := sleep(ctx, time.Duration(minutes)*time.Minute); err != nil {
+	if err := cluster.Sleep(ctx, time.Duration(minutes)*time.Minute); err != nil {
 		return err
 	}
 	after, err := cpuOf(pairs)

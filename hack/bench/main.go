@@ -114,6 +114,9 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if opts.out == "" {
 		opts.out = filepath.Join(root, "docs", "bench")
+		if changed := output(ctx, root, "git", "status", "--porcelain", "--", ".", ":!docs/bench"); changed != "" {
+			return fmt.Errorf("commit first, since bench.md names the commit that is measured, or write elsewhere with -out:\n%s", changed)
+		}
 	}
 	b, err := newBench(ctx, root, opts)
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 const (
@@ -121,7 +123,7 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (
 		return err
 	}
 	b.progress("%s: all started, waiting for %s", d.name, b.opts.settle)
-	if err := sleep(ctx, b.opts.settle); err != nil {
+	if err := cluster.Sleep(ctx, b.opts.settle); err != nil {
 		return err
 	}
 	if err := b.addResident(ctx, d, all); err != nil {
@@ -176,7 +178,7 @@ func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant) err
 			anonymous[o.row] = append(anonymous[o.row], r.anonymous)
 			peaks[o.row] = r.peak
 		}
-		if err := sleep(ctx, sampleInterval); err != nil {
+		if err := cluster.Sleep(ctx, sampleInterval); err != nil {
 			return err
 		}
 	}
@@ -237,7 +239,7 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 	if err != nil {
 		return err
 	}
-	if err := sleep(ctx, quiescence); err != nil {
+	if err := cluster.Sleep(ctx, quiescence); err != nil {
 		return err
 	}
 	after, err := take()
@@ -280,7 +282,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 		}); err != nil {
 			return err
 		}
-		if err := sleep(ctx, quiescence); err != nil {
+		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		r, err := readResidence(o.PID())
@@ -332,7 +334,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 		if err := b.fillDeployments(ctx, d.late); err != nil {
 			return err
 		}
-		if err := sleep(ctx, quiescence); err != nil { // the leaders write to them
+		if err := cluster.Sleep(ctx, quiescence); err != nil { // the leaders write to them
 			return err
 		}
 		d.deployments += d.late

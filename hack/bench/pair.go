@@ -115,7 +115,7 @@ func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, er
 			return t, err
 		}
 	}
-	if err := sleep(ctx, pause); err != nil {
+	if err := cluster.Sleep(ctx, pause); err != nil {
 		return t, err
 	}
 
@@ -228,25 +228,11 @@ func (b *bench) cleanTriggers(ctx context.Context) error {
 	return errors.Join(err, b.admin.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, now, all))
 }
 
-// newDeployment returns a Deployment without Pods that takes its environment from a ConfigMap and
-// is rolled when that changes.
+// newDeployment returns a Deployment without Pods that is rolled when its ConfigMap changes.
 func newDeployment(name, configMap string) *appsv1.Deployment {
-	labels := map[string]string{"app": name}
-	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"quartermaster.dev/reload": "auto"}},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To[int32](0),
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{Containers: []corev1.Container{{
-					Name: "web", Image: "web",
-					EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
-						LocalObjectReference: corev1.LocalObjectReference{Name: configMap}}}},
-				}}},
-			},
-		},
-	}
+	d := cluster.NewDeployment(name, configMap, map[string]string{"quartermaster.dev/reload": "auto"})
+	d.Spec.Replicas = ptr.To[int32](0)
+	return d
 }
 
 // ensureConfigMap creates a ConfigMap unless it exists.

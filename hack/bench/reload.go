@@ -22,8 +22,7 @@ const (
 	plain = "plain"
 	// workloads is the number of Deployments of reload, each with a ConfigMap of its own.
 	workloads = 100
-	// changePause is the time between two single changes. It keeps the rate below --kube-api-qps,
-	// so that the limit has no effect.
+	// changePause is the time between two single changes, so that each is a reload of its own.
 	changePause = 100 * time.Millisecond
 	// floorRow is what a change takes without a controller.
 	floorRow = "for comparison: a change and a patch by the benchmark itself"
@@ -48,8 +47,8 @@ func (b *bench) reload(ctx context.Context) (err error) {
 		return err
 	}
 	for _, measure := range []func(context.Context, *pair, *history) error{b.oneAtATime, b.burst, b.whileDown} {
-		// Lets the buckets of the clients' rate limits fill up.
-		if err := sleep(ctx, quiescence); err != nil {
+		// The Events of the previous measurement are sent meanwhile.
+		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		if err := measure(ctx, p, w); err != nil {
@@ -142,7 +141,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 			return err
 		}
 		logged = append(logged, milliseconds(patch.StageTimestamp.Sub(update.RequestReceivedTimestamp.Time)))
-		if err := sleep(ctx, changePause); err != nil {
+		if err := cluster.Sleep(ctx, changePause); err != nil {
 			return err
 		}
 		took, err := b.roundTrip(ctx, w)
@@ -150,11 +149,11 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 			return err
 		}
 		floor = append(floor, milliseconds(took))
-		if err := sleep(ctx, changePause); err != nil {
+		if err := cluster.Sleep(ctx, changePause); err != nil {
 			return err
 		}
 	}
-	if err := sleep(ctx, quiescence); err != nil {
+	if err := cluster.Sleep(ctx, quiescence); err != nil {
 		return err
 	}
 	requests, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isRequest(e) && !isLease(e) })
@@ -230,7 +229,7 @@ func (b *bench) oneBurst(ctx context.Context, p *pair, w *history) (took time.Du
 		}
 		took = max(took, at.Sub(begin))
 	}
-	if err := sleep(ctx, quiescence); err != nil {
+	if err := cluster.Sleep(ctx, quiescence); err != nil {
 		return 0, nil, 0, err
 	}
 	patches = map[string]int{}
@@ -271,7 +270,7 @@ func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
 			}
 			seconds = append(seconds, at.Sub(p.leader.started).Seconds())
 		}
-		if err := sleep(ctx, quiescence); err != nil {
+		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		for i := range workloads {
@@ -295,7 +294,7 @@ func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
 		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
 			return err
 		}
-		if err := sleep(ctx, quiescence); err != nil {
+		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		after, err := audit.count(func(e auditv1.Event) bool { return isPatch(e, "") })

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,32 +34,13 @@ func (b *bench) replication(ctx context.Context) error {
 	if !b.opts.wants(s.name) {
 		return nil
 	}
-	if err := b.installReplication(ctx); err != nil {
+	if err := b.c.InstallComponents(ctx, "replication", "replication-compat"); err != nil {
 		return err
 	}
 	if err := b.fansOut(ctx, s); err != nil {
 		return err
 	}
 	return b.cleanFans(ctx)
-}
-
-// installReplication applies the default installation with the components of replication.
-func (b *bench) installReplication(ctx context.Context) error {
-	dir, err := os.MkdirTemp(b.box.Dir, "overlay-")
-	if err != nil {
-		return err
-	}
-	// Kustomize does not accept absolute paths.
-	deploy, err := filepath.Rel(dir, filepath.Join(b.root, "deploy"))
-	if err != nil {
-		return err
-	}
-	components := filepath.Join(deploy, "components")
-	text := fmt.Sprintf("resources: [%s]\ncomponents: [%[2]s/replication, %[2]s/replication-compat]\n", deploy, components)
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		return err
-	}
-	return b.c.ApplyDir(ctx, dir, "Deployment")
 }
 
 // fansOut measures a leader beside a standby.
@@ -106,7 +85,7 @@ func fanLabel(n int) string { return fmt.Sprintf("bench-fan-%d", n) }
 func (b *bench) fanOut(ctx context.Context, n int) error {
 	var create, update []float64
 	for i := range b.opts.times(5) {
-		if err := sleep(ctx, quiescence); err != nil {
+		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
 		name := fmt.Sprintf("fan-%d-%d", n, i)
@@ -199,7 +178,7 @@ func (b *bench) pulls(ctx context.Context) error {
 			return err
 		}
 		took = append(took, milliseconds(time.Since(begin)))
-		if err := sleep(ctx, changePause); err != nil {
+		if err := cluster.Sleep(ctx, changePause); err != nil {
 			return err
 		}
 	}
@@ -225,7 +204,7 @@ func (b *bench) restart(ctx context.Context, p *pair) error {
 		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
 			return err
 		}
-		if err := sleep(ctx, 2*quiescence); err != nil {
+		if err := cluster.Sleep(ctx, 2*quiescence); err != nil {
 			return err
 		}
 		requests, err := audit.count(func(e auditv1.Event) bool {

@@ -14,13 +14,9 @@ import (
 	"slices"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
@@ -124,7 +120,7 @@ func (b *bench) startManager(ctx context.Context, binary, slot string, args []st
 		return nil, err
 	}
 	started := time.Now()
-	m, err := b.c.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args, Env: []string{"POD_UID=" + string(r.UID)}})
+	m, err := b.c.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args})
 	if err != nil {
 		return nil, err
 	}
@@ -185,34 +181,13 @@ func (b *bench) startPeerProcess(account, path string, args []string, readyURL, 
 	return &process{Process: p, started: started, readyURL: readyURL, metricsURL: metricsURL, did: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
 }
 
-// kubeconfig returns the kubeconfig of a ServiceAccount that may do everything. It is created at
-// the first call.
-func (b *bench) kubeconfig(ctx context.Context, account string) (string, error) {
-	if path := b.kubeconfigs[account]; path != "" {
-		return path, nil
-	}
-	meta := metav1.ObjectMeta{Name: account}
-	accounts := b.admin.CoreV1().ServiceAccounts(metav1.NamespaceSystem)
-	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: meta}, metav1.CreateOptions{}); err != nil {
-		return "", err
-	}
-	_, err := b.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: meta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: metav1.NamespaceSystem}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return "", err
-	}
-	day := authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 60 * 60)}}
-	token, err := accounts.CreateToken(ctx, account, &day, metav1.CreateOptions{})
-	if err != nil {
-		return "", err
-	}
+// kubeconfig writes the kubeconfig of a ServiceAccount that may do everything.
+func (b *bench) kubeconfig(ctx context.Context, account string) (path string, err error) {
 	config := rest.AnonymousClientConfig(b.c.AdminConfig())
-	config.BearerToken = token.Status.Token
-	path := filepath.Join(b.box.Dir, account+".kubeconfig")
-	b.kubeconfigs[account] = path
+	if config.BearerToken, err = b.c.NewAccount(ctx, metav1.NamespaceSystem, account, "cluster-admin"); err != nil {
+		return "", err
+	}
+	path = filepath.Join(b.box.Dir, account+".kubeconfig")
 	return path, cluster.WriteKubeconfig(path, config)
 }
 

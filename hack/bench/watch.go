@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 // history is what a watch of the benchmark's own client has delivered: names, with the times.
@@ -89,7 +91,7 @@ func (b *bench) follow(ctx context.Context, what string, start func() (watch.Int
 			events, err := start()
 			if err != nil {
 				b.progress("The watch of %s failed: %v", what, err)
-				_ = sleep(ctx, time.Second) // the loop notices the end of ctx
+				_ = cluster.Sleep(ctx, time.Second) // the loop notices the end of ctx
 				continue
 			}
 			for e := range events.ResultChan() {

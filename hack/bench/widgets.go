@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 const (
@@ -183,7 +185,7 @@ func (w *widgetRun) measure(ctx context.Context, s subject) (err error) {
 		return err
 	}
 	w.progress("%s: all reconciled after %s, waiting for %s", s.name, took.Round(time.Millisecond), w.opts.settle)
-	if err := sleep(ctx, w.opts.settle); err != nil {
+	if err := cluster.Sleep(ctx, w.opts.settle); err != nil {
 		return err
 	}
 	w.collect("start to all reconciled", s.name, "s", took.Seconds())
@@ -230,7 +232,7 @@ func (w *widgetRun) collectMemory(ctx context.Context, name string, p *process) 
 			return err
 		}
 		steady, peak = append(steady, r.now), r.peak
-		if err := sleep(ctx, sampleInterval); err != nil {
+		if err := cluster.Sleep(ctx, sampleInterval); err != nil {
 			return err
 		}
 	}

@@ -5,33 +5,30 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
 
-// Publish gives the API server an address in the EndpointSlice default/kubernetes, as API servers do that
-// do not listen on the loopback interface only, which no EndpointSlice may name. Without such an address a
-// manager that takes the Lease early waits for the end of its predecessor's claim.
-func (c *Cluster) Publish(ctx context.Context, admin kubernetes.Interface) error {
+// publish gives the API server an address in the EndpointSlice default/kubernetes, as API servers
+// do that do not listen on the loopback interface only, which no EndpointSlice may name. Without
+// such an address a manager that takes the Lease early waits for the end of its predecessor's
+// claim.
+func (c *Cluster) publish(ctx context.Context) error {
 	ip, err := ownAddress()
 	if err != nil || ip == nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort(ip.String(), "0"))
-	if err != nil {
+	if c.published, err = net.Listen("tcp", net.JoinHostPort(ip.String(), "0")); err != nil {
 		return err
 	}
 	go func() {
 		for {
-			from, err := listener.Accept() // until the tests end
+			from, err := c.published.Accept() // until Stop
 			if err != nil {
 				return
 			}
@@ -41,17 +38,14 @@ func (c *Cluster) Publish(ctx context.Context, admin kubernetes.Interface) error
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(listener.Addr().(*net.TCPAddr).Port))}},
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(c.published.Addr().(*net.TCPAddr).Port))}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{ip.String()}}},
 	}
-	_, err = admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, slice, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) { // it does so itself
-		return listener.Close()
-	}
-	if err != nil {
-		return fmt.Errorf("publish the address of the API server: %w", err)
-	}
-	return nil
+	// The API server may still be creating the namespace.
+	return awaitReady(ctx, c.apiServer, func(ctx context.Context) error {
+		_, err := c.Admin.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{})
+		return err
+	})
 }
 
 // ownAddress returns an IPv4 address of this machine that others can reach, nil if there is none.

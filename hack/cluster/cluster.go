@@ -19,7 +19,9 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
@@ -58,8 +60,12 @@ type Options struct {
 	Progress io.Writer
 }
 
-// Cluster is a running control plane. Its methods may be called from several goroutines.
+// Cluster is a running control plane. Its methods, except for Install, may be called from several
+// goroutines.
 type Cluster struct {
+	// Admin is a client of a member of system:masters, without a rate limit.
+	Admin *kubernetes.Clientset
+
 	opts Options
 	bin  string
 	box  *sandbox.Sandbox
@@ -77,6 +83,9 @@ type Cluster struct {
 	apiServer   *sandbox.Process
 
 	second *second // nil without Options.SecondAPIServer
+
+	published net.Listener    // nil without an address that an EndpointSlice may name
+	installed *corev1.PodSpec // of the Deployment that Install left out
 
 	auditMu     sync.Mutex // guards what follows
 	audits      []*AuditTail
@@ -147,6 +156,9 @@ func (c *Cluster) startAll(ctx context.Context) error {
 	if err := c.WriteKubeconfig(c.Kubeconfig()); err != nil {
 		return err
 	}
+	if c.Admin, err = kubernetes.NewForConfig(c.AdminConfig()); err != nil {
+		return err
+	}
 	if err := c.startEtcd(); err != nil {
 		return err
 	}
@@ -168,6 +180,11 @@ func (c *Cluster) startAll(ctx context.Context) error {
 			return err
 		}
 	}
+	if !c.opts.SecondAPIServer {
+		if err := c.publish(ctx); err != nil {
+			return fmt.Errorf("publish the address of the API server: %w", err)
+		}
+	}
 	fmt.Fprintf(c.opts.Progress, "The control plane is ready after %s\n", time.Since(begin).Round(100*time.Millisecond))
 	return nil
 }
@@ -177,6 +194,9 @@ func (c *Cluster) startAll(ctx context.Context) error {
 func (c *Cluster) Stop() error {
 	c.stopping.Do(func() {
 		c.stopErr = c.box.Close()
+		if c.published != nil {
+			_ = c.published.Close() // nobody can use it any more
+		}
 		if c.second != nil {
 			c.stopErr = errors.Join(c.stopErr, c.second.etcd.Close())
 		}

@@ -5,7 +5,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
@@ -115,7 +113,7 @@ func waitUntilReady(ctx context.Context, p *sandbox.Process, config *rest.Config
 		return err
 	}
 	defer client.CloseIdleConnections()
-	return poll(ctx, p, func(ctx context.Context) error {
+	return awaitReady(ctx, p, func(ctx context.Context) error {
 		return get(ctx, client, config.Host+"/readyz?verbose")
 	})
 }
@@ -178,16 +176,12 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 		return err
 	}
 	c.controllerManager = p
-	client, err := kubernetes.NewForConfig(c.AdminConfig())
-	if err != nil {
-		return err
-	}
-	return poll(ctx, p, func(ctx context.Context) error {
+	return awaitReady(ctx, p, func(ctx context.Context) error {
 		for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
-			if _, err := client.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{}); err != nil {
+			if _, err := c.Admin.CoreV1().ServiceAccounts(namespace).Get(ctx, "default", metav1.GetOptions{}); err != nil {
 				return err
 			}
-			if _, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{}); err != nil {
+			if _, err := c.Admin.CoreV1().ConfigMaps(namespace).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{}); err != nil {
 				return err
 			}
 		}
@@ -198,34 +192,6 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 // start starts one of the built programs.
 func (c *Cluster) start(name string, args ...string) (*sandbox.Process, error) {
 	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.bin, name), Args: args, Env: CleanEnv()})
-}
-
-// poll calls ready until it succeeds. It fails if the process or ctx ends before.
-func poll(ctx context.Context, p *sandbox.Process, ready func(context.Context) error) error {
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	var last error
-	for {
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
-		err := ready(attempt)
-		cancel()
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() == nil || last == nil { // keep the error from before ctx ended
-			last = err
-		}
-		select {
-		case <-p.Done():
-			return fmt.Errorf("%s ended with code %d before it was ready; its last lines:\n%s", p.Name, p.ExitCode(), p.Tail(15))
-		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), context.Canceled) { // its caller knows why
-				return fmt.Errorf("wait for %s: %w", p.Name, context.Canceled)
-			}
-			return fmt.Errorf("%s is not ready: %w; last error: %w; its last lines:\n%s", p.Name, context.Cause(ctx), last, p.Tail(15))
-		case <-tick.C:
-		}
-	}
 }
 
 func get(ctx context.Context, client *http.Client, url string) error {

@@ -6,7 +6,7 @@
 //
 //	c, err := cluster.Start(ctx, cluster.Options{})
 //	defer c.Stop()
-//	err = c.ApplyDir(ctx, "deploy", "Deployment") // everything but the manager's own Deployment
+//	err = c.InstallComponents(ctx) // deploy/, except for its Deployment
 //	binary, err := cluster.BuildManager(ctx, false)
 //	replica, err := c.NewReplica(ctx, "1")
 //	m, err := c.StartManager(replica, cluster.ManagerOptions{Binary: binary})
@@ -21,7 +21,8 @@
 // and Jobs complete.
 //
 // A manager is never an administrator. It uses ServiceAccount quartermaster with a token bound to a
-// Pod object of its own, and may do what deploy/ grants.
+// Pod object of its own, and may do what deploy/ grants. It has the arguments and the environment of
+// deploy/'s Deployment.
 //
 // Package test/internal/faultproxy stands between a manager and the API server and injects faults.
 // StopAPIServer, KillAPIServer and RestartAPIServer stop the server itself.
@@ -29,9 +30,4 @@
 // With Options.SecondAPIServer there is a second API server on the same etcd. Package holdproxy stands
 // between the two, and makes what the API server knows of chosen resources lag behind. This needs
 // addresses that only a network namespace has, see test/internal/netns.
-//
-// The processes run in a sandbox of package sandbox and not in controller-runtime's envtest.
-// envtest does not expose process ids, so nothing could end its processes when a test binary is
-// killed, and it leaves files in the user's cache folder. Functions of envtest that only need a
-// *rest.Config, such as envtest.InstallCRDs, work with AdminConfig.
 package cluster

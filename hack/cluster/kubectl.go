@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 )
@@ -33,7 +34,7 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 func (c *Cluster) WaitForCRDs(ctx context.Context, file string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return poll(ctx, c.apiServer, func(ctx context.Context) error {
+	return awaitReady(ctx, c.apiServer, func(ctx context.Context) error {
 		_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=4s", "-f", file)
 		return err
 	})
@@ -55,67 +56,73 @@ func (c *Cluster) kubectl(ctx context.Context, stdin io.Reader, args ...string) 
 // ApplyDir applies a kustomization, a folder of manifests or a file, like `kubectl apply`, without
 // objects of the kinds in skip.
 func (c *Cluster) ApplyDir(ctx context.Context, path string, skip ...string) error {
-	manifests, err := c.render(ctx, path)
+	all, err := c.render(ctx, path)
 	if err != nil {
 		return err
 	}
-	if manifests, err = withoutKinds(manifests, skip); err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
+	return c.apply(ctx, slices.DeleteFunc(all, func(m manifest) bool { return slices.Contains(skip, m.kind) }))
+}
+
+// manifest is a document of a YAML stream.
+type manifest struct {
+	kind string
+	text []byte
+}
+
+func (c *Cluster) apply(ctx context.Context, manifests []manifest) error {
+	var texts [][]byte
+	for _, m := range manifests {
+		texts = append(texts, m.text)
 	}
-	_, err = c.kubectl(ctx, bytes.NewReader(manifests), "apply", "-f", "-")
+	_, err := c.kubectl(ctx, bytes.NewReader(bytes.Join(texts, []byte("\n---\n"))), "apply", "-f", "-")
 	return err
 }
 
-func (c *Cluster) render(ctx context.Context, path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
+func (c *Cluster) render(ctx context.Context, path string) (all []manifest, err error) {
+	files := []string{path}
+	if info, err := os.Stat(path); err != nil {
 		return nil, err
+	} else if info.IsDir() {
+		if _, err := os.Stat(filepath.Join(path, "kustomization.yaml")); err == nil {
+			text, err := c.Kubectl(ctx, "kustomize", path)
+			if err != nil {
+				return nil, err
+			}
+			return split([]byte(text))
+		}
+		if files, err = filepath.Glob(filepath.Join(path, "*.yaml")); err != nil {
+			return nil, err
+		}
 	}
-	if !info.IsDir() {
-		return os.ReadFile(path)
-	}
-	if _, err := os.Stat(filepath.Join(path, "kustomization.yaml")); err == nil {
-		out, err := c.Kubectl(ctx, "kustomize", path)
-		return []byte(out), err
-	}
-	files, err := filepath.Glob(filepath.Join(path, "*.yaml"))
-	if err != nil {
-		return nil, err
-	}
-	var all [][]byte
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, text)
+		manifests, err := split(text)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		all = append(all, manifests...)
 	}
-	return bytes.Join(all, []byte("\n---\n")), nil
+	return all, nil
 }
 
-func withoutKinds(manifests []byte, skip []string) ([]byte, error) {
-	if len(skip) == 0 {
-		return manifests, nil
-	}
-	var kept [][]byte
-	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifests)))
+func split(stream []byte) (all []manifest, err error) {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(stream)))
 	for {
-		doc, err := reader.Read()
+		text, err := reader.Read()
 		if errors.Is(err, io.EOF) {
-			return bytes.Join(kept, []byte("\n---\n")), nil
+			return all, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		var object struct {
-			Kind string `json:"kind"`
-		}
-		if err := yaml.Unmarshal(doc, &object); err != nil {
+		var meta metav1.TypeMeta
+		if err := yaml.Unmarshal(text, &meta); err != nil {
 			return nil, err
 		}
-		if !slices.Contains(skip, object.Kind) {
-			kept = append(kept, doc)
-		}
+		all = append(all, manifest{meta.Kind, text})
 	}
 }
 

@@ -34,15 +34,25 @@ type ManagerOptions struct {
 type Manager struct {
 	*sandbox.Process
 
-	Pod         string // empty outside of a local cluster
+	Pod         string
 	Kubeconfig  string
 	SecureURL   string // https://127.0.0.1:PORT
 	InsecureURL string // http://127.0.0.1:PORT
 }
 
-// StartManager starts a manager as the replica and returns at once. Use WaitForLine or /readyz to
-// wait for it.
+// StartManager starts a manager as the replica, with the arguments and the environment of the
+// installed Deployment before those in o, and returns at once. Use WaitForLine or /readyz to wait
+// for it.
 func (c *Cluster) StartManager(r *Replica, o ManagerOptions) (*Manager, error) {
+	o, err := AsDeployed(*c.installed, r, o)
+	if err != nil {
+		return nil, err
+	}
+	return c.StartBare(r, o)
+}
+
+// StartBare is StartManager without the arguments and the environment of the Deployment.
+func (c *Cluster) StartBare(r *Replica, o ManagerOptions) (*Manager, error) {
 	securePort, err := c.reservePort()
 	if err != nil {
 		return nil, err
@@ -51,31 +61,13 @@ func (c *Cluster) StartManager(r *Replica, o ManagerOptions) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Env = append([]string{"POD_NAME=" + r.Pod, "POD_NAMESPACE=" + metav1.NamespaceSystem}, o.Env...)
-	m := &Manager{Pod: r.Pod, Kubeconfig: r.Kubeconfig}
-	return m, m.start(c.box, r.Pod, securePort, insecurePort, o)
-}
-
-// StartManagerIn starts a manager on the existing cluster of kubeconfig, as its user, in a sandbox
-// of the caller.
-func StartManagerIn(box *sandbox.Sandbox, name, kubeconfig string, o ManagerOptions) (*Manager, error) {
-	securePort, err := FreePort()
-	if err != nil {
-		return nil, err
+	m := &Manager{
+		Pod: r.Pod, Kubeconfig: r.Kubeconfig,
+		SecureURL:   "https://" + net.JoinHostPort(loopback, strconv.Itoa(securePort)),
+		InsecureURL: "http://" + net.JoinHostPort(loopback, strconv.Itoa(insecurePort)),
 	}
-	insecurePort, err := FreePort()
-	if err != nil {
-		return nil, err
-	}
-	m := &Manager{Kubeconfig: kubeconfig}
-	return m, m.start(box, name, securePort, insecurePort, o)
-}
-
-func (m *Manager) start(box *sandbox.Sandbox, name string, securePort, insecurePort int, o ManagerOptions) (err error) {
-	m.SecureURL = "https://" + net.JoinHostPort(loopback, strconv.Itoa(securePort))
-	m.InsecureURL = "http://" + net.JoinHostPort(loopback, strconv.Itoa(insecurePort))
-	m.Process, err = box.Start(sandbox.Command{
-		Name: name,
+	m.Process, err = c.box.Start(sandbox.Command{
+		Name: r.Pod,
 		Path: o.Binary,
 		Args: append([]string{
 			"--kubeconfig=" + m.Kubeconfig,
@@ -83,9 +75,9 @@ func (m *Manager) start(box *sandbox.Sandbox, name string, securePort, insecureP
 			fmt.Sprintf("--secure-port=%d", securePort),
 			fmt.Sprintf("--insecure-port=%d", insecurePort),
 		}, o.Args...),
-		Env: CleanEnv(o.Env...),
+		Env: CleanEnv(append([]string{"POD_NAME=" + r.Pod, "POD_NAMESPACE=" + metav1.NamespaceSystem, "POD_UID=" + string(r.UID)}, o.Env...)...),
 	})
-	return err
+	return m, err
 }
 
 // BuildManager builds cmd/manager, see BuildProgram.

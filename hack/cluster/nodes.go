@@ -39,11 +39,7 @@ func BuildNodes(ctx context.Context, w io.Writer) (scheduler, kubelets string, e
 
 // startNodes starts kube-scheduler and n simulated nodes, and waits until they are ready.
 func (c *Cluster) startNodes(ctx context.Context, n int) (err error) {
-	client, err := kubernetes.NewForConfig(c.AdminConfig())
-	if err != nil {
-		return err
-	}
-	if err := c.createNodes(ctx, client, n); err != nil {
+	if err := c.createNodes(ctx, n); err != nil {
 		return err
 	}
 	kubeconfig, err := c.userKubeconfig("scheduler", "system:kube-scheduler")
@@ -66,18 +62,18 @@ func (c *Cluster) startNodes(ctx context.Context, n int) (err error) {
 	if err != nil {
 		return err
 	}
-	return poll(ctx, c.kubelets, func(ctx context.Context) error { return nodesReady(ctx, client) })
+	return awaitReady(ctx, c.kubelets, func(ctx context.Context) error { return nodesReady(ctx, c.Admin) })
 }
 
 // createNodes creates what the administrator of a cluster does for kubelets that do not register
 // themselves: their permissions, and Nodes.
-func (c *Cluster) createNodes(ctx context.Context, client kubernetes.Interface, n int) error {
-	if err := permitKubelets(ctx, client); err != nil {
+func (c *Cluster) createNodes(ctx context.Context, n int) error {
+	if err := permitKubelets(ctx, c.Admin); err != nil {
 		return fmt.Errorf("permit what kubelets may: %w", err)
 	}
 	for i := range n {
 		name := "node-" + strconv.Itoa(i+1)
-		_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		_, err := c.Admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			Name:   name,
 			Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"},
 		}}, metav1.CreateOptions{})

@@ -24,18 +24,14 @@ const usage = `Usage: run [flags] [-- flags of the managers]
 
 Starts a Kubernetes control plane with simulated nodes, managers and a sample, and
 stops them at Ctrl-C. It grants the managers what their flags need.
-With --kubeconfig it starts one manager on that cluster instead, as the user of
-that file. The environment variable KUBECONFIG is ignored: a command
-to try something out must not reach a cluster by accident.
 
 `
 
 // options are the command line.
 type options struct {
-	replicas   int
-	nodes      int
-	kubeconfig string
-	args       []string // for the managers
+	replicas int
+	nodes    int
+	args     []string // for the managers
 }
 
 func main() {
@@ -62,9 +58,8 @@ func main() {
 func parse(args []string) (options, error) {
 	var o options
 	fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
-	fs.IntVar(&o.replicas, "replicas", 2, "managers on the local control plane")
-	fs.IntVar(&o.nodes, "nodes", 2, "simulated nodes of the local control plane, on which Pods seem to run")
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "run one manager on the cluster of this file")
+	fs.IntVar(&o.replicas, "replicas", 2, "managers")
+	fs.IntVar(&o.nodes, "nodes", 2, "simulated nodes, on which Pods seem to run")
 	fs.Usage = func() { fmt.Fprint(os.Stderr, usage+fs.FlagUsages()) }
 	if err := fs.Parse(args); err != nil {
 		return o, err
@@ -98,10 +93,7 @@ func run(ctx context.Context, opts options) error {
 	if err := os.RemoveAll(dir); err != nil { // left over if the machine lost its power
 		return err
 	}
-	if opts.kubeconfig != "" {
-		return runExisting(ctx, opts, dir, lock)
-	}
-	return runLocal(ctx, opts, root, dir, lock)
+	return runManagers(ctx, opts, root, dir, lock)
 }
 
 // lockCheckout prevents a second run in the same checkout. The reaper holds the lock too, until the

@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -19,16 +18,20 @@ import (
 // The relevant lines of a manager's log in klog's text format: warnings, errors and these messages.
 var (
 	header   = regexp.MustCompile(`^([IWEF])\d{4} [\d:.]+ +\d+ [^]]+\] (.*)$`)
-	messages = []string{`"Started leading"`, `"Stopped leading"`, `"Reload"`, `"The API server answers"`}
+	messages = []string{`"Stopped leading"`, `"Reload"`, `"The API server answers"`}
 )
 
 // showLog copies the relevant lines of a manager's log, on average at most one a second.
-func showLog(ctx context.Context, out io.Writer, name string, m *cluster.Manager) {
+func (f *fleet) showLog(ctx context.Context, m *cluster.Manager) {
 	limit := rate.NewLimiter(1, 10)
 	hidden := 0
 	for line := range m.Lines(ctx) {
 		text, ok := interesting(line)
-		if !ok {
+		switch {
+		case strings.HasPrefix(text, `"Started leading"`):
+			f.lead(m)
+			continue
+		case !ok:
 			continue
 		}
 		if !limit.Allow() {
@@ -36,10 +39,10 @@ func showLog(ctx context.Context, out io.Writer, name string, m *cluster.Manager
 			continue
 		}
 		if hidden > 0 {
-			fmt.Fprintf(out, "%s | (%d more lines in %s)\n", name, hidden, m.Log)
+			fmt.Fprintf(f.out, "%s | (%d more lines in %s)\n", m.Pod, hidden, m.Log)
 			hidden = 0
 		}
-		fmt.Fprintf(out, "%s | %s\n", name, text)
+		fmt.Fprintf(f.out, "%s | %s\n", m.Pod, text)
 	}
 }
 
@@ -59,24 +62,25 @@ func interesting(line string) (text string, ok bool) {
 				return text, true
 			}
 		}
-		return "", false
+		return text, false
 	}
 }
 
-func printLocal(out io.Writer, c *cluster.Cluster, binary string, managers []*cluster.Manager, leader string, nodes int) {
+// introduce prints what there is and what to try.
+func (f *fleet) introduce(binary string, nodes int) {
+	c, out := f.cluster, f.out
 	kubectl := quote(filepath.Join(c.Dir(), "kubectl"))
 	status := quote(binary) + " status --kubeconfig=" + quote(c.Kubeconfig()) + " --endpoint-insecure"
-	for _, m := range managers {
+	for _, m := range f.managers {
 		status += " --endpoint=" + m.SecureURL
 	}
 	note, watch := "Nothing runs in the Pods, as the nodes are simulated.", "rollout status deployment/web"
 	if nodes == 0 {
 		note, watch = "The Pods stay Pending, as this cluster has no nodes.", "get replicasets,jobs"
 	}
-	fmt.Fprintf(out, "\n%s leads.\n\n", leader)
-	fmt.Fprintf(out, "kubeconfig   %s\n", c.Kubeconfig())
+	fmt.Fprintf(out, "\nkubeconfig   %s\n", c.Kubeconfig())
 	fmt.Fprintf(out, "logs         %s\n", filepath.Join(c.Dir(), "logs"))
-	for _, m := range managers {
+	for _, m := range f.managers {
 		fmt.Fprintf(out, "%s\n  health     %s/readyz?verbose\n  metrics    %s/metrics\n", m.Pod, m.InsecureURL, m.SecureURL)
 	}
 	fmt.Fprintf(out, `
@@ -95,32 +99,7 @@ Try in another terminal:
 
 Ctrl-C stops everything and removes %[4]s.
 
-`, kubectl, quote(filepath.Join(c.Dir(), "leader.pid")), managers[0].SecureURL, c.Dir(), status, note, watch)
-}
-
-func printExisting(out io.Writer, host, kubeconfig, dir string, m *cluster.Manager) {
-	kubectl := "kubectl --kubeconfig=" + quote(kubeconfig)
-	fmt.Fprintf(out, `
-One manager runs on %[1]s as the user of %[2]s.
-
-logs         %[3]s
-health       %[4]s/readyz?verbose
-metrics      %[5]s/metrics
-
-Metrics need a token of somebody who may get the URL /metrics, such as by ClusterRole quartermaster-metrics-reader:
-  curl --insecure --header "Authorization: Bearer $(%[6]s -n NAMESPACE create token SERVICEACCOUNT)" %[5]s/metrics
-
-Try:
-  1. Edit a ConfigMap and watch the rollout of a Deployment that uses it:
-     %[6]s -n NAMESPACE annotate deployment NAME quartermaster.dev/reload=auto
-  2. Stop this manager; another one, if there is one, takes over:
-     kill %[7]d
-  3. See who leads:
-     %[6]s -n kube-system get lease quartermaster
-
-Ctrl-C stops the manager. Its Lease stays in the cluster.
-
-`, host, kubeconfig, filepath.Join(dir, "logs"), m.InsecureURL, m.SecureURL, kubectl, m.PID())
+`, kubectl, quote(f.leaderPID()), f.managers[0].SecureURL, c.Dir(), status, note, watch)
 }
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,=-]+$`)

@@ -153,14 +153,14 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	options, err := fleet.AsDeployed(pod.Spec, replica, cluster.ManagerOptions{Binary: name})
+	options, err := cluster.AsDeployed(pod.Spec, replica, cluster.ManagerOptions{Binary: name})
 	if err != nil {
 		return err
 	}
 	if options.Args, err = mount(ctx, pod, options.Args); err != nil {
 		return err
 	}
-	m, err := shared.Cluster.StartManager(replica, options)
+	m, err := shared.StartBare(replica, options)
 	if err == nil {
 		k.pods[pod.UID] = &podProcess{Manager: m}
 	}

@@ -202,7 +202,7 @@ func newWork(ctx context.Context, t *testing.T) work {
 			t.Fatal(err)
 		}
 		// Not the default delay: during continuous changes it would roll only every 30 s.
-		d := fleet.NewDeployment(fmt.Sprintf("app-%d", i), cm.Name, map[string]string{fleet.ReloadAnnotation: "auto", "quartermaster.dev/reload-delay": "50ms"})
+		d := cluster.NewDeployment(fmt.Sprintf("app-%d", i), cm.Name, map[string]string{fleet.ReloadAnnotation: "auto", "quartermaster.dev/reload-delay": "50ms"})
 		if _, err := shared.Admin.AppsV1().Deployments(w.namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}

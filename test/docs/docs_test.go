@@ -43,7 +43,7 @@ func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
 		}
 	})
 	ctx := fleet.Context(t)
-	if err := f.ApplyDir(ctx, filepath.Join(root, "hack", "sample")); err != nil {
+	if err := f.ApplyDir(ctx, filepath.Join(root, "hack", "run", "sample.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	for _, ns := range []string{"team-a", "team-b"} {

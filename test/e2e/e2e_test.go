@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
+	local "github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -161,7 +162,7 @@ func podSecurity(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 // newNamespace creates a namespace in which Pods are restricted.
 func (c *cluster) newNamespace(ctx context.Context, t *testing.T) string {
 	t.Helper()
-	f := fleet.Fleet{Admin: c.Clientset}
+	f := fleet.Fleet{Cluster: &local.Cluster{Admin: c.Clientset}}
 	return f.NewNamespace(ctx, t, map[string]string{"pod-security.kubernetes.io/enforce": "restricted"})
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	local "github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -26,7 +27,7 @@ func reloads(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	colors := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "colors"}, Data: map[string]string{"color": "0"}}
 	_, err := maps.Create(ctx, colors, metav1.CreateOptions{})
 	must(t, err)
-	shop := fleet.NewDeployment("shop", "colors", map[string]string{fleet.ReloadAnnotation: "auto"})
+	shop := local.NewDeployment("shop", "colors", map[string]string{fleet.ReloadAnnotation: "auto"})
 	shop.Spec.Replicas = ptr.To[int32](size)
 	pod := &shop.Spec.Template.Spec
 	pod.TerminationGracePeriodSeconds = ptr.To[int64](1)

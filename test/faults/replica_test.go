@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -112,7 +113,7 @@ func (all replicas) leader(ctx context.Context) (*replica, error) {
 	}
 	holder := ptr.Deref(lease.Spec.HolderIdentity, "")
 	for _, r := range all {
-		if fleet.PodOf(holder) == r.Pod {
+		if protocol.PodOf(holder) == r.Pod {
 			return r, nil
 		}
 	}

@@ -71,7 +71,7 @@ func plant(ctx context.Context, t *testing.T, client kubernetes.Interface, names
 		m := metav1.ObjectMeta{Name: "text-" + name, Annotations: hostileAnnotations(text), Labels: map[string]string{"l": ""}}
 		pod := corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": m.Name}, Annotations: m.Annotations},
-			Spec:       fleet.NewDeployment(m.Name, "data-many", nil).Spec.Template.Spec,
+			Spec:       cluster.NewDeployment(m.Name, "data-many", nil).Spec.Template.Spec,
 		}
 		selector := &metav1.LabelSelector{MatchLabels: pod.Labels}
 		job := batchv1.JobSpec{Template: pod, Suspend: ptr.To(true)}

@@ -58,7 +58,7 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	token := shared.NewToken(ctx, t, "config-reader", "cluster-admin")
 	args := []string{"--config=" + configFile(t, "{v: 2, config-reload-quiet-period: 100ms, controllers: [config-reload, -nothing]}"), "--controllers=config-reload"}
 	// The arguments of the Deployment are left out, since they would take precedence over the file.
-	m, err := shared.Cluster.StartManager(shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args})
+	m, err := shared.StartBare(shared.NewReplica(ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args})
 	if err != nil {
 		t.Fatal(err)
 	}

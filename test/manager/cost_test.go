@@ -235,7 +235,7 @@ func (c *costs) configMap(namespace, name string, annotations map[string]string)
 func (c *costs) deployments(namespace string, n int, annotations map[string]string) {
 	c.t.Helper()
 	for i := range n {
-		d := fleet.NewDeployment(fmt.Sprint("hostile-", i), "none", annotations)
+		d := cluster.NewDeployment(fmt.Sprint("hostile-", i), "none", annotations)
 		d.Spec.Replicas = ptr.To[int32](0)
 		if _, err := shared.Admin.AppsV1().Deployments(namespace).Create(c.ctx, d, metav1.CreateOptions{}); err != nil {
 			c.t.Fatal(err)

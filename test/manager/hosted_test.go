@@ -5,11 +5,8 @@ package manager
 
 import (
 	"context"
-	"errors"
 	"testing"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -17,7 +14,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // hosted is a controller played by the test itself, in a manager that runs in the test's process.
@@ -55,7 +51,7 @@ func host(ctx context.Context, t *testing.T, entry controllers.Entry, dryRun boo
 	if err != nil {
 		t.Fatal(err)
 	}
-	grant(ctx, t, entry.Permissions(controllers.Settings{}))
+	shared.Grant(ctx, t, entry.Permissions(controllers.Settings{})...)
 	replica := shared.NewReplica(ctx, t)
 	h.pod = replica.Pod
 	t.Setenv("POD_NAME", h.pod)
@@ -88,44 +84,6 @@ func host(ctx context.Context, t *testing.T, entry controllers.Entry, dryRun boo
 		t.Fatal(context.Cause(ctx))
 	}
 	return h
-}
-
-// grant gives the managers' account more permissions for the rest of the test.
-func grant(ctx context.Context, t *testing.T, rules []rbacv1.PolicyRule) {
-	t.Helper()
-	rbac := shared.Admin.RbacV1()
-	role, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{GenerateName: "hosted-"}, Rules: rules}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: metav1.NamespaceSystem, Name: "quartermaster"}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(
-			rbac.ClusterRoleBindings().Delete(context.Background(), role.Name, metav1.DeleteOptions{}),
-			rbac.ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{}),
-		); err != nil {
-			t.Error(err)
-		}
-	})
-	fleet.Eventually(ctx, t, func() error {
-		review, err := shared.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User:               "system:serviceaccount:kube-system:quartermaster",
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Group: rules[0].APIGroups[0], Resource: rules[0].Resources[0], Verb: rules[0].Verbs[0]},
-			},
-		}, metav1.CreateOptions{})
-		if err == nil && !review.Status.Allowed {
-			err = errors.New("the role does not count yet")
-		}
-		return err
-	})
 }
 
 // Gadget is a custom resource as a Go type.

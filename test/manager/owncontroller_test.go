@@ -157,7 +157,7 @@ func TestAControllerOnEveryReplica(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)
 	ns := shared.NewNamespace(ctx, t, nil)
-	grant(ctx, t, paintersEntry(&painter{}).Permissions(controllers.Settings{}))
+	shared.Grant(ctx, t, paintersEntry(&painter{}).Permissions(controllers.Settings{})...)
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -16,10 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
@@ -43,55 +41,6 @@ func says(ctx context.Context, t *testing.T, url, token string, code int, parts 
 	})
 }
 
-// allowDoodads lets managers read a resource that does not exist. Without the permission they would
-// get Forbidden instead.
-func allowDoodads(ctx context.Context, t *testing.T) {
-	t.Helper()
-	meta := metav1.ObjectMeta{Name: "quartermaster-test-doodads"}
-	rbac := shared.Admin.RbacV1()
-	t.Cleanup(func() {
-		_ = rbac.ClusterRoles().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})
-		_ = rbac.ClusterRoleBindings().Delete(context.Background(), meta.Name, metav1.DeleteOptions{})
-	})
-	_, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"test.example.com"}, Resources: []string{"doodads"}, Verbs: []string{"list", "watch"}}}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// defineDoodads creates the CRD.
-func defineDoodads(ctx context.Context, t *testing.T) {
-	t.Helper()
-	objects, err := dynamic.NewForConfig(shared.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	crds := objects.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
-	_, err = crds.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": map[string]any{"name": "doodads.test.example.com"},
-		"spec": map[string]any{
-			"group": "test.example.com", "scope": "Namespaced",
-			"names":    map[string]any{"kind": "Doodad", "plural": "doodads"},
-			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}}}},
-		},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = crds.Delete(context.Background(), "doodads.test.example.com", metav1.DeleteOptions{})
-	})
-}
-
 func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", fleet.Race())
@@ -101,7 +50,10 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	shared.ExpectRefusals(func(e auditv1.Event) bool {
 		return e.ObjectRef != nil && e.ObjectRef.Resource == "leases" && e.ObjectRef.Name == "" && e.ObjectRef.Namespace == ""
 	})
-	allowDoodads(ctx, t)
+	// Without the permission to read what does not exist, managers would get Forbidden in place of
+	// NotFound.
+	doodads := schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "doodads"}
+	shared.Grant(ctx, t, rbacv1.PolicyRule{APIGroups: []string{doodads.Group}, Resources: []string{doodads.Resource}, Verbs: []string{"list", "watch"}})
 	token := shared.NewToken(ctx, t, "trouble-reader", "cluster-admin")
 	s := shared.NewShop(ctx, t)
 	configMaps := shared.Admin.CoreV1().ConfigMaps(s.Namespace)
@@ -133,7 +85,8 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	explains("absent", "cannot list doodads.test.example.com: NotFound")
 	explains("forbidden", "cannot list leases.coordination.k8s.io: Forbidden")
 	explains("failing", "stopped unexpectedly")
-	// An event that cannot be mapped is counted and waits for the object's next event: no trouble that lasts.
+	// An event that cannot be mapped is counted and waits for the object's next event: no trouble that
+	// lasts.
 	check("poisoned", http.StatusOK, "ok")
 	check("config-reload", http.StatusOK, "ok")
 	says(ctx, t, m.InsecureURL+"/livez", "", http.StatusOK, "ok")
@@ -168,7 +121,10 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 
 	// A repaired trouble disappears without a restart.
-	defineDoodads(ctx, t)
+	if err := shared.InstallResource(ctx, doodads, "Doodad"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = shared.Kubectl(context.Background(), "delete", "crd", doodads.GroupResource().String()) })
 	check("absent", http.StatusOK, "ok")
 	if m.ExitCode() != -1 || standby.ExitCode() != -1 {
 		t.Errorf("a manager ended, with %d or %d", m.ExitCode(), standby.ExitCode())

@@ -114,7 +114,7 @@ func (s shop) rolls(ctx context.Context, t *testing.T) {
 
 func runsACronJob(ctx context.Context, t *testing.T, s shop) {
 	t.Helper()
-	pod := fleet.NewDeployment("report", "app-config", nil).Spec.Template
+	pod := cluster.NewDeployment("report", "app-config", nil).Spec.Template
 	pod.Spec.RestartPolicy = corev1.RestartPolicyNever
 	_, err := s.Admin.BatchV1().CronJobs(s.Namespace).Create(ctx, &batchv1.CronJob{
 		ObjectMeta: metav1.ObjectMeta{Name: "report", Annotations: map[string]string{fleet.ReloadAnnotation: "auto"}},

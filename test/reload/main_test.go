@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 
 // prepare defines the resource of Argo Rollouts and begins to watch.
 func prepare(ctx context.Context) error {
-	if err := shared.InstallRollouts(ctx); err != nil {
+	if err := shared.InstallResource(ctx, configreload.RolloutsResource, "Rollout"); err != nil {
 		return err
 	}
 	for _, resource := range rolledResources {

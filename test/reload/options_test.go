@@ -17,26 +17,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// letManagersReadNamespaces grants what --config-reload-namespace-selector needs besides the
-// manager's own roles.
-func letManagersReadNamespaces(t *testing.T) {
-	t.Helper()
-	rbac, name := shared.Admin.RbacV1(), metav1.ObjectMeta{Name: "quartermaster-namespaces"}
-	_, err := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}}}}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: name,
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name.Name},
-			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "quartermaster", Namespace: metav1.NamespaceSystem}}}, metav1.CreateOptions{})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestOptionsOnTheAPIServer(t *testing.T) {
 	shared.InstallWith(t.Context(), t, "argo-rollouts")
-	letManagersReadNamespaces(t)
+	// --config-reload-namespace-selector needs it besides the manager's own roles.
+	shared.Grant(t.Context(), t, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
 	const rollout = "rollouts/web"
 	shopLabels := map[string]string{"team": "shop"}
 	givenRollout := func(annotations map[string]string) func(s shop) {

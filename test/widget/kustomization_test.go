@@ -54,11 +54,11 @@ func TestTheKustomizationIsAllThatItNeeds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := fleet.AsDeployed(pods[0].Spec, leader, cluster.ManagerOptions{Binary: shared.Binary})
+	o, err := cluster.AsDeployed(pods[0].Spec, leader, cluster.ManagerOptions{Binary: shared.Binary})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := shared.Cluster.StartManager(leader, o)
+	m, err := shared.StartBare(leader, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,16 +12,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
@@ -47,16 +46,12 @@ type Options struct {
 type Fleet struct {
 	*cluster.Cluster
 
-	// The administrator's clients.
-	Admin   *kubernetes.Clientset
-	Objects dynamic.Interface
+	Objects dynamic.Interface // the administrator's client
 
 	Binary string // of the manager
 
-	components []string // see Options
-	replicas   atomic.Int32
-	managers   atomic.Int32       // started so far
-	deployment *appsv1.Deployment // as installed
+	components []string     // see Options
+	replicas   atomic.Int32 // so far
 
 	mu       sync.Mutex
 	starts   []interval // of the API server
@@ -75,23 +70,26 @@ func Start(ctx context.Context, o Options) (_ *Fleet, err error) {
 	if f.Cluster, err = cluster.Start(ctx, o.Cluster); err != nil {
 		return nil, err
 	}
-	if err := f.prepare(ctx); err != nil {
+	if f.Objects, err = dynamic.NewForConfig(f.AdminConfig()); err == nil {
+		err = f.InstallComponents(ctx, f.components...)
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.Stop())
 	}
 	return f, nil
 }
 
-func (f *Fleet) prepare(ctx context.Context) (err error) {
-	if f.Admin, err = kubernetes.NewForConfig(f.AdminConfig()); err != nil {
-		return err
+// InstallWith installs further components for the rest of the test.
+func (f *Fleet) InstallWith(ctx context.Context, t testing.TB, components ...string) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := f.InstallComponents(context.Background(), f.components...); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := f.InstallComponents(ctx, slices.Concat(f.components, components)...); err != nil {
+		t.Fatal(err)
 	}
-	if f.Objects, err = dynamic.NewForConfig(f.AdminConfig()); err != nil {
-		return err
-	}
-	if err := f.Publish(ctx, f.Admin); err != nil {
-		return err
-	}
-	return f.installComponents(ctx)
 }
 
 // NewReplica creates a Pod and a token bound to it for one manager.
@@ -125,17 +123,6 @@ func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*clust
 		t.Fatal(err)
 	}
 	return r, proxy
-}
-
-// StartManager is like cluster.StartManager. It puts the arguments and the environment of the
-// installed Deployment before those in o.
-func (f *Fleet) StartManager(r *cluster.Replica, o cluster.ManagerOptions) (*cluster.Manager, error) {
-	o, err := AsDeployed(f.deployment.Spec.Template.Spec, r, o)
-	if err != nil {
-		return nil, err
-	}
-	f.managers.Add(1)
-	return f.Cluster.StartManager(r, o)
 }
 
 // alarms are texts that no manager may write to its log.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
 // LeaseName is the managers' Lease, in kube-system.
@@ -37,13 +38,7 @@ func (f *Fleet) Lease(ctx context.Context, t testing.TB) *coordinationv1.Lease {
 // HolderPod returns the Pod in the holder's identity, "" if nobody holds the Lease.
 func (f *Fleet) HolderPod(ctx context.Context, t testing.TB) string {
 	t.Helper()
-	return PodOf(ptr.Deref(f.Lease(ctx, t).Spec.HolderIdentity, ""))
-}
-
-// PodOf returns the Pod's name in the identity of a holder, PODNAME_UUID.
-func PodOf(identity string) string {
-	pod, _, _ := strings.Cut(identity, "_")
-	return pod
+	return protocol.PodOf(ptr.Deref(f.Lease(ctx, t).Spec.HolderIdentity, ""))
 }
 
 // WaitForLeader waits until the Lease names m.
@@ -65,7 +60,7 @@ func (f *Fleet) FreeLease(t testing.TB, m *cluster.Manager) {
 	leases := f.Admin.CoordinationV1().Leases(metav1.NamespaceSystem)
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		l, err := leases.Get(ctx, LeaseName, metav1.GetOptions{})
-		if err != nil || PodOf(ptr.Deref(l.Spec.HolderIdentity, "")) != m.Pod {
+		if err != nil || protocol.PodOf(ptr.Deref(l.Spec.HolderIdentity, "")) != m.Pod {
 			return err
 		}
 		l.Spec.HolderIdentity, l.Spec.RenewTime = nil, ptr.To(metav1.NowMicro())

@@ -73,7 +73,7 @@ func (f *Fleet) Refused(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	if seen == 0 && f.managers.Load() > 0 {
+	if seen == 0 && f.replicas.Load() > 0 {
 		errs = append(errs, errors.New("the audit log has no request of a manager: nothing is judged"))
 	}
 	for what, times := range refused {

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 // Shop is a namespace with ConfigMap app-config, Secret db and Deployment web, which takes its
@@ -35,7 +37,7 @@ func (f *Fleet) NewShop(ctx context.Context, t testing.TB) Shop {
 // db.
 func (s Shop) Deploy(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
 	t.Helper()
-	d := NewDeployment(name, "app-config", annotations)
+	d := cluster.NewDeployment(name, "app-config", annotations)
 	c := &d.Spec.Template.Spec.Containers[0]
 	c.EnvFrom = append(c.EnvFrom, corev1.EnvFromSource{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}}})
 	if _, err := s.fleet.Admin.AppsV1().Deployments(s.Namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {

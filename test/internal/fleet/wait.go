@@ -5,14 +5,13 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
 const (
@@ -38,18 +37,9 @@ func Within(ctx context.Context, t testing.TB, d time.Duration) context.Context 
 	return ctx
 }
 
-// Poll calls check every 50 ms until it returns nil. If ctx ends before, Poll returns check's last
-// error.
+// Poll calls check every 50 ms, see cluster.Poll.
 func Poll(ctx context.Context, check func() error) error {
-	last := errors.New("never checked")
-	err := wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("%w: %w", context.Cause(ctx), last)
-	}
-	return nil
+	return cluster.Poll(ctx, 50*time.Millisecond, func(context.Context) error { return check() })
 }
 
 // Eventually is Poll for what a test cannot continue without.
@@ -76,11 +66,4 @@ func Setting(t testing.TB, name string, otherwise int) int {
 }
 
 // Wait waits for d, the time that a fault lasts, or until ctx ends.
-func Wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
+func Wait(ctx context.Context, d time.Duration) { _ = cluster.Sleep(ctx, d) }

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
@@ -44,7 +45,7 @@ func (f *Fleet) NewWorld(ctx context.Context, t testing.TB, size int) *World {
 			t.Fatal(err)
 		}
 		_, err = f.Admin.AppsV1().Deployments(w.Namespace).Create(ctx,
-			NewDeployment(DeploymentName(i), configMap(i), map[string]string{ReloadAnnotation: "auto"}), metav1.CreateOptions{})
+			cluster.NewDeployment(DeploymentName(i), configMap(i), map[string]string{ReloadAnnotation: "auto"}), metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,14 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 )
-
-// InstallRollouts defines the resource of Argo Rollouts.
-func (f *Fleet) InstallRollouts(ctx context.Context) error {
-	return f.InstallResource(ctx, configreload.RolloutsResource, "Rollout")
-}
 
 // InstallResource defines a custom resource, which keeps every field, and waits until it is served.
 func (f *Fleet) InstallResource(ctx context.Context, gvr schema.GroupVersionResource, kind string) error {

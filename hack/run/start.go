@@ -14,13 +14,11 @@ import (
 	"strconv"
 	"strings"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// runLocal runs the managers on a control plane of its own.
-func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File) (err error) {
+// runManagers runs the managers on a control plane of their own.
+func runManagers(ctx context.Context, opts options, root, dir string, lock *os.File) (err error) {
 	fmt.Println("Building the manager")
 	binary, err := cluster.BuildManager(ctx, false)
 	if err != nil {
@@ -36,15 +34,16 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 			fmt.Println("Stopped.")
 		}
 	}()
-	f := &fleet{dir: dir, out: os.Stdout, cluster: c}
-	if f.client, err = kubernetes.NewForConfig(c.AdminConfig()); err != nil {
-		return err
-	}
+	f := &fleet{out: os.Stdout, cluster: c, leads: make(chan struct{})}
 	if err := prepare(ctx, c, root); err != nil {
 		return err
 	}
 	if err := grant(ctx, c, binary, opts.args); err != nil {
 		return err
+	}
+	start := c.StartManager
+	if len(opts.args) > 0 { // they replace the Deployment's: two --controllers would add up
+		start = c.StartBare
 	}
 	defer f.stop()
 	for i := range opts.replicas {
@@ -53,18 +52,17 @@ func runLocal(ctx context.Context, opts options, root, dir string, lock *os.File
 			return err
 		}
 		// Level 2 logs the writes, some of which the terminal shows.
-		m, err := c.StartManager(replica, cluster.ManagerOptions{Binary: binary, Args: append([]string{"--v=2"}, opts.args...)})
+		m, err := start(replica, cluster.ManagerOptions{Binary: binary, Args: append([]string{"--v=2"}, opts.args...)})
 		if err != nil {
 			return err
 		}
-		f.add(ctx, replica.Pod, m)
+		f.add(ctx, m)
 	}
-	leader, err := f.waitForLeader(ctx)
-	if err != nil {
+	if err := f.waitForLeader(ctx); err != nil {
 		return err
 	}
-	printLocal(f.out, c, binary, f.managers, leader, opts.nodes)
-	return f.follow(ctx, leader)
+	f.introduce(binary, opts.nodes)
+	return f.follow(ctx)
 }
 
 // startCluster starts the control plane. The end of ctx ends the start, but not the started
@@ -79,10 +77,10 @@ func startCluster(ctx context.Context, dir string, nodes int, lock *os.File) (*c
 // prepare applies what an administrator would apply before the managers start, except for the
 // manager's Deployment, whose replicas run as processes.
 func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
-	if err := c.ApplyDir(ctx, filepath.Join(root, "deploy"), "Deployment"); err != nil {
+	if err := c.InstallComponents(ctx); err != nil {
 		return err
 	}
-	if err := c.ApplyDir(ctx, filepath.Join(root, "hack", "sample")); err != nil {
+	if err := c.ApplyDir(ctx, filepath.Join(root, "hack", "run", "sample.yaml")); err != nil {
 		return err
 	}
 	// Short commands to paste, which write nothing to the user's home.
