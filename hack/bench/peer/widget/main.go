@@ -47,7 +47,7 @@ func run(health, metrics string) error {
 	if err != nil {
 		return err
 	}
-	r := &reconciler{Client: mgr.GetClient(), scheme: scheme, events: mgr.GetEventRecorderFor("widget")}
+	r := &reconciler{Client: mgr.GetClient(), scheme: scheme, events: mgr.GetEventRecorderFor("widget")} //nolint:staticcheck // the API of Events that most controllers use
 	if err := r.setUp(mgr); err != nil {
 		return err
 	}

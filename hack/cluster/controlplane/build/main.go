@@ -1,13 +1,12 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command build builds the control plane if it is missing, and prints its folder. With -nodes it also
-// builds what simulated nodes need.
+// Command build builds the control plane and what simulated nodes need if they are missing, and
+// prints the folder of the control plane.
 package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -18,11 +17,9 @@ import (
 )
 
 func main() {
-	nodes := flag.Bool("nodes", false, "build what simulated nodes need, too")
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	dir, err := controlplane.Ensure(ctx, os.Stderr)
-	if err == nil && *nodes {
+	if err == nil {
 		_, _, err = cluster.BuildNodes(ctx, os.Stderr)
 	}
 	stop()
