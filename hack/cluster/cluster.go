@@ -53,9 +53,11 @@ type Options struct {
 	// Nodes is how many simulated nodes there are, with kube-scheduler. They need
 	// kube-controller-manager.
 	Nodes int
-	// SecondAPIServer adds a second kube-apiserver, see SecondConfig and SecondEtcd. This process must
-	// be in a network namespace of its own, see package netns, and so on Linux.
-	SecondAPIServer bool
+	// SecondAPIServer, if set, adds a second kube-apiserver, see SecondConfig. It is called with the
+	// unix sockets that this API server connects to and that etcd listens on, and returns what passes
+	// on the requests, which Stop closes. This process must be in a network namespace of its own, see
+	// test/internal/netns, and so on Linux.
+	SecondAPIServer func(socket, etcd string) (io.Closer, error)
 	// Progress gets lines about the build of the control plane and the start; nil means none.
 	Progress io.Writer
 }
@@ -165,7 +167,7 @@ func (c *Cluster) startAll(ctx context.Context) error {
 	if err := c.StartAPIServer(ctx); err != nil {
 		return err
 	}
-	if c.opts.SecondAPIServer {
+	if c.opts.SecondAPIServer != nil {
 		if err := c.startSecond(ctx); err != nil {
 			return err
 		}
@@ -180,7 +182,7 @@ func (c *Cluster) startAll(ctx context.Context) error {
 			return err
 		}
 	}
-	if !c.opts.SecondAPIServer {
+	if c.opts.SecondAPIServer == nil {
 		if err := c.publish(ctx); err != nil {
 			return fmt.Errorf("publish the address of the API server: %w", err)
 		}
@@ -248,7 +250,7 @@ func (c *Cluster) urlOf(address string) string {
 
 // address returns that of the first kube-apiserver.
 func (c *Cluster) address() string {
-	if c.opts.SecondAPIServer {
+	if c.opts.SecondAPIServer != nil {
 		return firstAddress
 	}
 	return loopback

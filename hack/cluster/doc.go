@@ -27,7 +27,8 @@
 // Package test/internal/faultproxy stands between a manager and the API server and injects faults.
 // StopAPIServer, KillAPIServer and RestartAPIServer stop the server itself.
 //
-// With Options.SecondAPIServer there is a second API server on the same etcd. Package holdproxy stands
-// between the two, and makes what the API server knows of chosen resources lag behind. This needs
-// addresses that only a network namespace has, see test/internal/netns.
+// With Options.SecondAPIServer there is a second API server on the same etcd. Package
+// test/internal/holdproxy stands between the two, and makes what the API server knows of chosen
+// resources lag behind. This needs addresses that only a network namespace has, see
+// test/internal/netns.
 package cluster

@@ -5,11 +5,11 @@ package cluster
 
 import (
 	"context"
+	"io"
 	"path/filepath"
 
 	"k8s.io/client-go/rest"
 
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/holdproxy"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
 )
 
@@ -20,7 +20,7 @@ const (
 	firstAddress  = "192.0.2.1"
 	secondAddress = "192.0.2.2"
 
-	// etcdHoldSocket is where the proxy between the second API server and etcd listens.
+	// etcdHoldSocket is where the second API server connects to.
 	etcdHoldSocket = "localhost:3"
 )
 
@@ -28,13 +28,13 @@ const (
 // first, and a host name of its own: an API server derives the name of its identity Lease from that.
 type second struct {
 	process  *sandbox.Process
-	etcd     *holdproxy.Proxy
+	etcd     io.Closer // passes on its requests
 	auditLog string
 }
 
 func (c *Cluster) startSecond(ctx context.Context) (err error) {
 	s := &second{auditLog: filepath.Join(c.box.Dir, "audit-2.log")}
-	s.etcd, err = holdproxy.Start(filepath.Join(c.box.Dir, etcdHoldSocket), filepath.Join(c.box.Dir, etcdName))
+	s.etcd, err = c.opts.SecondAPIServer(filepath.Join(c.box.Dir, etcdHoldSocket), filepath.Join(c.box.Dir, etcdName))
 	if err != nil {
 		return err
 	}
@@ -60,6 +60,3 @@ func (c *Cluster) SecondConfig() *rest.Config {
 	config.Host = c.urlOf(secondAddress)
 	return config
 }
-
-// SecondEtcd returns the proxy between the second API server and etcd.
-func (c *Cluster) SecondEtcd() *holdproxy.Proxy { return c.second.etcd }

@@ -5,7 +5,7 @@
 // leader's lags behind, and checks by the audit logs of both that no former leader wrote after its
 // successor.
 //
-// The second API server reaches etcd through a proxy, see hack/cluster/holdproxy. While the
+// The second API server reaches etcd through a proxy, see test/internal/holdproxy. While the
 // connections of Namespaces and Leases stand still, this API server does not see who is named as
 // the leader and does not answer requests for a Lease, but stores everything else: which is what
 // happens when watch caches lag. The managers reach the API servers through proxies of their own.
@@ -24,16 +24,25 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/holdproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/netns"
 )
 
-// shared is the control plane of all tests of the package.
-var shared *fleet.Fleet
+// All tests of the package share them.
+var (
+	shared *fleet.Fleet
+	etcd   *holdproxy.Proxy // between the second API server and etcd
+)
+
+func startEtcdProxy(socket, to string) (_ io.Closer, err error) {
+	etcd, err = holdproxy.Start(socket, to)
+	return etcd, err
+}
 
 func TestMain(m *testing.M) {
 	code, err := netns.Run(build, func() int {
 		return fleet.Main(m, &shared, fleet.Options{
-			Cluster: cluster.Options{WithoutControllerManager: true, SecondAPIServer: true}})
+			Cluster: cluster.Options{WithoutControllerManager: true, SecondAPIServer: startEtcdProxy}})
 	})
 	if errors.Is(err, netns.ErrForbidden) {
 		fmt.Println("SKIP: all tests of two API servers:", err)

@@ -18,9 +18,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/quartermaster-dev/quartermaster/hack/cluster/holdproxy"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/holdproxy"
 )
 
 var flagCount = flag.Bool("count", false, "report writes of former leaders without failing")
@@ -48,8 +48,8 @@ var faults = []fault{
 		return c.leader.Signal(syscall.SIGCONT)
 	}},
 	{"partition with its API server", true, func(ctx context.Context, c *crew) error {
-		shared.SecondEtcd().Hold(holdproxy.Everything)
-		defer shared.SecondEtcd().Release(holdproxy.Everything)
+		etcd.Hold(holdproxy.Everything)
+		defer etcd.Release(holdproxy.Everything)
 		c.way.HangUp()
 		fleet.Wait(ctx, away)
 		return nil
@@ -86,14 +86,14 @@ func play(t *testing.T, f fault, lag time.Duration) {
 	defer stop()
 
 	lagging := []string{"namespaces", "leases"}
-	shared.SecondEtcd().Hold(lagging...)
-	defer shared.SecondEtcd().Release(lagging...)
+	etcd.Hold(lagging...)
+	defer etcd.Release(lagging...)
 	begin := time.Now()
 	if err := f.inject(ctx, c); err != nil {
 		t.Fatal(err)
 	}
 	fleet.Wait(ctx, lag)
-	shared.SecondEtcd().Release(lagging...)
+	etcd.Release(lagging...)
 	released := time.Now()
 
 	fleet.Eventually(ctx, t, func() error {
