@@ -140,7 +140,7 @@ func TestWhatIsEmptyMayBeNull(t *testing.T) {
 // bases are values with which every template is in use, in one of them.
 var bases = map[string]string{
 	"in the cluster": `{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true},
-		replicationPolicy: {enabled: true}, controllers: {replication: {enabled: true}, ttl: {enabled: true}}}`,
+		replicationPolicy: {enabled: true}, controllers: {replication: {enabled: true}, ttl: {enabled: true}, federation: {enabled: true}}}`,
 	"namespaced": "namespaced: {enabled: true}",
 }
 
@@ -149,6 +149,7 @@ var samples = map[string]any{
 	"compat":                          []any{"reloader"},
 	"controllers.config-reload.flags": map[string]any{"config-reload-csi": true},
 	"controllers.replication.flags":   map[string]any{"replication-workers": 1},
+	"controllers.federation.flags":    map[string]any{"federation-member-qps": 1},
 	"extraArgs":                       []any{"--v=1"},
 	"extraEnv":                        []any{map[string]any{"name": "A", "value": "b"}},
 	"extraVolumes":                    []any{map[string]any{"name": "a", "emptyDir": map[string]any{}}},

@@ -170,7 +170,7 @@ func digestOf(o *informers.Object) policy.Digest {
 	return digest
 }
 
-// served is how a cluster is with a type.
+// served is how a cluster is with a type. The goroutine of follow alone changes it, under the controller's mu.
 type served struct {
 	following *informers.Following
 	of        *federatedType
@@ -206,11 +206,14 @@ func (m *member) look(ctx context.Context) (waits bool) {
 		}
 	}
 	now := m.c.host.Loop.Clock.Now()
+	m.sweep(now)
 	for name, t := range wanted {
 		if !t.runs {
 			continue
 		}
-		s := m.snapshot()[name]
+		m.c.mu.Lock()
+		s := m.types[name]
+		m.c.mu.Unlock()
 		if s == nil {
 			m.ask(ctx, &served{of: t}, now)
 			waits = true

@@ -151,7 +151,7 @@ func (v *view) expected(cluster string) bool {
 // state returns what to decide on in a cluster. Live is nil where the cluster has no managed object.
 func (c *controller) state(v *view, m *member) policy.State {
 	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(m.name), Keep: v.keep, Recorded: v.counting[m.name], Rendered: v.digest.For(m.name)}
-	if s.Live = m.live(v.federatedType, v.key); s.Live != nil {
+	if s.Live = m.live(v.key); s.Live != nil {
 		s.Own = c.own(v.federatedType, v.key, s.Live.UID)
 	}
 	content := v.digest.Content(m.name)

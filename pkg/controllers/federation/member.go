@@ -5,7 +5,6 @@ package federation
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 const (
@@ -45,6 +45,7 @@ type member struct {
 	// repeats are the recent writes of the same content.
 	repeats map[key]*policy.Repeats
 	counted count
+	swept   time.Time
 }
 
 // count is how much of a cluster placement would delete.
@@ -127,16 +128,28 @@ func (m *member) beside(ctx context.Context) error {
 	return nil
 }
 
-func (m *member) snapshot() map[string]*served {
+// snapshot returns copies of what is known of the types.
+func (m *member) snapshot() map[string]served {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
-	return maps.Clone(m.types)
+	all := make(map[string]served, len(m.types))
+	for name, s := range m.types {
+		all[name] = *s
+	}
+	return all
 }
 
-func (m *member) servedType(kind string) *served {
+// objectOf returns the managed object of a key as the cache has it.
+func (m *member) objectOf(k key) (*informers.Object, bool) {
 	m.c.mu.Lock()
-	defer m.c.mu.Unlock()
-	return m.types[kind]
+	s := m.types[k.kind]
+	if s == nil {
+		m.c.mu.Unlock()
+		return nil, false
+	}
+	following, target := s.following, s.of.target(k)
+	m.c.mu.Unlock()
+	return following.Get(target)
 }
 
 // serving returns how the cluster is with a type.
@@ -159,12 +172,8 @@ func (m *member) states() map[string]string {
 }
 
 // live returns the managed object of a key as the cache has it, or nil.
-func (m *member) live(t *federatedType, k key) *policy.Member {
-	s := m.servedType(t.Name)
-	if s == nil {
-		return nil
-	}
-	object, exists := s.following.Get(t.target(k))
+func (m *member) live(k key) *policy.Member {
+	object, exists := m.objectOf(k)
 	if !exists {
 		return nil
 	}
@@ -177,25 +186,19 @@ func (m *member) live(t *federatedType, k key) *policy.Member {
 
 // holds reports whether the cluster has a managed object of a key.
 func (m *member) holds(k key) bool {
-	s := m.servedType(k.kind)
-	if s == nil {
-		return false
-	}
-	_, exists := s.following.Get(s.of.target(k))
+	_, exists := m.objectOf(k)
 	return exists
 }
 
 // reconcile does what is to be done with a key in the cluster, and reports it.
 func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	v, runs := m.c.look(k)
-	if !runs || v.err != nil && !v.deleting {
+	switch {
+	case !runs, v.err != nil && !v.deleting,
+		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.Finalizer, // the host's loop comes first
+		m.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
+		m.c.withdraw(k, m.name)
 		return 0, nil
-	}
-	if v.object != nil && v.IsNamespace() && k.Name != k.Namespace || v.object != nil && !v.digest.Finalizer {
-		return 0, nil // the host's loop comes first
-	}
-	if serving := m.serving(k.kind); serving.Status() != "" {
-		return 0, nil // nothing is known of it, or there is nothing to do
 	}
 	w := &work{view: v, m: m, state: m.c.state(v, m)}
 	switch policy.Decide(w.state) {
@@ -212,10 +215,11 @@ func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	case policy.Unlabel:
 		w.remove(ctx, false)
 	}
-	if !w.unknown {
-		if v.object != nil {
-			m.c.report(v, m.name, w.result, w.wrote)
-		}
+	switch {
+	case !w.unknown && v.object != nil:
+		m.c.report(v, m.name, w.result, w.wrote)
+	case w.unknown && w.after == 0 && w.err == nil:
+		m.c.withdraw(k, m.name)
 	}
 	if w.noAnswer {
 		m.c.clusters.Enqueue(cache.ObjectName{Namespace: m.c.cfg.Namespace, Name: m.name}) // is it still there?
@@ -256,6 +260,32 @@ func (w *work) nothing(ctx context.Context) {
 	}
 	if w.clear = clearing.Clear() == policy.IsClear; !w.clear {
 		w.status, w.after = policy.WaitingForRemoval, time.Second // the cache will show it
+	}
+}
+
+// sweep forgets once in a while what need not be remembered of objects.
+func (m *member) sweep(now time.Time) {
+	if now.Sub(m.swept) < time.Minute {
+		return
+	}
+	m.c.mu.Lock()
+	m.swept = now
+	var seen []key
+	for k, repeats := range m.repeats {
+		if repeats.Idle(now) {
+			delete(m.repeats, k)
+		}
+	}
+	for k := range m.seen {
+		seen = append(seen, k)
+	}
+	m.c.mu.Unlock()
+	for _, k := range seen {
+		if !m.holds(k) {
+			m.c.mu.Lock()
+			delete(m.seen, k)
+			m.c.mu.Unlock()
+		}
 	}
 }
 

@@ -191,6 +191,15 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 	return is
 }
 
+// withdraw takes back that a cluster was asked for a key: its loop has had a look, and has nothing to say.
+func (c *controller) withdraw(k key, cluster string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.records[k]; r.of(cluster) != nil && !r.results[cluster].done {
+		delete(r.results, cluster)
+	}
+}
+
 // report takes what came of a key in a cluster.
 func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 	c.mu.Lock()

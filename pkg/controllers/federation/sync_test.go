@@ -13,6 +13,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -487,6 +488,68 @@ func TestWhatWasThere(t *testing.T) {
 				f.wrote(f.c1.Host, created+": AlreadyExists")
 				f.has(f.c1, "unlabelled")
 				f.status("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
+			})
+		})
+	}
+}
+
+// widgets is a type of its own, which c1 serves and c2 does not.
+func widgets(f *fed) {
+	f.t.Helper()
+	definition := func(kind, plural, group string) *unstructured.Unstructured {
+		return object(f.t, fmt.Sprintf("{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: %[2]s.%[3]s}, spec: {group: %[3]s, "+
+			"names: {kind: %[1]s, plural: %[2]s}, scope: Namespaced, versions: [{name: v1, served: true, storage: true, subresources: {status: {}}}]}}", kind, plural, group))
+	}
+	f.c1.Put(definition("Widget", "widgets", "example.com"))
+	f.Put(definition("FederatedWidget", "federatedwidgets", "types.kubefed.io"),
+		object(f.t, "{apiVersion: core.kubefed.io/v1beta1, kind: FederatedTypeConfig, metadata: {namespace: "+namespace+", name: widgets.example.com}, spec: {propagation: Enabled, "+
+			"targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, "+
+			"federatedType: {group: types.kubefed.io, version: v1, kind: FederatedWidget, pluralName: federatedwidgets, scope: Namespaced}}}"))
+	u := federated(f.t, "Widget", "w", "{template: {spec: {a: b}}, "+both+"}")
+	u.SetAPIVersion("types.kubefed.io/v1")
+	f.Put(u)
+	f.Sleep(settling)
+}
+
+// TestATypeOfItsOwn is rows 8 and 45.
+func TestATypeOfItsOwn(t *testing.T) {
+	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
+	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	resources["CustomResourceDefinition"] = federation.CustomResourceDefinitions
+	for name, test := range map[string]func(f *fed){
+		"8: c2 lacks the API, and gets it": func(f *fed) {
+			f.wrote(f.c1.Host, "create widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
+			f.c2.Put(object(f.t, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: widgets.example.com}, spec: {group: example.com, "+
+				"names: {kind: Widget, plural: widgets}, scope: Namespaced, versions: [{name: v1, served: true, storage: true}]}}"))
+			f.Sleep(10 * time.Minute)
+			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "c1= c2=")
+		},
+		"F is deleted while c2 lacks the API": func(f *fed) {
+			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
+			f.Sleep(time.Minute)
+			f.status("FederatedWidget", "w", "gone")
+		},
+		"45: the CustomResourceDefinition of F is being deleted": func(f *fed) {
+			f.c1.Writes()
+			f.change(f.Host, "CustomResourceDefinition", "", "federatedwidgets.types.kubefed.io", func(u *unstructured.Unstructured) {
+				u.SetFinalizers([]string{"customresourcecleanup.apiextensions.k8s.io"})
+				u.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
+			})
+			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w")) // as the API server does next
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "patch widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "gone")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t)
+				f.c1.Writes()
+				f.c2.Writes()
+				widgets(f)
+				test(f)
 			})
 		})
 	}

@@ -54,7 +54,7 @@ func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 
 // fail notes why the cluster is not as it should be. An error is tried again.
 func (w *work) fail(status string, err error) {
-	if controllers.IsNotLeading(err) {
+	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
 		w.unknown, w.err = true, err
 		return
 	}
@@ -68,9 +68,7 @@ func (w *work) fail(status string, err error) {
 		status, w.noAnswer = policy.TimedOut(status), true
 	}
 	w.status = status
-	if !apierrors.IsConflict(err) {
-		w.event(corev1.EventTypeWarning, verbs[status], err)
-	}
+	w.event(corev1.EventTypeWarning, verbs[status], err)
 	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.m.name, short{err})
 }
 
