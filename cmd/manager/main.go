@@ -19,8 +19,8 @@ func main() {
 	os.Exit(cli.Run(command(os.Args[0])))
 }
 
-// command returns the manager's command. A program that is called kubectl-NAME is a plugin of kubectl,
-// and its help says what a user of that types.
+// command returns the manager's command. A program named kubectl-NAME is a plugin of kubectl, and its help
+// shows what a user of the plugin types.
 func command(program string) *cobra.Command {
 	cmd := app.NewCommand()
 	name := strings.TrimSuffix(filepath.Base(program), filepath.Ext(program))

@@ -28,7 +28,7 @@ const (
 	Annotation = "example.com/greet"
 )
 
-// Controller greets ConfigMaps. Its Run and Status are those of the shared loop.
+// Controller greets ConfigMaps, with the Run and the Status of the shared loop.
 type Controller struct {
 	*controllers.Loop[cache.ObjectName]
 	configMaps informers.Informer[metav1.Object]

@@ -44,7 +44,7 @@ func (o *options) dataSets() []dataSet {
 	return []dataSet{{name: "empty cluster"}, mixed, many}
 }
 
-// largeSet returns a data set as large as that of the largest clusters.
+// largeSet returns a data set as large as in the largest clusters.
 func (o *options) largeSet() dataSet {
 	n := o.times(200000)
 	return dataSet{name: fmt.Sprintf("%d Secrets of 256 bytes", n), secrets: n, size: 256}

@@ -142,7 +142,7 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (
 	return b.addStarts(ctx, d, all)
 }
 
-// occupy starts all occupants, each when the one before is ready.
+// occupy starts all occupants one after the other, each when its predecessor is ready.
 func (b *bench) occupy(ctx context.Context, all []*occupant) (err error) {
 	leaders := map[string]*pair{}
 	for _, o := range all {

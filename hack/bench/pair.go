@@ -213,7 +213,7 @@ func (p *pair) respawn(ctx context.Context, args ...string) (err error) {
 }
 
 // trigger creates a Deployment for which every subject's controller has one thing to write: ours
-// records the state of the ConfigMap that it uses, that of controller-runtime adds an annotation,
+// records the state of the ConfigMap that it uses, controller-runtime's adds an annotation,
 // and kube-controller-manager creates its ReplicaSet.
 func (b *bench) trigger(ctx context.Context, namespace, name string) error {
 	_, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, newDeployment(name, "trigger"), metav1.CreateOptions{})

@@ -18,8 +18,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// fans are the numbers of namespaces that get copies of one Secret. The namespaces of the smaller
-// ones are among those of the largest.
+// fans are the numbers of namespaces that get copies of one Secret. The namespaces of a smaller
+// fan are among the largest's.
 var fans = []int{200, 2000}
 
 // inOrder is the number of copies that a new leader finds in order.

@@ -47,7 +47,7 @@ type subject struct {
 	timings func(timing) []string
 }
 
-// timing is that of leader election. The zero value stands for the defaults, which are 15 s, 10 s
+// timing is the timing of leader election. The zero value stands for the defaults, which are 15 s, 10 s
 // and 2 s for all subjects.
 type timing struct{ lease, deadline, retry time.Duration }
 

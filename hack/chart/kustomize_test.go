@@ -90,7 +90,7 @@ func TestTheChartRendersWhatKustomizeDoes(t *testing.T) {
 var ofKubeSystem = regexp.MustCompile(`kube-system|quartermaster-leader['"\n]|quartermaster-(fence|replication)\n`)
 
 // TestAnInstallationElsewhereHasNamesOfItsOwn renders the chart for another namespace, and compares
-// what stands in the cluster with that of kube-system.
+// its cluster-scoped objects with those of an installation in kube-system.
 func TestAnInstallationElsewhereHasNamesOfItsOwn(t *testing.T) {
 	const values = "{replicationPolicy: {enabled: true}, flags: {use-service-account-credentials: true}}"
 	here, there := mustRender(t, values, "kube-system"), mustRender(t, values, "ops")

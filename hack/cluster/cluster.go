@@ -34,13 +34,13 @@ const startTimeout = 3 * time.Minute
 //go:embed audit-policy.yaml
 var auditPolicy string
 
-// Options are those of Start. The zero value is a complete cluster in a temporary directory.
+// Options configures Start. The zero value is a complete cluster in a temporary directory.
 type Options struct {
 	// Dir is created for the cluster and removed with it; empty means a new one below os.TempDir.
 	Dir string
 	// Hold are files that stay open until the clean-up is done, see sandbox.New.
 	Hold []*os.File
-	// APIServerArgs are added to those of kube-apiserver. The last one of two equal flags counts.
+	// APIServerArgs are appended to kube-apiserver's arguments. The last one of two equal flags counts.
 	APIServerArgs []string
 	// FeatureGates of kube-apiserver and kube-controller-manager, such as "A=true,B=false".
 	FeatureGates string
@@ -241,14 +241,14 @@ func (c *Cluster) Dir() string { return c.box.Dir }
 // Binary returns the path of one of the built programs, such as "kubectl".
 func (c *Cluster) Binary(name string) string { return filepath.Join(c.bin, name) }
 
-// URL returns that of kube-apiserver, of the first one if there are two.
+// URL returns the URL of the first kube-apiserver.
 func (c *Cluster) URL() string { return c.urlOf(c.address()) }
 
 func (c *Cluster) urlOf(address string) string {
 	return "https://" + net.JoinHostPort(address, strconv.Itoa(c.apiServerPort))
 }
 
-// address returns that of the first kube-apiserver.
+// address returns the address of the first kube-apiserver.
 func (c *Cluster) address() string {
 	if c.opts.SecondAPIServer != nil {
 		return firstAddress

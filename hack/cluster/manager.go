@@ -25,12 +25,12 @@ import (
 // ManagerOptions say how to start a manager.
 type ManagerOptions struct {
 	Binary string   // see BuildManager
-	Args   []string // after those of StartManager, so that they take precedence
+	Args   []string // after StartManager's own, so that they take precedence
 	Env    []string // in addition to this program's environment
 }
 
-// Manager is a process of the manager. Log, Signal, Wait, Stop, Kill, Lines and WaitForLine are
-// those of its process. The clean-up of its cluster kills it.
+// Manager is a process of the manager, with the process's Log, Signal, Wait, Stop, Kill, Lines and
+// WaitForLine. The clean-up of its cluster kills it.
 type Manager struct {
 	*sandbox.Process
 

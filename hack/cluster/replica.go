@@ -31,7 +31,7 @@ const (
 type Replica struct {
 	Pod        string // name, in kube-system
 	UID        types.UID
-	Kubeconfig string // path; mode 0600, like that of the token's file
+	Kubeconfig string // path; mode 0600, like the token's file
 
 	cluster *Cluster
 	token   string // path

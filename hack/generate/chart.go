@@ -72,7 +72,7 @@ const anyType = "plural.group"
 // allOn switches on what settings only change.
 var allOn = []string{"--controllers=*,replication,ttl,federation", "--ttl-include-resources=" + anyType}
 
-// settings are the flags that add rules to those of allOn, or take some away, by the name under which
+// settings are the flags that add rules to allOn's, or take some away, by the name under which
 // the template quartermaster.settings of the chart knows them: NAME=ITEM for an item of a list,
 // NAME=only ITEM,... for a list. The list of types of ttl is not among them: the chart writes the rules
 // for these itself.
@@ -256,8 +256,8 @@ func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string)
 	return nil
 }
 
-// place finds out where the roles stand, from those of an installation in another namespace or, if they are
-// not used with --namespaces, from base.
+// place finds out where the roles stand, from the roles of an installation in another namespace or, if they
+// are not used with --namespaces, from base.
 func place(roles []*chartRole, base []object) error {
 	scoped, err := rbac(append(slices.Clone(allOn),
 		"--dry-run", "--namespaces=watched", "--leader-elect-resource-namespace=release")...)

@@ -14,7 +14,7 @@ import (
 // propagated is a type that the federation propagates.
 type propagated struct{ group, kind, plural, scope, short string }
 
-// propagatedTypes are those of KubeFed's chart.
+// propagatedTypes are the types of KubeFed's chart.
 var propagatedTypes = []propagated{
 	{"", "Namespace", "namespaces", "Cluster", "ns"},
 	{"", "ConfigMap", "configmaps", "Namespaced", "cm"},

@@ -112,7 +112,7 @@ func stages() (map[internalversion.StageResourceRef][]*internalversion.Stage, er
 	all := map[internalversion.StageResourceRef][]*internalversion.Stage{}
 	for _, s := range []struct {
 		yaml  string
-		after time.Duration // 0 keeps that of the stage
+		after time.Duration // 0 keeps the stage's delay
 	}{
 		{yaml: fast.DefaultNodeInit},
 		{yaml: heartbeat.DefaultNodeHeartbeatWithLease},

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command plot draws the pictures of docs/bench from latest.json, in the folder that it is given. `make
-// bench` and `make generate` run it, `make verify` compares the pictures.
+// Command plot draws the pictures of docs/bench from latest.json, in the folder named by its argument.
+// `make bench` and `make generate` run it, `make verify` compares the pictures.
 package main
 
 import (

@@ -86,7 +86,7 @@ func output(ctx context.Context, args ...string) ([]byte, error) {
 // licenseFile matches names of files. A NOTICE and a PATENTS belong to a license and are none.
 var licenseFile = regexp.MustCompile(`^(LICENSE|COPYING|NOTICE|PATENTS)(\.(txt|md|libyaml))?$`)
 
-// readLicense reads the files at the root, or if deep those of forked code in the module too.
+// readLicense reads the license files at the root and, if deep, of forked code in the module.
 func readLicense(module fs.FS, deep bool) (license, error) {
 	l := license{Texts: map[string]string{}}
 	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {

@@ -57,7 +57,7 @@ func main() {
 type release struct {
 	Version   string
 	Out       string
-	Platforms []string // OS/ARCH; those of linux are in the image
+	Platforms []string // OS/ARCH; the linux platforms are in the image
 	Log       io.Writer
 
 	revision string
@@ -125,7 +125,7 @@ func (r release) writeImage(ctx context.Context, name string) error {
 // base is what the names of files begin with.
 func (r release) base() string { return "quartermaster-" + strings.TrimPrefix(r.Version, "v") }
 
-// check returns an error if the working tree has changes, or if the version is that of another commit.
+// check returns an error if the working tree has changes, or if the version belongs to another commit.
 func (r release) check(ctx context.Context) error {
 	changes, err := git(ctx, "status", "--porcelain")
 	if err != nil {

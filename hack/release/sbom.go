@@ -86,8 +86,7 @@ func newBOM(info *debug.BuildInfo, modules []debug.Module, licenses map[string]l
 	for _, module := range modules {
 		c := newComponent(cdx.ComponentTypeLibrary, module.Path, module.Version, licenses[module.Path].IDs...)
 		if module.Sum != "" {
-			// CycloneDX has no type for this hash: that of go.sum is a hash of the list of the
-			// files' hashes.
+			// CycloneDX has no type for go.sum's hash, which is a hash of the list of the files' hashes.
 			c.Properties = &[]cdx.Property{{Name: "go:sum", Value: module.Sum}}
 		}
 		parts = append(parts, c)

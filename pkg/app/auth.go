@@ -67,20 +67,20 @@ func (c *AuthenticationConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.SkipLookup, "authentication-skip-lookup", c.SkipLookup, ""+
 		"Do not look up in the cluster (ConfigMap "+authenticationConfigMap+") the CAs of client certificates and of front proxies.")
 	fs.DurationVar(&c.CacheTTL, "authentication-token-webhook-cache-ttl", c.CacheTTL,
-		"How long the answer to a TokenReview counts.")
+		"How long a TokenReview is cached.")
 	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile, ""+
-		"The CAs of client certificates, whose common name is the user. It is read again when it changes. Default: those "+
-		"of the cluster.")
+		"The CAs of client certificates, whose common name is the user. The file is read again when it changes. "+
+		"Default: the CAs of the cluster.")
 }
 
 // AddFlags adds the flags to fs.
 func (c *AuthorizationConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.AlwaysAllowPaths, "authorization-always-allow-paths", c.AlwaysAllowPaths,
-		"Paths that everyone may see besides the health checks; * at the end stands for all that begin so.")
+		"Paths that everyone may see besides the health checks; * at the end matches every rest.")
 	fs.DurationVar(&c.AllowTTL, "authorization-webhook-cache-authorized-ttl", c.AllowTTL,
-		"How long the answer to a SubjectAccessReview counts that allows something.")
+		"How long an allowed SubjectAccessReview is cached.")
 	fs.DurationVar(&c.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", c.DenyTTL,
-		"How long one counts that does not.")
+		"How long a denied SubjectAccessReview is cached.")
 }
 
 // Validate returns every mistake, each with its flag. It reads no files.
@@ -166,8 +166,8 @@ func newAuth(o *Options, c connection) (*auth, error) {
 // reviewConfig returns the configuration of a client that asks about callers of the secure port.
 func reviewConfig(c connection, name string) *rest.Config {
 	config := c.named(name)
-	// A person or a scraper waits for each review, so they do not share the limit of the rest. But
-	// whoever reaches the port causes them: they have kube-apiserver's limit for such reviews.
+	// A person or a scraper waits for each review, so reviews do not share the limit of other requests.
+	// But whoever reaches the port causes reviews: they have kube-apiserver's limit.
 	config.QPS, config.Burst, config.RateLimiter = 200, 400, nil
 	return config
 }
@@ -204,8 +204,8 @@ func (a *auth) lookUp(client kubernetes.Interface, to *authenticatorfactory.Dele
 	return nil
 }
 
-// run keeps the cluster's headers of front proxies up to date until ctx ends. The TLS server does
-// so with the CAs.
+// run keeps the cluster's headers of front proxies up to date until ctx ends. The TLS server keeps the
+// CAs up to date.
 func (a *auth) run(ctx context.Context) {
 	if a.headers != nil {
 		a.headers.Run(ctx, 1)
@@ -224,7 +224,7 @@ func (a *auth) protect(next http.Handler) http.Handler {
 func (a *auth) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Failed to authorize a request", "path", attributes.GetPath(), "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot authorize a request", "path", attributes.GetPath(), "reason", err.Error())
 		err = errors.New("it is not known whether you may see it")
 	}
 	return decision, reason, err

@@ -68,8 +68,8 @@ func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(c.builtIn(config))
 }
 
-// clients makes the clients that write for controllers. No other clients do so. Every write passes
-// the fence.
+// clients makes the clients that write for controllers. No other client writes for them. Every write
+// passes the fence.
 type clients struct {
 	connection
 	fence  func(http.RoundTripper) http.RoundTripper
@@ -136,11 +136,11 @@ func (c *clients) controller(name string) *rest.Config {
 	return config
 }
 
-// longestWait is how long client-go may wait with a worker before it sends a request again, as the header
-// Retry-After says, which may be a webhook's word. For longer, a key waits in its queue.
+// longestWait is how long client-go may hold a worker before it sends a request again, as the header
+// Retry-After says, which a webhook may set. For longer, a key waits in its queue.
 const longestWait = 5 // seconds
 
-// withoutLongWaits removes the header if it asks for more. The error still says how long to wait.
+// withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait.
 func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
 	return shortWaits{next}
 }
@@ -162,8 +162,8 @@ func (t shortWaits) RoundTrip(r *http.Request) (*http.Response, error) {
 func (t shortWaits) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // asServiceAccount replaces the credentials in config with tokens of a ServiceAccount. A token is
-// requested when it is needed, and again before it expires or when the API server refuses it, as
-// that of a ServiceAccount that was deleted and created anew.
+// requested when it is needed, and again before it expires or when the API server refuses it, for
+// instance because the ServiceAccount was deleted and created anew.
 func asServiceAccount(config *rest.Config, tokens kubernetes.Interface, namespace, name string) {
 	source := transport.NewCachedTokenSource(tokenSource{tokens: tokens, namespace: namespace, name: name})
 	anonymous := rest.AnonymousClientConfig(config)
@@ -196,8 +196,8 @@ const refusalsOfReadyz = 10
 
 // waitForAPIServer returns nil when the API server reports that it is ready. It returns an error if
 // ctx ends first or no client can be built. An API server that is not ready may still lack the
-// roles, and then refuses requests that it will allow later. But one that goes on to refuse lets
-// nobody see its health, as without the binding system:public-info-viewer: it answers, which is
+// roles, and then refuses requests that it will allow later. But if the API server goes on to refuse, it
+// shows its health to nobody, as without the binding system:public-info-viewer. It answers, which is
 // enough.
 func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)

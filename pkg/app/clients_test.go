@@ -208,7 +208,7 @@ func TestOneLimitForTheProcess(t *testing.T) {
 				"Events":               connection.named("events").RateLimiter,
 			} {
 				if got != limiter {
-					t.Errorf("%s: limiter %v, want that of the process, %v", what, got, limiter)
+					t.Errorf("%s: limiter %v, want the process's, %v", what, got, limiter)
 				}
 			}
 			if elector := election.ClientConfig(connection.base); elector.RateLimiter != nil || elector.QPS <= 0 {

@@ -104,8 +104,9 @@ func (o *openClusters) close() {
 	}
 }
 
-// checkElsewhere refuses a configuration that runs a program or reads a file, since whoever may write it
-// would do so as this process, and one with the token of this process, which another server must not get.
+// checkElsewhere refuses a configuration that runs a program or reads a file, since the author of the
+// configuration would do so as this process. It also refuses a configuration with the token of this
+// process, which another server must not get.
 func checkElsewhere(config, own *rest.Config) error {
 	switch {
 	case config == nil || config.Host == "":
@@ -121,7 +122,7 @@ func checkElsewhere(config, own *rest.Config) error {
 }
 
 // elsewhere returns the configuration of a controller's clients in another cluster. They share connections,
-// and a limit if config has one. The fence is beneath all that may wait.
+// and a limit if config has one. The fence is checked last, after all transports that may wait.
 func elsewhere(config *rest.Config, controller string, fence transport.WrapperFunc) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {
@@ -152,7 +153,7 @@ type withoutRedirects struct{ next http.RoundTripper }
 func (t withoutRedirects) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := t.next.RoundTrip(r)
 	if err == nil && resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.Header.Get("Location") != "" {
-		_ = resp.Body.Close() // it is of no use
+		_ = resp.Body.Close() // nobody reads it
 		return nil, fmt.Errorf("%s %s: the API server redirects, which is not followed", r.Method, r.URL.Path)
 	}
 	return resp, err

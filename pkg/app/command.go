@@ -37,8 +37,8 @@ const helpColumns = 80
 // garbage takes as much memory as the cache.
 const gcPercent = 40
 
-// NewCommand returns the command of a build. It runs the controllers of the registry and those of the
-// entries among the options. If an option is wrong, executing the command returns the error.
+// NewCommand returns the command of a build. It runs the controllers of the registry and of the entries
+// among the options. If an option is wrong, executing the command returns the error.
 func NewCommand(options ...BuildOption) *cobra.Command {
 	o, err := NewOptions(options...)
 	cmd := &cobra.Command{
@@ -58,7 +58,7 @@ the others stand by with warm caches.`,
 			}
 			var errs []error
 			if len(args) > 0 {
-				errs = append(errs, fmt.Errorf("takes no arguments, and %q is no command; see --help", args))
+				errs = append(errs, fmt.Errorf("takes no arguments, and %q is not a command; see --help", args))
 			}
 			return errors.Join(append(errs, o.readConfigFile(), o.Validate())...)
 		},
@@ -159,7 +159,7 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 				own.AddFlag(f)
 			}
 		})
-		text := fmt.Sprintf("  those of %[1]s, see %[1]s --help\n", root.Name())
+		text := fmt.Sprintf("  the flags of %[1]s, see %[1]s --help\n", root.Name())
 		if own.HasFlags() {
 			text = own.FlagUsagesWrapped(helpColumns)
 		}

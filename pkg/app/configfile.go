@@ -168,7 +168,7 @@ func (r *configReader) flag(key, value *yaml.Node) {
 	}
 	if err := setItems(f.Value, kind, items); err != nil {
 		r.bad(value, "%s: %v", f.Name, err)
-		_ = setItems(f.Value, own, was) // some are zero now, which Validate would report too
+		_ = setItems(f.Value, own, was) // else Validate would also report the values that are zero now
 	}
 }
 

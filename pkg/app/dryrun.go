@@ -42,7 +42,7 @@ func (e *DryRunError) Error() string {
 // dryRun turns the requests of controllers into dry runs. The API server reads the option dryRun
 // from the query, except for a DELETE with a body, where it reads it from the body; client-go
 // always sends one. Requests that may have an effect nevertheless are refused: some subresources
-// ignore the option, and a proxied connection or an aggregated API may not know it.
+// ignore the option, and a proxied connection or an aggregated API may not support dry runs.
 type dryRun struct {
 	prefix      string // of every path, if the API server is behind another server
 	paths       request.RequestInfoFactory
@@ -128,7 +128,7 @@ func (d *dryRun) refuses(r *http.Request) string {
 		if !builtIn {
 			return "it is not a subresource of custom resources"
 		}
-		// For instance, the token of a ServiceAccount would be valid.
+		// For instance, the API server would issue a valid token of a ServiceAccount.
 		if r.Method == http.MethodPost {
 			return "the API server might create this subresource despite dryRun"
 		}
@@ -195,8 +195,8 @@ func (d *dryRun) made(r *http.Request) (*http.Request, string) {
 	return dry, ""
 }
 
-// deleteOptions decodes the body of a DELETE as the API server would. It returns it with the option
-// dryRun, in JSON, which every API server understands.
+// deleteOptions decodes the body of a DELETE as the API server would. It returns the options with dryRun,
+// in JSON, which every API server understands.
 func (d *dryRun) deleteOptions(body []byte, contentType string) ([]byte, error) {
 	codec, err := negotiation.NegotiateInputSerializerForMediaType(contentType, false, d.options)
 	if err != nil {

@@ -76,13 +76,13 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 			[]string{`controller one: the name "config-reload" is taken by controller config-reload`}},
 		"a flag of the host": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
-			[]string{`--controllers is a flag of two groups, "generic" and "one controller"`}},
+			[]string{`--controllers is a flag of two groups, "generic" and "controller one"`}},
 		"a flag of a later group of the host, and one that every command has": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
-			[]string{`--help is a flag of two groups, "global" and "one controller"`, `--vmodule is a flag of two groups, "one controller" and "logs"`}},
+			[]string{`--help is a flag of two groups, "global" and "controller one"`, `--vmodule is a flag of two groups, "controller one" and "logs"`}},
 		"a flag of another controller": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(controllers.Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
-			[]string{`--size is a flag of two groups, "one controller" and "two controller"`}},
+			[]string{`--size is a flag of two groups, "controller one" and "controller two"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := NewCommand(With(tc.entries...))

@@ -50,8 +50,8 @@ func (e *events) recorder(component string) record.EventRecorder {
 }
 
 // stop returns when every Event that was recorded before has been sent, but after
-// eventsFlushTimeout at the latest. The broadcaster's Shutdown alone would drop those that it has
-// not sent.
+// eventsFlushTimeout at the latest. The broadcaster's Shutdown alone would drop Events that are not
+// sent yet.
 func (e *events) stop() {
 	defer e.broadcaster.Shutdown()
 	e.recorder("").Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
@@ -64,7 +64,7 @@ func (e *events) stop() {
 }
 
 // lastEvent is the reason of an Event that is not sent. The broadcaster hands Events to the sink
-// one by one, in order: when this one arrives, all that were recorded before it have been sent.
+// one by one, in order: when lastEvent arrives, all Events that were recorded before have been sent.
 const lastEvent = "quartermaster.dev/last-event"
 
 type eventSink struct {

@@ -11,8 +11,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// newFeatureGate returns a gate with the features of client-go and of logging. The manager has none
-// of its own yet.
+// newFeatureGate returns a gate with the features of client-go and of logging. The manager has no
+// features of its own yet.
 func newFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
 	gate := featuregate.NewFeatureGate()
 	if err := logsapi.AddFeatureGates(gate); err != nil {

@@ -70,8 +70,8 @@ func (h *hosted) Status() controllers.Status {
 	return s
 }
 
-// own returns the controller's own status. If that panics, it returns an error: a scrape, which asks
-// for it in a goroutine of the metrics library, must not end the process.
+// own returns the controller's own status. If the controller panics, own returns an error: a scrape, which
+// asks in a goroutine of the metrics library, must not end the process.
 func (h *hosted) own() (s controllers.Status, err error) {
 	stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
 	if stack == nil {
@@ -84,8 +84,7 @@ func (h *hosted) own() (s controllers.Status, err error) {
 	return controllers.Status{Name: h.name}, fmt.Errorf("its status: %w", err)
 }
 
-// contained returns a handler of a controller's paths that contains panics, as everything that the
-// host calls of a controller.
+// contained returns a handler of a controller's paths that contains the controller's panics.
 func (h *hosted) contained(handler http.Handler) http.Handler {
 	return http.StripPrefix("/controllers/"+h.name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -107,7 +106,7 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
 
-// on returns those that run on every replica, or those that run only on the one that leads.
+// on returns the controllers that run on every replica, or the controllers that run only on the leader.
 func (cs hostedControllers) on(everyReplica bool) (some hostedControllers) {
 	for _, c := range cs {
 		if c.everyReplica == everyReplica {
@@ -117,9 +116,9 @@ func (cs hostedControllers) on(everyReplica bool) (some hostedControllers) {
 	return some
 }
 
-// runOnEveryReplica starts those that run on every replica. They stop when ctx ends or the returned
-// function is called, which returns when they have drained. If they have not in the given time from
-// then on, the error wraps election.ErrUnfinished.
+// runOnEveryReplica starts the controllers that run on every replica. They stop when ctx ends or the
+// returned function is called, which returns when they have drained. If the drain takes longer than drain,
+// the error wraps election.ErrUnfinished.
 func (cs hostedControllers) runOnEveryReplica(ctx context.Context, interval, drain time.Duration) (stop func() error) {
 	some := cs.on(true)
 	if len(some) == 0 {
@@ -157,7 +156,7 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 			}
 		})
 	}
-	<-ctx.Done() // also without any controller: a process that exits is restarted for ever
+	<-ctx.Done() // a process without controllers must not exit: it would be restarted for ever
 	wg.Wait()
 	return errors.Join(errs...)
 }
@@ -174,7 +173,7 @@ func (cs hostedControllers) unfinished(now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// ServeHTTP serves the status of all controllers at /debug/controllers/, and that of one at
+// ServeHTTP serves the status of all controllers at /debug/controllers/, and one controller's status at
 // /debug/controllers/NAME.
 func (cs hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/debug/controllers/")
@@ -211,7 +210,7 @@ func (h *hosted) supervise(ctx context.Context) error {
 		stack, err := informers.Contain(func() error {
 			err := h.Run(ctx)
 			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
-				return nil // its way to say that it ended because it was told to
+				return nil // the controller ended because it was told to
 			}
 			return err
 		})

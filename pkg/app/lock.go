@@ -59,8 +59,8 @@ func newLock(
 	return election.NewLock(o.election(), candidate)
 }
 
-// newWitness returns what standbys see of this process, and what this process sees as a standby. It is
-// nil if standbys cannot reach the secure port, or may not take over before the Lease has expired.
+// newWitness returns the witness of this process, as a leader and as a standby. It is nil if standbys
+// cannot reach the secure port, or may not take over before the Lease has expired.
 func newWitness(o *Options, identity string) *witness.Witness {
 	if !o.Election.LeaderElect || o.Secure.BindPort == 0 || serverFence(o) != apifence.Unknown {
 		return nil
@@ -82,7 +82,7 @@ func serverFence(o *Options) apifence.State {
 		// These tokens are not bound to our Pod, and the API server refuses to bind them.
 		return apifence.CannotJudge
 	case len(o.Informers.Namespaces) > 0:
-		// Such an installation needs no permission in the cluster, and a Namespace is of the cluster.
+		// Such an installation needs no permission outside of namespaces, and a Namespace is outside.
 		return apifence.Absent
 	}
 	return apifence.Unknown

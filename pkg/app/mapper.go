@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	// mapperPatience is how long a mapper believes that there is no kind that it does not know.
+	// mapperPatience is how long a mapper waits before it asks again for an unknown kind.
 	mapperPatience = 10 * time.Second
 	// mapperTimeout is how long the API server may take to say which resources a version has.
 	mapperTimeout = 30 * time.Second
-	// mapperVersions is how many versions of API groups a mapper remembers, since anybody may name some.
+	// mapperVersions limits the versions of API groups that a mapper remembers, since anybody may name more.
 	mapperVersions = 1000
 )
 
-// mapper finds the resources of kinds. It asks for one version of one API group at a time, so that what it
-// does not know keeps nobody waiting who asks for another, and neither does an aggregated API that is down.
+// mapper finds the resources of kinds. Each request is for one version of one API group, so that neither an
+// unknown version nor an aggregated API that is down delays requests for others.
 type mapper struct {
 	discovery discovery.DiscoveryInterfaceWithContext
 	versions  *lru.Cache // of discovered, by GroupVersion
 	asking    singleflight.Group
 }
 
-// discovered is what the API server said at a time of the resources of a version.
+// discovered is the API server's answer about the resources of a version, and its time.
 type discovered struct {
 	at    time.Time
 	kinds map[string]*meta.RESTMapping

@@ -23,8 +23,8 @@ import (
 )
 
 // TestMetricsGolden lists the metrics that a manager with all controllers and dialects can export:
-// its own, with the values that labels have from the start, and those of libraries that say something
-// about it. Its own that have no series before their first observation are marked. test/deploy
+// its own, with the values that labels have from the start, and the metrics of libraries that say something
+// about it. Its own metrics without series before their first observation are marked. test/deploy
 // compares the list with a real manager's /metrics, and hack/promql the alerts and the dashboard with
 // the list.
 func TestMetricsGolden(t *testing.T) {
@@ -58,8 +58,8 @@ var (
 
 	ofLibraries = regexp.MustCompile(`^(informer|process|rest_client|workqueue)_`)
 
-	// typesOfUnobserved are those of metrics that have no series in this test, as far as their names
-	// do not say that they are counters.
+	// typesOfUnobserved are the types of metrics that have no series in this test, unless the name says
+	// that the metric is a counter.
 	typesOfUnobserved = map[string]string{
 		"informer_processing_latency_seconds":              "histogram",
 		"informer_queued_items":                            "gauge",

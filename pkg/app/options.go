@@ -33,8 +33,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Options is the whole configuration of the manager, one Config per component; those of controllers
-// are in their entries. The flags write to it.
+// Options is the whole configuration of the manager, one Config per component; the entry of a controller
+// has the controller's Config. The flags write to it.
 type Options struct {
 	File           ConfigFile
 	Generic        GenericConfig
@@ -58,7 +58,7 @@ type Options struct {
 	flags           cliflag.NamedFlagSets
 }
 
-// defaultName is the name of a build that has no other.
+// defaultName is the name of a build without Named.
 const defaultName = "quartermaster"
 
 // BuildOption is what a program puts into its build of the manager: see [With], [Named] and
@@ -166,7 +166,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with values of flags. "+
 		"It is read at the start; a flag on the command line wins over it.")
 	fs.BoolVar(&o.File.Print, "print-effective-config", o.File.Print,
-		"Print the configuration that flags and --config result in, as such a file, and exit.")
+		"Print the configuration that flags and --config result in, as a file for --config, and exit.")
 
 	g := &o.Generic
 	fs = sets.FlagSet("generic")
@@ -183,10 +183,10 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.DurationVar(&g.ControllerStuckAfter, "controller-stuck-after", g.ControllerStuckAfter,
 		"A controller's health check fails while one of its reconciles has been running for longer than this.")
 	fs.DurationVar(&g.ShutdownTimeout, "shutdown-timeout", g.ShutdownTimeout, ""+
-		"The time that reconciles in flight have to finish after SIGTERM. When they do, the lease is released at once; "+
-		"when they do not, it is left to expire and the exit code is 1. Keep terminationGracePeriodSeconds above it.")
+		"The time that reconciles in flight have to finish after SIGTERM. If they do, the Lease is released at once; "+
+		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds above this time.")
 	fs.BoolVar(&g.UseServiceAccountTokens, "use-service-account-credentials", g.UseServiceAccountTokens, ""+
-		"Run each controller as the ServiceAccount of its name. The API server's fence can't tell replicas apart then; "+
+		"Run each controller as the ServiceAccount of its name. The API server's fence cannot tell replicas apart then; "+
 		"only the client's fence holds.")
 	fs.StringVar(&g.ServiceAccountsNamespace, "service-accounts-namespace", g.ServiceAccountsNamespace,
 		"The namespace of the ServiceAccounts of --use-service-account-credentials.")
@@ -216,8 +216,8 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs = sets.FlagSet("insecure serving")
 	fs.IPVar(&o.Insecure.BindAddress, "insecure-bind-address", o.Insecure.BindAddress,
 		"The address of the plain HTTP server, which has no authentication: /healthz, /livez and /readyz.")
-	fs.IntVar(&o.Insecure.Port, "insecure-port", o.Insecure.Port, "Its port; 0 switches it off.")
-	fs.BoolVar(&o.Insecure.Metrics, "insecure-metrics", o.Insecure.Metrics, "Serve /metrics there too.")
+	fs.IntVar(&o.Insecure.Port, "insecure-port", o.Insecure.Port, "The port of the plain HTTP server; 0 switches it off.")
+	fs.BoolVar(&o.Insecure.Metrics, "insecure-metrics", o.Insecure.Metrics, "Serve /metrics on --insecure-port.")
 
 	fs = sets.FlagSet("debugging")
 	fs.BoolVar(&g.Debugging.EnableProfiling, "profiling", g.Debugging.EnableProfiling,
@@ -227,7 +227,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	for _, e := range o.entries {
 		if e.Config != nil {
-			e.Config.AddFlags(sets.FlagSet(e.Name + " controller"))
+			e.Config.AddFlags(sets.FlagSet("controller " + e.Name))
 		}
 	}
 

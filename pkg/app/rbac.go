@@ -26,20 +26,20 @@ func newRBACCommand(o *Options) *cobra.Command {
 	return o.subcommand("rbac", "Print the roles that a manager with these flags needs", strings.ReplaceAll(`
 Prints what a manager with the given flags has to be allowed, as YAML for
 kubectl apply: the rules that the enabled controllers of this build declare, and
-those of the manager itself for its Lease, its Events, the Namespace that names
-the leader to the API server's fence, and the secure port. All flags of the
-manager are understood, --config among them.
+the rules of the manager itself for its Lease, its Events, the Namespace that
+names the leader to the API server's fence, and the secure port. All flags of
+the manager are understood, --config among them.
 
 The roles are bound to the ServiceAccount quartermaster in the namespace of the
-Lease, see --leader-elect-resource-namespace. Those named quartermaster-cache-*
+Lease, see --leader-elect-resource-namespace. Roles named quartermaster-cache-*
 are for reading into the cache; quartermaster-controller-* is what a controller
 does itself, as an account of its own if --use-service-account-credentials is
-given. So that installations do not replace each other's, names of Roles in
-other namespaces than that of the Lease end in it, and so do those of
-ClusterRoles if it is not kube-system.
+given. So that installations do not replace each other's roles, Roles in other
+namespaces have names that end in the namespace of the Lease. ClusterRoles have
+such names too, unless that namespace is kube-system.
 
-With --namespaces there are Roles in each of these in place of ClusterRoles, and
-the API server's fence is not used. The secure port, which --secure-port=0
+With --namespaces, each of the namespaces gets Roles in place of ClusterRoles,
+and the API server's fence is not used. The secure port, which --secure-port=0
 switches off, and --dry-run need a ClusterRole even then.`, defaultName, o.name),
 		func(w io.Writer) error {
 			objects, err := o.rbac()
@@ -161,9 +161,9 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 	return r
 }
 
-// roleName tells the installations of a cluster apart: applying the roles of one must not take those
-// of another. Nothing is added in the installation's own namespace, home, nor to the ClusterRoles of
-// the default one.
+// roleName tells the installations of a cluster apart: applying one installation's roles must not replace
+// another's. Names of Roles in the installation's own namespace, home, and of the default installation's
+// ClusterRoles get no suffix.
 func roleName(name, namespace, home string) string {
 	if namespace == home || namespace == metav1.NamespaceAll && home == metav1.NamespaceSystem {
 		return name
@@ -284,7 +284,7 @@ func (g *granted) split(rule rbacv1.PolicyRule, inCache func(schema.GroupResourc
 	g.own = appendRule(g.own, rule.APIGroups, others, rule.Verbs)
 }
 
-// byGroup returns the rules with those of several groups divided into one for each.
+// byGroup returns the rules, with each rule for several groups divided into one rule per group.
 func byGroup(rules []rbacv1.PolicyRule) (divided []rbacv1.PolicyRule) {
 	for _, rule := range rules {
 		if len(rule.APIGroups) < 2 {

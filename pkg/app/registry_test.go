@@ -15,10 +15,10 @@ func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
 		args []string
 		want string
 	}{
-		"by default":                      {nil, "extra off off x,y does more"},
-		"as the flags have it":            {[]string{"--controllers=extra"}, "extra off on x,y does more"},
-		"as the flags have it by alias":   {[]string{"--controllers=*,y"}, "extra off on x,y does more"},
-		"those of the registry among all": {[]string{"--controllers=extra"}, "config-reload on off rolls workloads"},
+		"by default":                    {nil, "extra off off x,y does more"},
+		"as the flags have it":          {[]string{"--controllers=extra"}, "extra off on x,y does more"},
+		"as the flags have it by alias": {[]string{"--controllers=*,y"}, "extra off on x,y does more"},
+		"the registry's among all":      {[]string{"--controllers=extra"}, "config-reload on off rolls workloads"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder

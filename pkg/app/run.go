@@ -23,7 +23,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// watchdogTolerance is how long a leader may outlast its lease before /livez fails. It is
+// watchdogTolerance is how long a leader may outlast its Lease before /livez fails. It is
 // kube-controller-manager's value.
 const watchdogTolerance = 20 * time.Second
 
@@ -160,7 +160,7 @@ func (p *process) checkSync(r *http.Request) error {
 	return p.cache.CheckSync(r)
 }
 
-// lead stands for election until ctx ends, and runs the controllers when this replica is elected; those
+// lead stands for election until ctx ends, and runs the controllers when this replica is elected; controllers
 // of every replica run from the start. Work that has not ended when the election ends is cut off.
 func (p *process) lead(ctx, untilReturn context.Context) error {
 	work, cutOff := context.WithCancelCause(untilReturn)
@@ -172,7 +172,7 @@ func (p *process) lead(ctx, untilReturn context.Context) error {
 	}
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
-		p.cache.Start(untilReturn) // that of a warm standby has started
+		p.cache.Start(untilReturn) // a no-op on a warm standby
 		return p.controllers.on(false).run(controllers.WithProcess(ctx, work, leading), interval)
 	})
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 )
 
-// SecureConfig configures the HTTPS server. Its flags are those of the Kubernetes components.
+// SecureConfig configures the HTTPS server, with the flags of the Kubernetes components.
 type SecureConfig struct {
 	BindAddress  net.IP
 	BindPort     int
@@ -43,15 +43,15 @@ func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.IPVar(&c.BindAddress, "bind-address", c.BindAddress,
 		"The address of the HTTPS server; 0.0.0.0 and :: are all interfaces and both IP families.")
 	fs.IntVar(&c.BindPort, "secure-port", c.BindPort,
-		"Its port, with authentication and authorization for everything but health; 0 switches it off.")
+		"The port of the HTTPS server, which authenticates and authorizes all requests but those for health; 0 switches it off.")
 	fs.StringVar(&c.CertFile, "tls-cert-file", c.CertFile, ""+
-		"The serving certificate, followed by those of its CAs if any. It is read again when it changes. Default: a "+
-		"self-signed one on the curve P-256, made in memory at each start.")
+		"The serving certificate, followed by the certificates of its CAs if any. The file is read again when it changes. "+
+		"Default: a self-signed certificate on the curve P-256, made in memory at each start.")
 	fs.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "The key of --tls-cert-file.")
 	fs.StringVar(&c.MinVersion, "tls-min-version", c.MinVersion, ""+
 		"The lowest TLS version: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+". Default: VersionTLS12.")
 	fs.StringSliceVar(&c.CipherSuites, "tls-cipher-suites", c.CipherSuites, ""+
-		"The cipher suites of TLS 1.2 and lower. Default: those of Go. A certificate made at the start needs one of ECDSA. "+
+		"The cipher suites of TLS 1.2 and lower. Default: Go's. A certificate made at the start needs an ECDSA suite. "+
 		"Secure: "+strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+". "+
 		"Insecure: "+strings.Join(cliflag.InsecureTLSCipherNames(), ", ")+".")
 	fs.BoolVar(&c.DisableHTTP2, "disable-http2-serving", c.DisableHTTP2, "Serve HTTP/1.1 only.")
@@ -123,8 +123,8 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 		return nil, fmt.Errorf("--tls-cert-file: %w", err)
 	}
 	go serving.Run(1, ctx.Done())
-	// The HTTP server changes the configuration that it gets, while serving reads config. So they
-	// must not share one.
+	// The HTTP server changes its configuration while the provider of certificates reads config. So
+	// they must not share one.
 	return &tls.Config{NextProtos: slices.Clone(config.NextProtos), GetConfigForClient: serving.GetConfigForClient}, nil
 }
 

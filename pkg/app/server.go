@@ -64,8 +64,8 @@ type servers struct {
 
 // startServers starts both servers. Both serve health checks. The secure one serves protected
 // behind authentication and authorization, the insecure one serves metrics if a flag says so. It
-// returns an error with the flag's name if a port or a certificate cannot be used. Other replicas look
-// at this process through seen, which may be nil, without authentication.
+// returns an error with the flag's name if a port or a certificate cannot be used. The witness, which may
+// be nil, answers other replicas without authentication.
 func startServers(
 	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, seen *witness.Witness,
 ) (*servers, error) {
@@ -118,8 +118,8 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	return nil
 }
 
-// serve starts to listen and returns. It serves until stop is called, which ends ctx, and with it
-// what requests wait for: a review, a profile.
+// serve starts to listen and returns. It serves until stop is called, which ends ctx, so that no request
+// waits on, for a review or a profile.
 func (s *servers) serve(ctx context.Context, address net.IP, port int, handler http.Handler, config *tls.Config) error {
 	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(port)))
 	if err != nil {
@@ -163,7 +163,7 @@ func bounded(next http.Handler, timeout time.Duration) http.Handler {
 	})
 }
 
-// unbounded takes back what bounded has set: the handler of a controller may take its time with what a
+// unbounded removes the deadline that bounded has set: a controller's handler may read slowly what a
 // permitted caller sends, and net/http ends its context when the deadline passes.
 func unbounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -238,8 +238,8 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	return m
 }
 
-// configz returns the handler of /configz. It responds as that of component-base, which is one per
-// process: this process may run several managers, as tests do.
+// configz returns the handler of /configz. It responds like component-base's handler, of which a process
+// has only one: tests run several managers in one process.
 func configz(o *Options) http.Handler {
 	config := map[string]any{groupVersion.Group: o.effectiveConfig()}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -254,7 +254,7 @@ func configz(o *Options) http.Handler {
 	})
 }
 
-// metricsHandler serves our own registry together with that of the libraries.
+// metricsHandler serves our own registry together with the libraries' registry.
 func metricsHandler(own metrics.KubeRegistry) http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, own}, promhttp.HandlerOpts{
 		ProcessStartTime: legacyregistry.GetProcessStart(),

@@ -27,7 +27,7 @@ import (
 // apierrors.IsNotFound and the like see the first only.
 //
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
-// those of custom resources; an unstructured object is applied with Dynamic.
+// configurations of custom resources; an unstructured object is applied with Dynamic.
 func (h Host) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
 	return h.apply(ctx, configs)
 }
@@ -85,7 +85,7 @@ func (h Host) patch(ctx context.Context, config runtime.ApplyConfiguration) (pat
 	if err != nil {
 		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
-	// The API server knows no such path, and its NotFound would be taken for that of an object.
+	// The API server knows no such path, and its NotFound would seem to be about the object.
 	switch namespaced := mapping.Scope.Name() == meta.RESTScopeNameNamespace; {
 	case namespaced && name.Namespace == "":
 		return patch{}, fmt.Errorf("apply %s %s: its namespace is missing", gvk.Kind, name)

@@ -16,8 +16,8 @@ import (
 // clusters is for whoever opens one.
 type Cluster struct {
 	// RESTConfig makes clients. Their writes pass the fence of the election and --dry-run, but not the
-	// fence in our own API server, and they do not hold up the release of our Lease. The credentials are
-	// not in it. Clients do not follow redirects.
+	// fence in our own API server, and they do not hold up the release of our Lease. RESTConfig
+	// does not contain the credentials. Clients do not follow redirects.
 	RESTConfig *rest.Config
 	// Follow is Host.Follow in that cluster, for all its namespaces.
 	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)

@@ -17,8 +17,8 @@
 // has to look at.
 //
 // In each lane the tenants of the keys take turns, one key each. So a change of one tenant does not wait
-// for the hundreds of keys that another has due. The tenant of a [cache.ObjectName] is its namespace, that
-// of another type of key is what its method Tenant() string returns. Keys without either have one tenant
+// for the hundreds of keys that another has due. The tenant of a [cache.ObjectName] is its namespace; the
+// tenant of another type of key is what its method Tenant() string returns. Other keys have one tenant
 // together. A reconcile that makes other keys due names the tenant whose object asked for that, see
 // [Loop.EnqueueFor].
 package controllers
@@ -29,7 +29,7 @@ import "context"
 type Controller interface {
 	// Run works until ctx ends, finishes what is in flight, and returns nil when none of its work
 	// goes on. The host waits for this as long as --shutdown-timeout says. If Run returns an error,
-	// the host assumes that some work goes on and does not release the lease; ctx.Err() counts as nil.
+	// the host assumes that some work goes on and does not release the Lease; ctx.Err() counts as nil.
 	// If Run returns before ctx ends, the host starts it again.
 	Run(ctx context.Context) error
 

@@ -15,8 +15,8 @@ import (
 const maxDecisions = 4
 
 // DecideAgain calls step until its error is not stale, at most four times. stale reports that the
-// object had changed since it was read, so that the decision has to be made on what is there by now:
-// step should read the object live unless first is set. last says that the error will be returned.
+// object had changed since it was read, so that step has to decide again: it should read the object live
+// unless first is set. last says that the error will be returned.
 func DecideAgain(stale func(error) bool, step func(first, last bool) (time.Duration, error)) (time.Duration, error) {
 	for i := 1; ; i++ {
 		after, err := step(i == 1, i == maxDecisions)

@@ -17,8 +17,8 @@ type process struct {
 }
 
 // WithProcess returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
-// work ends, the contexts of its reconciles end too. The write fence stops what goes to the API server.
-// This stops the rest, such as a request to another service. leading is closed when this replica begins to
+// work ends, the contexts of its reconciles end too. The write fence stops writes to the API server. The
+// contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
 // lead.
 func WithProcess(ctx, work context.Context, leading <-chan struct{}) context.Context {
 	return context.WithValue(ctx, processKey{}, process{work, leading})
@@ -34,8 +34,8 @@ func processOf(ctx context.Context) process {
 	return process{context.WithoutCancel(ctx), leads}
 }
 
-// workContext returns the context of reconciles. It does not end with ctx but with that of the process's
-// work, and for the same cause. cutOff ends it and releases its resources.
+// workContext returns the context of reconciles. It does not end with ctx but with the context of the
+// process's work, and for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
 	host := processOf(ctx).work
 	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, ctx.Done()))

@@ -25,7 +25,7 @@ type Entry struct {
 	// OffByDefault excludes the controller from '*' in --controllers.
 	OffByDefault bool
 	// Compat lists the operators that the controller can replace, by the names that --compat has for
-	// them. Settings.Compat has those that it replaces.
+	// them. Settings.Compat has the operators that it does replace.
 	Compat []string
 	// Config binds and checks the controller's flags; nil if it has none.
 	Config Config
@@ -74,13 +74,13 @@ type Config interface {
 type Settings struct {
 	// Compat names the operators that this installation replaces: --compat.
 	Compat []string
-	// Namespaces are the only ones that may be read and written; empty means all: --namespaces.
+	// Namespaces are the only namespaces that may be read and written; empty means all: --namespaces.
 	Namespaces []string
 	// DryRun says that no write changes anything: --dry-run.
 	DryRun bool
-	// OwnNamespaces are those of the process: that of its Lease, and the one that names the leader to
-	// the API server's fence. Controllers leave them alone.
+	// OwnNamespaces are the namespace of the process's Lease, and the Namespace that names the leader
+	// to the API server's fence. Controllers leave them alone.
 	OwnNamespaces []string
-	// Pod is that of the process; its name is empty if it is not known.
+	// Pod is the process's Pod; the name is empty if the Pod is not known.
 	Pod cache.ObjectName
 }

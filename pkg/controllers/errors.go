@@ -18,9 +18,9 @@ func IsNotLeading(err error) bool {
 	return errors.As(err, &refused) && refused.NotLeading()
 }
 
-// IsOutcomeUnknown reports whether err is that of a write that was in flight when the term of this
-// replica ended, which IsNotLeading reports too: whether an error in err's tree has a method
-// OutcomeUnknown() bool that returns true.
+// IsOutcomeUnknown reports whether err is the error of a write that was in flight when the term of this
+// replica ended. IsNotLeading reports such an error too. The test is whether an error in err's tree has a
+// method OutcomeUnknown() bool that returns true.
 func IsOutcomeUnknown(err error) bool {
 	var ended interface{ OutcomeUnknown() bool }
 	return errors.As(err, &ended) && ended.OutcomeUnknown()

@@ -46,8 +46,8 @@ type Host struct {
 	Dynamic dynamic.Interface
 	// Metadata is for the metadata of objects of any type, without their content.
 	Metadata metadata.Interface
-	// Mapping finds the resource of a kind. For one that it does not know it asks the API server, every 10
-	// seconds at most, and waits for the answer; the error is a meta.NoKindMatchError if there is none.
+	// Mapping finds the resource of a kind. For an unknown kind it asks the API server, every 10 seconds
+	// at most, and waits for the answer; the error is a meta.NoKindMatchError if no resource has the kind.
 	Mapping func(context.Context, schema.GroupVersionKind) (*meta.RESTMapping, error)
 	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
 	// need.
@@ -116,7 +116,7 @@ func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
 func newObject[T apiObject]() T {
 	t := reflect.TypeFor[T]()
 	if t.Kind() != reflect.Pointer {
-		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s, which is no pointer to a Go type", t)))
+		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s, which is not a pointer to a Go type", t)))
 	}
 	return reflect.New(t.Elem()).Interface().(T)
 }

@@ -421,7 +421,7 @@ func TestHowManyKeysAnEventWaitsForWhileALeaderBegins(t *testing.T) {
 		objects, keys int // keys of each object
 		burst         int // events at the first reconcile
 		at            int // the reconcile during which the event comes
-		most          int // keys that may be reconciled before that of the event
+		most          int // keys that may be reconciled before the event's key
 	}{
 		"when there are no others":        {objects: 50, keys: 1, at: 10, most: 1},
 		"after many others that are done": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},

@@ -89,8 +89,8 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 }
 
 // EnqueueFor adds keys from within a reconcile, on behalf of a tenant: the namespace whose object made
-// them due, in whose turn they are taken. ctx is that of the reconcile: if its own key was in the queue
-// only because an object was shown again, these keys wait behind changes as that key did.
+// them due, in whose turn they are taken. ctx is the context of the reconcile: if the key of the reconcile
+// was in the queue only because an object was shown again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	for _, key := range keys {
 		l.add(key, laneOf(ctx), tenant)
@@ -108,16 +108,16 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 }
 
 // Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys
-// of events, and those of the objects in the informers, see [WatchMapped], those that changed last
-// first. The package comment says which keys come first.
+// of events, and the keys of the objects in the informers, see [WatchMapped], beginning with the objects
+// that changed last. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
-// end with ctx, only with that of [WithProcess] or after Options.DrainTimeout. Run returns when all workers
-// and mappings have returned, however long that takes: the host, which holds the lease, decides how long
+// end with ctx, only with work of [WithProcess] or after Options.DrainTimeout. Run returns when all workers
+// and mappings have returned, however long that takes: the host, which holds the Lease, decides how long
 // to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.String()))
-	// All goroutines inherit the label: those of the workers and of the queue.
+	// All goroutines inherit the label: the workers' and the queue's.
 	pprof.Do(ctx, pprof.Labels("controller", l.opts.String()), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
@@ -176,7 +176,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	q.ShutDown()
 	if d := l.opts.DrainTimeout; d > 0 {
 		defer time.AfterFunc(d, func() {
-			logger.Info("Reconciles did not end in the time that the controller has for it, and are cut off",
+			logger.Info("Reconciles did not end within the drain time; cancelling them",
 				"drainTimeout", d, "inFlight", l.Status().InFlight)
 			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
 		}).Stop()
@@ -189,7 +189,7 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	return failed
 }
 
-// beside starts Beside, and returns what its error will come through; nil without one.
+// beside starts Options.Beside and returns the channel of its error; nil without Beside.
 func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 	if l.opts.Beside == nil {
 		return nil
@@ -199,13 +199,13 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 		stack, err := informers.Contain(func() error { return l.opts.Beside(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
-			klog.FromContext(ctx).Error(err, "The function beside the workers panicked", "stack", string(stack))
+			klog.FromContext(ctx).Error(err, "Options.Beside panicked", "stack", string(stack))
 		}
 		switch {
 		case ctx.Err() != nil:
-			err = nil // it was told to end and has: nothing of it goes on, whatever it returns
+			err = nil // Beside ended because it was told to, so its error does not count
 		case err == nil:
-			err = errors.New("what runs beside the workers returned before its context ended")
+			err = errors.New("Options.Beside returned before its context ended")
 		}
 		ended <- err
 	}()

@@ -142,7 +142,7 @@ func (h *harness) build(t *testing.T, watches ...Watch[cache.ObjectName]) {
 // pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// refusal is an error like that of the write fence.
+// refusal is an error like the write fence's.
 type refusal struct{}
 
 func (refusal) Error() string    { return "not leading" }
@@ -386,7 +386,7 @@ func TestBeside(t *testing.T) {
 			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},
 		"Run ends with it": {
-			beside: func(context.Context, func(...string)) error { return nil }, err: "what runs beside the workers returned before its context ended",
+			beside: func(context.Context, func(...string)) error { return nil }, err: "Options.Beside returned before its context ended",
 		},
 		"a panic is contained": {
 			beside: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",

@@ -52,8 +52,8 @@ func (m *mapper[K]) handle(c change) {
 	}
 }
 
-// replay maps an object of the cache, as it is there by now: an event that the gate dropped is in it
-// already, and what has been mapped since then is not older.
+// replay maps an object of the cache in its newest state, which includes each event that the gate dropped,
+// and is not older than what has been mapped since.
 func (m *mapper[K]) replay(obj metav1.Object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -73,7 +73,7 @@ func (m *mapper[K]) enqueue(c change, in lane) {
 	})
 	if err != nil {
 		object := c.object().String()
-		m.logger.Error(err, "Event could not be mapped to keys", "object", object, "stack", string(stack))
+		m.logger.Error(err, "Cannot map an event to keys", "object", object, "stack", string(stack))
 		m.loop.failed(object, fmt.Errorf("event mapping: %w", err), stack != nil)
 		return
 	}
@@ -99,7 +99,7 @@ func (l *Loop[K]) replay(ctx context.Context) {
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
 			o := cached{mapper: m, obj: obj}
-			// Versions are decimal (KEP-5504). One that is not would only come last.
+			// Versions are decimal (KEP-5504). An object with another version only comes last.
 			o.version, _ = strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
 			all = append(all, o)
 		}

@@ -24,8 +24,8 @@ const (
 
 var results = []string{resultSuccess, resultRequeue, resultConflict, resultError, resultTerminal, resultNotLeading, resultPanic}
 
-// Metrics holds the metrics of all controllers of a process: those of the loop and those of the
-// host. Depth, latency and retries of the queues come from client-go's workqueue provider, under
+// Metrics holds the metrics of all controllers of a process: the loop's and the host's. Depth, latency and
+// retries of the queues come from client-go's workqueue provider, under
 // the controller's name.
 type Metrics struct {
 	reconciles *metrics.CounterVec

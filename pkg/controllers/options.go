@@ -20,7 +20,7 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// Options describe a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
+// Options configures a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
 // Clock; a controller may set the others.
 type Options struct {
 	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
@@ -39,8 +39,8 @@ type Options struct {
 	// contexts end. The default is as long as --shutdown-timeout says, which holds in any case.
 	DrainTimeout time.Duration
 	Metrics      *Metrics
-	// Beside, if set, runs beside the workers until ctx ends, such as what calls Enqueue. If it returns
-	// earlier, Run ends with its error. What it returns after ctx has ended does not count.
+	// Beside, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
+	// earlier, Run ends with its error. An error after ctx has ended does not count.
 	Beside func(ctx context.Context) error
 	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker

@@ -35,12 +35,12 @@ func WarnOfOriginals(ctx context.Context, client kubernetes.Interface, scope []s
 		for options := (metav1.ListOptions{LabelSelector: selector, Limit: 250}); ; {
 			list, err := client.AppsV1().Deployments(namespace).List(ctx, options)
 			if err != nil {
-				logger.Info("Could not look for the operators that this controller replaces", "reason", err.Error())
+				logger.Error(err, "Cannot look for the operators that this controller replaces")
 				return
 			}
 			for i := range list.Items {
 				if d := &list.Items[i]; runsOne(d, images...) {
-					logger.Info("Warning: The operator that this controller replaces is still running", "deployment", klog.KObj(d))
+					logger.Error(nil, "The operator that this controller replaces is still running", "deployment", klog.KObj(d))
 				}
 			}
 			if options.Continue = list.Continue; options.Continue == "" {

@@ -26,7 +26,7 @@ type Status struct {
 	Panics     uint64     `json:"panics"`
 	LastError  *LastError `json:"lastError,omitempty"`
 
-	// Details are what the controller itself has to say, as JSON.
+	// Details is the controller's own part of the status, as JSON.
 	Details any `json:"details,omitempty"`
 
 	// Restarts counts how often Run has ended unexpectedly. Problem is why the controller's health

@@ -81,8 +81,8 @@ func (t typed[T]) list() []metav1.Object {
 
 func (t typed[T]) get(name cache.ObjectName) (metav1.Object, bool) { return t.Get(name) }
 
-// Event is a change of one object. Old is the zero T for an addition, New for a deletion, of which Old is
-// the last state known. After a relist, and at a resync, each object
+// Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion, and
+// Old then the last known state. After a relist, and at a resync, each object
 // in the cache comes as an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
@@ -110,8 +110,7 @@ func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], 
 }
 
 // WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
-// It is for objects on which others depend: what they had changed to by then is seen when each of
-// those others is reconciled.
+// It is for objects on which others depend: the reconcile of each other object sees earlier changes.
 func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K) Watch[K] {
 	if keys == nil {
 		return Watch[K]{mistake: errors.New("the function that maps events to keys is nil")}
@@ -136,8 +135,7 @@ func WatchOwner[T metav1.Object](informer informers.Informer[T], owner schema.Gr
 	return watchOwner(informer, owner, metav1.Object.GetNamespace)
 }
 
-// WatchClusterOwner is WatchOwner for an owner that has no namespace, whatever namespace the objects are in
-// that it owns.
+// WatchClusterOwner is WatchOwner for an owner that has no namespace. Its objects may be in any namespace.
 func WatchClusterOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
 	return watchOwner(informer, owner, func(metav1.Object) string { return "" })
 }

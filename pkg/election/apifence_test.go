@@ -48,7 +48,7 @@ type fenceServer struct {
 	foreign  bool // another installation has a policy for the same ServiceAccount, which no dry run reaches
 	rbac     bool
 	down     bool
-	tokenPod string // empty: that of the caller
+	tokenPod string // empty: the caller's
 	requests int
 	onPatch  func() // called before each patch
 	webhook  func(ctx context.Context, dryRun bool) error
@@ -413,7 +413,7 @@ func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
 						t.Errorf("%d requests after %d before it named itself; %q is named", n, taken, f.named())
 					}
 					if n := client.count("get") - read; n != test.reads {
-						t.Errorf("it has read the lease %d times", n)
+						t.Errorf("it has read the Lease %d times", n)
 					}
 					stop()
 					return nil
@@ -555,7 +555,7 @@ func TestAWebhookThatIsAway(t *testing.T) {
 		}
 		var lost *LostError
 		if err := <-ended; !errors.As(err, &lost) || lost.Reason != protocol.ReasonCannotLead || f.leases.holder() != "" {
-			t.Errorf("Run returned %v, the lease is held by %q", err, f.leases.holder())
+			t.Errorf("Run returned %v, the Lease is held by %q", err, f.leases.holder())
 		}
 	})
 }

@@ -18,8 +18,8 @@ const (
 	clientBurst = 40
 )
 
-// ClientConfig returns the configuration of a client for the elector alone, derived from that of
-// the process. It keeps the controllers' traffic and dead connections from costing the term:
+// ClientConfig returns the configuration of a client for the elector alone, derived from the
+// configuration of the process. It keeps the controllers' traffic and dead connections from costing the term:
 //
 //   - It has a rate limiter and connections of its own.
 //   - It uses HTTP/1.1, so that a request that times out closes its connection and the next one

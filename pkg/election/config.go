@@ -32,8 +32,8 @@ const (
 	minRetryPeriod = 100 * time.Millisecond
 )
 
-// Config configures leader election. The embedded fields are those of every Kubernetes component,
-// bound to the flags of the same names.
+// Config configures leader election. Every Kubernetes component has the embedded fields, bound to the
+// flags of the same names.
 type Config struct {
 	componentbaseconfig.LeaderElectionConfiguration
 
@@ -60,7 +60,7 @@ func NewConfig(lease types.NamespacedName) Config {
 	}
 }
 
-// Lease returns the name of the Lease. It has no other home.
+// Lease returns the name of the Lease.
 func (c Config) Lease() types.NamespacedName {
 	return types.NamespacedName{Namespace: c.ResourceNamespace, Name: c.ResourceName}
 }

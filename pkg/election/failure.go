@@ -13,7 +13,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// failureOf says what follows from the error of a request.
+// failureOf classifies the error of a request.
 func failureOf(err error) protocol.Failure {
 	if err == nil {
 		return protocol.Failure{}

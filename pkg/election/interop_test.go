@@ -92,7 +92,7 @@ func TestInteroperation(t *testing.T) {
 				}
 				lease, err := store.get()
 				if err != nil || protocol.HolderOf(lease) != "second" || transitionsOf(lease) != 2 {
-					t.Errorf("the lease is %s, %v", describe(lease), err)
+					t.Errorf("the Lease is %s, %v", describe(lease), err)
 				}
 				first.stop(nil)
 				second.stop(nil)

@@ -25,7 +25,7 @@ import (
 
 // LeaseClient is the part of the API that the elector needs, and the permissions to grant by RBAC:
 // get, update and watch of the one Lease, and create unless the Lease is installed along with the
-// process. Without watch it polls. A client of coordination/v1 Leases in one namespace implements
+// process. Without watch the elector polls. A client of coordination/v1 Leases in one namespace implements
 // it.
 type LeaseClient interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error)
@@ -53,19 +53,19 @@ type Candidate struct {
 	// Metrics may be nil.
 	Metrics *debug.Metrics
 
-	// Namespaces is how this replica names itself for the fence in the API server, and asks for it. It is
-	// nil where there is none.
+	// Namespaces is how this replica names itself for the fence in the API server, and asks whether there
+	// is one. Nil: it does neither.
 	Namespaces apifence.NamespaceClient
-	// Servers finds the API servers. Without it, which is nil, a Lease that was taken early is led only when
-	// the last claim has ended.
+	// Servers finds the API servers. If nil, a replica that took the Lease early leads only when the last
+	// claim has ended.
 	Servers apifence.Servers
-	// PodUID is that of this replica's Pod. It may be empty.
+	// PodUID is the UID of this replica's Pod. It may be empty.
 	PodUID string
 
 	// Address is where standbys reach this process, IP and port. It may be empty.
 	Address string
-	// Witness looks at the leader's process. Without one, which is nil, this replica does not take the
-	// Lease before it has expired or was released.
+	// Witness looks at the leader's process. If nil, this replica does not take the Lease before it has
+	// expired or was released.
 	Witness Witness
 }
 
@@ -120,9 +120,9 @@ func (l *Lock) Identity() string {
 
 // Fence puts the fence in front of a transport. A write, see writefence.IsWrite, is refused with
 // writefence.ErrNotLeading unless this replica leads at that instant, and is cancelled when its
-// term ends. So is one that the API server's fence refuses. Every client of every controller must
-// have the fence. The clients that a standby writes with must not: those of Leases, Events and
-// reviews.
+// term ends. A write that the API server's fence refuses fails with the same error. Every client of
+// every controller must have the fence. The clients that a standby writes with, of Leases, Events and
+// reviews, must not.
 func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	next = l.fence.Transport(next)
 	if l.apiFence != nil {
@@ -131,8 +131,8 @@ func (l *Lock) Fence(next http.RoundTripper) http.RoundTripper {
 	return next
 }
 
-// FenceElsewhere is Fence for the API server of another cluster. The fence in our own API server has no say
-// there: the words of another server cannot end a term. No write there delays the release of the Lease.
+// FenceElsewhere is Fence for the API server of another cluster. No answer of that server can end a term,
+// and no write there delays the release of the Lease.
 func (l *Lock) FenceElsewhere(next http.RoundTripper) http.RoundTripper {
 	return l.fence.TransportElsewhere(next)
 }
@@ -160,24 +160,22 @@ func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	l.shown.ServeHTTP(w, req)
 }
 
-// SetServerFence sets what is known of the fence in the API server. The lock asks itself if it has a
-// client for Namespaces. Call it if each controller has its own ServiceAccount: no token is bound to a Pod
-// then and the policy does not apply to it, apifence.CannotJudge.
+// SetServerFence sets what is known of the fence in the API server. A lock with a client for Namespaces
+// finds that out by itself. Call SetServerFence with apifence.CannotJudge if each controller has its own
+// ServiceAccount: then no token is bound to a Pod, and the policy does not apply.
 func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 	if !l.shown.SetServerFence(found) {
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)
 	if found == apifence.Misconfigured {
-		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads; check the Namespace "+
-			"that the policy and its binding name, that the token is bound to the Pod, and the Pod's name in the identity",
+		logger.Error(nil, "The fence in the API server refuses the writes of this replica even if it leads",
 			"identity", l.who.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)
 		return
 	}
 	logger.Info(map[apifence.State]string{
-		apifence.Enforced: "The API server refuses writes of replicas that do not lead",
-		apifence.Absent: "The API server has no fence, install deploy/components/fence: a write that a replica sent before it was " +
-			"paused or cut off may be executed after another leads",
+		apifence.Enforced:    "The API server refuses writes of replicas that do not lead",
+		apifence.Absent:      "The API server has no fence; install deploy/components/fence",
 		apifence.CannotJudge: "The API server cannot tell replicas apart, since their tokens are not bound to their Pods",
 	}[found])
 }

@@ -22,7 +22,7 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 		lose func(*simStore, *storeClient)
 		want protocol.Reason
 	}{
-		"when another holds the lease": {func(s *simStore, _ *storeClient) {
+		"when another holds the Lease": {func(s *simStore, _ *storeClient) {
 			s.edit("thief", func(l *coordinationv1.Lease) { *l = *protocol.AcquiredLease(l, "thief", 15*time.Second, time.Now()) })
 		}, protocol.ReasonHolderChanged},
 		"when its holder is edited away": {func(s *simStore, _ *storeClient) {
@@ -174,7 +174,7 @@ func TestLostAnswerToAnAcquisition(t *testing.T) {
 			t.Errorf("it leads after %s", took)
 		}
 		if lease, _ := store.get(); transitionsOf(lease) != 2 {
-			t.Errorf("the lease is %s", describe(lease))
+			t.Errorf("the Lease is %s", describe(lease))
 		}
 		r.end()
 		store.background.Wait()

@@ -41,7 +41,7 @@ var allMutants = []mutant{
 		"if !f.isValid(now) {\n\t\treturn false\n\t}\n\tf.deadline = deadline", "f.state, f.deadline = open, deadline\n_ = now"},
 
 	// 3: a standby waits for the duration of the record.
-	{"3: a lease is taken a retry period before its claim runs out", true, "protocol/learn.go",
+	{"3: a Lease is taken a retry period before its claim runs out", true, "protocol/learn.go",
 		"claim := now + duration ", "claim := now + duration - p.own.Retry "},
 	{"3: records are compared in seconds instead of versions", false, "protocol/learn.go",
 		"p.claim, p.duration = claim, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
@@ -58,7 +58,7 @@ var allMutants = []mutant{
 		"TermOf(lease).next().Transitions", "TermOf(lease).Transitions"},
 
 	// 5: a standby waits after anything irregular.
-	{"5: a deleted lease is forgotten", true, "protocol/learn.go",
+	{"5: a deleted Lease is forgotten", true, "protocol/learn.go",
 		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t\tp.claim", "\t\tp.claim"},
 	{"5: a thief is trusted", false, "protocol/learn.go",
 		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t}", "\t}"},
@@ -66,7 +66,7 @@ var allMutants = []mutant{
 		"case !p.isExpired(now) || !gapless:", "case !p.isExpired(now):"},
 
 	// 6: who creates the Lease does not lead by that.
-	{"6: whoever creates the lease leads at once", true, "requests.go",
+	{"6: whoever creates the Lease leads at once", true, "requests.go",
 		"p.OnCreated(lease, now)", "if p.OnAcquired(lease, sent, now) {\ne.begin()\n}"},
 
 	// 7: the client's fence.
@@ -86,7 +86,7 @@ var allMutants = []mutant{
 		"e.idle = e.lock.fence.Shut()", "e.lock.fence.Shut()\nclosed := make(chan struct{})\nclose(closed)\ne.idle = closed"},
 	{"8: the release does not wait for a write without an answer", false, "writefence/fence.go",
 		"f.quiet = now + lateness", "f.quiet = now"},
-	{"8: the lease is released although lead has left work behind", false, "run.go",
+	{"8: the Lease is released although lead has left work behind", false, "run.go",
 		"unfinished := errors.Is(e.leadErr, ErrUnfinished)", "unfinished := false"},
 
 	// 9: a holder ends its term at once.
@@ -104,7 +104,7 @@ var allMutants = []mutant{
 		"case p.readFrom == newest && isOlder(lease, newest): // rule 10", "case false:"},
 
 	// 11: what a term owes.
-	{"11: what is owed does not keep the lease from being released", true, "protocol/term.go",
+	{"11: what is owed does not keep the Lease from being released", true, "protocol/term.go",
 		"func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }", "func (p *State) releaseAt() time.Duration { return p.quietAt }"},
 	{"11: what is owed does not keep lead from starting", true, "protocol/term.go",
 		"case p.raised && now >= p.owes: // rule 11", "case p.raised:"},
@@ -112,6 +112,8 @@ var allMutants = []mutant{
 		"act.Owes, at = at, now", "at = now"},
 	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
 		"act.Owes, at = at, now", "act.Owes, at = at-p.own.Lease/2, now"},
+	{"11: no hint counts", false, "protocol/state.go",
+		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
 		"err := f.proveOnce(ctx)", "f.pauseFor(ctx, 2*time.Second, 2*time.Second+1)\nerr := error(nil)\n_ = f.proveOnce"},
 	{"11: fewer addresses than API servers are enough", true, "apifence/proof.go",
@@ -134,13 +136,13 @@ var allMutants = []mutant{
 	// The fence in the API server.
 	{"fence: the name is written whatever the version", true, "apifence/name.go",
 		"\"uid\": ns.UID, \"resourceVersion\": ns.ResourceVersion,", ""},
-	{"fence: the lease is not read before the name is written", true, "apifence/name.go",
+	{"fence: the Lease is not read before the name is written", true, "apifence/name.go",
 		"if err := f.confirmHolder(reading); err != nil {", "if err := error(nil); err != nil {"},
 	{"fence: lead starts before the name is written", true, "run.go",
 		"err := e.lock.apiFence.Raise(starting)", "err := error(nil)"},
 	{"fence: the leader does not name itself again", false, "apifence/name.go",
 		"if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
-	{"fence: a holder that cannot lead keeps the lease", false, "protocol/term.go",
+	{"fence: a holder that cannot lead keeps the Lease", false, "protocol/term.go",
 		"case !p.raised && now >= p.began+p.own.Lease:\n\t\treturn ActGiveUp", "case !p.raised && now >= p.began+p.own.Lease:\n\t\tp.began = now"},
 }
 

@@ -30,7 +30,7 @@ func newBubbleClock() bubbleClock { return bubbleClock{time.Now()} }
 
 func (c bubbleClock) Now() time.Duration { return time.Since(c.origin) }
 
-// storeClient is a client of a simStore. Its only faults are those that a test asks for. A request
+// storeClient is a client of a simStore. It fails only as a test asks. A request
 // takes a millisecond.
 type storeClient struct {
 	store *simStore

@@ -19,14 +19,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// A watch is restarted after a random time from this to twice this, so that a dead connection is not
-// taken for a quiet one for ever.
+// A watch is restarted after a random time between watchLifetime and twice watchLifetime, so that a dead
+// connection does not pass for a quiet one for ever.
 const watchLifetime = 5 * time.Minute
 
-// requests are those of one elector. Each runs in its own goroutine, so that one that hangs does not
-// block the elector, and hands its answer to the goroutine of Run.
+// requests are the requests of one elector. Each runs in a goroutine of its own, so that a request that
+// hangs does not block the elector, and hands its answer to the goroutine of Run.
 type requests struct {
-	ctx     context.Context // of all
+	ctx     context.Context // of all requests
 	wg      sync.WaitGroup
 	answers chan func()
 	timeout time.Duration // of one request, except for watches
@@ -86,7 +86,7 @@ func (e *elector) read() {
 	})
 }
 
-// write creates the Lease, or updates it from the version that is known (rule 1). The term that it begins
+// write creates the Lease, or updates it from the known version (rule 1). The term that the write begins
 // or extends counts from before the request (rule 2). The API server cannot have executed the write
 // earlier, so no standby can have seen it earlier.
 func (e *elector) write(act protocol.Action, now time.Duration) {
@@ -124,12 +124,12 @@ func (e *elector) write(act protocol.Action, now time.Duration) {
 	})
 }
 
-// onWritten processes the answer to a write that was about to be sent at that time.
+// onWritten processes the answer to a write that was about to be sent at sent.
 func (e *elector) onWritten(kind protocol.ActionKind, lease *coordinationv1.Lease, sent time.Duration) {
 	p, now := e.protocol, e.now()
 	switch kind {
 	case protocol.ActCreate:
-		e.logger().Info("Created the lease and waiting for its duration: the leader of a deleted lease may not have ended",
+		e.logger().Info("Created the Lease and waiting for its duration: the leader of a deleted Lease may not have ended",
 			"lease", e.lock.lease, "duration", e.lock.cfg.LeaseDuration.Duration)
 		p.OnCreated(lease, now)
 	case protocol.ActAcquire:
@@ -146,8 +146,8 @@ func (e *elector) onWritten(kind protocol.ActionKind, lease *coordinationv1.Leas
 	}
 }
 
-// watch follows the Lease from the present on, in place of the last watch. A watch from a known
-// version would be silent if the store was restored to an earlier one.
+// watch follows the Lease from the present on, in place of the last watch. A watch from a known version
+// would be silent if the store was restored to an earlier state.
 func (e *elector) watch() {
 	e.protocol.OnWatching()
 	e.stopWatch()
@@ -213,7 +213,7 @@ func (e *elector) watch() {
 	})
 }
 
-// look lets the witness look at a process, in place of the last one.
+// look lets the witness look at a process, in place of the process before.
 func (e *elector) look(process protocol.Watched) {
 	e.stopLook()
 	e.lookID++

@@ -28,8 +28,8 @@ func (e *LostError) Error() string {
 }
 
 // ErrRestored is the error of Run if the API server shows an earlier version of the Lease than before:
-// etcd was restored from a snapshot. The process has to start anew, since nothing that it knows is true.
-var ErrRestored = errors.New("the API server shows an earlier version of the lease than before, its store was restored")
+// etcd was restored from a snapshot. The process has to start anew, since its caches may be wrong.
+var ErrRestored = errors.New("the API server shows an earlier version of the Lease than before; etcd was restored")
 
 // ErrUnfinished must be wrapped by the error of lead if some of its work may still go on, for
 // instance a goroutine that did not return. The Lease is then not released but expires.
@@ -41,13 +41,14 @@ var ErrUnfinished = errors.New("work may be unfinished")
 //   - ctx ends while standing by: Run returns nil.
 //   - ctx ends while leading, or lead returns by itself: the context of lead is cancelled. The Lease is
 //     renewed while lead drains, and released when lead has returned, its last writes have finished and
-//     none that got no answer can be executed any more. Run returns the error of lead. If that takes
+//     no unanswered write can be executed any more. Run returns the error of lead. If the drain takes
 //     longer than the DrainTimeout or lead returns ErrUnfinished, the Lease is not released and Run
 //     returns a *LostError.
 //   - the term is lost: the fence closes, then the context of lead is cancelled with a *LostError
 //     as its cause. Run waits for lead for as long as the Lease would still have covered it, and
-//     returns the *LostError joined with the error of lead. So does a replica that is not admitted for a
-//     lease duration, which gives the Lease up.
+//     returns the *LostError joined with the error of lead.
+//   - the fence does not admit this replica for a lease duration: Run releases the Lease and returns a
+//     *LostError.
 //
 // So Run may return while a lead that ignores its context still runs. That lead cannot write any
 // more, and the process should exit. A lock serves one Run. With LeaderElect off, the fence is
@@ -73,7 +74,7 @@ func (l *Lock) Run(ctx context.Context, lead func(ctx context.Context) error) er
 		e.stopAsking = stop
 		e.wg.Go(func() { l.apiFence.Run(asking) })
 	}
-	klog.FromContext(ctx).Info("Competing for the lease", "lease", l.lease, "identity", l.who.Identity)
+	klog.FromContext(ctx).Info("Competing for the Lease", "lease", l.lease, "identity", l.who.Identity)
 	return e.run(ctx, lead)
 }
 
@@ -136,7 +137,7 @@ func (e *elector) run(ctx context.Context, lead func(context.Context) error) err
 			e.lead(ctx, lead)
 			continue
 		case protocol.ActGiveUp:
-			klog.FromContext(ctx).Error(e.lock.shown.Problem(), "Giving the lease up: this replica cannot begin to lead", "lease", e.lock.lease)
+			klog.FromContext(ctx).Error(e.lock.shown.Problem(), "This replica cannot lead; releasing the Lease", "lease", e.lock.lease)
 			e.stopStarting()
 			e.protocol.OnGiveUp(now)
 			continue
@@ -168,8 +169,8 @@ func (e *elector) now() time.Duration { return e.lock.who.Clock.Now() }
 
 func (e *elector) logger() klog.Logger { return klog.FromContext(e.ctx) }
 
-// begin lets the fence in the API server name this replica, which has won the Lease, and proves that no
-// predecessor can write if the term owes that.
+// begin names this replica, which has won the Lease, for the fence in the API server. If the term owes
+// anything, it also proves that no predecessor can write.
 func (e *elector) begin() {
 	e.stopAsking() // Raise and Keep ask
 	e.look(protocol.Watched{})
@@ -198,7 +199,7 @@ func (e *elector) onRaised(err error) {
 	case err == nil:
 		e.protocol.OnRaised()
 	case errors.Is(err, apifence.ErrSuperseded):
-		e.logger().Error(err, "Another replica holds the lease", "lease", e.lock.lease)
+		e.logger().Error(err, "Another replica holds the Lease", "lease", e.lock.lease)
 		e.protocol.OnEvicted(protocol.ReasonHolderChanged)
 	default:
 		e.logger().Error(err, "This replica cannot lead any more", "lease", e.lock.lease)
@@ -278,7 +279,7 @@ func (e *elector) end(ctx context.Context, reason protocol.Reason) error {
 	}
 	switch {
 	case p.IsReleasable(e.now()) && reason != protocol.ReasonReleaseFailed && reason != protocol.ReasonCannotLead:
-		return e.leadErr // lead had finished; whoever holds the Lease now may have it
+		return e.leadErr // lead had finished, so nothing is lost with the Lease
 	case e.leadDone != nil && reason != protocol.ReasonDrainTimeout:
 		e.awaitLead()
 	}

@@ -108,7 +108,7 @@ func TestOneLeadsOfMany(t *testing.T) {
 		store.background.Wait()
 		lease, err := store.get()
 		if err != nil || transitionsOf(lease) != 5 || protocol.HolderOf(lease) != "" {
-			t.Errorf("the lease is left as %s, %v", describe(lease), err)
+			t.Errorf("the Lease is left as %s, %v", describe(lease), err)
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestLeaseIsRenewedDuringTheDrainAndReleasedAfterIt(t *testing.T) {
 		r := startReplicaWith(t, store, "r", cfg, func(ctx context.Context) error {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
-			pass(4 * time.Second) // longer than the lease
+			pass(4 * time.Second) // longer than the lease duration
 			close(drained)
 			return errLead
 		})
@@ -217,7 +217,7 @@ func TestDrainThatTakesTooLongDoesNotRelease(t *testing.T) {
 			t.Errorf("Run returned after %s", took)
 		}
 		if store.holder() != "r" || r.lock.IsLeading() {
-			t.Errorf("the lease is held by %q, fence open %t", store.holder(), r.lock.IsLeading())
+			t.Errorf("the Lease is held by %q, fence open %t", store.holder(), r.lock.IsLeading())
 		}
 		close(unwedge)
 		store.background.Wait()
@@ -243,7 +243,7 @@ func TestLeadThatMayHaveLeftWorkBehindDoesNotRelease(t *testing.T) {
 			t.Errorf("Run returned after %s", took)
 		}
 		if store.holder() != "r" || r.lock.IsLeading() {
-			t.Errorf("the lease is held by %q, fence open %t", store.holder(), r.lock.IsLeading())
+			t.Errorf("the Lease is held by %q, fence open %t", store.holder(), r.lock.IsLeading())
 		}
 		store.background.Wait()
 	})
@@ -256,7 +256,7 @@ func TestLeaseIsReleasedWhenLeadReturnsByItself(t *testing.T) {
 		<-r.led
 		r.leave <- errLead
 		if err := <-r.done; !errors.Is(err, errLead) || store.holder() != "" {
-			t.Errorf("Run returned %v, the lease is held by %q", err, store.holder())
+			t.Errorf("Run returned %v, the Lease is held by %q", err, store.holder())
 		}
 		store.background.Wait()
 	})
@@ -291,7 +291,7 @@ func TestStandbyStops(t *testing.T) {
 			}
 			lease, _ := store.get()
 			if len(r.led) > 0 || protocol.HolderOf(lease) != "" || transitionsOf(lease) != 1 {
-				t.Errorf("it led %t, the lease is %s", len(r.led) > 0, describe(lease))
+				t.Errorf("it led %t, the Lease is %s", len(r.led) > 0, describe(lease))
 			}
 			store.background.Wait()
 		})

@@ -23,14 +23,14 @@ const (
 	ruleOneLeader    = "no two replicas pass the fence at the same instant"
 	ruleReplaced     = "a replica that another has replaced does not pass the fence"
 	ruleAfterPause   = "a replica that was replaced while it was paused does not write when it goes on"
-	ruleSent         = "the end of a body is not sent after another has taken the lease"
-	ruleCancelled    = "nobody waits for a write of its term when another takes the lease"
+	ruleSent         = "the end of a body is not sent after another has taken the Lease"
+	ruleCancelled    = "nobody waits for a write of its term when another takes the Lease"
 	ruleLostCloses   = "a replica that has lost its term does not pass the fence"
 	ruleTermsUnique  = "a term never repeats"
-	ruleNoEarlySteal = "a lease is not taken from a live holder"
-	ruleOwnRelease   = "only the holder releases the lease"
-	ruleDrainFirst   = "the lease is released after the drain"
-	ruleAfterRelease = "no write is executed after its replica has released the lease"
+	ruleNoEarlySteal = "a Lease is not taken from a live holder"
+	ruleOwnRelease   = "only the holder releases the Lease"
+	ruleDrainFirst   = "the Lease is released after the drain"
+	ruleAfterRelease = "no write is executed after its replica has released the Lease"
 	ruleDrainWrites  = "a drain in good order can write"
 	ruleNamedFirst   = "lead starts after the fence names its Pod"
 	ruleNamesInOrder = "the fence never goes back to the Pod of a former leader"
@@ -82,8 +82,8 @@ type simCount struct {
 	refused    int           // by the server's fence
 	clock      int           // led ones of replicas whose clocks stood still
 	samePod    int           // stale writes of a former process of the Pod that the fence names
-	early      int           // terms that began before the claim of the holder before had ended
-	alive      int           // of these, those of a holder that was alive
+	early      int           // terms that began before the predecessor's claim had ended
+	alive      int           // of these, terms whose predecessor was alive
 }
 
 func (c *simCount) add(other simCount) {
@@ -299,7 +299,7 @@ func (a *auditor) alone(p *simProc, rule string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if next := a.successor(p); next != nil && !a.replaced[p] && a.judges(p, next.proc) {
-		a.violateLocked(rule, "%s writes although %s has taken the lease", p.identity, next.proc.identity)
+		a.violateLocked(rule, "%s writes although %s has taken the Lease", p.identity, next.proc.identity)
 		if p.justResumed() {
 			a.violateLocked(ruleAfterPause, "%s was replaced by %s", p.identity, next.proc.identity)
 		}
@@ -341,13 +341,13 @@ func (a *auditor) executed(w *simWrite) {
 		}
 		samePod = samePod || r.proc.pod == w.proc.pod
 	}
-	a.logLocked(w.proc.identity, "a write sent %s ago is executed although %s has taken the lease", now.Sub(w.sent), next.proc.identity)
+	a.logLocked(w.proc.identity, "a write sent %s ago is executed although %s has taken the Lease", now.Sub(w.sent), next.proc.identity)
 	if led {
 		a.count.led++
 		if w.proc.clockStood() {
 			a.count.clock++
 		}
-		if a.strict && !samePod { // those of a process that was restarted in its Pod are a limit, and counted below
+		if a.strict && !samePod { // writes of a process that was restarted in its Pod are a limit, and counted below
 			a.violateLocked(ruleInOrder, "%s, sent %s ago, judged %s ago by API server %d", w.proc.identity, now.Sub(w.sent), now.Sub(w.admitted), w.server.index)
 		}
 	}
@@ -427,7 +427,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		from = protocol.HolderOf(before)
 	}
 	if from != "" && from != writer && protocol.HolderOf(after) == from && protocol.TermOf(before) == protocol.TermOf(after) {
-		a.violateLocked(ruleOwnRelease, "%s edits the lease of %s", writer, from)
+		a.violateLocked(ruleOwnRelease, "%s edits the Lease of %s", writer, from)
 		return
 	}
 	last := a.renewed[from]
@@ -447,9 +447,9 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 			if !holder.isGone() {
 				a.count.alive++
 			}
-			a.logLocked(writer, "takes the lease early")
+			a.logLocked(writer, "takes the Lease early")
 		case early && !tampered && !now.Before(a.unsure.get()):
-			a.violateLocked(ruleNoEarlySteal, "%s takes the lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))
+			a.violateLocked(ruleNoEarlySteal, "%s takes the Lease from %s, %s after its last renewal", writer, from, now.Sub(last.at))
 		}
 	}
 	if before == nil {
@@ -487,20 +487,20 @@ func (a *auditor) checkCancelled(taker *simProc) {
 		waiting := other.inFlight > 0 && !other.gone && time.Since(other.paused) > 100*time.Millisecond
 		other.mu.Unlock()
 		if waiting && !a.replaced[other] && a.judges(taker, other) {
-			a.violateLocked(ruleCancelled, "%s takes the lease while a write of %s is in flight", taker.identity, other.identity)
+			a.violateLocked(ruleCancelled, "%s takes the Lease while a write of %s is in flight", taker.identity, other.identity)
 		}
 	}
 }
 
 func (a *auditor) checkRelease(proc *simProc, from string) {
 	if from != "" && from != proc.identity && a.judges(proc) {
-		a.violateLocked(ruleOwnRelease, "%s releases a lease that %q holds", proc.identity, from)
+		a.violateLocked(ruleOwnRelease, "%s releases a Lease that %q holds", proc.identity, from)
 	}
 	a.released[proc.identity] = true
 	proc.mu.Lock()
 	defer proc.mu.Unlock()
 	if proc.leading || proc.unfinished || proc.inFlight > 0 && a.sim.fences.client {
-		a.violateLocked(ruleDrainFirst, "%s releases the lease while lead runs (%t), writes (%d) or has left work behind (%t)",
+		a.violateLocked(ruleDrainFirst, "%s releases the Lease while lead runs (%t), writes (%d) or has left work behind (%t)",
 			proc.identity, proc.leading, proc.inFlight, proc.unfinished)
 	}
 }
@@ -520,7 +520,7 @@ func (a *auditor) namingChanged(n *simNaming) {
 	}
 	own := a.reignOf(proc)
 	if own == nil {
-		a.violateLocked(ruleNamesInOrder, "%s names itself without having taken the lease", n.writer)
+		a.violateLocked(ruleNamesInOrder, "%s names itself without having taken the Lease", n.writer)
 		return
 	}
 	if own.named.IsZero() {
@@ -528,7 +528,7 @@ func (a *auditor) namingChanged(n *simNaming) {
 	}
 	for _, r := range a.reigns[own.number:] {
 		if !r.named.IsZero() && !n.written.Before(a.unsure.get()) { // whatever the clients' fences are worth
-			a.violateLocked(ruleNamesInOrder, "%s names itself after %s, which took the lease later", n.writer, r.proc.identity)
+			a.violateLocked(ruleNamesInOrder, "%s names itself after %s, which took the Lease later", n.writer, r.proc.identity)
 		}
 	}
 }

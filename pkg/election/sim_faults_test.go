@@ -62,20 +62,20 @@ var simFaults = []simFault{
 		p.stop()
 		s.mustEnd(p.done, p.identity)
 	}},
-	{"the lease is tampered with", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) { s.tamper(rng) }},
-	{"the lease is tampered with twice", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
+	{"the Lease is tampered with", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) { s.tamper(rng) }},
+	{"the Lease is tampered with twice", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
 		s.tamper(rng)
 		pass(time.Duration(rng.Int64N(int64(time.Second))))
 		s.tamper(rng)
 	}},
-	{"the leader is cut off, the lease tampered with, and another replica starts", 2, false, (*simulation).cutOffAndTamper},
+	{"the leader is cut off, the Lease tampered with, and another replica starts", 2, false, (*simulation).cutOffAndTamper},
 	{"watches end or show nothing more", 2, false, func(s *simulation, rng *rand.Rand, _ *simProc, _ time.Duration) {
 		s.store.stallWatches(func() bool { return rng.IntN(2) == 0 })
 	}},
 	{"the API servers fail", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(internal, long/2) }},
 	{"the API servers are overloaded", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(overload, long) }},
-	{"writing the lease is forbidden", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(forbidden, long) }},
-	{"the namespace of the lease is gone", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
+	{"writing the Lease is forbidden", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) { s.suffer(forbidden, long) }},
+	{"the namespace of the Lease is gone", 1, false, func(s *simulation, _ *rand.Rand, _ *simProc, long time.Duration) {
 		s.store.delete("admin")
 		s.suffer(noNamespace, long)
 	}},
@@ -209,7 +209,7 @@ func (s *simulation) cutOffAndTamper(rng *rand.Rand, p *simProc, long time.Durat
 }
 
 // restore takes a snapshot of etcd and restores it after a while. What has been acknowledged in
-// between is gone, and no client can tell: a lease that was free in the snapshot is taken at once.
+// between is gone, and no client can tell: a Lease that was free in the snapshot is taken at once.
 func (s *simulation) restore(_ *rand.Rand, _ *simProc, long time.Duration) {
 	snapshot := s.store.snapshot()
 	pass(long)
@@ -267,7 +267,7 @@ var simTamperings = []simTampering{
 // tamper changes the Lease without the electors.
 func (s *simulation) tamper(rng *rand.Rand) {
 	t := simTamperings[rng.IntN(len(simTamperings))]
-	s.log("fault", "the lease is %s", t.what)
+	s.log("fault", "the Lease is %s", t.what)
 	t.do(s, rng)
 }
 

@@ -111,7 +111,7 @@ func TestSimulatedLateNaming(t *testing.T) {
 // TestSimulatedIdleness checks how many requests a standby makes in an hour in which nothing happens.
 func TestSimulatedIdleness(t *testing.T) {
 	for name, fences := range map[string]simFences{
-		"it reads the lease": {client: true}, "it asks for the fence in the API server": {client: true, server: true},
+		"it reads the Lease": {client: true}, "it asks for the fence in the API server": {client: true, server: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runPlan(t, ours, fences, 1, 1, func(s *simulation) {
@@ -138,7 +138,7 @@ func TestSimulatedRefusals(t *testing.T) {
 		writes, requests int // a minute
 	}{
 		"429 to everything":                 {overload, 0, 6},
-		"403 to writes of the lease":        {forbidden, 6, 6},
+		"403 to writes of the Lease":        {forbidden, 6, 6},
 		"404: the namespace does not exist": {noNamespace, 6, 6},
 		"500 to everything":                 {internal, 0, 40}, // which need not last
 	}
@@ -178,9 +178,9 @@ func TestSimulatedRestore(t *testing.T) {
 		"with the same leader":                         {since: func(*simulation) {}},
 		"with a leader that has gone since":            {since: func(s *simulation) { s.leader().kill() }},
 		"with a leader that has left since":            {since: func(s *simulation) { s.leader().stop() }},
-		"with a lease that has been deleted since":     {since: func(s *simulation) { s.store.delete("admin") }},
-		"with a lease that was free":                   {first: true, since: func(*simulation) {}},
-		"with a lease that was free and deleted since": {first: true, since: func(s *simulation) { s.store.delete("admin") }},
+		"with a Lease that has been deleted since":     {since: func(s *simulation) { s.store.delete("admin") }},
+		"with a Lease that was free":                   {first: true, since: func(*simulation) {}},
+		"with a Lease that was free and deleted since": {first: true, since: func(s *simulation) { s.store.delete("admin") }},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -216,16 +216,16 @@ func TestSimulatedRestore(t *testing.T) {
 // the next renewal if its watch is dead.
 func TestSimulatedLoss(t *testing.T) {
 	for name, lose := range map[string]func(*simulation){
-		"the lease is deleted": func(s *simulation) { s.store.delete("admin") },
-		"the lease is deleted and installed anew": func(s *simulation) {
+		"the Lease is deleted": func(s *simulation) { s.store.delete("admin") },
+		"the Lease is deleted and installed anew": func(s *simulation) {
 			s.store.delete("admin")
 			s.install()
 		},
-		"the lease is deleted and taken by another": func(s *simulation) {
+		"the Lease is deleted and taken by another": func(s *simulation) {
 			s.store.delete("admin")
 			_, _ = s.store.create("thief", protocol.NewLease(leaseName, "thief", s.cfg.LeaseDuration.Duration, time.Now()))
 		},
-		"another takes the lease": func(s *simulation) {
+		"another takes the Lease": func(s *simulation) {
 			s.store.edit("thief", func(l *coordinationv1.Lease) {
 				*l = *protocol.AcquiredLease(l, "thief", s.cfg.LeaseDuration.Duration, time.Now())
 			})
@@ -299,7 +299,7 @@ func TestSimulatedRelease(t *testing.T) {
 		})
 	}
 	if released == 0 {
-		t.Error("no lease was released: the plan is too weak")
+		t.Error("no Lease was released: the plan is too weak")
 	}
 }
 
@@ -343,7 +343,7 @@ func TestSimulatedUnansweredAcquisitions(t *testing.T) {
 	})
 }
 
-// soon returns the time after which a standby leads at the latest: the lease and two seconds.
+// soon returns the time after which a standby leads at the latest: the Lease and two seconds.
 func (s *simulation) soon() time.Duration {
 	return time.Duration(float64(s.cfg.LeaseDuration.Duration)/0.99) + 2*time.Second
 }
@@ -358,7 +358,7 @@ func (s *simulation) awaitRule(long, gap time.Duration) {
 	}
 }
 
-// runPlan runs a world without faults but those of the plan, with default timings.
+// runPlan runs a simulation with the plan's faults alone, with default timings.
 func runPlan(t *testing.T, elect simElector, fences simFences, servers int, seed uint64, plan func(*simulation)) *simulation {
 	t.Helper()
 	var s *simulation

@@ -35,7 +35,7 @@ func TestSimulatedLateAnswer(t *testing.T) {
 			}
 			leader.mu.Unlock()
 			if !ends(paused, time.Minute) {
-				s.audit.violate(ruleSomeoneLeads, "%s does not renew the lease", leader.identity)
+				s.audit.violate(ruleSomeoneLeads, "%s does not renew the Lease", leader.identity)
 				return
 			}
 			pass(s.cfg.RenewDeadline.Duration) // it goes on before

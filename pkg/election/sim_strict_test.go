@@ -25,7 +25,7 @@ type strictPlan struct {
 // strictPlans are the ways in which a second writer got in when the leader waited two seconds instead of
 // asking every API server.
 var strictPlans = map[string]strictPlan{
-	"a successor that may not write yet is stopped, and the next one takes the lease": {1, func(s *simulation, leader *simProc) {
+	"a successor that may not write yet is stopped, and the next one takes the Lease": {1, func(s *simulation, leader *simProc) {
 		s.store.setPolicyGone(true)  // so that nothing can be proved
 		pass(100 * time.Millisecond) // until each API server knows it
 		second := s.replace(leader, 8*time.Second)
@@ -34,7 +34,7 @@ var strictPlans = map[string]strictPlan{
 		}
 		pass(s.around(3500 * time.Millisecond))
 		second.stop()
-		pass(200*time.Millisecond + s.around(time.Second)) // the third leads and writes if the lease is released
+		pass(200*time.Millisecond + s.around(time.Second)) // the third leads and writes if the Lease is released
 		leader.resume()
 	}},
 	"a replica starts after a take-over, and the new leader is killed before it may write": {3, func(s *simulation, leader *simProc) {

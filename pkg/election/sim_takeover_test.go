@@ -66,13 +66,13 @@ func TestSimulatedTakeover(t *testing.T) {
 					held := time.Since(ended)
 					next := s.find(s.store.holder())
 					if !passUntil(time.Millisecond, next.isLeading) {
-						s.audit.violate(ruleSomeoneLeads, "%s holds the lease and does not lead", next.identity)
+						s.audit.violate(ruleSomeoneLeads, "%s holds the Lease and does not lead", next.identity)
 						return
 					}
 					led := time.Since(ended)
-					s.log("plan", "another holds the lease after %s and leads after %s", held, led)
+					s.log("plan", "another holds the Lease after %s and leads after %s", held, led)
 					if held > test.holds || led > test.lead {
-						s.audit.violate(ruleSomeoneLeads, "another holds the lease after %s, want %s, and leads after %s, want %s",
+						s.audit.violate(ruleSomeoneLeads, "another holds the Lease after %s, want %s, and leads after %s, want %s",
 							held, test.holds, led, test.lead)
 					}
 					if s.store.isPolicyGone() && led < 12*time.Second {

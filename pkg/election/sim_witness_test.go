@@ -10,9 +10,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// simWitness is the connection of one process to that of the leader. As pkg/election/witness, it says
-// that a process has ended where the connection was closed by the kernel and nobody answers at the
-// address. In some worlds it is wrong.
+// simWitness is the connection of one process to the leader's. As pkg/election/witness, it says that a
+// process has ended if the kernel closed the connection and nobody answers at the address. In some
+// simulations it is wrong.
 type simWitness struct {
 	proc *simProc
 }

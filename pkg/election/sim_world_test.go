@@ -106,7 +106,7 @@ func (s *simulation) launch(r *simReplica) {
 	s.runIn(r, fmt.Sprintf("r%d-%d", r.index, r.pods), rng)
 }
 
-// launchIn starts a process on the replica, in the Pod of the one before.
+// launchIn starts a process on the replica, in the Pod of the previous process.
 func (s *simulation) launchIn(r *simReplica, pod string) {
 	r.lives++
 	s.runIn(r, pod, s.rng(fmt.Sprintf("launch %d", r.index), uint64(r.lives)))

@@ -126,7 +126,7 @@ func runSeeds(t *testing.T, first, n int, elect simElector, m *debug.Metrics, fe
 
 // String implements fmt.Stringer.
 func (c *simCount) String() string {
-	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the lease, %d after another had written "+
+	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the Lease, %d after another had written "+
 		"(%d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence; "+
 		"%d early take-overs, %d from a holder that was alive",
 		c.terms, c.writes, c.stale, c.led, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive)

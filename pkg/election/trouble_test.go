@@ -105,10 +105,10 @@ func TestRefusalsThatLast(t *testing.T) {
 	}{
 		"429 to writes":     {[]string{"update"}, tooMany, false, ""},
 		"429 to everything": {[]string{"get", "update", "watch"}, tooMany, false, ""},
-		"403 to writes":     {[]string{"update"}, forbidden, false, "refuses to update lease ns/lease"},
-		"403 to everything": {[]string{"get", "update", "watch"}, forbidden, false, "refuses to get lease ns/lease"},
-		"403 to a create":   {[]string{"create"}, forbidden, true, "refuses to create lease ns/lease"},
-		"422 to writes":     {[]string{"update"}, status(apierrors.NewInvalid(coordinationv1.SchemeGroupVersion.WithKind("Lease").GroupKind(), "lease", nil)), false, "refuses to update lease ns/lease"},
+		"403 to writes":     {[]string{"update"}, forbidden, false, "refuses to update Lease ns/lease"},
+		"403 to everything": {[]string{"get", "update", "watch"}, forbidden, false, "refuses to get Lease ns/lease"},
+		"403 to a create":   {[]string{"create"}, forbidden, true, "refuses to create Lease ns/lease"},
+		"422 to writes":     {[]string{"update"}, status(apierrors.NewInvalid(coordinationv1.SchemeGroupVersion.WithKind("Lease").GroupKind(), "lease", nil)), false, "refuses to update Lease ns/lease"},
 		"no namespace":      {[]string{"create"}, status(apierrors.NewNotFound(corev1.Resource("namespaces"), "ns")), true, `namespaces "ns" not found`},
 	}
 	for name, test := range tests {
@@ -227,7 +227,7 @@ func TestTwoHungAcquisitions(t *testing.T) {
 			t.Errorf("it leads after %s", took)
 		}
 		if lease, _ := store.get(); transitionsOf(lease) != 2 {
-			t.Errorf("the lease is %s", describe(lease))
+			t.Errorf("the Lease is %s", describe(lease))
 		}
 		r.end()
 		store.background.Wait()
@@ -265,7 +265,7 @@ func TestTransitionsAtTheirMaximum(t *testing.T) {
 		r := startReplica(t, store, "r", testConfig())
 		<-r.led
 		if lease, _ := store.get(); transitionsOf(lease) != 0 {
-			t.Errorf("the lease is %s", describe(lease))
+			t.Errorf("the Lease is %s", describe(lease))
 		}
 		r.end()
 		store.background.Wait()
@@ -309,7 +309,7 @@ func TestWriteWithoutAnAnswer(t *testing.T) {
 				var lost *LostError
 				errors.As(err, &lost)
 				if (lost == nil) != (test.end == "") || lost != nil && lost.Reason != test.end || (store.holder() == "") != (test.end == "") {
-					t.Errorf("Run returned %v, the lease is held by %q", err, store.holder())
+					t.Errorf("Run returned %v, the Lease is held by %q", err, store.holder())
 				}
 				if took := time.Since(start); took < test.want || took > test.want+20*time.Millisecond {
 					t.Errorf("Run returned after %s, want %s", took, test.want)

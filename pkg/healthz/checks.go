@@ -12,13 +12,13 @@ import (
 
 // Elector is what LeaderWatchdog checks.
 type Elector interface {
-	// Healthy returns an error if this process still leads although its lease expired more than
+	// Healthy returns an error if this process still leads although its Lease expired more than
 	// tolerance ago.
 	Healthy(tolerance time.Duration) error
 }
 
 // LeaderWatchdog returns the check "leader-election". It fails when an elector leads more than
-// tolerance past its lease: the process should have ended by then, and a failing /livez makes the
+// tolerance past its Lease: the process should have ended by then, and a failing /livez makes the
 // kubelet restart it. A standby passes.
 func LeaderWatchdog(tolerance time.Duration, electors ...Elector) Check {
 	return NamedCheck("leader-election", func(*http.Request) error {

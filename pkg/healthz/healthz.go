@@ -3,8 +3,8 @@
 
 // Package healthz serves named health checks that can be added while the server runs.
 //
-// The wire format (one path per check, ?verbose, ?exclude=NAME) is the same as of kube-apiserver, whose
-// library does the work. So probes, kubectl get --raw and dashboards for kube-apiserver work here too.
+// The wire format (one path per check, ?verbose, ?exclude=NAME) is kube-apiserver's, whose library does
+// the work. So probes, kubectl get --raw and dashboards for kube-apiserver work here too.
 // Everyone may read these paths, so no response has a reason.
 package healthz
 
@@ -50,8 +50,8 @@ func NewHandler(path string, checks ...Check) *Handler {
 	return h
 }
 
-// Add adds checks; the handler may already be serving. If a name is taken, it returns an error and
-// adds none of them.
+// Add adds checks; the handler may already be serving. If a name is taken, Add returns an error and adds
+// no check.
 func (h *Handler) Add(checks ...Check) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -16,7 +16,7 @@ type elector struct{ expired time.Duration }
 
 func (e elector) Healthy(tolerance time.Duration) error {
 	if e.expired > tolerance {
-		return errors.New("past its lease")
+		return errors.New("past its Lease")
 	}
 	return nil
 }
@@ -54,7 +54,7 @@ func TestHandler(t *testing.T) {
 		"a failing check's own path withholds why":   {[]Check{broken}, "/livez/broken", 500, []string{"reason withheld"}, "a reason"},
 		"verbose withholds why":                      {[]Check{broken}, "/livez?verbose", 500, []string{"[-]broken failed"}, "a reason"},
 		"a check that does not exist is not found":   {nil, "/livez/nothing", 404, nil, ""},
-		"an overdue leader fails":                    {[]Check{LeaderWatchdog(20*time.Second, elector{0}, elector{21 * time.Second})}, "/livez/leader-election", 500, nil, "past its lease"},
+		"an overdue leader fails":                    {[]Check{LeaderWatchdog(20*time.Second, elector{0}, elector{21 * time.Second})}, "/livez/leader-election", 500, nil, "past its Lease"},
 		"a leader a little late passes":              {[]Check{LeaderWatchdog(20*time.Second, elector{19 * time.Second})}, "/livez", 200, nil, ""},
 		"a reconcile over the limit fails":           {[]Check{Controller("x", worker{age: 2 * time.Minute}, time.Minute)}, "/livez/controller-x", 500, nil, "shop/web"},
 		"a reconcile within the limit passes":        {[]Check{Controller("x", worker{age: 30 * time.Second}, time.Minute)}, "/livez", 200, nil, ""},

@@ -31,7 +31,7 @@ type Config struct {
 	MinResyncPeriod time.Duration
 	// Namespaces restricts all informers to the named ones; empty means all namespaces.
 	Namespaces []string
-	// Cluster is the label cluster of the metrics: empty for that which the process runs in.
+	// Cluster is the label cluster of the metrics: empty for the cluster that the process runs in.
 	Cluster string
 }
 
@@ -49,7 +49,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"The only namespaces to watch and to work in. Default: all. With --secure-port=0 and without "+
 			"--dry-run no permission in the whole cluster is needed then.")
 	fs.DurationVar(&c.MinResyncPeriod, "min-resync-period", c.MinResyncPeriod,
-		"The resync period of informers is random between this and twice this; 0 switches resyncs off.")
+		"The resync period of informers is random between this duration and its double; 0 switches resyncs off.")
 }
 
 // Validate returns every mistake in c, each with its flag.

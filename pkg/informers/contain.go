@@ -16,9 +16,8 @@ import (
 )
 
 // Contain calls f, a function of a controller. If f panics, it returns the panic as an error, with
-// the stack. So it does if the error that f returns panics when it is asked for its text, such as a
-// nil pointer in an error. The error returned is only text: no method of the controller's error is
-// called later, outside of Contain.
+// the stack. It does the same if the Error method of f's error panics, such as for a nil pointer. The
+// error returned is only text: no method of the controller's error is called later, outside of Contain.
 func Contain(f func() error) (stack []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -43,9 +42,9 @@ func panicked(recovered any) error {
 // maxBad limits how many objects of a resource are remembered as bad, since anybody may create them.
 const maxBad = 1000
 
-// panics contains the functions of controllers that are called with cached objects, and remembers the
-// objects on which they panic and those that do not fit their Go type. Neither ends the process nor the
-// work of other controllers.
+// panics contains panics of the controllers' functions that are called with cached objects. It remembers
+// the objects on which they panic, and the objects that do not fit their Go type. Neither ends the process
+// or the work of other controllers.
 type panics struct {
 	resource string
 	count    func(controller string) // called for every panic
@@ -54,8 +53,8 @@ type panics struct {
 	bad map[badObject]struct{}
 }
 
-// badObject is an object and the function that panicked on it last. Both are empty for one that does
-// not fit its Go type, which concerns all controllers.
+// badObject is an object, and the controller and function that panicked on it last. Both are empty for an
+// object that does not fit its Go type, which concerns all controllers.
 type badObject struct {
 	controller, function string
 	object               cache.ObjectName
@@ -65,7 +64,7 @@ func newPanics(resource string, count func(controller string)) *panics {
 	return &panics{resource: resource, count: count, bad: map[badObject]struct{}{}}
 }
 
-// contain calls a function of a controller with m and reports whether it panicked. That is logged once
+// contain calls a function of a controller with m and reports whether it panicked. A panic is logged once
 // for an object, until the function returns for it without a panic.
 func (p *panics) contain(controller, function string, m metav1.Object, call func()) bool {
 	stack, err := Contain(func() error { call(); return nil })
@@ -96,7 +95,8 @@ func (p *panics) misfit(m *misfit) {
 	}
 }
 
-// remember reports whether the object is a new one that is remembered. The caller holds mu.
+// remember remembers a bad object and returns true, unless it is known or there are too many. The caller
+// holds mu.
 func (p *panics) remember(key badObject) bool {
 	if _, known := p.bad[key]; known || len(p.bad) >= maxBad {
 		return false

@@ -21,8 +21,8 @@ type Status struct {
 	Resources []ResourceStatus `json:"resources"`
 }
 
-// ResourceStatus is the state of one informer in one namespace, or in all. An age is nil as long as
-// there is nothing to count from.
+// ResourceStatus is the state of one informer in one namespace, or in all. An age is nil until
+// there is something to count from.
 type ResourceStatus struct {
 	Group     string   `json:"group"`
 	Version   string   `json:"version"`
@@ -69,8 +69,8 @@ func (f *Factory) Status() Status {
 	return s
 }
 
-// status returns the state of an informer in each of its namespaces. What does not fit its Go type is
-// counted in the first.
+// status returns the state of an informer in each of its namespaces. The first counts the objects that do
+// not fit their Go type.
 func (i *informer) status() (all []ResourceStatus) {
 	for n, f := range i.feeds {
 		s := f.state.status()

@@ -9,9 +9,9 @@
 // declared metadata and digests, and with the whole object if some controller needs that. [For] returns it
 // with the type of its objects.
 //
-// What an event passes, in this order: a feed, which reads one namespace or all by client-go's
-// reflector; the reducer, which makes an Object of what was decoded; the store of the informer, where the
-// Object learns from its predecessor; a listener for each handler.
+// An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the
+// reducer, which makes an Object of the decoded object; the store of the informer, where the Object learns
+// from its predecessor; a listener for each handler.
 //
 // The informers run on the leader and on a warm standby.
 package informers

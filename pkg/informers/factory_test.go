@@ -189,7 +189,7 @@ func TestTheAgeOfACacheShowsWhetherTheServerStillTalks(t *testing.T) {
 			t.Errorf("ages of event %v, of activity %v", s.LastEventAge, s.LastActivityAge)
 		}
 		if s.ResourceVersion != "103" {
-			t.Errorf("resourceVersion %s, want that of the bookmark", s.ResourceVersion)
+			t.Errorf("resourceVersion %s, want the bookmark's", s.ResourceVersion)
 		}
 	})
 }

@@ -84,8 +84,8 @@ type Need struct {
 	Content bool
 	// Annotations are the keys to keep. Typed and Unstructured keep all.
 	Annotations []string
-	// MaxAnnotation, if set, is how long a value may be to be kept whole, in bytes. Of a longer one that no
-	// other need wants, one byte more is kept: it is too long, and says so.
+	// MaxAnnotation, if set, is how long a value may be to be kept whole, in bytes. A longer value that no
+	// other need wants is cut to one byte more, which shows that it is too long.
 	MaxAnnotation int
 	// Fields to keep beyond the annotations.
 	Fields Fields

@@ -26,7 +26,7 @@ type reducer struct {
 	cached func(namespace, name string) *Object
 }
 
-// unwanted stands for all objects of which nothing is kept.
+// unwanted stands for all objects that the cache does not keep.
 var unwanted = &Object{plan: &plan{}, namespace: unique.Make("")}
 
 // reduce returns what the cache holds of obj: an *Object, unwanted, or the *misfit that obj is. It may
@@ -85,7 +85,7 @@ func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
 	return string(append(b, name...))
 }
 
-// digest calls the controller's Digest. If it panics, digest returns that of the cached object:
+// digest calls the controller's Digest. If it panics, digest returns the digest of the cached object:
 // without a digest, the controller would believe that the content is gone.
 func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
 	if r.panics.contain(d.of, "Digest", m, func() { sum = d.sum(obj) }) {

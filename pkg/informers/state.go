@@ -58,9 +58,8 @@ func (s *state) counted(n int) {
 	s.objects += n
 }
 
-// filled reports whether the cache has been filled once, and whether the API server's last answer to a
-// list was that we may not list the resource, or that it does not exist. A server that is slow or away
-// has not refused.
+// filled reports whether the cache has been filled once, and whether the API server has refused the last
+// list with 403 or 404. A server that is slow or away has not refused.
 func (s *state) filled() (done, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,8 +178,8 @@ func (f *failure) describe(resource string) error {
 	return fmt.Errorf("cannot %s %s: %s", f.verb, resource, reason)
 }
 
-// logFailure logs a cause once until it is over, since it is tried again for ever. An expired version
-// is none: the informer lists again.
+// logFailure logs a cause once until it is over, since requests are tried again for ever. An expired
+// version is not a failure: the informer lists again.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

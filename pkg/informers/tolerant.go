@@ -21,7 +21,7 @@ type misfit struct {
 }
 
 // tolerant decodes an object in JSON that does not fit its Go type as a misfit, alone or in a list.
-// Otherwise anybody who may create one could stop the cache of all.
+// Otherwise anybody who may create such an object could stop the cache of all objects.
 type tolerant struct{ runtime.NegotiatedSerializer }
 
 func (t tolerant) DecoderToVersion(d runtime.Decoder, gv runtime.GroupVersioner) runtime.Decoder {

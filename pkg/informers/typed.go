@@ -17,7 +17,7 @@ import (
 )
 
 // Informer is the cache of a resource as one controller gets it, with the type of its objects. They
-// belong to the cache: whoever wants to change one makes a copy of it.
+// belong to the cache: copy an object before you change it.
 type Informer[T any] interface {
 	// Get returns the object with that name, and whether the cache has it.
 	Get(name cache.ObjectName) (object T, exists bool)
@@ -28,11 +28,11 @@ type Informer[T any] interface {
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
 	ByIndex(index, value string) []T
 	// AddIndex adds an index, in which an object has the values that the function returns. It is called
-	// while the controller is built. [cache.NamespaceIndex] is shared by all controllers, and has values
-	// of its own. An index that is added again stays as it is.
+	// while the controller is built. All controllers share [cache.NamespaceIndex], which has its own values.
+	// An index that is added again stays as it is.
 	AddIndex(name string, values func(T) []string)
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
-	// object's changes: old is nil for one that came, current for one that went. After a relist, and at a
+	// object's changes: old is nil for a new object, current for a deleted one. After a relist, and at a
 	// resync, each object comes again, in most cases with the resourceVersion of old. initial is set for
 	// what was there before the cache had synced, or before AddHandler.
 	AddHandler(func(old, current T, initial bool))
@@ -74,16 +74,15 @@ type Mistake string
 // Error implements error.
 func (m Mistake) Error() string { return string(m) }
 
-// RuntimeError makes it one of the errors whose text is shown when a reconcile panics with them: it
-// names types and resources, and holds nothing of an object.
+// RuntimeError makes a Mistake an error whose text is shown when a reconcile panics with it: the text names
+// types and resources, and holds nothing of an object.
 func (Mistake) RuntimeError() {}
 
 // For returns the informer of a resource that the entry declares in Needs, with the type of its objects:
 // the Go type for a need in the form Typed, *unstructured.Unstructured for one in the form Unstructured,
-// and *Object, metav1.Object or any other interface that an Object has, for any. host is that of the
-// controller, or a [Cache]. For is called while a controller is built, since it panics if the need, the
-// scheme and T do not fit together; the manager's start then fails with an error that names the
-// controller.
+// and *Object, metav1.Object or any other interface that an Object has, for any. host is the controller's
+// host, or a [Cache]. For is called while a controller is built, since it panics if the need, the scheme and
+// T do not fit together; the manager's start then fails with an error that names the controller.
 func For[T any](host interface{ cache() Cache }, resource schema.GroupVersionResource) Informer[T] {
 	c := host.cache()
 	i := c.factory.of(c.controller, resource.GroupResource())
@@ -219,9 +218,9 @@ func (n *Need) fits(asked schema.GroupVersionResource, t reflect.Type, scheme *r
 	return fmt.Errorf("asks for %s as %s, but that is a type of %s, not of %s", name, t, kinds[0].GroupVersion(), n.Resource.GroupVersion())
 }
 
-// OtherKind returns the kind of the resource if that is another one than kind, otherwise "". A scheme
-// does not hold resources, so that goes by the usual plurals: it is another kind if its plural is the
-// resource's name and that of kind is not.
+// OtherKind returns the kind of the resource if it is not kind, otherwise "". A scheme does not hold
+// resources, so OtherKind compares the usual plurals: another kind is returned if its plural is the
+// resource's name and the plural of kind is not.
 func OtherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource schema.GroupVersionResource) string {
 	fits := func(kind schema.GroupVersionKind) bool {
 		plural, singular := meta.UnsafeGuessKindToResource(kind)

@@ -47,7 +47,7 @@ func TestAChangedConfigurationFileRollsTheManager(t *testing.T) {
 	}
 	fleet.Eventually(ctx, t, func() error {
 		if got := ptr.Deref(shared.Lease(ctx, t).Spec.LeaseDurationSeconds, 0); got != 16 {
-			return fmt.Errorf("the lease is for %d s, not for the 16 s of the new file", got)
+			return fmt.Errorf("the Lease is for %d s, not for the 16 s of the new file", got)
 		}
 		return nil
 	})

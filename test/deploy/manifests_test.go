@@ -195,12 +195,12 @@ func TestApplyingAgainDisturbsNobody(t *testing.T) {
 	}
 	fleet.Eventually(ctx, t, func() error { // the leader continues to renew it
 		if now := shared.Lease(ctx, t).Spec.RenewTime; !now.After(before.Spec.RenewTime.Time) {
-			return errors.New("the lease is not renewed")
+			return errors.New("the Lease is not renewed")
 		}
 		return nil
 	})
 	if after := shared.Lease(ctx, t); *after.Spec.HolderIdentity != *before.Spec.HolderIdentity || *after.Spec.LeaseTransitions != *before.Spec.LeaseTransitions {
-		t.Errorf("the lease changed from %+v to %+v", before.Spec, after.Spec)
+		t.Errorf("the Lease changed from %+v to %+v", before.Spec, after.Spec)
 	}
 	if m.ExitCode() != -1 {
 		t.Errorf("the leader ended with %d", m.ExitCode())

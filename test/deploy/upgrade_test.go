@@ -31,7 +31,7 @@ import (
 )
 
 // TestLongUpgradeLosesAndRepeatsNothing applies deploy/ as a user does. kube-controller-manager creates
-// the Pods and replaces them one by one by those of the next version, while there is always work.
+// the Pods and replaces them one by one by Pods of the next version, while there is always work.
 func TestLongUpgradeLosesAndRepeatsNothing(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()

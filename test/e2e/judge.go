@@ -64,7 +64,7 @@ func podOf(lease *coordinationv1.Lease) string {
 }
 
 // isLive reports whether a Pod is a replica that is not being deleted. Pods without a controller are
-// those of the tests.
+// the tests' own.
 func isLive(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && metav1.GetControllerOf(pod) != nil &&
 		pod.Status.Phase != corev1.PodFailed && pod.Status.Phase != corev1.PodSucceeded

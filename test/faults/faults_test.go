@@ -38,16 +38,16 @@ type fault struct {
 	pauses bool
 }
 
-// With fleet.ShortTimings the lease is 3 s and the renew deadline 2 s. Times are chosen from ranges
+// With fleet.ShortTimings the Lease is 3 s and the renew deadline 2 s. Times are chosen from ranges
 // around these.
 var faults = []fault{
 	{name: "leader killed", inject: func(_ context.Context, d *drill) error { d.leader.life().Kill(); return nil }},
 	{name: "standby killed", inject: func(_ context.Context, d *drill) error { d.standby.life().Kill(); return nil }},
 	{name: "leader stopped in good order", inject: stopGracefully},
-	{name: "leader paused, shorter than the lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
+	{name: "leader paused, shorter than the Lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
 		return pause(ctx, d.leader, d.between(100, 1800))
 	}},
-	{name: "leader paused, about as long as the lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
+	{name: "leader paused, about as long as the Lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
 		return pause(ctx, d.leader, d.between(1800, 3800))
 	}},
 	{name: "leader paused until another leads", pauses: true, inject: pauseUntilReplaced},

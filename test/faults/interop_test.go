@@ -23,7 +23,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// Long enough to keep a lease on a busy machine, which the test asserts.
+// Long enough to keep a Lease on a busy machine, which the test asserts.
 const interopLease, interopDeadline, interopRetry = 8 * time.Second, 5 * time.Second, 500 * time.Millisecond
 
 // leaseName is the name of the Lease in the namespace of a test.
@@ -146,7 +146,7 @@ func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
 			})
 			now := lease()
 			if *now.HolderIdentity != first.identity || *now.LeaseTransitions != *before.LeaseTransitions {
-				t.Errorf("the lease was held by %s in term %d, now by %s in term %d",
+				t.Errorf("the Lease was held by %s in term %d, now by %s in term %d",
 					first.identity, *before.LeaseTransitions, *now.HolderIdentity, *now.LeaseTransitions)
 			}
 			tc.end(first)
@@ -162,7 +162,7 @@ func waitForHolder(ctx context.Context, t *testing.T, lease func() coordinationv
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
 		if holder := ptr.Deref(lease().HolderIdentity, ""); holder != c.identity {
-			return fmt.Errorf("the lease is held by %q, not by %s", holder, c.identity)
+			return fmt.Errorf("the Lease is held by %q, not by %s", holder, c.identity)
 		}
 		return nil
 	})

@@ -23,7 +23,7 @@ import (
 // workers is --config-reload-concurrent-syncs, and so the maximum number of writes in flight.
 const workers = 4
 
-// pauseScene pauses a leader for longer than its lease. Its Deployments are in three groups:
+// pauseScene pauses a leader for longer than its Lease. Its Deployments are in three groups:
 //
 //	underWay: the leader sent their writes before the pause; the next leader cannot reach these
 //	queued:   change during the pause; only the former leader gets at these, when it wakes

@@ -117,7 +117,7 @@ func (all replicas) leader(ctx context.Context) (*replica, error) {
 			return r, nil
 		}
 	}
-	return nil, fmt.Errorf("the lease is held by %q", holder)
+	return nil, fmt.Errorf("the Lease is held by %q", holder)
 }
 
 // waitForLeader waits until a replica that is not in except holds the Lease.
@@ -128,7 +128,7 @@ func (all replicas) waitForLeader(ctx context.Context, except ...*replica) (foun
 		}
 		for _, r := range except {
 			if r == found {
-				return errors.New("the lease is still held by " + r.Pod)
+				return errors.New("the Lease is still held by " + r.Pod)
 			}
 		}
 		return nil

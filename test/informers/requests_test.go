@@ -72,7 +72,7 @@ func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
 			accept := &accepted{forms: map[string]string{}}
 			proxy.Add(faultproxy.Rule{Match: accept.note})
 			m := shared.Run(t, replica, cluster.ManagerOptions{Args: []string{"--controllers=" + tc.controllers}})
-			if _, err := m.WaitForLine(ctx, "Competing for the lease"); err != nil {
+			if _, err := m.WaitForLine(ctx, "Competing for the Lease"); err != nil {
 				t.Fatal(err)
 			}
 			if tc.configMaps != nil {

@@ -140,7 +140,7 @@ func TestAColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 	s.WaitUntilKnown(ctx, t, "web")
 	standby := shared.RunReplica(ctx, t, append([]string{"--standby=cold"}, fleet.ShortTimings...)...)
-	if _, err := standby.WaitForLine(ctx, "Competing for the lease"); err != nil {
+	if _, err := standby.WaitForLine(ctx, "Competing for the Lease"); err != nil {
 		t.Fatal(err)
 	}
 	fleet.Eventually(ctx, t, func() error { return fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK) })

@@ -62,7 +62,7 @@ func TestStandbyTakesOver(t *testing.T) {
 	}{
 		"after SIGTERM, which the old leader survives in good order": {syscall.SIGTERM, 0},
 		"after SIGINT likewise":                       {syscall.SIGINT, 0},
-		"after SIGKILL, before the lease has expired": {syscall.SIGKILL, 128 + 9},
+		"after SIGKILL, before the Lease has expired": {syscall.SIGKILL, 128 + 9},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
@@ -109,7 +109,7 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 	if err := m.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	// It holds on: it is alive, serves probes and holds the lease. Two renewals prove that it
+	// It holds on: it is alive, serves probes and holds the Lease. Two renewals prove that it
 	// continues.
 	if _, err := m.WaitForLine(ctx, "a second signal ends the process"); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 		t.Errorf("it did not end with 0: %v\n%s", err, m.Tail(20))
 	}
 	if holder := shared.HolderPod(ctx, t); holder != "" {
-		t.Errorf("the lease is still held by %s", holder)
+		t.Errorf("the Lease is still held by %s", holder)
 	}
 	var released []auditv1.Event
 	fleet.Eventually(ctx, t, func() error { // the API server logs a request after its response
@@ -146,7 +146,7 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 		t.Fatalf("%d patches and %d releases in the audit log, want 2 and 1", len(patched), len(released))
 	}
 	if last := patched[1].StageTimestamp; !last.Time.Before(released[0].RequestReceivedTimestamp.Time) {
-		t.Errorf("the patch was done at %s, the lease released before, at %s", last, released[0].RequestReceivedTimestamp)
+		t.Errorf("the patch was done at %s, the Lease released before, at %s", last, released[0].RequestReceivedTimestamp)
 	}
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 }
@@ -174,9 +174,9 @@ func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
 		t.Errorf("it ended with %d (%v), want 1", m.ExitCode(), err)
 	}
 	if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {
-		t.Errorf("the lease was released %d times although a reconcile was in flight", n)
+		t.Errorf("the Lease was released %d times although a reconcile was in flight", n)
 	}
-	// The lease expires; nobody has to wait longer than that.
+	// The Lease expires; nobody has to wait longer than that.
 	shared.RunLeader(ctx, t, fleet.ShortTimings...)
 }
 

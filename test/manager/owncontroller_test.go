@@ -151,8 +151,8 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// TestAControllerOnEveryReplica runs two managers in this process. Both read, serve and reconcile; what
-// the one that does not lead writes is refused by its own fence and would be by that of the API server.
+// TestAControllerOnEveryReplica runs two managers in this process. Both read, serve and reconcile.
+// The standby's writes are refused by its own fence, and would be by the API server's.
 func TestAControllerOnEveryReplica(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)

@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// early is less than the time after which a lease of the default duration, 15 s, can have expired,
+// early is less than the time after which a Lease of the default duration, 15 s, can have expired,
 // since it was renewed at most 2 s before, and much more than a take-over on evidence takes.
 const early = 10 * time.Second
 
@@ -69,7 +69,7 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 	shared.Run(t, pod, cluster.ManagerOptions{Args: []string{"--secure-port=" + port}})
 	fleet.Eventually(ctx, t, func() error {
 		if now := *shared.Lease(ctx, t).Spec.HolderIdentity; now == holder {
-			return fmt.Errorf("the lease is still held by %s", now)
+			return fmt.Errorf("the Lease is still held by %s", now)
 		}
 		return nil
 	})
@@ -104,13 +104,13 @@ func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
 				renewed = shared.Lease(ctx, t).Spec.RenewTime
 			}
 			if holder := shared.HolderPod(ctx, t); holder != leader.Pod {
-				t.Errorf("%s holds the lease", holder)
+				t.Errorf("%s holds the Lease", holder)
 			}
 		})
 	}
 }
 
-// waitForEvidence waits until a manager sees that of the leader, and knows that of the fence.
+// waitForEvidence waits until a manager sees this state of the leader's process and of the fence.
 func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, process protocol.LeaderState, fence apifence.State) {
 	t.Helper()
 	token, err := shared.AdminToken(ctx)
@@ -137,9 +137,9 @@ func waitForEvidence(ctx context.Context, t *testing.T, m *cluster.Manager, proc
 func expectEarly(ctx context.Context, t *testing.T, ended time.Time) {
 	t.Helper()
 	took := shared.Lease(ctx, t).Spec.AcquireTime.Sub(ended)
-	t.Logf("the lease was taken after %s", took)
+	t.Logf("the Lease was taken after %s", took)
 	if took > early {
-		t.Errorf("the lease was taken after %s, when it had expired", took)
+		t.Errorf("the Lease was taken after %s, when it had expired", took)
 	}
 }
 

@@ -135,7 +135,7 @@ func TestAColdStandbyIsHealthy(t *testing.T) {
 	ctx := fleet.Context(t)
 	shared.RunLeader(ctx, t)
 	m := shared.RunReplica(ctx, t, "--standby=cold")
-	if _, err := m.WaitForLine(ctx, "Competing for the lease"); err != nil {
+	if _, err := m.WaitForLine(ctx, "Competing for the Lease"); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/healthz", "/healthz/controller-config-reload", "/readyz"} {
@@ -189,7 +189,7 @@ func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
 				t.Errorf("the log does not name what hangs: %v", err)
 			}
 			if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {
-				t.Errorf("the lease was released %d times although a write was in flight", n)
+				t.Errorf("the Lease was released %d times although a write was in flight", n)
 			}
 		})
 	}

@@ -49,7 +49,7 @@ func testWebhook(t *testing.T, listens bool) {
 	awaitHolder := func(others ...string) (pod string) {
 		fleet.Eventually(ctx, t, func() error {
 			if pod = shared.HolderPod(ctx, t); pod == "" || strings.Contains(strings.Join(others, " "), pod) {
-				return fmt.Errorf("%q holds the lease", pod)
+				return fmt.Errorf("%q holds the Lease", pod)
 			}
 			return nil
 		})
@@ -72,7 +72,7 @@ func testWebhook(t *testing.T, listens bool) {
 	}
 	third := awaitHolder(leader.Pod, second)
 	tried := time.Since(took)
-	t.Logf("%s says that it is not ready %s after it took the lease; %s tries after %s", second, unready, third, tried)
+	t.Logf("%s says that it is not ready %s after it took the Lease; %s tries after %s", second, unready, third, tried)
 	if unready > renewDeadline+slack || tried > lease+30*time.Second {
 		t.Errorf("that is late")
 	}

@@ -86,8 +86,8 @@ func (s shop) deploy(ctx context.Context, t *testing.T, annotations map[string]s
 	s.WaitUntilKnown(ctx, t, "api")
 }
 
-// rolls waits for the end of the first rollout. Then the Pods are those of the last template, and run
-// on nodes.
+// rolls waits for the end of the first rollout. Then the Pods have the last template, and run on
+// nodes.
 func (s shop) rolls(ctx context.Context, t *testing.T) {
 	t.Helper()
 	s.WaitForReplicaSets(ctx, t, "api", 2)

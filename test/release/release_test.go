@@ -24,7 +24,7 @@ import (
 
 const (
 	version = "v0.0.1-test.1"
-	// platforms are some of those of a release, since the first build for each takes two minutes.
+	// platforms are some platforms of a release, since the first build for each takes two minutes.
 	platforms = "linux/amd64 linux/arm64 windows/amd64"
 )
 

@@ -128,7 +128,7 @@ func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
 		if mode == faultproxy.Hang {
 			s.eventually(func() error {
 				if since := time.Since(shared.Lease(t.Context(), t).Spec.RenewTime.Time); since < 3*time.Second {
-					return fmt.Errorf("the manager has renewed its lease %s ago", since)
+					return fmt.Errorf("the manager has renewed its Lease %s ago", since)
 				}
 				return nil
 			})

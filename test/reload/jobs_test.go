@@ -133,7 +133,7 @@ func jobScenarios() map[string]scenario {
 			},
 			then: func(s shop) { jobs(s, 1) },
 		},
-		"a CronJob that forbids concurrency waits for the Job of the reload before, which its controller does not count": {
+		"a CronJob that forbids concurrency waits for the previous reload's Job, which its controller does not count": {
 			given: func(s shop) {
 				source(s)
 				webUsesAgain(s)

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	os.Exit(fleet.Main(m, &shared, fleet.Options{Components: []string{"replication", "replication-compat"}}))
 }
 
-// args are those of managers in which config-reload does not run. The installation switches on
+// args are the arguments of managers in which config-reload does not run. The installation switches on
 // replication and both dialects.
 func args(more ...string) []string {
 	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace=1s", "--replication-push-namespaces=*"}, more...)

@@ -20,7 +20,7 @@ func TestMigrationWritesNothing(t *testing.T) {
 		markers []string // the writes of the switch
 		change  func(w *world)
 		await   []string
-		writes  []string // those of the change
+		writes  []string // after the change
 	}{
 		"from the reflector": {
 			setup: func(w *world) {

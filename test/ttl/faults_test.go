@@ -139,7 +139,7 @@ func TestLongAThousandAtOnce(t *testing.T) {
 	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
 	fleet.Eventually(w.ctx, t, func() error {
 		list, err := maps.List(w.ctx, metav1.ListOptions{Limit: 3}) // all of them would be a load of its own
-		if err == nil && len(list.Items) > 2 {                      // kube-root-ca.crt, and that of the probe
+		if err == nil && len(list.Items) > 2 {                      // kube-root-ca.crt, and the probe's
 			err = errors.New("some are left")
 		}
 		return err

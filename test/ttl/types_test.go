@@ -101,7 +101,7 @@ func TestATypeComesAndGoes(t *testing.T) {
 			}
 			if now := goroutines(t, m); before == 0 {
 				before = now // all other types have been listed by now
-			} else if now >= before+4 { // those of a type are more
+			} else if now >= before+4 { // a type has more goroutines
 				return fmt.Errorf("%d goroutines, %d before", now, before)
 			}
 			return nil

@@ -158,5 +158,5 @@ func (t table) row(cells ...string) {
 	fmt.Fprintln(t, strings.Join(cells, "\t"))
 }
 
-// end prints the rows so far. Those that follow get columns of their own.
+// end prints the rows so far. Later rows get columns of their own.
 func (t table) end() { _ = t.Flush() } // nobody would read an error

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package status implements `manager status`. It is a client of the API server and of the replicas'
-// secure ports, and no part of the daemon.
+// secure ports, and not part of the daemon.
 package status
 
 import (
@@ -50,8 +50,8 @@ type options struct {
 	watch                bool
 }
 
-// NewCommand returns the command status of the named command, which fails if nobody leads. The Lease is
-// that of an installation without flags; its name is that of the build and the label of its Pods.
+// NewCommand returns the command status of the command of, which fails if nobody leads. lease is the Lease
+// of an installation without flags; its name is also the name of the build and the label of the Pods.
 func NewCommand(of string, lease types.NamespacedName) *cobra.Command {
 	o := options{namespace: lease.Namespace, leaseName: lease.Name, timeout: 10 * time.Second,
 		pods: labels.Set{"app.kubernetes.io/name": lease.Name}.String()}
@@ -121,7 +121,7 @@ ends with 0.`,
 const watchPeriod = 2 * time.Second
 
 // redraw writes what gather returns every watchPeriod until ctx ends. On a terminal each report replaces
-// the one before.
+// the previous report.
 func redraw(ctx context.Context, out io.Writer, format string, gather func(context.Context) (*report, error)) error {
 	before, after := "", "\n"
 	switch {
@@ -179,8 +179,8 @@ type report struct {
 type leader struct {
 	Lease string `json:"lease"`
 	// Leads reports whether the Lease has a holder that renewed it in time, by the clock of this
-	// machine, or that reports that it leads. If the Lease could not be read, a replica that
-	// reports so is enough.
+	// machine, or that reports that it leads. If the Lease could not be read, a replica that reports
+	// that it leads is enough.
 	Leads    bool   `json:"leads"`
 	Holder   string `json:"holder"`
 	Pod      string `json:"pod"`
@@ -197,8 +197,8 @@ type leader struct {
 
 // fence describes the fence in the API server.
 type fence struct {
-	// State is the result of the leader's own test. If that is unknown, it is Installed, Absent,
-	// Off or Unknown. Source says where it comes from.
+	// State is the result of the leader's own test or, if that is unknown, Installed, Absent, Off or
+	// Unknown. Source says where State comes from.
 	State  string `json:"state"`
 	Source string `json:"source"`
 }
@@ -264,8 +264,8 @@ func (r *report) problem(format string, args ...any) {
 const starting = "Starting"
 
 // trustLeader sets Leads if the holder itself reports that it leads: the clock of this machine may
-// be wrong. If the Lease could not be read, any replica that reports so is the leader. A holder that
-// reports that it is starting does not lead.
+// be wrong. If the Lease could not be read, any replica that reports that it leads is the leader. A holder
+// that reports that it is starting does not lead.
 func (r *report) trustLeader() {
 	l := &r.Leader
 	for _, replica := range r.Replicas {
@@ -317,8 +317,7 @@ func newReplica(pod *corev1.Pod) replica {
 }
 
 // readFence returns the result of the leader's own test. If the leader was not reached, it looks
-// for a binding of the policy whose Namespace is that of the Lease. A build of another name has a
-// policy of its own.
+// for a binding of the policy with the Namespace of the Lease. A build of another name has another policy.
 func (o *options) readFence(ctx context.Context, client kubernetes.Interface, r *report) fence {
 	for _, replica := range r.Replicas {
 		if replica.Reached && replica.Name != "" && replica.Name == r.Leader.Pod {

@@ -38,7 +38,7 @@ func respond(code int, body string) http.HandlerFunc {
 func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
 	for name, tc := range map[string]struct {
 		handler  http.HandlerFunc
-		endpoint string // default: that of the handler
+		endpoint string // default: the handler's
 		verify   bool
 		want     string
 	}{
@@ -268,7 +268,7 @@ func TestTheFenceIsFoundByItsNamespace(t *testing.T) {
 		"it is there, under any name":     {[]runtime.Object{own}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
 		"it denies nothing":               {[]runtime.Object{binding("fence", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Audit)}, fence{"Off", "ValidatingAdmissionPolicyBinding fence does not deny"}},
 		"there is none":                   {nil, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
-		"only that of another Lease":      {[]runtime.Object{binding("quartermaster-fence", "quartermaster-fence", "quartermaster-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"only another Lease's":            {[]runtime.Object{binding("quartermaster-fence", "quartermaster-fence", "quartermaster-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
 		"only another policy's":           {[]runtime.Object{binding("fence", "theirs", "w-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
 		"one that denies, one that warns": {[]runtime.Object{own, binding("warns", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Warn)}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
 	} {

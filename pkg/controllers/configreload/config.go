@@ -26,8 +26,8 @@ type Config struct {
 	// Scope lists the only namespaces that may be read; empty means all. Like Compat of the Options, it
 	// is set by the process.
 	Scope []string
-	// Namespaces lists the namespaces to work in; empty means all. The next two count only if it is
-	// empty.
+	// Namespaces lists the namespaces to work in; empty means all. IgnoredNamespaces and
+	// NamespaceSelector count only if it is empty.
 	Namespaces        []string
 	IgnoredNamespaces []string
 	// NamespaceSelector and SourceSelector are label selectors; an item holds one or more
@@ -72,7 +72,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.NamespaceSelector, flagPrefix+"namespace-selector", c.NamespaceSelector,
 		"Label selector of the namespaces to work in.")
 	fs.StringSliceVar(&c.SourceSelector, flagPrefix+"source-selector", c.SourceSelector,
-		"Label selector of the ConfigMaps and Secrets that count. One that loses its label counts as deleted.")
+		"Label selector of the ConfigMaps and Secrets that count. A source that loses its label counts as deleted.")
 	fs.StringSliceVar(&c.IgnoredSources, flagPrefix+"ignored-sources", c.IgnoredSources,
 		"Type of source that never rolls anything: configmaps or secrets.")
 	fs.StringSliceVar(&c.IgnoredKinds, flagPrefix+"ignored-kinds", c.IgnoredKinds,

@@ -6,8 +6,8 @@
 // A change of a source enqueues the workloads that it concerns and does nothing else. Reconciling a
 // workload compares the sources that it watches with what was last recorded of them. If they differ,
 // one patch marks the pod template and records the new state together, so that a crash neither
-// loses nor repeats a reload. Package policy, which is pure, decides what is to be done. This package
-// has the rest:
+// loses nor repeats a reload. Package policy, which is pure, decides what is to be done. The files of
+// this package:
 //
 //	events.go, index.go                what enters, and whom it concerns
 //	controller.go                      a reconcile
@@ -15,8 +15,8 @@
 //	kinds.go                           the kinds, and how each of them is reloaded
 //	cronjobs.go, jobs.go, rollouts.go  the kinds that take more than a patch
 //
-// What is recorded of a workload is in its state annotation. A run remembers these things besides,
-// in memory.go:
+// The state annotation of a workload has what is recorded of its sources. A run also remembers, in
+// memory.go:
 //
 //	field      what it is                          set by                      cleared by
 //	last       the state that this run has         a decision, once it is      nothing; of last and the
@@ -88,7 +88,7 @@ type Controller struct {
 var _ controllers.Controller = &Controller{}
 
 // New adds indexers and handlers to the informers, so it must be called before they are started. The
-// configuration is one that Validate accepts. The dynamic client is for Argo Rollouts and may be nil
+// configuration must have passed Validate. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
@@ -211,7 +211,7 @@ func (c *Controller) cachedUID(key policy.Key) types.UID {
 	return obj.GetUID()
 }
 
-// settle is how soon the controller looks again where an event usually comes sooner.
+// settle is how soon the controller looks again if an event, which usually comes sooner, does not.
 const settle = time.Second
 
 // pauseRetry is how soon the end of a pause is retried after a failure, also if other failures of
@@ -278,16 +278,16 @@ func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 	return soonest(after, pauseLeft), nil
 }
 
-// cacheIsBehind reports whether the cached version of a source is outdated, so that a write would go
-// back to it. The cache of sources may lag by any time, also on a replica that has just begun to
-// lead, while what is recorded on the workload may be newer. A version of a source that is newer
+// cacheIsBehind reports whether the cached version of a source is outdated, so that a write would record
+// old data. The cache of sources may lag by any time, also on a replica that has just begun to lead,
+// while the record on the workload may be newer. A version of a source that is newer
 // than the workload's is safe; for any other, the API server is asked whether it is the latest.
 func (c *Controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []policy.SourceKey) (bool, error) {
 	w := f.Workload
 	for _, key := range keys {
 		cached := f.Sources[key]
 		if key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
-			continue // a change of a class is one that this process has seen
+			continue // this process has seen each change of a class
 		}
 		live, err := c.in.LiveVersion(ctx, sourceResource(key.Type), cache.NewObjectName(w.Namespace, key.Name))
 		if err != nil {
@@ -310,14 +310,14 @@ func soonest(a, b time.Duration) time.Duration {
 }
 
 // facts collects what the decision on w depends on, unless there is a problem with its patterns. The error
-// says that the annotation could not be parsed; then nothing is recorded.
+// says that the state annotation could not be parsed; then nothing is recorded.
 func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
 	recorded, err := c.recorded(w, e)
 	sources, watched, problem := c.lookUp(w, r, recorded)
 	if problem != nil {
 		return nil, problem, err
 	}
-	// Changes that the workload is still to be handed belong to this decision.
+	// Changes that the workload has not been handed yet belong to this decision too.
 	for source, change := range c.changes.take(w.Key, watched) {
 		c.note(w, r, source, change)
 	}
@@ -330,7 +330,7 @@ func (c *Controller) recorded(w *policy.Workload, e *entry) (policy.State, error
 	return policy.ParseState(w.Recorded(e.last), w.Key)
 }
 
-// inMemory reports whether the state of w is kept in memory and not on the workload.
+// inMemory reports whether the state of w is kept in memory, not on the workload.
 func (c *Controller) inMemory(w *policy.Workload) bool { return c.cfg.DryRun || w.Kind.Stateless }
 
 // selected reports whether the controller works in a namespace.

@@ -36,7 +36,7 @@ const (
 // cronJobRun is the Job that a CronJob was last run as.
 type cronJobRun struct {
 	name string
-	// ranFor are the hashes that it was created for, until they are recorded.
+	// ranFor are the hashes that the Job was created for, until they are recorded.
 	ranFor policy.State
 }
 
@@ -105,7 +105,7 @@ func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (b
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("check whether the Job of the reload before is active: %w", err)
+		return false, fmt.Errorf("check whether the previous reload's Job is active: %w", err)
 	}
 	return !policy.JobFinished(job), nil
 }
@@ -118,7 +118,7 @@ func (c *Controller) hasActiveJob(cronJob types.UID) bool {
 	})
 }
 
-// cachedJob returns a Job of the cache; nil if it has none of that name.
+// cachedJob returns a Job of the cache; nil if the cache does not have it.
 func (c *Controller) cachedJob(namespace, name string) metav1.Object {
 	obj, _ := c.in.Jobs.Get(cache.NewObjectName(namespace, name))
 	return obj
@@ -136,8 +136,7 @@ func runName(f *policy.Facts, p *policy.Plan) string {
 	return cutName(w.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 
-// cutName shortens a name to leave room for a suffix, and cuts characters that must not precede
-// one.
+// cutName shortens a name to leave room for a suffix, and cuts characters that must not precede a suffix.
 func cutName(name string) string {
 	return strings.TrimRight(name[:min(len(name), maxCronJobName)], "-.")
 }

@@ -16,9 +16,9 @@ import (
 )
 
 // watches returns the watches of all kinds, types and namespaces. All events enter here. A handler only
-// notes the event and enqueues the key of its object, since handlers are shared and what an event costs
-// depends on what tenants write. When a run begins, all workloads are enqueued, and each is compared
-// with the sources that are in the cache by then: only later changes of sources matter.
+// notes the event and enqueues the key of its object, since a slow handler delays everybody's events, and
+// tenants decide what an event costs. When a run begins, all workloads are enqueued, and each is compared
+// with the cached sources: only later changes of sources matter.
 func (c *Controller) watches() []controllers.Watch[policy.Key] {
 	var list []controllers.Watch[policy.Key]
 	for _, k := range c.kinds {
@@ -27,7 +27,7 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 		}))
 	}
 	if k := c.kinds["Job"]; c.in.Jobs != nil && k == nil {
-		// What the CronJobs' Jobs do is read from the cache, which has to be synced.
+		// The CronJobs' Jobs are read from the cache, which has to be synced.
 		list = append(list, controllers.WatchChanges(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.Key { return nil }))
 	}
 	for t, informer := range c.sources {
@@ -52,10 +52,10 @@ func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[
 	}
 	before, after := c.source(event.Old), c.source(event.New)
 	if bytes.Equal(was, is) && (is == nil || before.Same(after)) {
-		return nil // a new version alone is no change
+		return nil // a new version alone is not a change
 	}
 	if t == policy.SecretProviderClass {
-		// That one of many pods comes or goes is no change, see policy.
+		// One of many pods that comes or goes is not a change, see policy.
 		if !before.Exists() {
 			before = after
 		} else if !after.Exists() {

@@ -14,8 +14,8 @@ import (
 
 // The indexes.
 const (
-	// bySource finds workloads by a source that they reference or name, and under byPattern those that
-	// name a source by a pattern, which any source may match. A workload that does not opt in is not in it.
+	// bySource finds workloads by a source that they reference or name. The value byPattern finds workloads
+	// that name sources by a pattern, which any source may match. Workloads that do not opt in are left out.
 	bySource  = "source"
 	byPattern = "*"
 	// byCronJob finds Jobs by the UID of the CronJob that controls them.
@@ -26,7 +26,7 @@ const (
 
 // Source is what the controller reads of a cached ConfigMap, Secret or status of a pod.
 type Source interface {
-	metav1.Object // of its annotations, at least those of SourceAnnotations
+	metav1.Object // with at least the annotations of SourceAnnotations
 	// Digest returns the result of SourceDigest for the controller's Name; nil if the object does
 	// not count.
 	Digest(of string) []byte
@@ -84,11 +84,11 @@ func (c *Controller) indexBySource(k *kind, obj metav1.Object) []string {
 	return slices.Compact(values)
 }
 
-// maxIndexed is for how many sources a workload is indexed one by one. One with more is looked at for each
-// source of its namespace, in its own turn.
+// maxIndexed is for how many sources a workload is indexed one by one. A workload with more is reconciled
+// for each source of its namespace.
 const maxIndexed = 300
 
-// jobKind is that of the Jobs of CronJobs, which may not be rolled themselves.
+// jobKind is the kind of the CronJobs' Jobs, which may not be rolled themselves.
 var jobKind = policy.Kind{Name: "Job"}
 
 func indexByCronJob(obj metav1.Object) []string {
@@ -115,7 +115,7 @@ func sourceName(t policy.SourceType, obj Source) string {
 	return class
 }
 
-// digestOf returns nil for a source that is not there or does not count.
+// digestOf returns nil for a source that does not exist or does not count.
 func digestOf(obj Source) []byte {
 	if obj == nil {
 		return nil
@@ -140,12 +140,11 @@ func (c *Controller) source(obj Source) policy.Source {
 }
 
 // maxScan limits the steps that it takes to match the names of a namespace's sources against the
-// patterns of one workload: about 40 ms. Ten patterns such as app-.* and 3,000 names take half of
-// them.
+// patterns of one workload: about 40 ms. Ten patterns such as app-.* and 3,000 names take half as many.
 const maxScan = 2 << 20
 
-// lookUp returns the cached sources that may concern w, and the keys of these and of others that would. If
-// its patterns take too long, it returns that problem.
+// lookUp returns the cached sources that may concern w, and the keys of these and of absent sources that
+// would. If the patterns of w take too long, it returns that problem.
 func (c *Controller) lookUp(
 	w *policy.Workload, r *policy.Rules, recorded policy.State,
 ) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
@@ -183,8 +182,8 @@ func (c *Controller) lookUp(
 	return found, watched, nil
 }
 
-// cachedSource returns a source; nil if there is none. Of a class it returns the status of the pod
-// that got something anew last, else of the pod that came last.
+// cachedSource returns a source; nil if there is none. For a class it returns the status of the pod whose
+// mounts changed last or, if none changed, of the newest pod.
 func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source {
 	informer := c.sources[key.Type]
 	if informer == nil {

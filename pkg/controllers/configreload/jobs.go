@@ -20,21 +20,21 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// The controller tries to create a Job while the old one of its name terminates, at first after
-// terminatingPoll and then more and more rarely: somebody's finalizer may keep the old one for good.
-// The event of its deletion is acted on at once.
+// The controller tries to create a Job while the old Job of its name terminates, at first after
+// terminatingPoll and then more and more rarely: somebody's finalizer may keep the old Job for good.
+// When the old Job is gone, its event causes an attempt at once.
 const (
 	terminatingPoll    = time.Second
 	terminatingPollMax = time.Minute
 )
 
-// replacement is a Job to be created in place of one that is deleted for it.
+// replacement is a Job to be created in place of a Job that is deleted for it.
 type replacement struct {
 	workload *policy.Workload
 	names    string // of the sources
 	job      *batchv1.Job
 	deleted  bool          // else the outcome of the deletion is unknown
-	wait     time.Duration // before the next attempt to create it while the old one terminates
+	wait     time.Duration // before the next attempt to create the Job while the old Job terminates
 }
 
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed or
@@ -62,7 +62,7 @@ func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
 	r := &replacement{workload: w, names: namesOf(w, p), job: job}
-	// This is noted first, because the deletion may take effect although its response is lost.
+	// The replacement is noted first, because the deletion may take effect although its response is lost.
 	c.memory.update(w.Key, w.UID, c.clock.Now(), func(e *entry) { e.recreate = r })
 	err = c.deleteJob(ctx, w.Key, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 	if err != nil {
@@ -74,7 +74,7 @@ func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	r.deleted = true
 	if _, err := c.recreateJob(ctx, k, w.Key, r); err != nil {
 		// The queue returns to recreateJob, which reports an error that lasts.
-		klog.FromContext(ctx).Info("Job was deleted and could not be created yet", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "reason", err.Error())
 	}
 	return outcome{handedOn: true}, nil
 }
@@ -106,11 +106,11 @@ func jobCopy(live *batchv1.Job) *batchv1.Job {
 	return job
 }
 
-// recreateJob creates the Job that replaceJob has deleted. To the controller it is then a new
-// workload: a source that changes after its creation rolls it.
+// recreateJob creates the Job that replaceJob has deleted. The new Job is then a new workload: a source
+// that changes after its creation rolls it.
 func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r *replacement) (time.Duration, error) {
 	if !r.deleted {
-		// The first deletion may have taken effect. The UID keeps this one from another Job.
+		// The first deletion may have taken effect. The UID keeps this deletion from another Job.
 		err := c.deleteJob(ctx, key, metav1.Preconditions{UID: &r.workload.UID})
 		if apierrors.IsConflict(err) {
 			c.memory.forget(key) // somebody else has replaced it

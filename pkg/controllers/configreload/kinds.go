@@ -115,7 +115,7 @@ func Resources(cfg Config) []schema.GroupVersionResource {
 // permissions returns exactly what the controller needs under cfg. The host sends the Events.
 func permissions(cfg Config) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
-	// allow adds to a rule of the same verbs and group, if there is one.
+	// allow adds to a rule with the same verbs and group, if there is one.
 	allow := func(resource schema.GroupVersionResource, verbs ...string) {
 		for i := range rules {
 			if r := &rules[i]; r.APIGroups[0] == resource.Group && slices.Equal(r.Verbs, verbs) {

@@ -13,7 +13,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// entry is what a run remembers of one workload, see the table in the package comment.
+// entry is what a run remembers of one workload; the package comment has a table of the fields.
 type entry struct {
 	uid       types.UID
 	last      string // the state, as the text of an annotation; empty: none is known
@@ -42,10 +42,10 @@ func (e *entry) behind(version string) bool { return policy.Newer(e.written, ver
 type memory struct {
 	mu      sync.Mutex
 	entries map[policy.Key]*entry
-	// selected holds, for namespaces that were selected in this run, the version since when they are.
+	// selected holds, for each namespace that was selected during this run, the version since when.
 	selected map[string]string
 	// cached returns the UID of the object that is now in the cache. It is called under the lock,
-	// so that nobody else has seen a later one.
+	// so that nobody else has seen a later UID.
 	cached func(policy.Key) types.UID
 }
 
@@ -109,7 +109,7 @@ func (m *memory) forget(key policy.Key) {
 	delete(m.entries, key)
 }
 
-// clear is called at the end of a run; the next run begins with what is recorded.
+// clear is called at the end of a run; the next run begins with the recorded states.
 func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,7 +126,7 @@ func (m *memory) setSelected(namespace, version string) {
 	}
 }
 
-// selectedSince returns the version since when a namespace is selected; empty if it was before this run.
+// selectedSince returns the version since when a namespace is selected; empty if since before this run.
 func (m *memory) selectedSince(namespace string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

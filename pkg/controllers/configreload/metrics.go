@@ -28,7 +28,7 @@ const (
 
 const metricPrefix = "quartermaster_config_reload_"
 
-// domainMetrics are the metrics of this controller; those of the loop are in package controllers.
+// domainMetrics are the metrics of this controller; the loop's are in package controllers.
 type domainMetrics struct {
 	reloads       *metrics.CounterVec // kind, result
 	sourceChanges *metrics.CounterVec // type, event
@@ -87,7 +87,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	return d
 }
 
-// sourceChanged counts a change of a source by its digests, nil where it does not exist.
+// sourceChanged counts a change of a source from one digest to another; nil stands for no source.
 func (d *domainMetrics) sourceChanged(t policy.SourceType, before, after []byte) {
 	var event string
 	switch {

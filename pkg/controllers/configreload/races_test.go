@@ -98,7 +98,7 @@ func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 		changeCM(w)
 		w.pass(time.Minute)
 		if got := w.state("web"); got != stateOf(cmKey, h2) {
-			t.Errorf("state = %s, want that of the change", got)
+			t.Errorf("state = %s, want the state of the change", got)
 		}
 		if n := w.c.Status().Errors; n != 0 {
 			t.Errorf("%d errors, want none before the fourth reconcile in a row", n)

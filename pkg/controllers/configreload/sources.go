@@ -21,7 +21,7 @@ type change struct {
 	first, last   time.Time
 }
 
-// then returns the change merged with a later one. A source that is again what it was has not changed.
+// then returns the change merged with a later change. A source that is again as it was has not changed.
 func (c change) then(later change) change {
 	if !c.before.Same(c.after) {
 		later.before = c.before
@@ -31,8 +31,8 @@ func (c change) then(later change) change {
 }
 
 // changes holds what happened to sources. A handler adds the change of a source. The reconcile of the
-// source hands it to the workloads that it may concern, and that of a workload takes what it was handed.
-// So no rule of a workload is evaluated where an event arrives. Handlers and workers use it concurrently.
+// source hands the change to the workloads that it may concern. The reconcile of a workload takes its
+// changes. So no event handler evaluates rules of workloads. Handlers and workers use it concurrently.
 type changes struct {
 	mu      sync.Mutex
 	pending map[policy.Key]change                      // by source
@@ -51,7 +51,7 @@ func (c *changes) clear() {
 	c.pending, c.handed = map[policy.Key]change{}, map[policy.Key]map[policy.SourceKey]change{}
 }
 
-// add notes an event. It returns true if it is merged with others.
+// add notes an event. It returns true if the event is merged with others.
 func (c *changes) add(key policy.Key, e change) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,8 +82,8 @@ func (c *changes) hand(key policy.Key, source policy.SourceKey, workloads []poli
 	return ok
 }
 
-// take returns what a workload was handed, and with that the changes of some sources which it is still to
-// be handed. It may be told these twice.
+// take returns the changes that a workload was handed, and the pending changes of the watched sources,
+// which it may be handed again.
 func (c *changes) take(workload policy.Key, watched map[policy.SourceKey]bool) map[policy.SourceKey]change {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +124,7 @@ func (c *Controller) reconcileSource(ctx context.Context, key policy.Key) {
 // it begins to count with the data that it has.
 func (c *Controller) note(w *policy.Workload, r *policy.Rules, source policy.SourceKey, e change) {
 	if !policy.Concerns(w, r, source, e.before, e.after) ||
-		// If an annotation of the source changed, what is recorded may have to change.
+		// If an annotation of the source changed, the record may have to change.
 		e.before.Hash == e.after.Hash && policy.Concerns(w, r, source, e.before, policy.Source{}) {
 		return
 	}

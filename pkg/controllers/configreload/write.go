@@ -118,8 +118,8 @@ func (c *Controller) patch(ctx context.Context, k *kind, w *policy.Workload, as 
 	return k.patch(ctx, w.ObjectName, as, data)
 }
 
-// done notes that a plan was carried out: its state is recorded, with the write that made this
-// version, by an earlier write, or in memory.
+// done notes that a plan was carried out: its state is recorded by the write that made version, by an
+// earlier write, or in memory.
 func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
 	now := c.clock.Now()
 	c.memory.update(w.Key, w.UID, now, func(live *entry) {
@@ -130,14 +130,14 @@ func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version 
 		if version != "" && version != w.Version {
 			live.written = version
 		}
-		// A workload for which nothing ever was to be recorded takes no memory.
+		// A workload that never had anything to record takes no memory.
 		if len(p.State) > 0 || version != "" || live.last != "" {
 			live.last = p.State.Text(w.Key, w.Version)
 		}
 	})
 }
 
-// record writes the state alone, if it differs from the one on the workload.
+// record writes the state alone, if it differs from the state on the workload.
 func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
 	w, now := f.Workload, f.Now
 	if p.Found {
@@ -151,8 +151,8 @@ func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.done(w, p, e, "")
 		return p.After, nil
 	}
-	// Somebody else has changed what was recorded. A tool that does so again and again must not make
-	// for a write each time.
+	// Somebody else has changed the record. A tool that changes it again and again must not cause a
+	// write each time.
 	others := e.last != "" && !f.Recorded.StandsOn(w)
 	if left := e.rewritten.Add(rewriteInterval).Sub(now); others && !e.rewritten.IsZero() && left > 0 {
 		c.done(w, p, e, "")
@@ -224,7 +224,7 @@ func (c *Controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Cut(text))
 }
 
-// tellOfWait sends one Event that a reload waits for a Job to end, which may take forever.
+// tellOfWait sends one Event that a reload waits for the end of a Job, which may take forever.
 func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, names string) {
 	w := f.Workload
 	if f.Window.Waits {

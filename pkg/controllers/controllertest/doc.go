@@ -20,7 +20,6 @@
 //
 // [Setup] is for several entries, flags of the manager and a standby.
 //
-// What the API server does not have is listed in the package comment of internal/apiserver: above
-// all, it validates nothing and has no other controllers. Test what depends on validation or on other
-// controllers on a real API server.
+// The package comment of internal/apiserver lists what the API server lacks: above all, validation and
+// other controllers. Test what depends on these on a real API server.
 package controllertest

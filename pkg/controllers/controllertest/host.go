@@ -25,14 +25,13 @@ import (
 
 // Setup says what the manager of a test runs.
 type Setup struct {
-	// Entries are the controllers. All of them run, those that are off by default too.
+	// Entries are the controllers. All of them run, even if off by default.
 	Entries []controllers.Entry
-	// Flags are those of the manager and of the entries, such as --namespaces=shop.
+	// Flags are flags of the manager and of the entries, such as --namespaces=shop.
 	Flags []string
 	// Standby adds a second replica, which does not lead before [Host.Restart].
 	Standby bool
-	// Prepare is called before the manager starts, for what has to hold from the start, such as a hook or
-	// a lag. Nil is nothing.
+	// Prepare, if set, is called before the manager starts, for instance to set a hook or a lag.
 	Prepare func(*Host)
 }
 
@@ -141,8 +140,8 @@ func inBubble(t testing.TB) {
 }
 
 // Restart hands over, as in a rollout: the controllers finish what they are doing, and the standby
-// leads. Without a standby it is a new replica, which knows nothing but what is in the API server, and
-// does not begin before meanwhile has returned, if it is given.
+// leads. Without a standby a new replica leads, which knows only what is in the API server. It
+// starts after meanwhile, if given, has returned.
 func (h *Host) Restart(meanwhile ...func()) {
 	h.t.Helper()
 	h.leader.stop()
@@ -157,7 +156,7 @@ func (h *Host) Restart(meanwhile ...func()) {
 	h.leader, h.standby = h.standby, h.start()
 }
 
-// waitForLeader returns when the only replica leads, which with a standby takes it some seconds.
+// waitForLeader returns when the only replica leads, which takes some seconds after a hand-over.
 func (h *Host) waitForLeader() {
 	h.t.Helper()
 	leads := func() bool {
@@ -217,9 +216,9 @@ func (h *Host) Sleep(d time.Duration) {
 	h.Settle()
 }
 
-// Lag delays what the cache learns from now on of these resources, such as deployments; without any, of
-// all. If it is not delayed, the cache has each write before the controller has the response; if it is by
-// more than a millisecond, after that. In production, either happens.
+// Lag delays the events of these resources, such as deployments, to the cache from now on; without
+// resources, all events. Without a delay, the cache has each write before the controller has the response;
+// with more than a millisecond, later. In production, either happens.
 func (h *Host) Lag(d time.Duration, resources ...string) {
 	if len(resources) == 0 {
 		clear(h.lags)
@@ -231,8 +230,8 @@ func (h *Host) Lag(d time.Duration, resources ...string) {
 	h.server.SetTiming(apiserver.Timing{Latency: latency, Lag: maps.Clone(h.lags)})
 }
 
-// SetClock sets the clock of the API server, which its responses tell. Resources may be served by API
-// servers with clocks of their own.
+// SetClock sets the clock of the API server, which its responses tell. Each resource may have an API server
+// with another clock.
 func (h *Host) SetClock(clock func(resource string) time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

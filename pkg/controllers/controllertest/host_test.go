@@ -295,7 +295,7 @@ func TestSeveralManagersInOneProcess(t *testing.T) {
 	}
 }
 
-// failures is a test that records why it failed. Its cleanups are those of the real one.
+// failures is a test that records why it failed. Its cleanups run with the real test's.
 type failures struct {
 	testing.TB
 	mu   sync.Mutex

@@ -21,8 +21,8 @@ func (h *Host) Put(objects ...runtime.Object) {
 	}
 }
 
-// Delete deletes objects as somebody else does: one with finalizers stays until the last of these is
-// removed. Nobody collects what such objects own.
+// Delete deletes objects as somebody else does: an object with finalizers stays until the last is removed.
+// Nobody collects objects that the deleted objects own.
 func (h *Host) Delete(objects ...runtime.Object) {
 	h.t.Helper()
 	for _, obj := range objects {

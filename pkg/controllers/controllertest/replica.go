@@ -22,7 +22,7 @@ import (
 
 const leaseName = "test"
 
-// replica is a manager that runs.
+// replica is a running manager.
 type replica struct {
 	h           *Host
 	registry    metrics.KubeRegistry
@@ -45,7 +45,7 @@ func (h *Host) start() *replica {
 	}
 	o.Client.RESTConfig = h.network.config()
 	o.Client.ContentType = runtime.ContentTypeJSON
-	o.Generic.Controllers = h.names() // although they may be off by default
+	o.Generic.Controllers = h.names() // even if they are off by default
 	o.Election.LeaderElect = h.setup.Standby
 	o.Election.ResourceName = leaseName
 	o.ElectionClock = bubbleClock(time.Now())
@@ -87,7 +87,7 @@ func (h *Host) start() *replica {
 	return r
 }
 
-// bubbleClock is that of the test's bubble.
+// bubbleClock is the clock of the test's bubble.
 type bubbleClock time.Time
 
 // Now implements protocol.Clock.
@@ -100,7 +100,7 @@ func (r *replica) stop() {
 	}
 }
 
-// observed returns the entry, whose New tells r what it gets and returns.
+// observed returns the entry with a New that also records its metrics and its controller in r.
 func (r *replica) observed(e controllers.Entry) controllers.Entry {
 	if build := e.New; build != nil {
 		e.New = func(h controllers.Host) (controllers.Controller, error) {
@@ -116,7 +116,7 @@ func (r *replica) observed(e controllers.Entry) controllers.Entry {
 	return e
 }
 
-// checkScopes fails the test if a Need does not say what it has to under --namespaces.
+// checkScopes fails the test if ClusterScoped of a Need is wrong.
 func (h *Host) checkScopes() {
 	h.t.Helper()
 	for _, e := range h.setup.Entries {
@@ -129,8 +129,8 @@ func (h *Host) checkScopes() {
 	}
 }
 
-// Metric returns the sum of a metric's series that have these labels, given as names and values; of a
-// histogram, how many observations there were. It is the leader's.
+// Metric returns the sum of the leader's series of a metric that have these labels, given as names and
+// values; for a histogram, the number of observations.
 func (h *Host) Metric(name string, labels ...string) float64 {
 	h.t.Helper()
 	sum, err := h.leader.metric(name, labels...)
@@ -161,5 +161,5 @@ func (r *replica) metric(name string, labels ...string) (sum float64, err error)
 	return sum, err
 }
 
-// Controller returns what New of that entry has returned, in the replica that leads.
+// Controller returns the controller that New of that entry has returned, in the replica that leads.
 func (h *Host) Controller(name string) controllers.Controller { return h.leader.controllers[name] }

@@ -26,7 +26,7 @@ import (
 type Request struct {
 	// Controller is the name of the entry.
 	Controller string
-	// Verb is get, list, create, update, patch, apply, delete or deletecollection. Resource is such as
+	// Verb is get, list, create, update, patch, apply, delete or deletecollection. Resource is for example
 	// deployments.apps or widgets.example.com/status.
 	Verb, Resource string
 	// Name is the prefix of the name if the API server is to complete it.
@@ -59,25 +59,24 @@ func requestOf(r apiserver.Request) Request {
 	return q
 }
 
-// OnWrite calls hook before each write of the controllers, and refuses the write with the error that
-// it returns, if any. In between, the hook may change objects with Put, to provoke a conflict. It is
-// called for one request at a time.
+// OnWrite calls hook before each write of the controllers, and refuses the write with the hook's error, if
+// any. The hook may change objects with Put, to provoke a conflict. It is called for one request at a time.
 func (h *Host) OnWrite(hook func(Request) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.onWrite = hook
 }
 
-// OnRead is OnWrite for what the controllers read from the API server and not from the cache, the
-// LiveVersion of [controllers.Host] included.
+// OnRead is OnWrite for reads from the API server, LiveVersion of [controllers.Host] included, but not from
+// the cache.
 func (h *Host) OnRead(hook func(Request) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.onRead = hook
 }
 
-// Writes returns all writes of the controllers since the last call, those that were refused too, in
-// the order of time, and sorted where there is none, as among those of one Apply:
+// Writes returns all writes of the controllers since the last call, refused writes too, in the order of
+// time. Writes without an order, as in one Apply, are sorted:
 //
 //	create configmaps shop/a
 //	apply deployments.apps shop/a
@@ -151,7 +150,7 @@ func (h *Host) Events() []string {
 	return texts
 }
 
-// RESTConfig returns the configuration for a client of the test's own, whom everything is allowed.
+// RESTConfig returns the configuration for a client of the test's own, which may do everything.
 func (h *Host) RESTConfig() *rest.Config {
 	config := h.network.config()
 	config.UserAgent, config.ContentType = testAgent, runtime.ContentTypeJSON

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ReadYAML returns the objects in files of YAML, such as that of a CustomResourceDefinition.
+// ReadYAML returns the objects in files of YAML, such as a CustomResourceDefinition.
 func ReadYAML(t testing.TB, files ...string) []runtime.Object {
 	t.Helper()
 	var objects []runtime.Object

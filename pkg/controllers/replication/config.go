@@ -26,11 +26,11 @@ type Config struct {
 	policy.Options
 
 	// Scope lists the only namespaces that may be read and written; empty means all. The host sets
-	// it, and Reflector and Mittwald of the Options.
+	// Scope, and Reflector and Mittwald of the Options.
 	Scope []string
 	// Kinds lists the kinds to copy.
 	Kinds []string
-	// MaxSpread is that of the Options.
+	// MaxSpread is Options.MaxSpread as a quantity.
 	MaxSpread resource.QuantityValue
 	// DryRun sends every write as a dry run.
 	DryRun  bool
@@ -64,12 +64,12 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"The namespaces whose objects may push, in the grammar of the annotation push-to; * is all. "+
 			"Without this flag, none may push with quartermaster.dev/push-to, and all may with the annotations of --compat.")
 	fs.Var(&c.MaxSpread, flagPrefix+"max-spread",
-		"The most that one source may ask for: its bytes, 1Ki at least, times the namespaces that it is pushed to; 0 is no limit.")
+		"The most that one source may ask for: its bytes, 1Ki at least, times the namespaces that it is pushed to; 0 means no limit.")
 	fs.StringSliceVar(&c.ProtectedNamespaces, flagPrefix+"protected-namespaces", c.ProtectedNamespaces,
-		"Globs of namespaces that nothing is pushed to. The manager's own is always one.")
+		"Globs of namespaces that nothing is pushed to, besides the manager's own.")
 	fs.StringSliceVar(&c.ProtectedNames, flagPrefix+"protected-names", c.ProtectedNames, "Globs of names that nothing is pushed to.")
 	fs.StringSliceVar(&c.DeniedLabels, flagPrefix+"denied-labels", c.DeniedLabels,
-		"Globs of the keys of labels that are never copied, such as those by which another controller trusts an object.")
+		"Globs of the keys of labels that are never copied, such as labels by which another controller trusts an object.")
 	fs.StringSliceVar(&c.Kinds, flagPrefix+"kinds", c.Kinds, "The kinds to copy: Secret, ConfigMap.")
 	fs.DurationVar(&c.DeletionGrace, flagPrefix+"deletion-grace", c.DeletionGrace,
 		"How long a copy must be unwanted before it is deleted; 10m at least while its source's namespace does not exist.")
@@ -78,7 +78,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.AllowConfigMaps, flagPrefix+"mittwald-allow-configmaps", c.AllowConfigMaps,
 		"Permit every pull of a ConfigMap with replicate-from, as kubernetes-replicator does.")
 	fs.BoolVar(&c.MarkAdopted, flagPrefix+"mark-adopted", c.MarkAdopted,
-		"Note the source on copies that kubernetes-replicator made, 5 per second. Without this, those whose source goes first stay.")
+		"Note the source on copies that kubernetes-replicator made, 5 per second. Without the note, a copy stays if its source goes first.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Send every write with dryRun=All and log it.")
 	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects reconciled at once.")
 }

@@ -4,20 +4,20 @@
 // Package replication copies Secrets and ConfigMaps to other namespaces. A push source says where
 // its copies go; a pull target names its source, which must permit that.
 //
-// An event enqueues the object and does nothing else, since what depends on an object may be much, and
-// what its annotations select expensive to find out. Reconciling a source enqueues its targets.
-// Reconciling a target decides in package policy, which is pure, on what the cache has: hashes in place
-// of values. Only if a write is due, source and target are read live, the decision is made again on
-// them, and one request is sent. No value outlives that. A target that a push makes due is reconciled in
-// the turn of the source's namespace, so that a source with many targets takes turns with others.
+// An event enqueues the object and does nothing else, because finding the dependants of an object may be
+// expensive. Reconciling a source enqueues its targets. Reconciling a target decides in package policy,
+// which is pure, on what the cache has: hashes in place of values. Only if a write is due, source and
+// target are read live, the decision is made again, and one request is sent. No value is kept after the
+// request. A target that a push makes due is reconciled in the turn of the source's namespace, so that a
+// source with many targets takes turns with others.
 //
 //	events.go      what enters, and whom it concerns
 //	controller.go  a reconcile of a target
 //	write.go       requests, Events
 //	memory.go      what a run remembers of a target
 //
-// What a copy is a copy of is on the copy: in its marker, or in what the original wrote. So a new
-// leader finds everything that is left to do. A run remembers besides, in memory.go:
+// Each copy names its source, in our marker or in what the original wrote. So a new leader finds
+// everything that is left to do. A run also remembers, in memory.go:
 //
 //	field    what it is                                  set by                cleared by
 //	targets  how each target stands, since when nobody   each decision, each   the decision that the
@@ -88,7 +88,7 @@ type Controller struct {
 var _ controllers.Controller = &Controller{}
 
 // New adds indexers and handlers to the informers, so it must be called before they are started. The
-// configuration is one that Validate accepts. The digester must be the one that the caches use.
+// configuration must have passed Validate. The caches must use the same digester.
 func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
@@ -116,8 +116,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer wg.Wait()
 	if c.cfg.Reflector || c.cfg.Mittwald {
 		if c.cfg.PushNamespaces == "" {
-			klog.FromContext(ctx).Info("Warning: With --compat, whoever may write Secrets or ConfigMaps in one namespace can have them copied to all others, "+
-				"as with the originals", "flag", "--"+flagPrefix+"push-namespaces")
+			klog.FromContext(ctx).Error(nil, "With --compat, writers of Secrets or ConfigMaps in one namespace can have them copied to all others",
+				"flag", "--"+flagPrefix+"push-namespaces")
 		}
 		wg.Go(func() {
 			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, originalsSelector, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator")
@@ -165,15 +165,15 @@ func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 	})
 }
 
-// act reads target and source live, decides again on them, and writes. That the target does not
-// exist is at first left to the cache: a creation would be refused.
+// act reads target and source live, decides again, and writes. The first time it does not read a target
+// that the cache lacks: a creation would be refused if the target exists.
 func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool) (time.Duration, error) {
 	l := live{c, map[policy.Key]*policy.Body{}}
 	wanted := []policy.Key{source}
 	if !first || c.Get(key) != nil {
 		wanted = append(wanted, key)
 	} else {
-		l.bodies[key] = nil // also if it appears meanwhile, since nothing is known of it
+		l.bodies[key] = nil // even if the cache has it by now, since the decision is without it
 	}
 	for {
 		if err := l.read(ctx, wanted); err != nil {
@@ -192,7 +192,7 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 	}
 }
 
-// live is the cache with what was read live laid over it.
+// live is the cache with the live objects laid over it.
 type live struct {
 	*Controller
 	bodies map[policy.Key]*policy.Body // nil: does not exist
@@ -237,7 +237,7 @@ func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 		_, read := l.bodies[o.Key]
 		return read
 	})
-	// The cache may not know yet that one of these pushes.
+	// The cache may not know yet that one of the live objects pushes.
 	for key, b := range l.bodies {
 		if b != nil && key.Kind == kind && key.Name == name {
 			list = append(list, l.Get(key))
@@ -299,7 +299,7 @@ func (c *Controller) Namespace(name string) *policy.Namespace {
 	return namespaceOf(obj)
 }
 
-// namespaces returns all namespaces; without their labels if these are not read.
+// namespaces returns all namespaces; without labels if Namespaces are not read.
 func (c *Controller) namespaces() (list []*policy.Namespace) {
 	for _, namespace := range c.cfg.Scope {
 		list = append(list, c.Namespace(namespace))

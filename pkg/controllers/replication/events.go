@@ -26,17 +26,17 @@ type task struct {
 // subject is what a task is about.
 type subject string
 
-// The subjects. An event enqueues the tasks of at most two, whatever depends on the object. Which
-// targets that concerns is for a worker to find out, in the turn of the object's namespace.
+// The subjects. An event enqueues at most two tasks, however many objects depend on its object. A worker
+// finds the dependants, in the turn of the object's namespace.
 const (
 	theTarget    subject = ""          // decide on it, and write it
 	theSource    subject = "source"    // enqueue its targets
-	theNamespace subject = "namespace" // enqueue what is pushed to it, and what is in it or comes from it
+	theNamespace subject = "namespace" // enqueue the targets in it, of pushes to it and of sources in it
 )
 
 func (t task) String() string { return strings.TrimSpace(string(t.subject) + " " + t.Key.String()) }
 
-// Tenant returns the namespace in whose turn the task is done, unless it is enqueued for another.
+// Tenant returns the namespace in whose turn the task is done, unless EnqueueFor names another.
 func (t task) Tenant() string { return t.Namespace }
 
 // The index, and the prefixes of its values.
@@ -46,9 +46,9 @@ const (
 	pushers = "push/"
 	// copiesOf and pullsOf find copies and pull targets by their source, namespace/name.
 	copiesOf, pullsOf = "copy-of/", "pull-of/"
-	// sourceIn finds both by the namespace of their source.
+	// sourceIn finds copies and pull targets by the namespace of their source.
 	sourceIn = "from-in/"
-	// within finds what participates by namespace.
+	// within finds participants by namespace.
 	within = "in/"
 )
 
@@ -117,7 +117,7 @@ func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[pol
 	return found
 }
 
-// namespaceChanged returns a namespace of which something changed that decisions depend on.
+// namespaceChanged returns a namespace if a change of it matters to decisions.
 func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 	obj := cmp.Or(event.New, event.Old)
 	if event.Old != nil && event.New != nil && reflect.DeepEqual(namespaceOf(event.Old), namespaceOf(event.New)) {
@@ -126,8 +126,8 @@ func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 	return []task{{theNamespace, policy.NewKey("", obj.GetName(), "")}}
 }
 
-// expandSource enqueues what a source concerns: what it pushes to or has pushed, and what has its data by a
-// pull. Each pull target is enqueued in the turn of its own namespace.
+// expandSource enqueues the targets of a source: the copies that it makes or has made, and the pull targets
+// that name it. Each pull target is enqueued in the turn of its own namespace.
 func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
 	var namespaces []string
 	if o := c.Get(key); o == nil || !c.rules.Pushes(o) {
@@ -150,16 +150,16 @@ func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.
 	return after
 }
 
-// survey asks a source what it wants of all namespaces, and remembers for how many it counts.
+// survey evaluates a source for all namespaces, and remembers for how many it counts.
 func (c *Controller) survey(o *policy.Object, now time.Time) policy.Survey {
 	s := c.rules.Survey(c, o, c.namespaces(), now)
 	c.memory.setSource(o.Key, s.Spread)
 	return s
 }
 
-// expandNamespace enqueues what is in a namespace and may be pushed to it and, since its labels and its
-// end also count for what comes from it, the targets of that. Whether a source pushes to it is found out
-// in the source's turn.
+// expandNamespace enqueues the targets in a namespace. A copy that a source may push there is enqueued in
+// the source's turn; its reconcile finds out whether the source does. The labels and the end of a namespace
+// also matter to targets elsewhere, so the targets of the namespace's sources are enqueued too.
 func (c *Controller) expandNamespace(ctx context.Context, name string) {
 	for kind := range c.in.Objects {
 		for _, pusher := range c.indexed(kind, pushers) {

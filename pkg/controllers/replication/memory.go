@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// A drift is repaired at once, then not before firstRepair after the last time, twice that, and
-	// so on up to maxRepair. The count starts again if none is due for quietRepair.
+	// A drift is repaired at once, the next one firstRepair after the last repair at the earliest, then
+	// twice as long after it, up to maxRepair. After quietRepair without a drift the count starts again.
 	firstRepair = time.Second
 	maxRepair   = 5 * time.Minute
 	quietRepair = 30 * time.Minute
-	// fightAfter is the repair from which on the source's owner is told.
+	// fightAfter is the number of repairs after which the source's owner is told.
 	fightAfter = 5
-	// marksPerSecond limits the markers that are added to copies of the replicator; one that has to wait is
-	// tried again after markRetry.
+	// marksPerSecond limits the markers that are added to copies of the replicator; a copy that has to wait
+	// is tried again after markRetry.
 	marksPerSecond = 5
 	markRetry      = time.Second
-	// eventInterval is how long no second Event of an object and reason is sent.
+	// eventInterval is the least time between two Events of one object and reason.
 	eventInterval = 10 * time.Minute
 )
 
-// memory is what a run remembers: of each target how it stands, of each source what it asks for.
+// memory is what a run remembers of each target and of each source.
 type memory struct {
 	metrics *domainMetrics
 	marks   *rate.Limiter
@@ -44,12 +44,12 @@ type memory struct {
 // entry is what is remembered of a target.
 type entry struct {
 	state metrics.GaugeMetric // that counts it
-	// source is the version of the source that was written last, which is drift if it has to be
-	// written again; next is when that may be.
+	// source is the version of the source that was written last. To write it again repairs a drift, which
+	// may happen from next on.
 	source  string
 	repairs int
 	next    time.Time
-	// unwanted is why nobody wants it, and since when; maker is the source whose copy it is, without a
+	// unwanted is why nobody wants the target, and since when; maker is the source of a copy without a
 	// marker.
 	unwanted policy.Unwanted
 	since    time.Time
@@ -115,7 +115,7 @@ func (m *memory) get(key policy.Key) entry {
 	return entry{}
 }
 
-// source returns for how many namespaces a source that pushes counts.
+// source returns for how many namespaces a pushing source counts.
 func (m *memory) source(key policy.Key) (namespaces int, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,8 +135,8 @@ func (m *memory) forgetSource(key policy.Key) {
 	delete(m.sources, key)
 }
 
-// pace returns how long a write has to wait: for the next repair of the target, or for its turn if it
-// only adds a marker.
+// pace returns how long a write has to wait: until the next repair of the target is due or, if the write
+// only adds a marker, until the rate allows it.
 func (m *memory) pace(key policy.Key, a policy.Action, source string, now time.Time) (wait time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,12 +148,12 @@ func (m *memory) pace(key policy.Key, a policy.Action, source string, now time.T
 		wait = max(e.next.Sub(now), 0)
 	}
 	if wait == 0 && a == policy.Mark && !m.marks.AllowN(now, 1) {
-		wait = markRetry // no place in a line is kept, which could be taken again and again
+		wait = markRetry // the limiter reserves nothing, else each attempt would reserve again
 	}
 	return wait
 }
 
-// wrote remembers a write, and returns how many drifts in a row have been repaired with it.
+// wrote remembers a write, and returns how many drifts in a row have been repaired, this one included.
 func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 
 const metricPrefix = "quartermaster_replication_"
 
-// domainMetrics are the metrics of this controller; those of the loop are in package controllers.
-// No label is a namespace or a name.
+// domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
+// namespace or a name.
 type domainMetrics struct {
 	targets *metrics.GaugeVec   // kind, dialect, mode, state
 	writes  *metrics.CounterVec // kind, action, dry_run
@@ -53,6 +53,6 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 			d.errors.WithLabelValues(string(kind), reason).Add(0)
 		}
 	}
-	d.held.WithLabelValues(policy.PatternTimeout).Add(0) // an alert is about this one
+	d.held.WithLabelValues(policy.PatternTimeout).Add(0) // an alert uses this series
 	return d
 }

@@ -74,7 +74,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	return 0, nil
 }
 
-// about returns whom an Event is for: the target of a pull, the source of a push.
+// about returns the object of an Event: the target of a pull, the source of a push.
 func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
 	if p.Mode == policy.Pull {
 		return key
@@ -94,14 +94,14 @@ func lastManager(b *policy.Body) string {
 	return ", at last by " + slices.MaxFunc(others, func(a, b metav1.ManagedFieldsEntry) int { return a.Time.Compare(b.Time.Time) }).Manager
 }
 
-// errOutdated says that the target is not what the decision was made on.
+// errOutdated says that the target has changed since the decision.
 var errOutdated = errors.New("the target has changed since it was read")
 
-// namespaceRetry is when to try again in a namespace that the API server says is terminating or not there:
-// its cache may be behind, and with --namespaces no event tells when a namespace is there again.
+// namespaceRetry is when to try again in a namespace that is terminating or missing, as the API server
+// says: its cache may be behind, and with --namespaces no event reports a new namespace.
 const namespaceRetry = 5 * time.Minute
 
-// failed returns what the loop should know of a failed write.
+// failed returns when the loop should retry a failed write, and the error.
 func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) (time.Duration, error) {
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), controllers.IsNamespaceMissing(err):
@@ -125,8 +125,8 @@ func reasonOf(err error) string {
 	return "no answer"
 }
 
-// rejection is the error of a write. Its text has no message of which it is not known that it holds
-// neither keys nor values of the object: only those about a quota or a permission.
+// rejection is the error of a write. Its text includes the API server's message only if the message is
+// about a quota or a permission: others may hold keys or values of the object.
 type rejection struct {
 	text string
 	error
@@ -162,7 +162,7 @@ type writer[T any] interface {
 }
 
 // send updates and deletes only the version that was read: a change meanwhile is a conflict. Before it
-// deletes what it creates again, a dry run asks whether quota and admission let it.
+// deletes an object to create it again, a dry run of the creation asks quota and admission.
 func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, target *policy.Body, dryRun bool) (err error) {
 	var dry []string
 	if dryRun {
@@ -170,7 +170,7 @@ func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, 
 	}
 	if a == policy.Recreate {
 		_, err = client.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}})
-		if err != nil && !apierrors.IsAlreadyExists(err) { // which is asked last
+		if err != nil && !apierrors.IsAlreadyExists(err) { // the API server checks existence last
 			return err
 		}
 	}

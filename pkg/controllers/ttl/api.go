@@ -21,7 +21,7 @@ const requestTimeout = 10 * time.Second
 
 // objects reads and deletes live objects.
 type objects interface {
-	// get returns the metadata of an object, and the time on the server's clock; zero if it is not told.
+	// get returns the metadata of an object, and the time on the server's clock; zero if that is unknown.
 	get(ctx context.Context, t policy.Type, name cache.ObjectName) (*metav1.PartialObjectMetadata, time.Time, error)
 	// delete deletes exactly the object that was read.
 	delete(ctx context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error

@@ -32,12 +32,12 @@ type Config struct {
 	// DryRun deletes nothing.
 	DryRun bool
 
-	// Grace is how long an object is left alone that is due when it is first seen; 0 is not at all.
+	// Grace is how long an object that is due when it is first seen is left alone; 0 means not at all.
 	Grace time.Duration
-	// MaxDeletionsPerMinute is the limit in a namespace; that of all is policy.TotalLimit times as high.
+	// MaxDeletionsPerMinute is the limit per namespace; the total limit is policy.TotalLimit times as high.
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
-	// MaxClockSkew is how far the clock may be from the API server's; 0 means that nobody looks.
+	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
 	MaxClockSkew time.Duration
 	Workers      int
 }
@@ -59,10 +59,11 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Annotations, flagPrefix+"annotations", c.Annotations,
 		"The annotations that count: native, twin (k8s-ttl-controller's), janitor (kube-janitor's). Default: native and what --compat names.")
 	fs.StringSliceVar(&c.Include, flagPrefix+"include-resources", c.Include, "The types whose objects may be deleted: plural, plural.group, *.group, *.")
-	fs.StringSliceVar(&c.Exclude, flagPrefix+"exclude-resources", c.Exclude, "The types whose objects may not be deleted, in the same form; this wins.")
+	fs.StringSliceVar(&c.Exclude, flagPrefix+"exclude-resources", c.Exclude, "The types whose objects are never deleted, such as pods or *.example.com. Wins over --ttl-include-resources.")
 	fs.StringSliceVar(&c.IncludeNamespaces, flagPrefix+"include-namespaces", c.IncludeNamespaces,
-		"Names or globs of the namespaces whose objects may be deleted, and which may be deleted themselves. Default: all.")
-	fs.StringSliceVar(&c.ExcludeNamespaces, flagPrefix+"exclude-namespaces", c.ExcludeNamespaces, "The same for those that may not; this wins.")
+		"Names or globs of the namespaces that may be deleted, and whose objects may be deleted. Default: all.")
+	fs.StringSliceVar(&c.ExcludeNamespaces, flagPrefix+"exclude-namespaces", c.ExcludeNamespaces,
+		"Names or globs of the namespaces that are never deleted, nor are their objects. Wins over --ttl-include-namespaces.")
 	fs.BoolVar(&c.ClusterScoped, flagPrefix+"cluster-scoped", c.ClusterScoped, "Objects without a namespace may be deleted, Namespaces among them.")
 	fs.BoolVar(&c.JanitorClusterScoped, flagPrefix+"janitor-cluster-scoped", c.JanitorClusterScoped,
 		"kube-janitor's annotations count on objects without a namespace. On Namespaces they always do.")
@@ -73,11 +74,11 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"How long an object is left alone, with an Event, that is due when it is first seen: restored from a backup, applied with a past time, "+
 		"or overdue when this process begins to lead; 0 means that it is deleted at once.")
 	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
-		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in it is deleted for a while; "+
-		"nothing at all when %d times as many were deleted in all namespaces; 0 means no limit.", policy.TotalLimit))
-	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long nothing is deleted then.")
+		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in the namespace is deleted for a while; "+
+		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit.", policy.TotalLimit))
+	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long deletions stop after --ttl-max-deletions-per-minute was reached.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
-		"Nothing of a type is deleted while this clock and that of the type's API server are further apart; 0 means that nobody looks.")
+		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart; 0 switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
 	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects deleted at once.")
 }

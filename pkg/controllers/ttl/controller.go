@@ -4,10 +4,10 @@
 // Package ttl deletes annotated objects whose time has passed.
 //
 // types.go follows every type of objects that the flags and the API server permit. A handler per type
-// records the objects that have an annotation, in kinds.go, and enqueues them; nothing is known of other
-// objects. Reconciling an object decides in package policy, which is pure, when the object is due, and
-// comes back then. A due object is read live, decided on again, and deleted with the UID and the version that
-// were read.
+// records the objects that have an annotation, in kinds.go, and enqueues them; it keeps nothing of other
+// objects. The reconcile of an object decides in package policy, which is pure, when the object is due, and
+// runs again then. It reads a due object live, decides again, and deletes the object with the UID and the
+// version that it has read.
 //
 //	controller.go  a reconcile
 //	delete.go      requests, what becomes of their answers, Events
@@ -52,11 +52,11 @@ import (
 // Name is the name of the controller.
 const Name = "ttl"
 
-// recheckInterval is the longest time until the clock is compared with a deadline again. A step of the
-// clock costs this at most.
+// recheckInterval is the longest time until the clock is compared with a deadline again. After a step of
+// the clock, a deletion is at most this late.
 const recheckInterval = time.Hour
 
-// spread is the time over which objects come back that had to wait for the same moment.
+// spread is the time over which objects that waited for the same moment come back.
 const spread = 10 * time.Second
 
 // Controller deletes objects. Build it with [New].
@@ -70,7 +70,7 @@ type Controller struct {
 	clock   clock.WithTicker
 	metrics *domainMetrics
 	breaker *policy.Breaker
-	// once and failing are what owners have been told once and for all, and what they are told again.
+	// once has the notices that owners get once, failing the notices that are repeated.
 	once, failing *controllers.Notices
 	loop          *controllers.Loop[key]
 
@@ -80,8 +80,8 @@ type Controller struct {
 
 var _ controllers.Controller = &Controller{}
 
-// New returns the controller. cfg is one that Validate accepts, config that of clients which write
-// only while this replica leads.
+// New returns the controller. cfg must have passed Validate. Clients made from config write only while
+// this replica leads.
 func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
@@ -142,9 +142,9 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	return c.expire(ctx, k, r, &d, obj.GetUID())
 }
 
-// grace returns how long to leave an object alone that was due already when it was first seen as it is:
-// somebody may just have restored it from a backup, or given it a deadline by mistake. To a new leader
-// that is every object which is due by then.
+// grace returns how long to leave an object alone that was due already when its present state was first
+// seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
+// leader, every object that is due at the start is such an object.
 func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
 	if c.cfg.DryRun || d.Deadline.After(r.seen) {
 		return 0
@@ -153,9 +153,9 @@ func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Dur
 }
 
 // pause returns when to look at an object again if nothing of its type or namespace may be deleted now; 0
-// is that it may. What has to wait comes back spread, so in another order each time: with more objects
-// than the breaker permits, the same ones would always be first otherwise. All that come back before the
-// breaker's limit is reached cost a request; the others, however many, microseconds.
+// means now. Objects that wait come back spread, so in another order each time: with more objects than
+// the breaker permits, the same objects would always be first otherwise. Each object that comes back
+// before the breaker's limit is reached costs a request; each later object costs microseconds.
 func (c *Controller) pause(k key, now time.Time) time.Duration {
 	pause := max(c.breaker.Open(k.Namespace, now), k.resting(now))
 	if pause > 0 {
@@ -175,12 +175,12 @@ func (c *Controller) decide(k key, obj metav1.Object, now time.Time) policy.Deci
 	return d
 }
 
-// because returns why an object goes.
+// because returns why an object is deleted.
 func because(d *policy.Decision) string {
 	return fmt.Sprintf("%s=%s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
 }
 
-// wait returns when to look at an object again; 0 is at its next change.
+// wait returns when to look at an object again; 0 means at its next change.
 func wait(d *policy.Decision, now time.Time) time.Duration {
 	if d.Deadline.Equal(policy.Never) {
 		return 0

@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// What is forbidden is seldom allowed soon.
+	// A forbidden deletion is seldom allowed soon.
 	minForbidden = 5 * time.Minute
 	maxForbidden = time.Hour
-	// After a conflict, the object is read and decided on again nearly at once. Only one that changes
-	// all the time, or that somebody refuses as a conflict, waits as long as the maximum.
+	// After a conflict, the object is read and decided on again nearly at once. Only an object that
+	// changes all the time, or that somebody refuses as a conflict, waits as long as the maximum.
 	minConflict = 100 * time.Millisecond
 	maxConflict = time.Minute
-	// tellAfter is the failure from which on an owner is told of other errors; tellAgain is the time after
-	// which he is told again.
+	// tellAfter is the number of failures after which an owner is told of errors other than Forbidden;
+	// tellAgain is the time after which the owner is told again.
 	tellAfter = 3
 	tellAgain = time.Hour
 	// kindPause is how long a type is left alone after its clock was found wrong, or after a request failed
-	// that took slow or longer: one of its API, or of a webhook's, that does not answer. Without it, many
-	// objects of such a type would keep the workers from all others.
+	// that took slow or longer: its API, or a webhook, does not answer. Without the pause, many objects of
+	// such a type would keep the workers from all other types.
 	kindPause = time.Minute
 	slow      = 5 * time.Second
 )
 
-// The reasons of Events, besides those of package policy.
+// The reasons of Events, besides the reasons of package policy.
 const (
 	reasonDeleted = "DeletedExpiredTTL"
 	reasonFailed  = "FailedToDeleteExpiredTTL"
@@ -46,7 +46,7 @@ const (
 	reasonBreaker = "TTLBreakerOpen"
 )
 
-// expire deletes the object of a record if it is still the one with that UID, and due as decided.
+// expire deletes the object of a record if it still has the UID, and is due as decided.
 func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *policy.Decision, uid types.UID) (time.Duration, error) {
 	begun := c.clock.Now()
 	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName)
@@ -94,7 +94,7 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *polic
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonForbidden, metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
 		metav1.StatusReasonInvalid, metav1.StatusReasonTooManyRequests:
-		c.breaker.Return(k.Namespace) // nothing can have been deleted; after others, such as 500 and 504, it may have been
+		c.breaker.Return(k.Namespace) // nothing was deleted; after other errors, such as 500 and 504, the object may have been
 	}
 	if apierrors.IsNotFound(err) {
 		return 0, nil
@@ -102,9 +102,9 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *polic
 	return c.refused(ctx, k, r, uid, begun, "delete", err)
 }
 
-// skewed reports whether this clock and that of the API server are too far apart. date is the API
-// server's at now, in whole seconds, and zero if it is unknown. It is an aggregated API's own for its
-// types, so only the type is left alone.
+// skewed reports whether this clock and the API server's are too far apart. date is the API server's
+// clock at now, in whole seconds, and zero if it is unknown. An aggregated API has its own clock, so only
+// the type is left alone.
 func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) bool {
 	if c.cfg.MaxClockSkew == 0 || date.IsZero() {
 		return false
@@ -122,17 +122,16 @@ func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 }
 
 // tooMany tells that the deletion of k has opened the breaker. Only the log names the namespace: the Events
-// of the manager's Pod are for whoever may read that.
+// of the manager's Pod are for whoever may read that namespace.
 func (c *Controller) tooMany(ctx context.Context, k key, opened policy.Scope) {
 	c.metrics.trips.WithLabelValues(string(opened)).Inc()
-	logger := klog.FromContext(ctx).WithValues("flag", "--"+flagPrefix+"max-deletions-per-minute")
-	text := fmt.Sprintf("%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v",
-		c.cfg.MaxDeletionsPerMinute, c.cfg.BreakerCooldown)
+	logger := klog.FromContext(ctx)
+	limit, text := c.cfg.MaxDeletionsPerMinute, "%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v"
 	if opened == policy.OneNamespace {
 		logger = logger.WithValues("namespace", k.Namespace)
 	} else {
-		text = fmt.Sprintf("%d objects were deleted within a minute and more are due; nothing at all is deleted for %v",
-			policy.TotalLimit*c.cfg.MaxDeletionsPerMinute, c.cfg.BreakerCooldown)
+		limit *= policy.TotalLimit
+		text = "%d objects were deleted within a minute and more are due; nothing at all is deleted for %v"
 		overdue := map[string]int{}
 		for _, s := range c.status() {
 			if s.Overdue > 0 {
@@ -141,29 +140,29 @@ func (c *Controller) tooMany(ctx context.Context, k key, opened policy.Scope) {
 		}
 		logger = logger.WithValues("overdue", overdue)
 	}
-	logger.Error(nil, "The breaker has opened: "+text)
+	logger.Error(nil, "Breaker opened", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-			corev1.EventTypeWarning, reasonBreaker, text)
+			corev1.EventTypeWarning, reasonBreaker, fmt.Sprintf(text, limit, c.cfg.BreakerCooldown))
 	}
 }
 
-// refused returns when to try again after an error of what has begun then.
+// refused returns when to try again after an error of a request that began at begun.
 func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID, begun time.Time, operation string, err error) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
 		return 0, err
 	}
 	now := c.clock.Now()
 	if now.Sub(begun) >= slow && k.rest(now) {
-		klog.FromContext(ctx).Info("Warning: A request failed after a long time, requesting nothing of this type for a while",
-			"resource", k.GroupResource(), "for", kindPause, "reason", err.Error())
+		klog.FromContext(ctx).Error(err, "A request failed after a long time; requesting nothing of this type for a while",
+			"resource", k.GroupResource(), "for", kindPause)
 	}
 	r.failures++
 	c.metrics.deletion(k, resultFailed)
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
 	if (forbidden || r.failures >= tellAfter) && c.failing.Due(uid, now) {
-		klog.FromContext(ctx).Info("Warning: Cannot delete an expired object", "reason", err.Error())
+		klog.FromContext(ctx).Error(err, "Cannot delete an expired object")
 		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
 	doublings := min(r.failures-1, 10)

@@ -25,7 +25,7 @@ type key struct {
 // String returns pods/shop/p.
 func (k key) String() string { return k.GroupResource().String() + "/" + k.ObjectName.String() }
 
-// Tenant returns whose turn in the queue the key takes: that of its namespace.
+// Tenant returns the namespace, in whose turn the queue takes the key.
 func (k key) Tenant() string { return k.Namespace }
 
 // entry is what a run remembers of an annotated object.
@@ -56,7 +56,7 @@ func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
 	return nil, nil
 }
 
-// put records an object at now. Unless it is the same to every decision, its record begins anew.
+// put records an object at now. Unless same reports that no decision changes, its record begins anew.
 func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -82,7 +82,7 @@ func (k *kind) decided(r *entry, deadline time.Time) {
 	r.deadline = deadline
 }
 
-// rest has the type left alone for a while, and reports whether it was not yet.
+// rest leaves the type alone for a while, and reports whether this begins now.
 func (k *kind) rest(now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -108,8 +108,8 @@ func (k *kind) stop() {
 	k.records = nil
 }
 
-// same reports whether an object is due at the same time in two states, unless it is being deleted by
-// then. keys are the annotations that count; the cache may have others, for other controllers.
+// same reports whether two states of an object give the same deadline, if neither is being deleted. keys
+// are the annotations that count; the cache may have other annotations, for other controllers.
 func same(a, b metav1.Object, keys []string) bool {
 	return a.GetUID() == b.GetUID() && reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
 		!slices.ContainsFunc(keys, func(key string) bool {

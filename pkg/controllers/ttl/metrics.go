@@ -18,8 +18,8 @@ const (
 	resultFailed  = "failed"
 )
 
-// domainMetrics are the metrics of this controller; those of the loop are in package controllers. No label
-// is a namespace or a name.
+// domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
+// namespace or a name.
 type domainMetrics struct {
 	deletions *metrics.CounterVec // group, resource, result
 	invalid   *metrics.CounterVec // key

@@ -49,7 +49,7 @@ type Following interface {
 }
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
-// down are the groups that did not answer, all of them if there are no types either.
+// down are the groups that did not answer. If there are no types either, no group has answered.
 func (c *Controller) discover() (types []policy.Type, down []string, err error) {
 	lists, err := discovery.ServerPreferredResources(c.client.Discovery())
 	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
@@ -90,7 +90,7 @@ func (c *Controller) followTypes(ctx context.Context) error {
 type follower struct {
 	*Controller
 	definitions []Following
-	problems    string // as they were logged
+	problems    string // as last logged
 }
 
 func (f *follower) stop(ctx context.Context) {
@@ -108,7 +108,7 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 	all := func(metav1.Object) bool { return true }
 	var mu sync.Mutex
 	var due time.Time
-	// Later events do not put off the look that the first has asked for.
+	// Later events do not put off the look that the first event has asked for.
 	look := func() {
 		mu.Lock()
 		defer mu.Unlock()
@@ -129,7 +129,7 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 	}
 }
 
-// look follows the types that there are, and returns when to look again; 0 is at the next change.
+// look follows the existing types, and returns when to look again; 0 means at the next change.
 func (f *follower) look(ctx context.Context) time.Duration {
 	types, down, err := f.discover()
 	problems := strings.Join(f.rules.Unmatched(types), ", ")
@@ -155,7 +155,7 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	return 0
 }
 
-// apply follows these types and no others, except those of groups that are down.
+// apply follows the given types and, of groups that are down, the types that it already follows.
 func (f *follower) apply(ctx context.Context, types []policy.Type, down []string) {
 	wanted := map[schema.GroupResource]policy.Type{}
 	for _, t := range types {

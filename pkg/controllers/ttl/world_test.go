@@ -135,7 +135,7 @@ func (w *world) whenRead(obj runtime.Object) {
 	})
 }
 
-// skew sets how far the clock of a resource's API server is ahead; that of all, without a name.
+// skew sets how far the clock of a resource's API server is ahead, or of every API server without a name.
 func (w *world) skew(ahead time.Duration, of string) {
 	w.SetClock(func(resource string) time.Time {
 		if of == "" || of == resource {

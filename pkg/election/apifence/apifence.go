@@ -35,8 +35,8 @@ const (
 	LeaderAnnotation = "quartermaster.dev/leader-pod"
 )
 
-// NamespaceFor returns the name of the Namespace that names the holder of the Lease. Only the default
-// installation's does not end in the Lease's namespace.
+// NamespaceFor returns the name of the Namespace that names the holder of the Lease. The name ends in the
+// Lease's namespace, except in the default installation.
 func NamespaceFor(lease types.NamespacedName) string {
 	name := lease.Name + "-leader"
 	if lease.Namespace != metav1.NamespaceSystem {
@@ -57,13 +57,13 @@ const (
 	Misconfigured State = "Misconfigured" // it refuses the leader, or any replica
 )
 
-// States are all of them.
+// States are all the states.
 var States = []State{Unknown, Enforced, Absent, CannotJudge, Misconfigured}
 
 // NamespaceClient is the part of a client for Namespaces that the fence needs, and the permissions
 // to grant by RBAC: get and patch of the one Namespace. It must have the credentials of the
-// controllers' clients, because those are judged, and must not pass the client's fence: a standby
-// asks as well.
+// controllers' clients, which the policy judges, and must not pass the client's fence, since a standby
+// asks too.
 type NamespaceClient interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*corev1.Namespace, error)
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, opts metav1.PatchOptions,
@@ -75,7 +75,7 @@ type LeaseGetter interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error)
 }
 
-// Config is what a Fence goes by.
+// Config configures a Fence.
 type Config struct {
 	Lease    types.NamespacedName
 	Identity string
@@ -125,7 +125,7 @@ func (f *Fence) isRefused() bool {
 	return at != 0 && f.Clock.Now()-at < f.Patience
 }
 
-// pauseFor waits for a random time between these two, and reports whether it passed before ctx ended.
+// pauseFor waits for a random time between least and most, and reports whether ctx outlasted the wait.
 func (f *Fence) pauseFor(ctx context.Context, least, most time.Duration) bool {
 	select {
 	case <-time.After(f.between(least, most)):

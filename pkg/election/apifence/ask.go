@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// With these words the policy refuses a write. It answers a dry run, the probe, in the same way, and
+// With these words the policy refuses a write. It refuses a dry run, the probe, with the same words, and
 // always.
 const (
 	refusal         = PolicyName + ": written by "
@@ -36,9 +36,9 @@ const (
 )
 
 // ask finds out how an API server judges this replica: by a dry run that changes nothing and that
-// the policy answers with what it sees, whoever asks. This shows more than reading the policy would:
-// that it is bound and enforced, recognises the replica's token, and how far the API server's watch
-// of the Namespace is.
+// the policy answers with what it sees, whoever asks. Reading the policy would not show whether it is
+// bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
+// Namespace lags.
 func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.RequestTimeout)
 	defer cancel()
@@ -53,8 +53,8 @@ func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error
 	case strings.Contains(err.Error(), refusal):
 		return verdictMisjudges, nil
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot patch resource"):
-		// By the authorizer: the permission is installed with the policy. Webhooks and other policies
-		// refuse with the same code.
+		// The authorizer refused: the permission is installed with the policy. Webhooks and other
+		// policies refuse with the same code.
 		return verdictAbsent, nil
 	}
 	return verdictNone, fmt.Errorf("dry-run patch of Namespace %s: %w", f.name, err)
@@ -70,7 +70,7 @@ func (f *Fence) Run(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Failed to find out whether the API server has a fence", "lease", f.Lease, "err", err)
+			klog.FromContext(ctx).V(2).Info("Cannot find out whether the API server has a fence", "lease", f.Lease, "err", err)
 		}
 		f.found(ctx, judged)
 		if !f.pauseFor(ctx, 70*time.Second, 80*time.Second) {

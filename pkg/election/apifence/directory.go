@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// The API servers write their addresses into this EndpointSlice. Others of the same Service do not
+	// The API servers write their addresses into this EndpointSlice. Other slices of the Service do not
 	// count, since a tenant may be able to create one.
 	sliceNamespace = metav1.NamespaceDefault
 	sliceName      = "kubernetes"
@@ -27,13 +27,13 @@ const (
 	// serverName is in the certificate of every API server.
 	serverName = "kubernetes.default.svc"
 
-	// identitySelector selects the Leases in kube-system of which each API server renews one. All count:
-	// an API server that stands still lets its Lease expire. The Lease of one that was removed is deleted an
-	// hour later by those that are left.
+	// identitySelector selects the Leases in kube-system, one for each API server. Expired Leases count: an
+	// API server that stands still does not renew its Lease. The Lease of an API server that was removed is
+	// deleted an hour later by another.
 	identitySelector = "apiserver.kubernetes.io/identity=kube-apiserver"
 )
 
-// Directory finds the API servers by what they write themselves. It reads only when it is asked.
+// Directory finds the API servers by the objects that they write. It reads only when it is asked.
 type Directory struct {
 	config *rest.Config
 	client kubernetes.Interface

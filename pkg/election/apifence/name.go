@@ -18,7 +18,7 @@ import (
 )
 
 // A replica names itself only in this order: it reads the Namespace, then it reads that it holds the
-// Lease, then it patches the Namespace on the condition that this is the version that it has read. So the
+// Lease, then it patches the Namespace on the condition that its version has not changed. So the
 // names follow each other in the order of the terms, whatever any clock does and however late a patch
 // arrives: see docs/adr/0006-fence-namespace.md.
 
@@ -34,7 +34,7 @@ const (
 )
 
 // ErrSuperseded is the error of a replica that does not hold the Lease any more.
-var ErrSuperseded = errors.New("this replica does not hold the lease any more")
+var ErrSuperseded = errors.New("this replica does not hold the Lease any more")
 
 // errBarred is the error of a leader that the fence in the API server refuses for good.
 var errBarred = errors.New("the fence in the API server does not admit this replica")
@@ -47,7 +47,7 @@ func (f *Fence) Raise(ctx context.Context) error {
 
 // Keep asks every minute, and whenever the API server has refused a write, whether this replica is still
 // admitted, and names it again where its name has gone. It returns nil when ctx ends, and an error if
-// the term must end: ErrSuperseded, or another if the replica cannot be named.
+// the term must end: ErrSuperseded, or another error if the replica cannot be named.
 func (f *Fence) Keep(ctx context.Context) error {
 	for {
 		select {
@@ -64,8 +64,8 @@ func (f *Fence) Keep(ctx context.Context) error {
 	}
 }
 
-// raise is Raise. For a leader it fails when the API server has not admitted it for as long as Patience;
-// that nobody answers does not matter to it.
+// raise is Raise. For a leader it fails when the API server has not admitted it for Patience. Requests
+// without an answer do not count.
 func (f *Fence) raise(ctx context.Context, leads bool) error {
 	if !leads {
 		f.Trouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up
@@ -102,7 +102,7 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 			f.Trouble(err)
 		}
 		if since > lagPatience {
-			klog.FromContext(ctx).Error(err, "Failed to name this replica as the leader", "lease", f.Lease, "namespace", f.name)
+			klog.FromContext(ctx).Error(err, "Cannot name this replica as the leader", "lease", f.Lease, "namespace", f.name)
 		}
 		after := retryAfter(err)
 		if !f.pauseFor(ctx, max(backoff/2, after), max(3*backoff/2, after+backoff)) {
@@ -111,14 +111,14 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 	}
 }
 
-// retryAfter returns for how long the API server asks to wait, within limits.
+// retryAfter returns how long the API server asks to wait, within limits.
 func retryAfter(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return min(time.Duration(seconds)*time.Second, retryAfterMax)
 }
 
 // stand names this replica if it is not named, and asks how the API server judges it. unnamed reports
-// that it is not named for certain.
+// that it is certainly not named.
 func (f *Fence) stand(ctx context.Context) (judged verdict, unnamed bool, err error) {
 	unnamed, err = f.nameSelf(ctx)
 	switch {
@@ -134,9 +134,9 @@ func (f *Fence) stand(ctx context.Context) (judged verdict, unnamed bool, err er
 
 // nameSelf names this replica in the Namespace unless it is named already. The error is NotFound if
 // there is no Namespace, and ErrSuperseded if this replica does not hold the Lease. unnamed reports that
-// the Namespace does not name it. A patch that was cut off does no harm if it is executed late, since it is
-// conditional. A webhook that is away holds it up, for 10 s by default, and to cut it off before would
-// fail it for good.
+// the Namespace does not name it. A patch that was cancelled does no harm if it is executed late, since it
+// is conditional. A webhook that is away holds the patch up, for 10 s by default; a shorter timeout here
+// would make every patch fail.
 func (f *Fence) nameSelf(ctx context.Context) (unnamed bool, err error) {
 	reading, cancel := context.WithTimeout(ctx, f.RequestTimeout)
 	defer cancel()
@@ -170,7 +170,7 @@ func (f *Fence) confirmHolder(ctx context.Context) error {
 		return fmt.Errorf("%w: it was deleted", ErrSuperseded)
 	}
 	if err != nil {
-		return fmt.Errorf("read lease %s: %w", f.Lease, err)
+		return fmt.Errorf("read Lease %s: %w", f.Lease, err)
 	}
 	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != f.Identity {
 		return fmt.Errorf("%w, but %q", ErrSuperseded, holder)

@@ -29,8 +29,8 @@ const (
 
 // Prove returns when every API server refuses the predecessors of this replica, which Raise has named.
 // Each API server admits one Pod at a time, and the names follow each other in the order of the terms,
-// so one that admits this replica never admits a predecessor again (rule 11). It tells why it could not
-// prove that yet, and tries again until ctx ends.
+// so an API server that admits this replica never admits a predecessor again (rule 11). Prove tells why
+// this is not proved yet, and tries again until ctx ends.
 func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
 	for backoff := backoffMin; ; backoff = min(2*backoff, proofBackoffMax) {
 		err := f.proveOnce(ctx)
@@ -58,7 +58,7 @@ func (f *Fence) proveOnce(ctx context.Context) error {
 	case err != nil:
 		return err
 	case count == 0:
-		return errors.New("it is not known how many API servers there are")
+		return errors.New("cannot count the API servers: no identity Leases in kube-system")
 	case len(known) < count:
 		return fmt.Errorf("of %d API servers, the addresses of %d are known", count, len(known))
 	}

@@ -69,7 +69,7 @@ func TestProof(t *testing.T) {
 		"more addresses than API servers":             {servers{[]answers{yes, yes}, 1, nil}, ""},
 		"fewer addresses than API servers":            {servers{[]answers{yes, yes}, 3, nil}, "of 3 API servers, the addresses of 2 are known"},
 		"no address":                                  {servers{nil, 1, nil}, "the addresses of 0"},
-		"an unknown number of API servers":            {servers{[]answers{yes}, 0, nil}, "not known how many"},
+		"an unknown number of API servers":            {servers{[]answers{yes}, 0, nil}, "cannot count the API servers"},
 		"nothing that can be read":                    {servers{nil, 0, errors.New("forbidden")}, "forbidden"},
 		"nobody to ask":                               {nil, "not looked up"},
 		"one of three that still admits the former":   {servers{[]answers{yes, former, yes}, 3, nil}, "at 1: does not admit this replica yet"},

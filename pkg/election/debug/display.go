@@ -36,8 +36,8 @@ const (
 	phaseStopped    = "Stopped"
 )
 
-// refusalLifetime is how long a refusal is shown unless it is repeated. A standby learns only at its
-// next attempt that it may update the Lease now, and that may be in years.
+// refusalLifetime is how long a refusal is shown unless it is repeated. A standby that was refused learns
+// only at its next write of the Lease that it may write now, and that may be in years.
 const refusalLifetime = 2 * protocol.MaxBackoff
 
 // EventRecorder is the part of a record.EventRecorder that a Display needs.
@@ -60,7 +60,7 @@ type Display struct {
 	start    *Start // of the term of this replica; nil: it may lead as soon as it is named
 	fence    apifence.State
 	refusals map[string]refusal // by verb
-	trouble  refusal            // what keeps the holder from leading, since the first time
+	trouble  refusal            // what keeps the holder from leading, and since when
 	lost     bool               // Run has returned without a release
 }
 
@@ -158,8 +158,7 @@ func (d *Display) Started(logger klog.Logger, v protocol.View) {
 func (d *Display) SawLeader(logger klog.Logger, process protocol.Watched, seen protocol.LeaderState) {
 	logger = logger.WithValues("lease", d.lease, "holder", process.Holder, "address", process.Address)
 	if seen == protocol.LeaderUnreachable {
-		logger.Error(nil, "This replica cannot reach the leader's secure port, so it takes over only when the lease expires; "+
-			"check the network policies: replicas must reach each other there")
+		logger.Error(nil, "Cannot reach the leader's secure port; this replica waits for the Lease to expire before it takes over")
 		return
 	}
 	logger.V(2).Info("Leader process state changed", "state", seen)
@@ -174,17 +173,17 @@ func (d *Display) Finished(logger klog.Logger, verb string, err error, f protoco
 	case protocol.FailNone:
 		delete(d.refusals, verb)
 	case protocol.FailConflict: // the request was permitted
-		logger.V(2).Info("The lease has changed", "lease", d.lease, "verb", verb, "err", err)
+		logger.V(2).Info("The Lease has changed", "lease", d.lease, "verb", verb, "err", err)
 		delete(d.refusals, verb)
 	case protocol.FailUnanswered:
-		logger.Error(err, "Failed to reach the lease", "lease", d.lease, "verb", verb)
+		logger.Error(err, "Cannot reach the Lease", "lease", d.lease, "verb", verb)
 	case protocol.FailRefused, protocol.FailUnauthorized:
 		logger.Error(err, "The API server refuses what leader election needs", "lease", d.lease, "verb", verb)
-		d.refusals[verb] = refusal{err: fmt.Errorf("the API server refuses to %s lease %s: %w", verb, d.lease, err), at: now}
+		d.refusals[verb] = refusal{err: fmt.Errorf("the API server refuses to %s Lease %s: %w", verb, d.lease, err), at: now}
 	}
 }
 
-// Wrote logs and shows how a write of the Lease ended that took so long.
+// Wrote logs and shows how a write of the Lease ended, and how long it took.
 func (d *Display) Wrote(logger klog.Logger, kind protocol.ActionKind, err error, f protocol.Failure, took time.Duration) {
 	verb := "update"
 	if kind == protocol.ActCreate {
@@ -229,7 +228,7 @@ func (d *Display) Problem() error {
 func (d *Display) problemLocked(now time.Duration) error {
 	var errs []error
 	if d.trouble.err != nil && now-d.trouble.at >= d.patience {
-		errs = append(errs, fmt.Errorf("this replica holds the lease and cannot lead: %w", d.trouble.err))
+		errs = append(errs, fmt.Errorf("this replica holds the Lease and cannot lead: %w", d.trouble.err))
 	}
 	for _, verb := range []string{"get", "create", "update"} { // without watch it polls
 		r := d.refusals[verb]
@@ -246,7 +245,7 @@ func (d *Display) problemLocked(now time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// Ended shows the end of Run, and of its term if it had one, led.
+// Ended shows the end of Run, and of its term. led reports whether it had one.
 func (d *Display) Ended(reason protocol.Reason, led bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -275,7 +274,7 @@ func (d *Display) Healthy(tolerance time.Duration) error {
 	if !d.view.Holding || d.phase == phaseStopped && !d.lost || late <= tolerance {
 		return nil
 	}
-	return fmt.Errorf("this process led through lease %s, which expired %s ago, and has not exited", d.lease, late.Truncate(time.Second))
+	return fmt.Errorf("this process led through Lease %s, which expired %s ago, and has not exited", d.lease, late.Truncate(time.Second))
 }
 
 // Record records a transition of this replica as an Event on the Lease, with the wording of

@@ -73,11 +73,11 @@ func TestHealthy(t *testing.T) {
 		want bool
 	}{
 		"a standby is":                                    {protocol.View{}, "", time.Hour, true},
-		"a leader within its lease is":                    {held, "", 14 * time.Second, true},
+		"a leader within its Lease is":                    {held, "", 14 * time.Second, true},
 		"a little after it is":                            {held, "", 35 * time.Second, true},
 		"long after it is not":                            {held, "", 36 * time.Second, false},
 		"one that has released is":                        {held, protocol.ReasonReleased, 36 * time.Second, true},
-		"one that has given the lease up":                 {held, protocol.ReasonCannotLead, 36 * time.Second, true},
+		"one that has given the Lease up":                 {held, protocol.ReasonCannotLead, 36 * time.Second, true},
 		"one that has lost is not, for it should be gone": {held, protocol.ReasonRenewDeadline, 36 * time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {

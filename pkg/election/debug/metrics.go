@@ -16,8 +16,8 @@ import (
 
 const metricsSubsystem = "leader_election"
 
-// Metrics are the metrics of all locks of a process. The labels lease_namespace and name are those
-// of the Lease. Identities and UIDs are not labels, since their number is unbounded.
+// Metrics are the metrics of all locks of a process. The labels lease_namespace and name name the Lease.
+// Identities and UIDs are not labels, since their number is unbounded.
 type Metrics struct {
 	leading     *metrics.GaugeVec
 	transitions *metrics.GaugeVec
@@ -40,11 +40,11 @@ const (
 // StartKind says when lead may start, the values of the label start.
 type StartKind string
 
-// What a term may start after.
+// The kinds of starts.
 const (
 	StartFree   StartKind = "Free"   // the Lease was released or had expired
-	StartProved StartKind = "Proved" // it was taken early, and every API server refuses the predecessors
-	StartWaited StartKind = "Waited" // it was taken early, and the predecessors' claims have ended since
+	StartProved StartKind = "Proved" // the Lease was taken early, and every API server refuses the predecessors
+	StartWaited StartKind = "Waited" // the Lease was taken early, and the predecessors' claims have ended since
 )
 
 // NewMetrics returns the metrics, registered on registry. Their names begin with the given
@@ -134,7 +134,7 @@ func (m *lockMetrics) set(g *metrics.GaugeVec, value bool, labels ...string) {
 	m.gauge(g, labels...).Set(map[bool]float64{true: 1}[value])
 }
 
-// show sets the series of the present state to 1 and those of the others to 0.
+// show sets the series of the present state to 1 and the series of the other states to 0.
 func show[T ~string](m *lockMetrics, g *metrics.GaugeVec, states []T, present T) {
 	for _, state := range states {
 		m.set(g, state == present, string(state))

@@ -12,8 +12,8 @@ import (
 )
 
 // A standby may take the Lease before the holder's claim ends if the holder's process seems to have ended
-// (rule 11). That says when to try and nothing else: what the term owes then does not depend on it.
-// pkg/election/witness looks for it.
+// (rule 11). This evidence only says when to try: what the term owes does not depend on it.
+// pkg/election/witness looks at the process.
 
 // ProcessAnnotation is the annotation of the Lease in which the holder says how standbys reach its
 // process. Its value is a holderNote.
@@ -24,13 +24,13 @@ type LeaderState string
 
 // What a standby may see.
 const (
-	LeaderUnknown     LeaderState = "Unknown"     // nothing yet, or there is nobody to look at
-	LeaderAnswers     LeaderState = "Answers"     // or has, and nothing is certain since
+	LeaderUnknown     LeaderState = "Unknown"     // nothing yet, or there is no process to look at
+	LeaderAnswers     LeaderState = "Answers"     // it answers, or has answered and nothing is certain since
 	LeaderGone        LeaderState = "Gone"        // it has answered, and seems to have ended
 	LeaderUnreachable LeaderState = "Unreachable" // it has never answered this replica
 )
 
-// LeaderStates are all of them.
+// LeaderStates are all the states.
 var LeaderStates = []LeaderState{LeaderUnknown, LeaderAnswers, LeaderGone, LeaderUnreachable}
 
 // holderNote is what the holder of the Lease says of itself. It counts only for the holder that it
@@ -39,11 +39,11 @@ type holderNote struct {
 	Holder  string `json:"holder"`
 	Address string `json:"address"` // IP and port of its process
 	// Early says that the holder took the Lease before its predecessor's claim had ended, so that its own
-	// claim covers that one.
+	// claim covers the predecessor's.
 	Early bool `json:"early,omitempty"`
 }
 
-// noteOf returns the note of the Lease's holder, empty if it has none.
+// noteOf returns the note of the Lease's holder, empty if there is none.
 func noteOf(lease *coordinationv1.Lease) holderNote {
 	var note holderNote
 	if lease == nil || json.Unmarshal([]byte(lease.Annotations[ProcessAnnotation]), &note) != nil || note.Holder != HolderOf(lease) {
@@ -88,9 +88,9 @@ func (p *State) isLeaderGone() bool {
 	return p.leader == LeaderGone && p.watched != (Watched{}) && p.watched == p.watchable()
 }
 
-// weighEvidence processes a later version of the Lease. A renewal refutes that the process has ended,
-// unless it was under way then. The process is looked at anew, since nothing more is seen of one that
-// seemed to have ended.
+// weighEvidence processes a later version of the Lease. A renewal shows that the process has not ended,
+// unless the renewal was under way when the process seemed to end. The witness, which has stopped looking
+// at the process, then looks at it again.
 func (p *State) weighEvidence(lease *coordinationv1.Lease, now time.Duration) {
 	if lease != nil && p.lease != nil && !lease.Spec.RenewTime.Equal(p.lease.Spec.RenewTime) &&
 		p.leader == LeaderGone && now-p.leaderSince > SettleTime {

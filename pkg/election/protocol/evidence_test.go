@@ -91,7 +91,7 @@ func TestNoteOf(t *testing.T) {
 			l.Annotations = map[string]string{ProcessAnnotation: "?"}
 		}), ""},
 		"none":     {testLease("1", 1, "a"), ""},
-		"no lease": {nil, ""},
+		"no Lease": {nil, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

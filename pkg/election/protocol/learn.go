@@ -55,9 +55,9 @@ func (p *State) setLease(lease *coordinationv1.Lease, now time.Duration) {
 }
 
 // onRestored processes an answer that is older than the newest version, but true: the store was
-// restored to an earlier state (rule 10), and whatever this process knows may be wrong. It ends, and its
-// next life begins with nothing. But it waits first: whoever led in the lost versions may still act, and
-// the next life might see a Lease that is free.
+// restored to an earlier state (rule 10), and whatever this process knows may be wrong. The process ends,
+// and its next life begins with nothing. But it waits first: whoever led in the lost versions may still
+// act, and the next life might see a Lease that is free.
 func (p *State) onRestored(now time.Duration) {
 	if p.holding {
 		p.lost = ReasonStoreRestored
@@ -66,7 +66,7 @@ func (p *State) onRestored(now time.Duration) {
 	p.restored, p.endAt = true, max(p.freeAt(), now+max(p.own.Lease, p.duration))
 }
 
-// judgeClaim sets until when the holder of a version, and those before it, may act.
+// judgeClaim sets until when the holder of a version, and its predecessors, may act.
 func (p *State) judgeClaim(lease *coordinationv1.Lease, now time.Duration, gapless bool) {
 	if lease == nil {
 		// Rule 5: the last holder may have renewed the Lease until it was deleted. This also holds
@@ -94,9 +94,9 @@ func (p *State) judgeClaim(lease *coordinationv1.Lease, now time.Duration, gaple
 	p.claim, p.duration = claim, duration
 }
 
-// durationAfter returns the duration that counts after another version of the Lease (rule 3). Whoever
-// takes or renews it sets the renewTime anew, an edit does not. Where renewals were missed, the last
-// version may be an edit of one.
+// durationAfter returns the duration that counts after another version of the Lease (rule 3). An
+// acquisition or a renewal changes the renewTime, an edit does not. Where renewals were missed, the last
+// version may be an edit of a renewal.
 func (p *State) durationAfter(before, lease *coordinationv1.Lease, gapless bool) time.Duration {
 	written := DurationOf(lease, p.own.Lease)
 	switch {

@@ -21,8 +21,8 @@ import (
 const ReleasedDuration = time.Second
 
 // Term is one uninterrupted leadership. It does not repeat: within a Lease the transitions grow until
-// they wrap, and a Lease that was deleted returns with another UID. Only who restores the store to an
-// earlier state, or edits the transitions, takes the numbers back.
+// they wrap, and a Lease that was deleted returns with another UID. Only a restored store or an edit of
+// the transitions takes the numbers back.
 type Term struct {
 	LeaseUID    types.UID `json:"leaseUID"`
 	Transitions int32     `json:"transitions"`
@@ -67,7 +67,7 @@ func DurationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Durati
 	return time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
 }
 
-// isFree reports whether nobody holds the Lease and nobody may believe that it does: either an
+// isFree reports whether nobody holds the Lease and nobody may believe to hold it: either an
 // installer created it and it was never held, or it was released. A release sets both times to the
 // same value; if somebody removes the holder by hand, they differ.
 func isFree(lease *coordinationv1.Lease) bool {

@@ -26,12 +26,12 @@ const (
 	ActRead    ActionKind = "read"
 	ActWatch   ActionKind = "watch"
 	ActCreate  ActionKind = "create"  // the Lease; leading takes an ActAcquire later
-	ActAcquire ActionKind = "acquire" // it from the last holder
+	ActAcquire ActionKind = "acquire" // the Lease from the last holder
 	ActRenew   ActionKind = "renew"
 	ActRelease ActionKind = "release"
 	ActLook    ActionKind = "look"    // at another process
 	ActLead    ActionKind = "lead"    // start lead
-	ActGiveUp  ActionKind = "give up" // to begin to lead
+	ActGiveUp  ActionKind = "give up" // the attempt to lead
 	ActEnd     ActionKind = "end"     // return from Run
 )
 
@@ -40,10 +40,9 @@ type Action struct {
 	Kind   ActionKind
 	Until  time.Duration // of ActWait
 	Reason Reason        // of ActEnd
-	// Owes is what the term of an ActAcquire will owe to the terms before it, since it takes the Lease
-	// before their claims have ended: when the last of these ends. Before that, unless every API server has
-	// refused the predecessors, the term may neither begin to write nor be released, since the next holder
-	// would not wait either. A term that owes nothing has 0.
+	// Owes is when the last claim of a predecessor ends, if an ActAcquire takes the Lease before. Until
+	// then, unless every API server has refused the predecessors, the term may neither begin to write nor
+	// be released, since the next holder would not wait either. A term that owes nothing has 0.
 	Owes time.Duration
 }
 
@@ -55,8 +54,8 @@ const (
 	ReasonReleased      Reason = "Released"      // after the drain
 	ReasonRenewDeadline Reason = "RenewDeadline" // no renewal succeeded in time
 	ReasonHolderChanged Reason = "HolderChanged" // the Lease names somebody else
-	ReasonLeaseReplaced Reason = "LeaseReplaced" // it was deleted and created anew
-	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // it was deleted
+	ReasonLeaseReplaced Reason = "LeaseReplaced" // the Lease was deleted and created anew
+	ReasonLeaseDeleted  Reason = "LeaseDeleted"  // the Lease was deleted
 	ReasonDrainTimeout  Reason = "DrainTimeout"  // lead or its writes did not end in time
 	ReasonReleaseFailed Reason = "ReleaseFailed" // lead returned, but the release failed
 	ReasonUnauthorized  Reason = "Unauthorized"  // the API server does not accept the replica's credentials any more

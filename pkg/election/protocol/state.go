@@ -10,38 +10,38 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 )
 
-// State holds everything that the rules depend on, and nothing else changes it.
+// State holds everything that the rules depend on. Only its own methods change it.
 type State struct {
 	own      Timing
 	identity string
 	address  string // at which standbys reach this process
-	witness  bool   // somebody looks at the holder's
+	witness  bool   // somebody looks at the holder's process
 	jitter   *rand.Rand
 
 	// What is known of the Lease.
 	known    bool                  // false before the first answer, and from a conflict until it is explained
 	lease    *coordinationv1.Lease // the newest version, nil if there is none
-	duration time.Duration         // that the holder has written, whatever an edit says
+	duration time.Duration         // as the holder wrote it, whatever an edit says
 	claim    time.Duration         // when the holder's claim expires
 	distrust time.Duration         // until when an earlier holder may act without a claim, see rule 5
-	restored bool                  // the store was (rule 10)
-	endAt    time.Duration         // after that
+	restored bool                  // the store was restored (rule 10)
+	endAt    time.Duration         // after the store was restored
 
 	// What is known of the holder's process, see evidence.go.
-	note        holderNote    // of lease
+	note        holderNote    // in lease
 	watched     Watched       // the process that is looked at
 	leader      LeaderState   // what is seen of it
 	leaderSince time.Duration // since when
 
-	// The term of this replica. Holding is for good: Run serves one term. See term.go.
+	// The term of this replica. holding stays true: Run serves one term. See term.go.
 	holding bool
 	term    Term
-	began   time.Duration // when it was acknowledged
+	began   time.Duration // when the acquisition was acknowledged
 	sent    time.Duration // when the last acknowledged write was about to be sent
 	owes    time.Duration // see Action
 	raised  bool          // the API server's fence admits this replica, or there is none
 	leading bool          // lead was started
-	gaveUp  bool          // to begin to lead
+	gaveUp  bool          // the attempt to lead was abandoned
 	lost    Reason        // why the term has ended
 
 	// The end of lead.
@@ -94,7 +94,7 @@ func (p *State) Decide(now time.Duration) Action {
 	act, at := Action{Kind: ActAcquire}, p.freeAt() // rules 3, 4 and 5
 	switch {
 	case p.lease == nil:
-		act, at = Action{Kind: ActCreate}, 0 // rule 6: it does not lead by that
+		act, at = Action{Kind: ActCreate}, 0 // rule 6: a creation begins no term
 	case now < at && p.isLeaderGone(): // rule 11
 		act.Owes, at = at, now
 	}
@@ -141,8 +141,8 @@ func (p *State) nextReadAt() time.Duration {
 	return p.readAt
 }
 
-// nextWatchAt returns when a watch is started. A replica whose reads fail does not try to watch, nor does
-// one that has only the Lease left to release.
+// nextWatchAt returns when a watch is started. A replica whose reads fail, or that has only the Lease left
+// to release, does not try to watch.
 func (p *State) nextWatchAt() time.Duration {
 	if p.watching || !p.known || p.readFails.n > 0 || p.quietAt != never {
 		return never
@@ -150,8 +150,8 @@ func (p *State) nextWatchAt() time.Duration {
 	return p.watchAt
 }
 
-// Proposal returns the Lease as the action writes it. The write requires the version that is known
-// (rule 1). now is the replica's clock, and day the time of day.
+// Proposal returns the Lease as the action writes it. The write requires the known version (rule 1). now
+// is the replica's clock, and day the time of day.
 func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordinationv1.Lease {
 	switch act.Kind {
 	case ActAcquire:
@@ -198,7 +198,7 @@ func (p *State) OnWriteFailed(base *coordinationv1.Lease, f Failure, now time.Du
 		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)
 	case FailUnanswered:
 		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry/2, p.patience(f), f)
-		p.restartWatch(now) // it may hang as well
+		p.restartWatch(now) // the watch may hang too
 	}
 }
 
@@ -220,7 +220,7 @@ func (p *State) OnRead(lease *coordinationv1.Lease, now time.Duration) {
 	default:
 		p.learn(lease, now, false)
 		if p.lease != newest && p.watchUp && now-p.watchUpAt > p.own.Retry {
-			p.restartWatch(now) // it should have shown this: it may be dead
+			p.restartWatch(now) // the watch has missed this version: it may be dead
 		}
 	}
 	p.known = true
@@ -245,8 +245,8 @@ func (p *State) OnWatching() {
 	p.watching, p.watchUp, p.watchCaughtUp = true, false, false
 }
 
-// OnWatchUp processes that the watch is established. From now on it shows all changes. But it does
-// not show that the Lease was deleted before, or that the store was restored; a standby reads it.
+// OnWatchUp processes that the watch is established. From now on it shows all changes. It does not show
+// that the Lease was deleted before, or that the store was restored, so a standby reads the Lease.
 func (p *State) OnWatchUp(now time.Duration) {
 	p.watchUp, p.watchUpAt = true, now
 	if !p.holding {
@@ -254,7 +254,7 @@ func (p *State) OnWatchUp(now time.Duration) {
 	}
 }
 
-// OnEvent processes what the watch shows: a version, or a deletion, which has a version too.
+// OnEvent processes an event of the watch: a version, or a deletion, which has a version too.
 func (p *State) OnEvent(lease *coordinationv1.Lease, deleted bool, now time.Duration) {
 	gapless := p.watchCaughtUp
 	p.watchCaughtUp = true
@@ -266,7 +266,7 @@ func (p *State) OnEvent(lease *coordinationv1.Lease, deleted bool, now time.Dura
 	}
 }
 
-// OnWatchEnd starts the watch again: at once if it has lived. Meanwhile a standby polls.
+// OnWatchEnd starts the watch again, at once if the last one was established. Meanwhile a standby polls.
 func (p *State) OnWatchEnd(f Failure, now time.Duration) {
 	lived := p.watchUp && now-p.watchUpAt > p.own.Retry
 	p.watching, p.watchUp = false, false
@@ -296,8 +296,8 @@ func (p *State) restartWatch(now time.Duration) {
 	}
 }
 
-// nextRead returns when a standby reads the Lease next, if nothing happens before. With a watch that is
-// when the next one begins.
+// nextRead returns when a standby reads the Lease next, if nothing happens before. With a watch, it is when
+// the next watch begins.
 func (p *State) nextRead(now time.Duration) time.Duration {
 	if p.watchUp {
 		return never
@@ -305,8 +305,8 @@ func (p *State) nextRead(now time.Duration) time.Duration {
 	return now + p.around(p.own.Retry)
 }
 
-// patience returns how long to wait between two reads or writes that fail, at most. A refusal will
-// last; but the term of a leader runs.
+// patience returns how long to wait at most between two reads or writes that fail. A refusal will last,
+// but a leader must try again before its term ends.
 func (p *State) patience(f Failure) time.Duration {
 	if p.holding || f.Kind == FailUnanswered {
 		return p.own.Retry

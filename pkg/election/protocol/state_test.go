@@ -67,11 +67,11 @@ func TestLearn(t *testing.T) {
 		"a released lease is free, also if the release was not seen as it happened": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), true}}, 0},
 		"a released lease is free at first sight": {[]step{{0, testLease("1", 1, "", released), false}}, 0},
-		"a lease that was never held is free": {
+		"a Lease that was never held is free": {
 			[]step{{0, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "uid", ResourceVersion: "1"}}, false}}, 0},
-		"a lease whose holder was edited away is not free": {
+		"a Lease whose holder was edited away is not free": {
 			[]step{{0, testLease("1", 1, ""), false}}, 15 * s},
-		"a lease whose holder and duration were edited is not free": {
+		"a Lease whose holder and duration were edited is not free": {
 			[]step{{0, testLease("1", 1, ""), false}, {5 * s, testLease("2", 1, "", lasting(s), func(l *coordinationv1.Lease) { l.Spec.AcquireTime = l.Spec.RenewTime }), false}}, 20 * s},
 		"a released lease that is edited stays free": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 1, "", released), false}, {6 * s, testLease("3", 1, "", released), false}}, 0},
@@ -111,9 +111,9 @@ func TestLearn(t *testing.T) {
 		"a deletion leaves what the holder may have renewed unseen": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, nil, false}}, 20 * s},
 		"absence is counted from the first time": {[]step{{0, nil, false}, {5 * s, nil, false}}, 15 * s},
-		"a lease that was replaced": {
+		"a Lease that was replaced": {
 			[]step{{0, testLease("1", 1, "a"), false}, {5 * s, testLease("2", 0, "", released, recreated), false}}, 20 * s},
-		"a lease that was created after it was seen absent": {
+		"a Lease that was created after it was seen absent": {
 			[]step{{0, nil, false}, {5 * s, testLease("2", 0, "b"), false}, {6 * s, testLease("3", 0, "", released), false}}, 15 * s},
 		"versions that cannot be ordered count as newer": {
 			[]step{{0, testLease("b", 1, "a"), false}, {5 * s, testLease("a", 1, "a"), false}}, 20 * s},
@@ -171,19 +171,19 @@ func TestDecide(t *testing.T) {
 	}{
 		"a replica that knows nothing reads":                               {New("me", testTiming, "", false), 0, Action{Kind: ActRead}},
 		"a replica that reads waits for the answer":                        {standby(func(p *State) { p.known, p.reading = false, true }), 0, wait(never)},
-		"a replica that knows the lease watches it":                        {standby(func(p *State) { p.watching = false }), 0, Action{Kind: ActWatch}},
+		"a replica that knows the Lease watches it":                        {standby(func(p *State) { p.watching = false }), 0, Action{Kind: ActWatch}},
 		"a replica whose reads fail does not watch":                        {standby(func(p *State) { p.watching, p.readFails.n = false, 1 }), 5 * s, wait(15 * s)},
 		"a replica whose watch is up reads once more":                      {standby(func(p *State) { p.OnWatchUp(5 * s) }), 5 * s, Action{Kind: ActRead}},
 		"a standby waits for the expiry":                                   {standby(), 5 * s, wait(15 * s)},
 		"a standby waits for the next read":                                {standby(func(p *State) { p.readAt = 7 * s }), 5 * s, wait(7 * s)},
 		"a standby takes an expired lease":                                 {standby(), 15 * s, Action{Kind: ActAcquire}},
 		"a standby takes a released lease at once":                         {standby(func(p *State) { p.learn(testLease("2", 1, "", released), 1, true) }), 1, Action{Kind: ActAcquire}},
-		"a standby does not take a lease while an earlier holder may lead": {standby(func(p *State) { p.distrust = 20 * s }), 16 * s, wait(20 * s)},
-		"a standby does not take a lease while another write is under way": {standby(func(p *State) { p.writing = true }), 15 * s, wait(never)},
-		"a standby does not take a lease right after a write that failed":  {standby(func(p *State) { p.writeAt = 16 * s }), 15 * s, wait(16 * s)},
-		"a standby does not take a lease before a conflict is explained":   {standby(func(p *State) { p.known, p.reading = false, true }), 15 * s, wait(never)},
-		"a standby creates a lease that is absent":                         {standby(func(p *State) { p.learn(nil, 0, true) }), 0, Action{Kind: ActCreate}},
-		"its own name in the lease gives a standby nothing":                {standby(func(p *State) { p.identity = "a" }), 0, wait(15 * s)},
+		"a standby does not take a Lease while an earlier holder may lead": {standby(func(p *State) { p.distrust = 20 * s }), 16 * s, wait(20 * s)},
+		"a standby does not take a Lease while another write is under way": {standby(func(p *State) { p.writing = true }), 15 * s, wait(never)},
+		"a standby does not take a Lease right after a write that failed":  {standby(func(p *State) { p.writeAt = 16 * s }), 15 * s, wait(16 * s)},
+		"a standby does not take a Lease before a conflict is explained":   {standby(func(p *State) { p.known, p.reading = false, true }), 15 * s, wait(never)},
+		"a standby creates a Lease that is absent":                         {standby(func(p *State) { p.learn(nil, 0, true) }), 0, Action{Kind: ActCreate}},
+		"its own name in the Lease gives a standby nothing":                {standby(func(p *State) { p.identity = "a" }), 0, wait(15 * s)},
 		"a standby that is to stop stops":                                  {standby(func(p *State) { p.OnStop(never, 15*s) }), 15 * s, end(ReasonNeverLed)},
 		"a standby does not stop before it knows what its write did":       {standby(func(p *State) { p.OnStop(never, 15*s); p.writing = true }), 15 * s, wait(never)},
 		"a leader renews":                                                           {leader(), 102 * s, Action{Kind: ActRenew}},
@@ -194,16 +194,16 @@ func TestDecide(t *testing.T) {
 		"nothing is written before a conflict is explained":                         {leader(func(p *State) { p.known, p.reading = false, true }), 105 * s, wait(110 * s)},
 		"a leader ends at the renew deadline":                                       {leader(), 110 * s, end(ReasonRenewDeadline)},
 		"a leader ends at the renew deadline although a renewal is under way":       {leader(func(p *State) { p.writing = true }), 110 * s, end(ReasonRenewDeadline)},
-		"a leader ends when its lease is lost":                                      {leader(func(p *State) { p.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
+		"a leader ends when its Lease is lost":                                      {leader(func(p *State) { p.learn(nil, 101*s, true) }), 101 * s, end(ReasonLeaseDeleted)},
 		"a leader that drains renews":                                               {leader(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
 		"a drain has an end":                                                        {leader(func(p *State) { p.OnStop(103*s, 101*s) }), 103 * s, end(ReasonDrainTimeout)},
 		"work that was left behind ends a drain":                                    {leader(func(p *State) { p.OnLeadReturned(130*s, 101*s, true) }), 101 * s, end(ReasonDrainTimeout)},
-		"the lease is released when lead is quiet":                                  {leader(func(p *State) { p.OnQuiet(101*s, 101*s) }), 101 * s, Action{Kind: ActRelease}},
-		"the lease is not released before lead is quiet":                            {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 101 * s, wait(102 * s)},
-		"the lease is renewed until lead is quiet":                                  {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"the lease is not renewed if the drain may not last until lead is quiet":    {leader(func(p *State) { p.OnStop(131*s, 101*s); p.OnQuiet(161*s, 101*s) }), 101 * s, end(ReasonDrainTimeout)},
-		"the lease is not released while a renewal is under way":                    {leader(func(p *State) { p.OnQuiet(0, 101*s); p.writing = true }), 101 * s, wait(110 * s)},
-		"the lease is not released before a conflict is explained":                  {leader(func(p *State) { p.OnQuiet(0, 101*s); p.known, p.reading = false, true }), 101 * s, wait(110 * s)},
+		"the Lease is released when lead is quiet":                                  {leader(func(p *State) { p.OnQuiet(101*s, 101*s) }), 101 * s, Action{Kind: ActRelease}},
+		"the Lease is not released before lead is quiet":                            {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 101 * s, wait(102 * s)},
+		"the Lease is renewed until lead is quiet":                                  {leader(func(p *State) { p.OnQuiet(161*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
+		"the Lease is not renewed if the drain may not last until lead is quiet":    {leader(func(p *State) { p.OnStop(131*s, 101*s); p.OnQuiet(161*s, 101*s) }), 101 * s, end(ReasonDrainTimeout)},
+		"the Lease is not released while a renewal is under way":                    {leader(func(p *State) { p.OnQuiet(0, 101*s); p.writing = true }), 101 * s, wait(110 * s)},
+		"the Lease is not released before a conflict is explained":                  {leader(func(p *State) { p.OnQuiet(0, 101*s); p.known, p.reading = false, true }), 101 * s, wait(110 * s)},
 		"a release has an end":                                                      {leader(func(p *State) { p.OnQuiet(0, 101*s) }), 110 * s, end(ReasonReleaseFailed)},
 		"a holder that is not admitted yet renews":                                  {holder(), 102 * s, Action{Kind: ActRenew}},
 		"a holder that is not admitted does not lead when nothing is owed any more": {holder(func(p *State) { p.writing = true }), 110*s - 1, wait(110 * s)},
@@ -211,12 +211,12 @@ func TestDecide(t *testing.T) {
 		"a holder leads at once when every API server refuses the predecessors":     {holder((*State).OnRaised, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
 		"a holder leads when the claims of the predecessors have ended":             {holder((*State).OnRaised, func(p *State) { p.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
 		"a holder that is not admitted gives up after a lease duration":             {holder(func(p *State) { p.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
-		"a holder that has given up releases the lease":                             {holder(func(p *State) { p.sent = 114 * s; p.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
+		"a holder that has given up releases the Lease":                             {holder(func(p *State) { p.sent = 114 * s; p.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
 		"a holder that is stopped does not release what it owes":                    {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
 		"a holder that is stopped renews what it owes":                              {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 102 * s, Action{Kind: ActRenew}},
-		"a holder that is stopped releases the lease when nothing is owed any more": {holder(func(p *State) { p.OnStop(130*s, 101*s); p.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
-		"a holder that is stopped releases the lease when the refusal is proved":    {holder(func(p *State) { p.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
-		"a holder that may not drain that long lets the lease expire":               {holder(func(p *State) { p.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
+		"a holder that is stopped releases the Lease when nothing is owed any more": {holder(func(p *State) { p.OnStop(130*s, 101*s); p.sent = 109 * s }), 110 * s, Action{Kind: ActRelease}},
+		"a holder that is stopped releases the Lease when the refusal is proved":    {holder(func(p *State) { p.OnStop(130*s, 101*s) }, (*State).OnProved), 101 * s, Action{Kind: ActRelease}},
+		"a holder that may not drain that long lets the Lease expire":               {holder(func(p *State) { p.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
 		"a replica whose store was restored waits, whatever it knows":               {standby(func(p *State) { p.onRestored(5 * s) }), 16 * s, wait(20 * s)},
 		"a replica whose store was restored ends":                                   {standby(func(p *State) { p.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
 		"a leader whose store was ends":                                             {leader(func(p *State) { p.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
@@ -244,9 +244,9 @@ func TestJudgeTerm(t *testing.T) {
 		"another holder in the same term":                {testLease("8", 2, "b"), false, ReasonHolderChanged},
 		"itself in another term":                         {testLease("8", 3, "me"), false, ReasonHolderChanged},
 		"a release that it has not sent":                 {testLease("8", 2, "", released), false, ReasonHolderChanged},
-		"another lease":                                  {testLease("8", 2, "me", recreated), false, ReasonLeaseReplaced},
+		"another Lease":                                  {testLease("8", 2, "me", recreated), false, ReasonLeaseReplaced},
 		"none":                                           {nil, false, ReasonLeaseDeleted},
-		"an echo of the lease before that":               {testLease("5", 2, "me", recreated), false, ""},
+		"an echo of the Lease before that":               {testLease("5", 2, "me", recreated), false, ""},
 		"an earlier version, read from a restored store": {testLease("6", 2, "me"), true, ReasonStoreRestored},
 	}
 	for name, test := range tests {
@@ -367,7 +367,7 @@ func TestAnswers(t *testing.T) {
 			p.learn(testLease("2", 2, "b"), s, true)
 			p.OnRead(late, 2*s)
 			if p.lease == late || p.distrust > 16*s {
-				t.Errorf("%s: the lease is %v, distrust until %s", name, p.lease, p.distrust)
+				t.Errorf("%s: the Lease is %v, distrust until %s", name, p.lease, p.distrust)
 			}
 		}
 	})

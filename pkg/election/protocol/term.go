@@ -19,7 +19,7 @@ func (p *State) Deadline() time.Duration { return p.sent + p.own.Deadline }
 // CoveredUntil returns until when nobody else can have taken the Lease.
 func (p *State) CoveredUntil() time.Duration { return p.sent + p.own.Covered() }
 
-// Owes reports whether the term of this replica owes anything at that time.
+// Owes reports whether the term of this replica owes anything at now.
 func (p *State) Owes(now time.Duration) bool { return now < p.owes }
 
 // IsReleasable reports whether the Lease may be released.
@@ -29,8 +29,8 @@ func (p *State) IsReleasable(now time.Duration) bool { return now >= p.releaseAt
 // no write of lead may be under way (rule 8), nor may a predecessor be able to write (rule 11).
 func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }
 
-// claimed returns the duration that a write of the Lease claims: it also covers what is owed, so that
-// who knows nothing but this record waits for the predecessors too.
+// claimed returns the duration that a write of the Lease claims: it also covers what is owed, so that a
+// replica that knows only this record waits for the predecessors too.
 func (p *State) claimed(owes, now time.Duration) time.Duration {
 	left := (owes - now + time.Second - 1).Truncate(time.Second)
 	return min(max(p.own.Lease, left), math.MaxInt32*time.Second)
@@ -52,7 +52,7 @@ func (p *State) endOfTerm(now time.Duration) Reason {
 	return ""
 }
 
-// nextStep returns ActLead when lead may start, ActGiveUp when that takes too long, else "".
+// nextStep returns ActLead when lead may start, ActGiveUp when the wait takes too long, else "".
 func (p *State) nextStep(now time.Duration) ActionKind {
 	switch {
 	case p.leading || p.stopping || p.gaveUp:
@@ -108,7 +108,7 @@ func (p *State) OnProved() { p.owes = 0 }
 // OnLead starts lead.
 func (p *State) OnLead() { p.leading = true }
 
-// OnGiveUp gives up to begin to lead. The Lease is released as soon as it may be.
+// OnGiveUp abandons the attempt to lead. The Lease is released as soon as it may be.
 func (p *State) OnGiveUp(now time.Duration) {
 	p.gaveUp, p.quietAt, p.writeAt = true, now, 0
 }
@@ -143,8 +143,8 @@ func (p *State) OnReleased() {
 	}
 }
 
-// OnStop begins to stop: a standby returns, a leader drains. Who holds the Lease and has not begun to
-// lead releases it when that may be.
+// OnStop begins to stop: a standby returns, a leader drains. A holder that has not begun to lead releases
+// the Lease as soon as it may.
 func (p *State) OnStop(drainUntil, now time.Duration) {
 	p.stopping = true
 	p.drainUntil = min(p.drainUntil, drainUntil)
@@ -163,8 +163,8 @@ func (p *State) OnLeadReturned(drainUntil, now time.Duration, unfinished bool) {
 	}
 }
 
-// OnQuiet lets the Lease be released from the time on at which no write of lead can be executed any
-// more (rule 8). If the drain may not last that long, the term ends now.
+// OnQuiet lets the Lease be released from at on, when no write of lead can be executed any more (rule 8).
+// If the drain may not last that long, the term ends now.
 func (p *State) OnQuiet(at, now time.Duration) {
 	p.quietAt, p.writeAt = at, 0
 	if at > p.drainUntil {
@@ -172,7 +172,7 @@ func (p *State) OnQuiet(at, now time.Duration) {
 	}
 }
 
-// judgeTerm ends the term of this replica if the version is not of it (rule 9). A renewal that got
+// judgeTerm ends the term of this replica if the version belongs to another term (rule 9). A renewal that got
 // no answer, or an edit of other fields, does not extend it (rule 2): only an answer proves when a
 // write was sent.
 func (p *State) judgeTerm(lease *coordinationv1.Lease, now time.Duration) {

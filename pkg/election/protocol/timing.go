@@ -17,8 +17,8 @@ const (
 	ClockRateError = 0.01
 
 	// SettleTime is how long the Lease still covers the holder after its fence has closed, if both
-	// clocks are off by ClockRateError. In this time the API server, too, gives up a request that
-	// was cancelled when the fence closed.
+	// clocks are off by ClockRateError. In this time the API server also drops the requests that the
+	// fence cancelled.
 	SettleTime = 250 * time.Millisecond
 
 	// MaxBackoff limits the time between two requests of one kind that are refused. With the
@@ -76,7 +76,7 @@ const (
 	FailNone         FailureKind = iota
 	FailConflict                 // another version than the known one is current
 	FailRefused                  // the request was not executed, and will be refused again
-	FailUnauthorized             // the same: the credentials of this replica are not accepted
+	FailUnauthorized             // refused, since the credentials of this replica are not accepted
 	FailUnanswered               // it may have been executed, or the API server is in trouble
 )
 

@@ -4,10 +4,10 @@
 // Package witness looks at the leader's process on a connection to its secure port, so that a standby
 // learns within milliseconds that the process has ended.
 //
-// Each process serves Path and sends a byte each second for as long as it lives. Nobody needs a right for
-// that, and nobody learns anything but that a process lives whose identity they know. A process seems to
-// have ended if its kernel has closed the connection in the middle of the response and refuses another,
-// or if another process answers at its address. All else proves nothing, since networks lose packets and
+// Each process serves Path and sends a byte each second for as long as it lives. A client needs no right to
+// Path, and learns only whether the process whose identity it knows lives. A process seems to have ended
+// if its kernel has closed the connection in the middle of the response and refuses another, or if another
+// process answers at its address. Any other failure proves nothing, since networks lose packets and
 // firewalls reset connections. A standby that is deceived causes a hand-over and nothing worse, so
 // certificates are not verified.
 package witness
@@ -69,8 +69,8 @@ func New(address netip.AddrPort, identity string) *Witness {
 func (w *Witness) Address() string { return w.address }
 
 // ServeHTTP implements http.Handler. It sends a byte each second until the request's context ends,
-// which a server ends when it stops. Then the response ends in good order, unlike that of a process
-// that was killed.
+// which a server ends when it stops. Then the response ends in good order, unlike the response of a
+// process that was killed.
 func (w *Witness) ServeHTTP(resp http.ResponseWriter, req *http.Request) {
 	if req.URL.RawQuery != url.QueryEscape(w.identity) {
 		http.Error(resp, "another process", http.StatusGone)
@@ -176,7 +176,7 @@ func dial(ctx context.Context, transport *http.Transport, process protocol.Watch
 	return nil, errors.Join(err, resp.Body.Close())
 }
 
-// follow reads the response until it ends and returns why. It calls beat for what it reads, and end if
+// follow reads the response until it ends and returns why. It calls beat after each read, and end if
 // nothing comes for a while.
 func follow(body io.ReadCloser, end, beat func()) error {
 	timer := time.AfterFunc(silence, end)

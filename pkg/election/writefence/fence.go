@@ -43,9 +43,9 @@ type Clock interface {
 	Now() time.Duration
 }
 
-// lateness is for how long the API server may execute a write of which the client knows no more. It
-// is the default of kube-apiserver's --request-timeout, which ends what it has begun to read; the
-// client has closed the stream or connection before. What waits in a proxy has no bound.
+// lateness is how long the API server may still execute a write after the client has stopped waiting for
+// it. It is the default of kube-apiserver's --request-timeout, which bounds requests that it has begun to
+// read; the client has closed the stream or connection before. A write that waits in a proxy has no bound.
 const lateness = time.Minute
 
 // state says what the fence does with a write.
@@ -78,7 +78,7 @@ type admission struct {
 	elsewhere bool // in another cluster
 }
 
-// New returns a fence that refuses every write. It calls refused for each.
+// New returns a fence that refuses every write. It calls refused for each refusal.
 func New(clock Clock, refused func()) *Fence {
 	return &Fence{clock: clock, refused: refused, inFlight: map[*admission]struct{}{}}
 }
@@ -123,7 +123,7 @@ func (f *Fence) Close() {
 
 // Shut refuses every write from now on but lets those in flight finish, except for those to other
 // clusters, which it cancels: these must not hold up the release of the Lease. The returned channel is
-// closed when the last one has finished.
+// closed when the last write has finished.
 func (f *Fence) Shut() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,7 +224,7 @@ func (f *Fence) Transport(next http.RoundTripper) http.RoundTripper {
 }
 
 // TransportElsewhere is Transport for the API server of another cluster. It keeps the same term, but no
-// write there delays the release of the Lease: the next leader may find that one is executed late.
+// write there delays the release of the Lease, so such a write may be executed after the next leader began.
 func (f *Fence) TransportElsewhere(next http.RoundTripper) http.RoundTripper {
 	return &fencedTransport{fence: f, next: next, elsewhere: true}
 }
@@ -237,7 +237,7 @@ type fencedTransport struct {
 
 // RoundTrip implements http.RoundTripper. A write passes if the term is valid by the clock at this instant
 // (rule 7); a timer would run late in a paused process. Even so, the API server may execute a write after
-// the term if it is in a socket or a queue already. The fence in the API server refuses those.
+// the term if it is in a socket or a queue already. The fence in the API server refuses such writes.
 func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !IsWrite(req) {
 		return t.next.RoundTrip(req)
@@ -275,10 +275,10 @@ func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper { return t.nex
 // method: kubectl exec is a GET that upgrades to a WebSocket.
 var connects = regexp.MustCompile(`/(pods|services|nodes)/[^/]+/(exec|attach|portforward|proxy)(/|$)`)
 
-// IsWrite reports whether a request may change something: any but GET, HEAD and OPTIONS, and whatever may
-// open a connection in both directions. Whether a GET does cannot be seen in it, since client-go adds the
-// headers beneath. So a subresource outside of the API groups of Kubernetes, such as the console of a
-// virtual machine, counts as a write, except for status and scale.
+// IsWrite reports whether a request may change something: every request but GET, HEAD and OPTIONS, and
+// each that may open a connection in both directions. The fence cannot see whether a GET does, since
+// client-go adds the headers later. So a subresource outside of the API groups of Kubernetes, such as the
+// console of a virtual machine, counts as a write, except for status and scale.
 func IsWrite(req *http.Request) bool {
 	switch req.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, "":
@@ -288,8 +288,8 @@ func IsWrite(req *http.Request) bool {
 	return true
 }
 
-// isForeignSubresource reports whether a path is that of a subresource in a group that is not of
-// Kubernetes: its name has a dot and does not end in .k8s.io.
+// isForeignSubresource reports whether a path names a subresource in a group that is not Kubernetes': the
+// group's name has a dot and does not end in .k8s.io.
 func isForeignSubresource(path string) bool {
 	_, path, _ = strings.Cut(path, "/apis/") // the API server may be behind another one
 	parts := strings.Split(path, "/")        // group, version, [watch,] [namespaces, name,] resource, name, subresource
@@ -306,9 +306,8 @@ func isForeignSubresource(path string) bool {
 	return len(parts) > 2 && parts[2] != "" && parts[2] != "status" && parts[2] != "scale"
 }
 
-// isOutcomeUnknown reports whether a write may still be executed. It may be without an answer, unless
-// it had no connection; and after a 5xx, by which also a proxy or an API server that lost its store
-// answers.
+// isOutcomeUnknown reports whether a write may still be executed: without an answer, unless there was no
+// connection; and after a 5xx, which a proxy, or an API server that lost its store, also answers.
 func isOutcomeUnknown(resp *http.Response, err error) bool {
 	if err == nil {
 		return resp.StatusCode >= http.StatusInternalServerError

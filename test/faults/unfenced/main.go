@@ -148,7 +148,7 @@ func runOurs(ctx context.Context, o options, config *rest.Config, identity strin
 	return lock.Run(ctx, controller.Run)
 }
 
-// runClientGo follows client-go's examples: the process ends when it has lost the lease.
+// runClientGo follows client-go's examples: the process ends when it has lost the Lease.
 func runClientGo(ctx context.Context, o options, config *rest.Config, identity string, controller controllers.Controller) error {
 	client, err := kubernetes.NewForConfig(rest.AddUserAgent(config, "leader-election"))
 	if err != nil {
@@ -181,5 +181,5 @@ func runClientGo(ctx context.Context, o options, config *rest.Config, identity s
 	if ctx.Err() != nil {
 		return nil
 	}
-	return fmt.Errorf("%s has lost the lease", identity)
+	return fmt.Errorf("%s has lost the Lease", identity)
 }

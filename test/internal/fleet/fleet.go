@@ -26,11 +26,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 )
 
-// ShortTimings are the shortest round timings that are safe, for tests that wait for a lease to
+// ShortTimings are the shortest round timings that are safe, for tests that wait for a Lease to
 // expire.
 var ShortTimings = []string{"--leader-elect-lease-duration=3s", "--leader-elect-renew-deadline=2s", "--leader-elect-retry-period=500ms"}
 
-// Options are those of Start. The zero value is a complete control plane, and managers as they are
+// Options configures Start. The zero value is a complete control plane, and managers as they are
 // released, or with the race detector if RACE is set in the environment.
 type Options struct {
 	Cluster cluster.Options
@@ -129,7 +129,7 @@ func (f *Fleet) NewReplicaBehindProxy(ctx context.Context, t testing.TB) (*clust
 var alarms = []string{"WARNING: DATA RACE", "ALTERED!"}
 
 // Run starts a manager with the given options. It is stopped gracefully at the end of the test. The
-// next test finds the lease free in any case.
+// next test finds the Lease free in any case.
 func (f *Fleet) Run(t testing.TB, r *cluster.Replica, o cluster.ManagerOptions) *cluster.Manager {
 	t.Helper()
 	if o.Binary == "" {

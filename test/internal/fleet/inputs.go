@@ -23,9 +23,9 @@ var readInputs = sync.OnceFunc(func() {
 	Reads("cmd", "deploy", "examples", "hack/controlplane", "hack/nodes", "hack/run", "pkg")
 })
 
-// Reads reads folders of the checkout, and that of the test, so that Go's test cache forgets a result
-// when a file there changes. Go knows neither the files that a program reads, nor those that TestMain
-// reads: it records what the test's own process opens while tests run.
+// Reads reads folders of the checkout, and the test's own folder, so that Go's test cache forgets a result
+// when a file there changes. Go does not know the files that a started program or TestMain reads: it
+// records what the test's own process opens while tests run.
 func Reads(folders ...string) {
 	root, err := controlplane.Root()
 	if err != nil {

@@ -46,7 +46,7 @@ func (f *Fleet) WaitForLeader(ctx context.Context, t testing.TB, m *cluster.Mana
 	t.Helper()
 	Eventually(ctx, t, func() error {
 		if holder := f.HolderPod(ctx, t); holder != m.Pod {
-			return fmt.Errorf("the lease is held by %q, not by %s", holder, m.Pod)
+			return fmt.Errorf("the Lease is held by %q, not by %s", holder, m.Pod)
 		}
 		return nil
 	})

@@ -58,9 +58,9 @@ func newRecord() record {
 // leaseField is a field that every write of a replica to the Lease changes.
 const leaseField = `"f:renewTime"`
 
-// New returns an empty history. Writes of replicas to anything but Leases and Events are those of a
-// leader. Each must change the annotation to a value that no other process writes. From this value
-// it is known whose write it was, if the log does not show it.
+// New returns an empty history. Writes of replicas to anything but Leases and Events are a leader's.
+// Each must change the annotation to a value that no other process writes. The value shows whose write it
+// was, if the log does not.
 func New(lease types.NamespacedName, annotation string, isReplica func(process string) bool) *History {
 	return &History{lease: lease, isReplica: isReplica, annotation: annotation, logged: newRecord(), watched: newRecord(),
 		processOf: map[string]string{}, attempts: map[attempt]map[string]bool{}}

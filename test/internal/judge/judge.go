@@ -4,7 +4,7 @@
 // Package judge finds out from an API server's audit log whether anybody has written without
 // leading.
 //
-// The order is that of etcd: a write and a version of the Lease are compared by resourceVersion,
+// etcd gives the order: a write and a version of the Lease are compared by resourceVersion,
 // which counts all changes. Clocks do not matter. A request may be executed without being logged as
 // successful (its client disconnects, the API server is killed), so versions that a watch has seen
 // complete the log. To find out whose write such a version was, the log is searched for a request
@@ -92,7 +92,7 @@ func (f Finding) Stale() bool {
 func (f Finding) String() string {
 	s := fmt.Sprintf("%s: %s wrote %s at revision %d (received %s, done %s)", f.Verdict, f.By, f.Object, f.Revision, clock(f.Received), clock(f.Done))
 	if f.Since.Revision > 0 {
-		s += fmt.Sprintf("; the lease at revision %d, written by %s at %s, names %q", f.Since.Revision, f.Since.By, clock(f.Since.Time), f.Since.Holder)
+		s += fmt.Sprintf("; the Lease at revision %d, written by %s at %s, names %q", f.Since.Revision, f.Since.By, clock(f.Since.Time), f.Since.Holder)
 	}
 	return s
 }
@@ -115,7 +115,7 @@ func (a *Acquisition) early() bool {
 // Judgement is the result for a History.
 type Judgement struct {
 	Writes       int // the judged writes
-	Unlogged     int // those of them that the audit log does not have as successful
+	Unlogged     int // judged writes that the audit log does not have as successful
 	Findings     []Finding
 	Acquisitions []Acquisition
 	First        map[string]Write // the first write of each process
@@ -128,7 +128,7 @@ func (j *Judgement) Stale() []Finding {
 }
 
 // Former returns the writes of former leaders that were stored after the first write of a successor,
-// and those of processes that never led. No rule of the election excuses any.
+// and the writes of processes that never led. No rule of the election permits such a write.
 func (j *Judgement) Former() []Finding {
 	return slices.DeleteFunc(slices.Clone(j.Findings), func(f Finding) bool { return f.Verdict != Overlap && f.Verdict != NeverLed })
 }

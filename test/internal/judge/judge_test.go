@@ -146,7 +146,7 @@ func TestJudge(t *testing.T) {
 			steps: []string{"a acquires", "hand clears", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
 		"a deletion is told apart": {
 			steps: []string{"a acquires", "hand deletes", "a writes"}, findings: []string{"3 after a change by hand"}, acquisitions: 1},
-		"to create the lease is a claim": {
+		"to create the Lease is a claim": {
 			steps:        []string{"a acquires", "hand deletes", "b creates", "a writes", "b writes", "b acquires", "b writes"},
 			findings:     []string{"4 after a change by hand", "5 never led"},
 			acquisitions: 2},

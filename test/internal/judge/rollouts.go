@@ -120,8 +120,8 @@ func (r *Rollouts) Objects() []string {
 	return names
 }
 
-// Of returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from
-// that of the version before. The first version of an object is no rollout.
+// Of returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from the
+// previous version's. The first version of an object is not a rollout.
 func (r *Rollouts) Of(object string) []Template {
 	r.mu.Lock()
 	defer r.mu.Unlock()

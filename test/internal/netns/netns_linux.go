@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netns runs the tests of a package in a network namespace of their own, where the addresses
-// of TEST-NET-1 (192.0.2.0/24) are those of this machine. Nothing leaves the namespace, nothing
+// of TEST-NET-1 (192.0.2.0/24) belong to this machine. Nothing leaves the namespace, nothing
 // outside can connect to it, and it ends with the tests.
 //
 // An API server needs such an address to be found in an EndpointSlice, which takes no loopback

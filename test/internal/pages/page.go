@@ -102,7 +102,7 @@ func skipped(root, path string, d fs.DirEntry) bool {
 func parse(path, text string) (*Page, error) {
 	p := &Page{Path: path, Anchors: map[string]bool{}}
 	lines := strings.Split(text, "\n")
-	prose := slices.Clone(lines) // those of blocks are empty
+	prose := slices.Clone(lines) // lines of blocks are empty
 	for i := 0; i < len(lines); i++ {
 		if m := heading.FindStringSubmatch(lines[i]); m != nil {
 			p.Anchors[anchor(m[1])] = true

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupVersion is that of Widgets, Kind their kind, and Widgets the resource.
+// GroupVersion, Kind and Widgets are the group and version, the kind and the resource of Widgets.
 var (
 	GroupVersion = schema.GroupVersion{Group: "example.com", Version: "v1"}
 	Kind         = schema.GroupKind{Group: GroupVersion.Group, Kind: "Widget"}

@@ -47,8 +47,7 @@ var defaultKeys = map[string]string{
 // LogicalNames returns the names of the annotations whose keys can be replaced.
 func LogicalNames() []string { return slices.Sorted(maps.Keys(defaultKeys)) }
 
-// CheckKey returns an error if the key that replaces the one of a logical annotation is also that of
-// another annotation.
+// CheckKey returns an error if the replacement key of a logical annotation is already the key of another.
 func (o *Options) CheckKey(logical string) error {
 	key := o.AnnotationKeys[logical]
 	k := NewKeys(&Options{Compat: true}, nil)
@@ -71,8 +70,8 @@ type Keys struct {
 	ignored                                     [NumTypes]bool
 	auto, search, match, ignore, pause, pauseAt string
 	typedAuto, reload, exclude                  [NumTypes]string
-	// rules are the keys from which the rules of a workload are parsed, workload are all that are read
-	// of it.
+	// rules are the keys from which the rules of a workload are parsed; workload are all keys that are
+	// read of a workload.
 	rules, workload []string
 }
 

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// MaxSources is how many sources a workload watches that its patterns name, and how many others. Their
-// state has to fit into an annotation, and each may take a request.
+// MaxSources limits the sources that a workload watches because its patterns name them, and, apart from
+// these, all other sources. Their state has to fit into an annotation, and each may take a request.
 const MaxSources = 300
 
 // Facts are everything that a decision depends on.
@@ -44,13 +44,13 @@ type Plan struct {
 	// Trusted are the sources for which the cached data replace what is recorded, with or without a
 	// reload. An old cache must not, see cacheIsBehind in configreload.
 	Trusted []SourceKey
-	// Pending is set if there are reloads, or the window may still bring some; decide again after
-	// this time.
+	// Pending is set if there are reloads, or the window may still bring some; decide again after this
+	// time.
 	Pending bool
 	After   time.Duration
-	// Found is set if there is a difference without a window; open one.
+	// Found is set if there is a difference without a window; open a window.
 	Found bool
-	// Problems are those of the rules, and of what they select.
+	// Problems are the problems of the rules, and of the sources that they select.
 	Problems []Problem
 }
 
@@ -76,7 +76,7 @@ func (o *Options) Decide(f *Facts) Plan {
 	var reloads []Reload
 	watched, tooMany := f.watchSet()
 	if tooMany {
-		// Without their number, which would be another problem each time that one comes or goes.
+		// Without the number of sources, which would make each change of it another problem.
 		p.Problems = append(slices.Clone(p.Problems), Problem{"sources", fmt.Sprintf(
 			"the workload refers to more than %d, or its patterns name more; only the first by name are watched", MaxSources)})
 	}
@@ -112,8 +112,8 @@ func (o *Options) Decide(f *Facts) Plan {
 	return p
 }
 
-// due reports whether the window is over, and if not, how long it still lasts. Without a window and
-// without reloads it is always over.
+// due reports whether the window is over, and if not, how long it still lasts. Without window and reloads
+// it returns true.
 func (o *Options) due(f *Facts, reloads []Reload) (bool, time.Duration) {
 	first, last := f.Window.First, f.Window.Last
 	if !f.Window.IsOpen() {
@@ -132,7 +132,7 @@ func (o *Options) due(f *Facts, reloads []Reload) (bool, time.Duration) {
 }
 
 // match returns how the workload selects a source. An absent source has no match annotation, so a
-// recorded one counts as matched.
+// recorded absent source counts as matched.
 func (f *Facts) match(key SourceKey) Match {
 	s := f.Sources[key]
 	if _, known := f.Recorded[key]; known && !s.Exists() {
@@ -141,8 +141,8 @@ func (f *Facts) match(key SourceKey) Match {
 	return f.Rules.match(key, s)
 }
 
-// watchSet returns the sources whose state is recorded: those that are referenced or named, and
-// neither excluded nor ignored. tooMany is set if there are more than count.
+// watchSet returns the sources whose state is recorded: each that is referenced or named, and neither
+// excluded nor ignored. tooMany is set if there are more than MaxSources.
 func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 	set, byPattern := map[SourceKey]bool{}, map[SourceKey]bool{}
 	for _, key := range f.Workload.References() {
@@ -174,7 +174,7 @@ func (f *Facts) onlyPatterns() []SourceKey {
 	return list
 }
 
-// collect returns the members of a set, sorted, the first ones if there are too many.
+// collect returns the members of a set, sorted, or only the first members if there are too many.
 func collect(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
 	for key, in := range set {
 		if in {
@@ -185,8 +185,8 @@ func collect(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
 	return list[:min(len(list), MaxSources)], len(list) > MaxSources
 }
 
-// decideSource compares one source with what is known of it. It returns the value to record once
-// everything is done, and the reload if there is one.
+// decideSource compares one source with its record. It returns the value to record once everything is
+// done, and the reload if there is one.
 func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
 	w, source, change := f.Workload, f.Sources[key], f.Window.Changes[key]
 	roll := &Reload{Key: key, match: f.match(key), Hash: source.Hash, changed: change.At}
@@ -201,7 +201,7 @@ func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
 	switch {
 	case !marked:
 		return now, nil
-	// Pods come and go with what they mount. A change is what one that runs gets anew.
+	// Pods come and go with their mounts. Only a new mount of a running pod is a change.
 	case key.Type == SecretProviderClass && source.Changed == "":
 		return cmp.Or(now, was), nil
 	case known && was == now:
@@ -214,10 +214,10 @@ func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
 		return now, roll
 	case !known, appeared && !o.OnCreate:
 		return now, nil
-	// The old value is kept, so that a source that comes back with the same data is no change.
+	// The old value is kept, so that a source that comes back with the same data is not a change.
 	case gone && !o.OnDelete:
 		return was, nil
-	// As with the original, there is no variable to remove.
+	// There is no variable to remove; the original does not roll either.
 	case gone && !o.byAnnotation(f) && !slices.Contains(w.Containers[roll.container].Vars, variable(key)):
 		return now, nil
 	}

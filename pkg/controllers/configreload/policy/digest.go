@@ -56,9 +56,9 @@ func DigestSecret(s *corev1.Secret) []byte {
 	return digest(entries, func(h *hasher, key string) { _, _ = h.Write(s.Data[key]) })
 }
 
-// digest takes the keys of the entries with the = that follows them. To sort these orders whole entries:
-// keys are unique (the API server refuses a key that is both in data and in binaryData) and cannot contain
-// a =. Writing to a hash never fails.
+// digest takes the keys of the entries, each with the = that follows it. Sorting the keys sorts whole
+// entries: keys are unique (the API server refuses a key that is both in data and in binaryData) and cannot
+// contain a =. Writing to a hash never fails.
 func digest(entries []string, write func(h *hasher, key string)) []byte {
 	slices.Sort(entries)
 	h := &hasher{Hash: sha1.New()}
@@ -86,9 +86,9 @@ func (h *hasher) writeString(s string) {
 	}
 }
 
-// DigestSource returns the digest of a ConfigMap, a Secret or the status of a class's pod. It
-// returns nil for one that does not count, because selector does not select it or because it holds a
-// Helm release.
+// DigestSource returns the digest of a ConfigMap, a Secret or the status of a class's pod. It returns
+// nil for an object that does not count, because selector does not select it or because it holds a Helm
+// release.
 func DigestSource(obj runtime.Object, selector labels.Selector) []byte {
 	switch o := obj.(type) {
 	case *corev1.ConfigMap:

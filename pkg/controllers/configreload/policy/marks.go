@@ -16,7 +16,7 @@ import (
 // marks are what reloads write into a pod template.
 type marks struct {
 	env []envMark
-	// key and value are those of an annotation; without a key there is no annotation.
+	// key and value are an annotation; without a key there is no annotation.
 	key, value string
 }
 
@@ -92,7 +92,7 @@ func (m *marks) apply(template *corev1.PodTemplateSpec) {
 }
 
 // applyTo sets the marks in the containers of an unstructured template, which keeps unknown fields.
-// It returns an error if the containers are not those that were decided on.
+// It returns an error if the containers differ from the containers of the decision.
 func (m *marks) applyTo(containers []any) error {
 	for _, e := range m.env {
 		if e.container >= len(containers) {

@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/turn"
 )
 
-// names are the items of a list of names of one type of source.
+// names is a list of names of one type of source.
 type names struct {
 	exact map[string]struct{} // a source of that name may be waited for
 	globs []string
@@ -52,7 +52,7 @@ func (n *names) add(name string) {
 
 func (n *names) addGlob(pattern string) {
 	n.globs = append(n.globs, pattern)
-	n.steps += 1 + len(pattern)/8 // which are quicker than those of an expression
+	n.steps += 1 + len(pattern)/8 // a glob's step is cheaper than a regular expression's
 }
 
 // isName reports whether text may be the name of a source: lower-case letters, digits, and - and .
@@ -66,9 +66,9 @@ const (
 	// maxList is the length of a list of names that counts, in bytes. A longer one would make the
 	// state too large for an annotation.
 	maxList = 10 << 10
-	// maxSteps limits the expressions of one list. In maxList fit repetitions of many millions of
-	// steps, which would take the memory of every replica, and some thousand wildcards, which would
-	// take each name of the namespace many milliseconds.
+	// maxSteps limits the expressions of one list. A list of maxList bytes could hold repetitions of
+	// many millions of steps, which would exhaust the memory of every replica, and some thousand
+	// wildcards, which would take many milliseconds for each name of the namespace.
 	maxSteps = 500
 )
 
@@ -77,8 +77,8 @@ var (
 	errTooLarge    = errors.New("its repetitions are too large")
 )
 
-// parseExpression parses an expression of the original's lists, for whole names. It takes what the
-// expression costs from steps.
+// parseExpression parses an expression of the original's lists, for whole names. It subtracts the cost of
+// the expression from steps.
 func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 	if problem := glob.Check(item, glob.MaxName); problem != "" {
 		return nil, errors.New(problem)
@@ -96,7 +96,7 @@ func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 	return parsed, nil
 }
 
-// compile returns one expression for all of a list. What they begin with alike is in it once.
+// compile returns one expression for all of a list. A common beginning is in it once.
 func compile(all []*syntax.Regexp) (*regexp.Regexp, error) {
 	alternatives := make([]string, len(all))
 	for i, parsed := range all {
@@ -106,9 +106,8 @@ func compile(all []*syntax.Regexp) (*regexp.Regexp, error) {
 	return regexp.Compile(strings.Join(alternatives, "|"))
 }
 
-// prepare removes the names of groups, since there must not be two of one name. And it makes ^ match
-// at the start of a line. Names have one, and for the start of a text the compiler looks for a special
-// form, in cubic time.
+// prepare removes group names, which must be unique, and replaces \A by ^: names have one line, and
+// regexp compiles \A in cubic time.
 func prepare(re *syntax.Regexp) {
 	re.Name = ""
 	if re.Op == syntax.OpBeginText {

@@ -28,7 +28,7 @@ func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
 }
 
 // TemplatePatch returns a strategic merge patch with everything that a reload changes: marks, state
-// and, if there is one, the pause.
+// and, for a workload that pauses, the pause.
 func (o *Options) TemplatePatch(f *Facts, k *Keys, p *Plan) Object {
 	patch, _ := MetadataPatch(f.Workload, p.State)
 	m := o.marks(f, p.Reloads)
@@ -41,8 +41,8 @@ func (o *Options) TemplatePatch(f *Facts, k *Keys, p *Plan) Object {
 	return patch
 }
 
-// MergePatch is TemplatePatch for a custom resource, which has no strategic merge. containers returns
-// those of the live object at the workload's version; they are sent as a whole.
+// MergePatch is TemplatePatch for a custom resource, which has no strategic merge. containers returns the
+// containers of the live object at the workload's version; they are sent as a whole.
 func (o *Options) MergePatch(f *Facts, p *Plan, containers func() ([]any, error)) (Object, error) {
 	patch, _ := MetadataPatch(f.Workload, p.State)
 	if o.restarts(f) {
@@ -103,7 +103,7 @@ func (m *marks) template(w *Workload) Object {
 	return Object{"spec": Object{"containers": containers}}
 }
 
-// PausePatch ends a pause, or removes what is left of one that somebody else ended.
+// PausePatch ends a pause, or removes what is left of a pause that somebody else ended.
 func (k *Keys) PausePatch(w *Workload, step PauseStep) Object {
 	patch := Object{"metadata": Object{
 		"resourceVersion": w.Version,

@@ -18,8 +18,8 @@ const (
 	PauseOver                    // somebody resumed it: remove the time only
 )
 
-// Pause is when a run expects a pause to end. It keeps to that while the annotations stay as they are,
-// since clocks may jump.
+// Pause is when a run expects a pause to end. The time stays while the annotations stay as they are, since
+// clocks may jump.
 type Pause struct {
 	since  string
 	period time.Duration
@@ -27,8 +27,8 @@ type Pause struct {
 }
 
 // PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
-// or another leader comes to the same decision. What is left of a pause is at most its period, even if
-// it began in the future. The zero Pause means that none of ours is active.
+// or another leader comes to the same decision. The rest of a pause is at most its period, even if the
+// pause began in the future. The zero Pause means that no pause of ours is active.
 func (k *Keys) PauseState(w *Workload, r *Rules, seen Pause, now time.Time) (PauseStep, Pause) {
 	since, ours := w.Meta[k.pauseAt]
 	if !k.compat || !w.Kind.Pauses || !ours {

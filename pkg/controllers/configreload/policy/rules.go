@@ -28,14 +28,14 @@ const (
 // Rules are the parsed annotations of a workload.
 type Rules struct {
 	outline bool // see [Keys.Outline]
-	native  bool // it has the native annotation, so it is marked by annotation under the native key
+	native  bool // the workload has the native annotation, so it is marked by annotation under the native key
 	types   [NumTypes]typeRules
 	// Delay replaces the quiet period; 0 does not.
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
 	pause time.Duration
-	// Problems are the annotations that could not be parsed. BadPause is about a pause that the next
-	// reload leaves out; nil if there is none.
+	// Problems are the annotations that could not be parsed. BadPause is the problem of a pause that the
+	// next reload leaves out, or nil.
 	Problems []Problem
 	BadPause *Problem
 }
@@ -142,8 +142,8 @@ func Cut(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// nothing are the rules of a workload that is rolled through another object: a Job through its
-// CronJob, a Rollout through the workload that it refers to.
+// nothing is the rules of a workload that is rolled through another object: a Job through its CronJob,
+// a Rollout through the workload that it refers to.
 var nothing = &Rules{}
 
 // Rules returns the rules of a workload.
@@ -154,8 +154,8 @@ func (k *Keys) Rules(w *Workload) *Rules {
 	return k.parse(clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
 }
 
-// clip shortens a value of an annotation to what is read of it at most. An annotation may have 256 KiB,
-// and is read at each event of its workload.
+// clip shortens a value of an annotation: a value of more than maxList bytes is refused, an annotation may
+// have 256 KiB, and each event of the workload reads it.
 func clip(value string) string { return value[:min(len(value), maxList+1)] }
 
 // clipAll returns the annotations of these keys, with their values shortened.
@@ -169,8 +169,8 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 	return clipped
 }
 
-// Outline returns the rules of a workload without their expressions, of which it only has that there are
-// some. It is for an index, where the events of all workloads wait.
+// Outline returns the rules of a workload without their expressions; it only says whether there are any.
+// It is for an index, where the events of all workloads wait.
 func (k *Keys) Outline(w *Workload) *Rules {
 	return k.read(&Rules{outline: true}, clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
 }
@@ -251,7 +251,7 @@ func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]strin
 		if isName(item) {
 			rules.named.add(item)
 		}
-		if isName(strings.ReplaceAll(item, ".*", "x")) { // most expressions are but this
+		if isName(strings.ReplaceAll(item, ".*", "x")) { // true of most expressions
 			if strings.Contains(item, ".") {
 				rules.named.addGlob(strings.NewReplacer(".*", "*", ".", "?").Replace(item))
 			}
@@ -283,7 +283,7 @@ func isTrue(text string) bool {
 	return err == nil && b
 }
 
-// bad reports the items of one annotation that do not count. Only so much is kept as is shown.
+// bad reports the items of one annotation that do not count. It keeps only as much as is shown.
 func (r *Rules) bad(key string, items ...string) {
 	if len(items) > 0 {
 		r.Problems = append(r.Problems, Problem{key, Cut(strings.Join(items, "; "))})

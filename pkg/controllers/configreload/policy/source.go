@@ -86,7 +86,7 @@ type Source struct {
 	Changed string
 }
 
-// Same reports whether the data are those of another version, and count in the same way.
+// Same reports whether another version has the same data, and they count in the same way.
 func (s Source) Same(o Source) bool {
 	return s.Hash == o.Hash && s.Ignored == o.Ignored && s.Matched == o.Matched
 }

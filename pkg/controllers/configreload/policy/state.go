@@ -12,10 +12,10 @@ import (
 // stateDigits is how many digits of a source's hash are recorded; 64 bits distinguish its versions.
 const stateDigits = 16
 
-// The fields of a state that are no sources.
+// The fields of a state besides the sources.
 const (
-	ofField = "workload" // that it belongs to
-	onField = "version"  // of that workload, on which it was recorded
+	ofField = "workload" // the owner of the state
+	onField = "version"  // the version of the workload on which the state was recorded
 )
 
 // State is what was last known of the sources that a workload watches: the first digits of each
@@ -23,7 +23,7 @@ const (
 type State map[SourceKey]string
 
 // ParseState reads the state of a workload from an annotation. It returns nil if the text is empty
-// or belongs to another workload, from which somebody copied it.
+// or copied from another workload.
 func ParseState(text string, of Key) (State, error) {
 	if text == "" {
 		return nil, nil
@@ -66,8 +66,8 @@ func (s State) Text(of Key, on string) string {
 	return string(text)
 }
 
-// recordedOn returns the version of a workload on which a text was recorded; empty if it does not say,
-// or belongs to another workload.
+// recordedOn returns the version of a workload on which a text was recorded; empty if the text has no
+// version, or belongs to another workload.
 func recordedOn(text string, of Key) string {
 	var raw map[string]string
 	if err := json.Unmarshal([]byte(text), &raw); err != nil || raw[ofField] != of.String() {
@@ -76,10 +76,9 @@ func recordedOn(text string, of Key) string {
 	return raw[onField]
 }
 
-// Recorded returns the later one of two states: last, which is what a run remembers and may be empty,
-// and the annotation of w. Whoever writes an older annotation back brings the older version with it;
-// a predecessor of which the cache learns late has written on the version that last was read from, or
-// on a later one.
+// Recorded returns the later of two states: last, which a run remembers and may be empty, and the
+// annotation of w. Whoever writes an older annotation back brings the older version with it. The write
+// of a predecessor that the cache learns of late is on the version from which last was read, or later.
 func (w *Workload) Recorded(last string) string {
 	if w.Kind.Stateless {
 		return last
@@ -95,7 +94,7 @@ func (w *Workload) Recorded(last string) string {
 	return last
 }
 
-// StandsOn reports whether the annotation of w is this state; of an empty state there is none.
+// StandsOn reports whether the annotation of w is this state; an empty state has no annotation.
 func (s State) StandsOn(w *Workload) bool {
 	annotation, annotated := w.Meta[StateKey]
 	if len(s) == 0 {

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Window collects the changes for one reload. The zero value is no window.
+// Window collects the changes for one reload. The zero value means that there is no window.
 type Window struct {
 	First, Last time.Time
 	// Changes holds the sources that were seen to change.
 	Changes map[SourceKey]Change
-	// Touched counts the changes, so that one during the write of a reload is not dropped with the
+	// Touched counts the changes, so that a change during the write of a reload is not dropped with the
 	// window.
 	Touched int
 	// Waits is set when the Event about waiting for a Job was sent.
 	Waits bool
 }
 
-// Change is what was seen of a source in a window.
+// Change is the change of a source during a window.
 type Change struct {
 	At  time.Time // of the last change
 	Was string    // as recorded in a state, before the first change
@@ -36,8 +36,8 @@ func (w *Window) Open(now time.Time) {
 	}
 }
 
-// Add notes changes of a source, the last of them at a time, if they are not noted yet. It returns true
-// if they join others that are already waiting.
+// Add notes changes of a source, from first to last, if they are not noted yet. It returns true if they
+// join changes that are already waiting.
 func (w *Window) Add(key SourceKey, was string, first, last time.Time) (joined bool) {
 	before, ok := w.Changes[key]
 	switch {

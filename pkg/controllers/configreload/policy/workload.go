@@ -54,10 +54,10 @@ type Workload struct {
 	Kind    *Kind
 	UID     types.UID
 	Version string // resourceVersion
-	// Since is the version since which the workload has this content and asks for what it asks for,
-	// as far as this process has seen.
+	// Since is the version since which the workload has this content and these annotations, as far as
+	// this process has seen.
 	Since string
-	// Created is the version with which it was created; empty if this process has not seen that.
+	// Created is the version at the creation; empty if this process has not seen the creation.
 	Created  string
 	Deleting bool
 	Meta     map[string]string // annotations
@@ -72,13 +72,13 @@ type Content struct {
 	Template   map[string]string      `json:"t,omitempty"` // annotations of the pod template
 	Inits      []Container            `json:"i,omitempty"`
 	Containers []Container            `json:"c,omitempty"`
-	Volumes    map[string][]SourceKey `json:"v,omitempty"` // by name, those of sources
+	Volumes    map[string][]SourceKey `json:"v,omitempty"` // the sources of volumes, by the volume's name
 	Paused     bool                   `json:"p,omitempty"` // Deployments
 	Suspended  bool                   `json:"s,omitempty"` // CronJobs
 	Forbids    bool                   `json:"b,omitempty"` // CronJobs: two Jobs at once
 	Finished   bool                   `json:"f,omitempty"` // Jobs
 	CronJob    types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
-	Elsewhere  bool                   `json:"e,omitempty"` // it is rolled through another object
+	Elsewhere  bool                   `json:"e,omitempty"` // rolled through another object
 	// Asks distinguishes the annotations of the workload, so that the cache notices when it begins
 	// to ask for something. Only the cache has it.
 	Asks uint32 `json:"a,omitempty"`
@@ -138,8 +138,8 @@ type History interface {
 	ChangedVersion() string // its digest changed last
 }
 
-// NewWorkload reads a workload. One that the cache has reduced consists of its metadata and the
-// digest of that name. One from the API server is the API type, or unstructured for an Argo Rollout.
+// NewWorkload reads a workload. A workload that the cache has reduced consists of its metadata and the
+// digest of that name. From the API server it is the API type, or unstructured for an Argo Rollout.
 func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 	m, err := meta.Accessor(obj)
 	if err != nil {
@@ -168,7 +168,7 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 	return w, nil
 }
 
-// Follow takes over what is known of a workload that is now read live.
+// Follow takes over the versions from the cached workload when it is now read live.
 func (w *Workload) Follow(before *Workload) {
 	w.Since = w.Version
 	if w.UID == before.UID {
@@ -231,7 +231,7 @@ func rolloutTemplate(o *unstructured.Unstructured) (*corev1.PodTemplateSpec, err
 	return &template, nil
 }
 
-// JobFinished reports whether a Job runs no more.
+// JobFinished reports whether a Job has finished.
 func JobFinished(job *batchv1.Job) bool {
 	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
 		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
@@ -385,8 +385,8 @@ func variable(key SourceKey) string {
 	return b.String()
 }
 
-// AsksForNothing reports whether there is nothing to do for the workload: it asks for no source, and
-// nothing of ours is left on it.
+// AsksForNothing reports whether there is nothing to do for the workload: it asks for no source, and has
+// none of our annotations.
 func (k *Keys) AsksForNothing(w *Workload) bool {
 	_, recorded := w.Meta[StateKey]
 	r := k.Rules(w)

@@ -55,14 +55,14 @@ var annotations = []string{
 }
 
 // written are the annotations that a controller of each dialect writes to a copy. A pull target
-// keeps what the user wrote.
+// keeps its user's annotations.
 var written = map[Dialect][]string{
 	Native:    {Marker},
 	Reflector: {reflects, autoReflects, reflectedVersion, reflectedAt},
 	Mittwald:  {replicatedAt, replicatedFrom, replicatedKeys},
 }
 
-// marker is the value of the annotation Marker. It says of which source the object has its data.
+// marker is the value of the annotation Marker. It names the source of the object's data.
 type marker struct {
 	Copy    string   `json:"copy"`
 	Dialect Dialect  `json:"dialect"`
@@ -79,8 +79,8 @@ func (m *marker) text() string {
 	return string(text)
 }
 
-// parseMarker returns the marker of the object, or nil if there is none that counts: one that was
-// pasted or restored elsewhere does not.
+// parseMarker returns the marker of the object, or nil if none counts: a marker that was pasted or
+// restored elsewhere does not count.
 func parseMarker(o *Object) *marker {
 	text, has := o.Annotations[Marker]
 	var m marker

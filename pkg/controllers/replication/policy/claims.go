@@ -32,7 +32,7 @@ func CheckNamespaces(text string) string {
 	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, noNet).Text
 }
 
-// asked is one evaluation of the annotations of a source for a namespace.
+// asked evaluates the annotations of a source for a namespace.
 type asked struct {
 	*Rules
 	source *Object
@@ -40,7 +40,7 @@ type asked struct {
 	now    time.Time
 }
 
-// match evaluates an annotation. Only what is held has a text, which then names the annotation.
+// match evaluates an annotation. Only a held verdict has a text, which names the annotation.
 func (a asked) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
 	text := a.source.Annotations[key]
 	if text == tooLongValue {
@@ -122,12 +122,12 @@ func (a asked) permits() Verdict {
 type claim struct {
 	Verdict
 	source  *Object
-	dialect Dialect // that says yes, or else the first that is held
+	dialect Dialect // the dialect that says yes, else the first that is held
 	since   time.Time
 }
 
 // pushes returns what the source wants in a namespace by its annotations, in the dialects in which its
-// namespace may push. home is nil if that is not known.
+// namespace may push. home is nil if the source's Namespace is not known.
 func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
 	a := asked{r, source, ns, now}
 	best := claim{source: source}
@@ -145,9 +145,9 @@ func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim
 	return best
 }
 
-// mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before
-// the source's own patterns. With no flag, the originals' dialects count everywhere, as they do there,
-// and the native one nowhere.
+// mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before the
+// source's own patterns. Without the flag, a push in an original's dialect counts everywhere, as in the
+// original, and a native push nowhere.
 func (r *Rules) mayPush(d Dialect, source *Object, home *Namespace) bool {
 	if r.PushNamespaces == "" {
 		return d != Native
@@ -158,8 +158,8 @@ func (r *Rules) mayPush(d Dialect, source *Object, home *Namespace) bool {
 	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, noNet).Claim == Yes
 }
 
-// claims returns the claims on a target other than no, the strongest first: those from the namespace
-// that is older, then by name. The age of a source does not count: it may have been made again.
+// claims returns the claims on a target other than no, the strongest first: claims from the oldest
+// namespace, then by name. The age of a source does not count: it may have been made again.
 func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
 	for _, source := range v.Sources(key.Kind, key.Name) {
 		if source.Namespace == key.Namespace || !r.Pushes(source) {
@@ -193,7 +193,7 @@ func (r *Rules) holds(v View, source *Object, home *Namespace, now time.Time) Ve
 	return r.spread(source, v.Spread(source, now))
 }
 
-// minCopy is what a copy takes of the API server's store at least, about, in bytes.
+// minCopy is about the least that a copy takes of the API server's store, in bytes.
 const minCopy = 1 << 10
 
 // spread returns a held verdict if the source asks for too much in all namespaces together.
@@ -209,15 +209,15 @@ func (r *Rules) spread(source *Object, namespaces int) Verdict {
 type Survey struct {
 	// Wanted are the namespaces that the source's annotations select.
 	Wanted []string
-	// Spread is for how many namespaces it counts: all of them if it is not known what it asks for.
+	// Spread is for how many namespaces the source counts: for all if the evaluation took too long.
 	Spread   int
 	Problems []Problem
-	// After is when to ask again; 0 is at the next event.
+	// After is when to ask again; 0 means at the next event.
 	After time.Duration
 }
 
-// Survey evaluates a source that pushes for all namespaces, and what is wrong with it. There is one survey
-// at a time, which ends soon: those of one tenant would take all workers for as long as they need together.
+// Survey evaluates a pushing source for all namespaces, and reports its problems. There is one survey at a
+// time, and it ends soon: else the surveys of one tenant would occupy all workers.
 func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
 	r.surveys.Lock()
 	defer r.surveys.Unlock()
@@ -267,7 +267,7 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 
 var forbiddenPush = held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
 
-// unsupported returns a held verdict for what is never copied.
+// unsupported returns a held verdict for an object that is never copied.
 func unsupported(o *Object) Verdict {
 	switch t := corev1.SecretType(o.Type); {
 	case strings.HasPrefix(o.Type, "helm.sh"):
@@ -280,8 +280,8 @@ func unsupported(o *Object) Verdict {
 	return yes
 }
 
-// permitted returns whether the source lets a pull target in ns have its data. The dialect is that
-// of the target.
+// permitted returns whether the source lets a pull target in ns have its data. d is the dialect of the
+// target.
 func (r *Rules) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
 	a := asked{r, source, ns, now}
 	verdict := a.native(AllowPull)

@@ -74,8 +74,8 @@ func (b *Body) ConfigMap() *corev1.ConfigMap {
 }
 
 // desired returns what a target holds after a write, of values or of their hashes. The mittwald
-// dialect keeps the target's content but for the replicated keys, and lays that of the source over
-// it; a key is in one section only. The others replace everything.
+// dialect keeps the target's content except for the replicated keys, and lays the source's content over
+// it; a key is in one section only. The other dialects replace everything.
 func desired[V any](d Dialect, source, target map[Slot]V, replicated []string) map[Slot]V {
 	if d != Mittwald {
 		return source
@@ -106,8 +106,8 @@ func keysOf[V any](content map[Slot]V) []string {
 	return keys
 }
 
-// replicated returns the keys of a target that came from a source. In a copy of a dialect that
-// replaces everything, these are all.
+// replicated returns the keys of a target that came from a source: all keys in a dialect that replaces
+// everything.
 func replicated(target *Object, role role) []string {
 	if role.kind == pushCopy && role.dialect != Mittwald {
 		return keysOf(target.Content)
@@ -122,13 +122,13 @@ func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]s
 	}
 	labels = maps.Clone(labels)
 	maps.DeleteFunc(labels, func(key, value string) bool {
-		return glob.MatchAny(r.DeniedLabels, key) || key == "owner" && value == "helm" // by which alone Helm finds its releases
+		return glob.MatchAny(r.DeniedLabels, key) || key == "owner" && value == "helm" // Helm finds its releases by this label alone
 	})
 	return labels
 }
 
-// overlaid returns labels of a target without those that were copied before, and with those that are
-// copied now.
+// overlaid returns the labels of a target without the labels that were copied before, and with the labels
+// that are copied now.
 func overlaid(labels map[string]string, before *marker, now map[string]string) map[string]string {
 	all := maps.Clone(labels)
 	if all == nil {
@@ -144,7 +144,7 @@ func overlaid(labels map[string]string, before *marker, now map[string]string) m
 }
 
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
-// target is nil for Create. Both keep what they hold.
+// target is nil for Create. Apply changes neither.
 func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
 	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Kind: key.Kind, Content: map[Slot][]byte{}}
 	var was role
@@ -194,8 +194,8 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 	return b
 }
 
-// legacy sets the annotations that the original of the dialect writes, so that it can be put back,
-// and removes those of other dialects.
+// legacy sets the annotations that the original of the dialect writes, so that the original can be put
+// back, and removes the annotations of other dialects.
 func legacy(p *Plan, b, source *Body, now time.Time) {
 	for d, keys := range written {
 		for _, key := range keys {

@@ -24,20 +24,20 @@ type View interface {
 	Sources(kind Kind, name string) []*Object
 	// Spread returns for how many namespaces a source counts, see [Survey].
 	Spread(source *Object, now time.Time) int
-	// Maker returns the source from which the replicator made a target, by an earlier decision; the zero
-	// Key if there was none.
+	// Maker returns the source from which the replicator made a target, as an earlier decision found, or the
+	// zero Key.
 	Maker(target Key) Key
 	// UnwantedSince returns since when every decision has found a target unwanted for this reason; now if
-	// the latest did not.
+	// the latest decision did not.
 	UnwantedSince(target Key, why Unwanted, now time.Time) time.Time
 }
 
-// Unwanted is why a target is to lose its data; empty if it is not. The reasons have graces of their own.
+// Unwanted is why a target is to lose its data, or empty. Each reason has its own grace.
 type Unwanted string
 
 // The reasons.
 const (
-	Withdrawn Unwanted = "withdrawn" // its source is gone, or asks for it no more
+	Withdrawn Unwanted = "withdrawn" // its source is gone, or does not ask for it any more
 	Homeless  Unwanted = "homeless"  // the namespace of its source does not exist
 )
 
@@ -72,7 +72,7 @@ const (
 // States are all states.
 var States = []State{InSync, Due, OnHold, Frozen, Refused, Unclaimed}
 
-// Plan is a decision. Without a State, the object is no target.
+// Plan is a decision. Without a State, the object is not a target.
 type Plan struct {
 	Action
 	State
@@ -81,11 +81,11 @@ type Plan struct {
 	Dialect  Dialect
 	Mode     Mode
 	Problems []Problem
-	// Adopted says that Source made the target, as the replicator.
+	// Adopted says that the replicator made the target from Source.
 	Adopted bool
 	// Unwanted says that the target loses its data, or would but for the grace.
 	Unwanted Unwanted
-	// After is when to decide again; 0 is at the next event.
+	// After is when to decide again; 0 means at the next event.
 	After time.Duration
 }
 
@@ -127,12 +127,12 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 	case p.Action != Nothing:
 		p.State = Due
 	case p.State == Refused && p.After == 0:
-		p.After = refusedRecheck // nothing refers to its source, so nobody tells when that asks no more
+		p.After = refusedRecheck // nothing refers to its source, so no event tells when the source stops asking
 	}
 	return p
 }
 
-// push decides on a target that is no pull target.
+// push decides on a target that is not a pull target.
 func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
@@ -147,7 +147,7 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 	winner := strongest(claims, owner)
 	switch {
 	case role.kind == pushCopy && unsupported(target).Claim != Yes:
-		p.State = OnHold // which of its keys are its own is not known
+		p.State = OnHold // it is not known which keys are its own
 		return
 	case winner == nil && role.kind != pushCopy:
 		return
@@ -182,10 +182,10 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 	}
 }
 
-// makerOf returns the claim of the source from which the replicator made a copy, or nil. Whoever pushes
-// that name next is not its maker, and equal data prove nothing, since much is public: the copy must name
-// the source's present version, or have named it when this run first looked, since the marker that says so
-// is written slowly.
+// makerOf returns the claim of the source from which the replicator made a copy, or nil. A later pusher of
+// the same name is not the maker, and equal data prove nothing, since much data is public: the copy must
+// name the source's present version, or have named it when this run first looked, since markers are written
+// slowly.
 func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool {
 		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == known
@@ -197,9 +197,9 @@ func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace
 	return &claims[i]
 }
 
-// giveWay decides on the copy of a source that has no claim, or a weaker one than another source. The
-// data of one namespace is never replaced by that of another: the copy goes, and then the other source
-// has its own made.
+// giveWay decides on the copy of a source that has no claim, or a weaker claim than another source. The
+// data of one namespace is never replaced by another's: the copy is deleted, and then the other source's
+// copy is created.
 func (r *Rules) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
 	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.from })
 	if !claimed {
@@ -215,8 +215,8 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 	p.problem(c.source.Key, reason, format, args...)
 }
 
-// strongest returns the claim that decides, or nil: the first that is yes, or that is held and the
-// owner's of the copy. Nobody else's is protected by a claim that is held.
+// strongest returns the claim that decides, or nil: the first claim that is yes, or that is held and
+// belongs to the owner of the copy. A held claim protects no other source's copy.
 func strongest(claims []claim, owner Key) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool { return c.Claim == Yes || c.source.Key == owner })
 	if i < 0 {
@@ -225,14 +225,14 @@ func strongest(claims []claim, owner Key) *claim {
 	return &claims[i]
 }
 
-// refusedRecheck is when a target is decided on again that something in its place refuses.
+// refusedRecheck is when a target in the state Refused is decided on again.
 const refusedRecheck = 30 * time.Minute
 
 // missingGrace is the grace of a target whose source's namespace does not exist: a backup may be
 // restored in any order.
 const missingGrace = 10 * time.Minute
 
-// mustWait reports whether it may not be concluded yet that nobody wants the target's data: for the
+// mustWait reports whether it is too early to conclude that nobody wants the target's data: during the
 // grace, or because its source's namespace is disabled or not known.
 func (r *Rules) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
 	home := v.Namespace(p.Source.Namespace)
@@ -251,21 +251,21 @@ func (r *Rules) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
 	return p.After > 0
 }
 
-// release removes a copy that its source does not want. contested says that another source wants the name.
+// release removes a copy that its source does not want. contested says that another source wants its name.
 func (r *Rules) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
 	switch {
 	case !r.enabled(role.dialect), source != nil && source.Deleting:
 	case !contested && role.dialect == Native && r.PushNamespaces == "" && source != nil && source.has(PushTo):
-		// The flag was never set, so nobody has decided that this source may push no more.
+		// The flag was never set, so nobody has forbidden this source to push.
 		p.Problems = append(p.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
 	case !r.mustWait(p, v, target, now):
 		r.remove(p, target, role)
 	}
 }
 
-// remove deletes a copy, or strips one that has keys of its own.
+// remove deletes a copy, or strips a copy that has keys of its own.
 func (r *Rules) remove(p *Plan, target *Object, role role) {
 	if role.dialect != Mittwald || len(without(target.Content, replicated(target, role))) == 0 {
 		p.Action = Delete
@@ -279,7 +279,7 @@ var typesWithKeys = []corev1.SecretType{
 	corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth,
 }
 
-// keepsKeys freezes a target of which the API server lets nobody remove keys.
+// keepsKeys freezes a target whose type or immutability forbids to remove keys.
 func (p *Plan) keepsKeys(target *Object) bool {
 	if !slices.Contains(typesWithKeys, corev1.SecretType(target.Type)) && !target.Immutable {
 		return false
@@ -308,7 +308,7 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 	if permission.Claim != Yes {
 		p.State = Frozen
 		if source != nil {
-			p.held(source.Key, permission) // only its owner is told what is wrong with it
+			p.held(source.Key, permission) // only the source's owner is told what is wrong with the source
 		} else if r.empties(p, v, target, role, now) {
 			return
 		}
@@ -332,9 +332,9 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 	}
 }
 
-// empties decides on a pull target whose source does not exist. It reports whether that is all
-// there is to say. Only a target with a marker had data of the source for certain; to the author of
-// any other, a missing source must look like a forbidden one.
+// empties decides on a pull target whose source does not exist, and reports whether the decision is made.
+// Only a target with a marker certainly had data of the source; for any other, a missing source must look
+// like a forbidden source.
 func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
 	mine := role.marker != nil && role.marker.from == role.from
 	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {

@@ -34,11 +34,11 @@ func (s Slot) key() string { return string(s[1:]) }
 // guessed.
 type Sum string
 
-// sumLength is that of the hash of a value, in bytes.
+// sumLength is the length of the hash of a value, in bytes.
 const sumLength = 16
 
-// Object is what decisions know of a Secret or ConfigMap. The cache has its first part of every
-// object, and the rest, as JSON, of those that decisions depend on.
+// Object is what decisions know of a Secret or ConfigMap. The cache has the first part of every object, and
+// the rest, as JSON, of each object that decisions depend on.
 type Object struct {
 	Key          `json:"-"`
 	UID, Version string `json:"-"`
@@ -52,7 +52,7 @@ type Object struct {
 	Annotations map[string]string `json:"a,omitempty"`
 	// Labels are kept for the mittwald dialect only, which copies them.
 	Labels map[string]string `json:"l,omitempty"`
-	// Size is that of all values, in bytes.
+	// Size is the size of all values together, in bytes.
 	Size int `json:"s,omitempty"`
 	// TooLarge says that the object has too many keys to be copied, or to be a copy. It has no Content.
 	TooLarge bool `json:"x,omitempty"`
@@ -61,15 +61,16 @@ type Object struct {
 }
 
 const (
-	// maxKeys is how many keys an object may have, and maxKeyText how long they may be together, which
-	// replicated-keys has to hold. Each costs several times its length, in the cache and with every
+	// maxKeys is how many keys an object may have, and maxKeyText how long they may be together, since
+	// replicated-keys has to hold them. A key costs several times its length, in the cache and with every
 	// decision.
 	maxKeys    = 1024
 	maxKeyText = 16 << 10
 	// maxAnnotations is how long the values of all annotations that decisions depend on may be together:
-	// each event of the object costs as much, where the events of all others wait.
+	// each event of the object reads them, while the events of all other objects wait.
 	maxAnnotations = 24 << 10
-	// tooLongValue stands for a value that exceeds this or maxPatternLength. No valid value is equal to it.
+	// tooLongValue stands for a value that exceeds maxAnnotations or maxPatternLength. No valid value is
+	// equal to it.
 	tooLongValue = "\x00"
 )
 
@@ -119,7 +120,7 @@ func (d *Digester) Describe(b *Body) *Object {
 		if value, has := b.Annotations[key]; has {
 			if left -= len(value); left < 0 || len(value) > maxPatternLength {
 				value = tooLongValue
-				o.TooLarge = o.TooLarge || key == replicatedKeys // what of it was replicated is not known
+				o.TooLarge = o.TooLarge || key == replicatedKeys // it is not known which keys were replicated
 			}
 			o.Annotations[key] = value
 			mittwald = mittwald || strings.HasPrefix(key, mittwaldPrefix)
@@ -146,16 +147,15 @@ func (d *Digester) Describe(b *Body) *Object {
 	return o
 }
 
-// userMade looks for what users and their tools leave on objects, and the reflector does not.
+// userMade looks for traces that users and their tools leave on objects, and the reflector does not.
 func userMade(b *Body) bool {
 	return hasAny(b.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
 		hasAny(b.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
 		len(b.OwnerReferences) > 0 || len(b.Finalizers) > 0
 }
 
-// Digest returns what [Decode] needs of a Secret or ConfigMap; nil for one that decisions do not
-// depend on. It has two parts, so that what a handler or an index reads of an object costs no more
-// with many keys.
+// Digest returns what [Decode] needs of a Secret or ConfigMap; nil for an object that decisions do not
+// depend on. It has two parts, so that a handler or an index pays nothing for many keys.
 func (d *Digester) Digest(obj runtime.Object) []byte {
 	m, ok := obj.(metav1.Object)
 	if !ok {
@@ -181,8 +181,8 @@ func (d *Digester) Digest(obj runtime.Object) []byte {
 
 // The first byte of a digest.
 const (
-	participant = 'p' // it has annotations of ours
-	bystander   = 'b' // it may be a source without having any
+	participant = 'p' // has annotations of ours
+	bystander   = 'b' // may be a source without annotations of ours
 )
 
 // Cached is an object in the cache.
@@ -197,7 +197,7 @@ func Participates(c Cached, controller string) bool {
 	return len(digest) > 0 && digest[0] == participant
 }
 
-// Decode returns what the cache knows of an object. Without a digest, that is its identity.
+// Decode returns what the cache knows of an object: without a digest, only its identity.
 func Decode(kind Kind, c Cached, controller string) *Object {
 	o, content := decodeHead(kind, c, controller)
 	if len(content) > 0 {

@@ -20,41 +20,41 @@ import (
 )
 
 const (
-	// maxPatterns and maxPatternLength limit what one annotation may hold, and maxExpression each of its
-	// regular expressions, of which one may list many names.
+	// maxPatterns and maxPatternLength limit one annotation, and maxExpression each of its regular
+	// expressions: one expression may list many names.
 	maxPatterns      = 64
 	maxPatternLength = 16 << 10
 	maxExpression    = 1 << 10
 	// matchTimeout limits a match of a .NET regular expression, which may take exponential time.
-	// The clock of regexp2 adds up to 100 ms. listTimeout is for all patterns of an annotation; much
-	// longer than a process is ever kept from running. After either, no such pattern of the namespace is
+	// The clock of regexp2 adds up to 100 ms. listTimeout is for all patterns of an annotation: much
+	// longer than a process is ever kept from running. After either, no .NET pattern of the namespace is
 	// run for timeoutPause, so that one author does not keep all workers busy.
 	matchTimeout = 50 * time.Millisecond
 	listTimeout  = 250 * time.Millisecond
 	timeoutPause = 10 * time.Minute
-	// maxProgram limits what the RE2 patterns of an annotation are compiled to, in about the
-	// instructions and runes of character classes: a few bytes of text can take megabytes. itemProgram
-	// stands for what each costs, however short it is.
+	// maxProgram limits the compiled RE2 patterns of an annotation, roughly in instructions and runes of
+	// character classes: a few bytes of text can take megabytes. itemProgram is the fixed cost of each
+	// pattern.
 	maxProgram  = 550
 	itemProgram = 20
 	// maxParsed limits the values of annotations that are kept parsed, each of which can take 200 KiB.
 	maxParsed = 64
-	// maxPaused limits the namespaces of which it is known that their patterns take too long.
+	// maxPaused limits the namespaces that are remembered because their patterns took too long.
 	maxPaused = 1000
 )
 
-// matcher is the parsed value of an annotation that names namespaces. After a time, it answers held in
-// place of running a .NET regular expression.
+// matcher is the parsed value of an annotation that names namespaces. After until, it answers held instead
+// of running a .NET regular expression.
 type matcher func(ns *Namespace, until time.Time) Verdict
 
-// noNet is the time for running no .NET regular expression at all.
+// noNet is the until that runs no .NET regular expression at all.
 var noNet time.Time
 
 // matchers keeps parsed values.
 type matchers struct {
-	parsed     *lru.Cache // of a grammar and a text: its matcher
-	paused     *lru.Cache // of a namespace with a list that took too long: until when no .NET pattern of it is run
-	unreadable bool       // the labels of Namespaces are
+	parsed     *lru.Cache // by grammar and text: the matcher
+	paused     *lru.Cache // by namespace with a list that took too long: until when none of its .NET patterns is run
+	unreadable bool       // the labels of Namespaces are unreadable
 }
 
 func newMatchers(unreadable bool) *matchers {
@@ -74,14 +74,14 @@ func (m *matchers) get(grammar, text string, parse func(string) matcher) matcher
 
 func always(v Verdict) matcher { return func(*Namespace, time.Time) Verdict { return v } }
 
-// tooLong reports whether a value exceeds a limit. Describe has cut one that does.
+// tooLong reports whether a value exceeds a limit. Describe replaces such a value by tooLongValue.
 func tooLong(text string) bool {
 	return len(text) > maxPatternLength || strings.Count(text, ",") >= maxPatterns
 }
 
 var tooLongText = fmt.Sprintf("is longer than %d bytes or has more than %d items", maxPatternLength, maxPatterns)
 
-// list parses items that are joined by commas, by item unless they are plain. Empty ones match nothing.
+// list parses items that are joined by commas, by item unless they are plain. Empty items match nothing.
 func list(item func(string) matcher) func(string) matcher {
 	return func(text string) matcher {
 		if tooLong(text) {
@@ -120,9 +120,9 @@ func anyOf(items []matcher) matcher {
 	}
 }
 
-// netMatch evaluates one of the reflector's lists of a source. What items without a pattern decide needs no
-// pattern to run. After a list that took too long, no pattern of its namespace is run for a while, whatever
-// is written in its place: other tenants wait for it.
+// netMatch evaluates one of the reflector's lists of a source, items without a pattern first. After a list
+// that took too long, no pattern of its namespace is run for a while, even if the list is replaced: other
+// tenants wait for it.
 func (a asked) netMatch(key string) Verdict {
 	v := a.match(key, "net", list(netRegex), noNet)
 	if v.Claim != Held {
@@ -140,10 +140,10 @@ func (a asked) netMatch(key string) Verdict {
 
 func (m *matchers) pause(author string, now time.Time) { m.paused.Add(author, now.Add(timeoutPause)) }
 
-// plain returns an item as a glob if nothing in it is special but .* for any text: most are like this, and
-// to match them costs next to nothing. In both dialects, it matches the same names as the item. For the
-// reflector's, of which the first match counts: if an item matches the whole name, the first match
-// begins there, and as .* takes what it can, it ends where the name ends.
+// plain returns an item as a glob if nothing in it is special but .* for any text: most items are like
+// this, and globs cost next to nothing. In both dialects, the glob matches the same names as the item. In
+// the reflector's, the first match counts: if an item matches the whole name, the first match begins at its
+// start, and since .* takes as much as possible, it ends at its end.
 func plain(item string) (pattern string, is bool) {
 	text := strings.ReplaceAll(item, ".*", "")
 	return strings.ReplaceAll(item, ".*", "*"), strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
@@ -180,10 +180,10 @@ func netRegex(item string) matcher {
 }
 
 func invalid(item string) string {
-	return fmt.Sprintf("pattern %.80q is no regular expression, in which .* stands for any text", item)
+	return fmt.Sprintf("pattern %.80q is not a regular expression, in which .* stands for any text", item)
 }
 
-// goList parses the replicator's lists. An item of which maxProgram leaves no room is held.
+// goList parses the replicator's lists. An item that exceeds maxProgram is held.
 func goList(text string) matcher {
 	left := maxProgram
 	return list(func(item string) matcher {
@@ -198,15 +198,15 @@ func goList(text string) matcher {
 	})(text)
 }
 
-// goRegex parses an item of the replicator's lists: RE2, anchored. The original does not put the
-// expression into a group before it anchors it. What only that reading matches is ambiguous.
+// goRegex parses an item of the replicator's lists: RE2, anchored. The original anchors the expression
+// without a group around it. A name that only the original's reading matches is ambiguous.
 func goRegex(item string) matcher {
 	grouped, err := regexp.Compile("^(?:" + item + ")$")
 	ungrouped, alsoErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
 	if err != nil || alsoErr != nil {
 		return always(held(InvalidPattern, invalid(item)))
 	}
-	ambiguous := strings.ContainsAny(item, "|^$") // else both are one
+	ambiguous := strings.ContainsAny(item, "|^$") // else both readings are the same
 	return func(ns *Namespace, _ time.Time) Verdict {
 		switch {
 		case grouped.MatchString(ns.Name):
@@ -235,7 +235,7 @@ func (m *matchers) selector(text string) matcher {
 	}
 }
 
-// strictSelector is selector, except that it refuses what the reflector reads in another way.
+// strictSelector is selector, but refuses selectors that the reflector reads in another way.
 func (m *matchers) strictSelector(text string) matcher {
 	requirements, _ := labels.ParseToRequirements(text) // selector reports the error
 	equal := map[string]bool{}
@@ -252,7 +252,7 @@ func (m *matchers) strictSelector(text string) matcher {
 }
 
 // clauses parses the native grammar: clauses joined by semicolons, each a label selector behind
-// "labels:", or globs joined by commas, of which those behind "!" exclude.
+// "labels:", or globs joined by commas; globs behind "!" exclude.
 func (m *matchers) clauses(text string) matcher {
 	if tooLong(text) {
 		return always(held(InvalidAnnotation, tooLongText))
@@ -272,7 +272,7 @@ func (m *matchers) clauses(text string) matcher {
 			name, excludes := strings.CutPrefix(item, "!")
 			switch {
 			case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-*?") != "" || name == "":
-				return always(held(InvalidAnnotation, fmt.Sprintf("%.80q is no pattern of a namespace's name, which may have * and ?", item)))
+				return always(held(InvalidAnnotation, fmt.Sprintf("%.80q is not a pattern of a namespace's name, which may have * and ?", item)))
 			case glob.Check(name, glob.MaxNamespace) != "":
 				return always(held(InvalidAnnotation, fmt.Sprintf("%.80q %s", item, glob.Check(name, glob.MaxNamespace))))
 			case excludes:

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy decides which Secrets and ConfigMaps are copied, and what a copy holds. It is
-// pure: it reads a [View], which is the cache, or what was read live laid over it, and returns a
+// pure: it reads a [View], which is the cache, with or without live objects laid over it, and returns a
 // [Plan].
 //
 //	annotations.go  the keys of the three dialects, and the marker
@@ -13,8 +13,8 @@
 //	decide.go       the decision on one target
 //	content.go      what a target holds afterwards
 //
-// What does not parse, or cannot be evaluated, makes a claim held: nothing is created, updated or
-// deleted because of it.
+// An annotation that does not parse, or cannot be evaluated, makes a claim held: nothing is created,
+// updated or deleted because of the claim.
 package policy
 
 import (
@@ -51,8 +51,7 @@ func (k Key) String() string { return string(k.Kind) + " " + k.NamespacedName.St
 // Dialect is a set of annotations. The dialects are sorted by precedence.
 type Dialect string
 
-// The dialects. Reflector is that of emberstack/kubernetes-reflector, Mittwald that of
-// mittwald/kubernetes-replicator.
+// The dialects. Reflector is emberstack/kubernetes-reflector's, Mittwald mittwald/kubernetes-replicator's.
 const (
 	Native    Dialect = "native"
 	Reflector Dialect = "reflector"
@@ -83,7 +82,7 @@ type Options struct {
 	// DeletionGrace is how long a copy must be unwanted before it is deleted.
 	DeletionGrace time.Duration
 	// PushNamespaces says in which namespaces a push counts, in the grammar of push-to. If it is empty,
-	// a native push counts nowhere, and one of the other dialects everywhere.
+	// a native push counts nowhere, and a push in another dialect everywhere.
 	PushNamespaces string
 	// MaxSpread limits the bytes of a source times the namespaces that it is pushed to; 0 is no limit.
 	MaxSpread int64
@@ -143,7 +142,7 @@ const (
 	OwnerReferenceDropped  = "OwnerReferenceDropped"
 )
 
-// Claim is whether a source wants a target, or lets it have its data.
+// Claim is whether a source wants a target, or permits it the source's data.
 type Claim int
 
 // The claims.
@@ -173,7 +172,7 @@ func verdict(wanted bool) Verdict {
 	return no
 }
 
-// or returns yes if one of the two is, else held if one is.
+// or returns yes if one of the two verdicts is yes, else held if one is held.
 func (v Verdict) or(other Verdict) Verdict {
 	if other.Claim > v.Claim {
 		return other
@@ -181,7 +180,7 @@ func (v Verdict) or(other Verdict) Verdict {
 	return v
 }
 
-// and returns no if one of the two is, else held if one is.
+// and returns no if one of the two verdicts is no, else held if one is held.
 func (v Verdict) and(other Verdict) Verdict {
 	if other.Claim < v.Claim {
 		return other

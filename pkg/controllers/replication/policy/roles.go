@@ -18,7 +18,7 @@ const (
 	foreign roleKind = iota
 	// pushSource says where its copies go.
 	pushSource
-	// pullTarget names its source. To this and what follows a write may be due.
+	// pullTarget names its source. A write may be due for pullTarget and the kinds below.
 	pullTarget
 	// pushCopy was made by a push.
 	pushCopy
@@ -52,14 +52,14 @@ func (o *Options) roleOf(obj *Object) role {
 		return pull
 	case m != nil && m.Mode == Push:
 		return role{kind: pushCopy, dialect: m.Dialect, from: m.from, marker: m}
-	case reflected && obj.UserMade: // a mirror that the reflector took for its own
+	case reflected && obj.UserMade: // a mirror that the reflector took over
 		return role{kind: pullTarget, dialect: Reflector, from: source}
 	case reflected:
 		return role{kind: pushCopy, dialect: Reflector, from: source}
 	case o.hasPushKey(obj):
 		return role{kind: pushSource}
 	case m == nil && o.Mittwald && obj.has(replicatedFrom) && obj.has(replicatedKeys):
-		// What has a marker is a pull target that was detached.
+		// With a marker, it would be a pull target that was detached.
 		return role{kind: unmarkedCopy, dialect: Mittwald}
 	}
 	return role{kind: foreign}
@@ -111,7 +111,7 @@ func (o *Options) asksIn(obj *Object, d Dialect) bool {
 func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
 
 // Refers returns the source that an object refers to, for an index, and how: as the source of a copy,
-// or of a pull target. The mode is empty if it refers to none.
+// or of a pull target. The mode is empty if the object refers to no source.
 func (o *Options) Refers(obj *Object) (from types.NamespacedName, mode Mode) {
 	switch r := o.roleOf(obj); r.kind {
 	case pullTarget:

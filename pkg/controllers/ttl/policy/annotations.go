@@ -25,7 +25,7 @@ const (
 	Janitor Family = "janitor"
 )
 
-// Families are all of them.
+// Families are all the families.
 var Families = []Family{Native, Twin, Janitor}
 
 // Never is later than every deadline that an annotation can give.
@@ -42,8 +42,8 @@ const (
 	JanitorExpires = "janitor/expires"
 )
 
-// MaxValue is how long the value of an annotation may be, in bytes. Every time or duration that somebody
-// means is shorter. A longer value is invalid whatever it says, so that nobody pays for reading it.
+// MaxValue is how long the value of an annotation may be, in bytes. Every sensible time or duration is
+// shorter. A longer value is invalid and is not parsed.
 const MaxValue = 100
 
 // forever is the value of an annotation that never lets an object expire.
@@ -51,7 +51,7 @@ const forever = "forever"
 
 var errTooLong = fmt.Errorf("is longer than %d bytes", MaxValue)
 
-// annotation is one that gives a deadline.
+// annotation is an annotation that gives a deadline.
 type annotation struct {
 	family Family
 	key    string
@@ -88,7 +88,7 @@ var annotations = []annotation{
 	{Janitor, JanitorExpires, func(value string, _ metav1.Object) (time.Time, error) { return ParseJanitorExpires(value) }},
 }
 
-// Keys returns the annotations of the families that count, those included that give no deadline alone.
+// Keys returns the annotations of the families that count, even if an annotation alone gives no deadline.
 func (o *Options) Keys() (keys []string) {
 	for _, a := range annotations {
 		if slices.Contains(o.Families, a.family) {
@@ -166,7 +166,7 @@ func ParseJanitorTTL(s string) (time.Duration, error) {
 	return ParseDuration(s)
 }
 
-// ParseExpires parses a time in RFC 3339, or of kube-janitor.
+// ParseExpires parses a time in RFC 3339 or in kube-janitor's form.
 func ParseExpires(s string) (t time.Time, err error) {
 	if t.UnmarshalText([]byte(s)) == nil {
 		return t, nil
@@ -177,7 +177,7 @@ func ParseExpires(s string) (t time.Time, err error) {
 	return t, err
 }
 
-// ParseJanitorExpires parses a time of kube-janitor, which is in UTC.
+// ParseJanitorExpires parses a time in kube-janitor's form, which is in UTC.
 func ParseJanitorExpires(s string) (time.Time, error) {
 	for _, layout := range []string{"2006-01-02T15:04:05Z", "2006-01-02T15:04", time.DateOnly} {
 		// Parse accepts more than the layout says, such as a fraction.

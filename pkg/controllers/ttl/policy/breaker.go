@@ -13,33 +13,33 @@ import (
 // window is the time over which deletions are counted.
 const window = time.Minute
 
-// TotalLimit is how many times the limit of one namespace all of them have together.
+// TotalLimit is how many times as high the limit of all namespaces together is as the limit of one.
 const TotalLimit = 10
 
-// Scope is what a limit of the breaker is about.
+// Scope is what a limit of the breaker applies to.
 type Scope string
 
-// The scopes. Objects without a namespace count as those of one namespace.
+// The scopes. Objects without a namespace count together as one namespace.
 const (
 	OneNamespace  Scope = "namespace"
 	AllNamespaces Scope = "total"
 )
 
-// Breaker stops the deletions in a namespace for a while when there have been too many there, and those
-// in all of them when there have been ten times as many.
+// Breaker stops the deletions in a namespace for a while when there have been too many, and the deletions
+// in all namespaces when there have been ten times as many.
 type Breaker struct {
 	Limit    int // deletions in a namespace per minute; 0 is no limit
 	Cooldown time.Duration
 
 	mu    sync.Mutex
 	total count
-	// namespaces are those with a deletion in the last minute, those that are stopped, and others until
-	// idle ones are forgotten. As each has had a deletion, the total limits how many there are.
+	// namespaces has each namespace that had a deletion, until it is forgotten: after a minute without
+	// deletions, unless it is stopped. The total limits how many there are.
 	namespaces map[string]*count
-	forgotten  time.Time // when idle ones were
+	forgotten  time.Time // when idle namespaces were
 }
 
-// count is what a breaker knows of a namespace, or of all.
+// count is what a breaker knows of one namespace, or of all namespaces.
 type count struct {
 	taken []time.Time // in the last minute, in order
 	until time.Time   // stopped before this
@@ -61,7 +61,7 @@ func (b *Breaker) Open(namespace string, now time.Time) time.Duration {
 	return max(until.Sub(now), 0)
 }
 
-// Stopped returns how many namespaces are stopped for their own deletions, and whether all are.
+// Stopped returns how many namespaces are stopped for their own deletions, and whether all are stopped.
 func (b *Breaker) Stopped(now time.Time) (namespaces int, all bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,7 +73,7 @@ func (b *Breaker) Stopped(now time.Time) (namespaces int, all bool) {
 	return namespaces, b.total.until.After(now)
 }
 
-// Take counts a deletion and reports whether there may be one more. If this one is the first too many,
+// Take counts a deletion and reports whether it is permitted. If it is the first that exceeds a limit,
 // opened is what has been stopped now.
 func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened Scope) {
 	if b.Limit == 0 {

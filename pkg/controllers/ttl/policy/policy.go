@@ -20,7 +20,7 @@ import (
 
 // Options are the rules that flags set.
 type Options struct {
-	// Families are those whose annotations count.
+	// Families are the families whose annotations count.
 	Families []Family
 	// Include and Exclude select types: plural, plural.group, *.group or *. Exclude wins.
 	Include, Exclude []string
@@ -29,13 +29,13 @@ type Options struct {
 	IncludeNamespaces, ExcludeNamespaces []string
 	// ClusterScoped permits types without namespaces.
 	ClusterScoped bool
-	// JanitorClusterScoped lets kube-janitor's annotations count on such types, Namespaces apart, where they
-	// always do.
+	// JanitorClusterScoped lets kube-janitor's annotations count on types without namespaces. On Namespaces
+	// they always count.
 	JanitorClusterScoped bool
 	// AllowProtected lifts protections: nodes, persistentvolumes, customresourcedefinitions,
-	// in:NAMESPACE for what is in it, namespace:NAME.
+	// in:NAMESPACE for the objects in it, namespace:NAME for the Namespace.
 	AllowProtected []string
-	// OwnNamespaces are those of the manager: the one that it runs in, and others on which it depends.
+	// OwnNamespaces are the namespace that the manager runs in, and others on which it depends.
 	OwnNamespaces []string
 }
 
@@ -49,7 +49,7 @@ type Type struct {
 var (
 	namespaces  = schema.GroupResource{Resource: "namespaces"}
 	replicaSets = schema.GroupResource{Group: "apps", Resource: "replicasets"}
-	// revisions are copies of the annotations of what owns them, as some ReplicaSets.
+	// revisions, like some ReplicaSets, have copies of their owner's annotations.
 	revisions = schema.GroupResource{Group: "apps", Resource: "controllerrevisions"}
 	pods      = schema.GroupResource{Resource: "pods"}
 )
@@ -66,7 +66,7 @@ const (
 	allowNamespace = "namespace:"
 )
 
-// Validate calls bad with every mistake, and with the name of its flag without the prefix.
+// Validate calls bad with every mistake, and with the name of the flag without the prefix.
 func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	for _, family := range o.Families {
 		if !slices.Contains(Families, family) {
@@ -85,7 +85,7 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 			if why := glob.Check(item, glob.MaxNamespace); why != "" {
 				bad(flag, "%q %s", item, why)
 			} else if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-*") != "" {
-				bad(flag, "%q is no name of a namespace in which * stands for anything", item)
+				bad(flag, "%q is not the name of a namespace, in which * stands for anything", item)
 			}
 		}
 	}
@@ -127,8 +127,8 @@ func names(item string, t schema.GroupResource) bool {
 	return (plural == "*" || plural == t.Resource) && (!qualified || group == t.Group)
 }
 
-// unacted reports whether the object only has the annotations of another, or is not the API server's
-// to delete. It is left alone without a word.
+// unacted reports whether the object only has another object's annotations, or the API server cannot
+// delete it. It is left alone without an Event.
 func unacted(t Type, obj metav1.Object) bool {
 	switch t.GroupResource() {
 	case replicaSets:
@@ -185,11 +185,10 @@ type Decision struct {
 // Due reports whether the deadline has come. A decision that no annotation has won is never due.
 func (d *Decision) Due(now time.Time) bool { return d.Key != "" && !now.Before(d.Deadline) }
 
-// conflictTolerance is how far apart deadlines may be that mean the same.
+// conflictTolerance is how far apart two deadlines may be and still count as the same.
 const conflictTolerance = time.Second
 
-// Decide returns what becomes of an object. The latest deadline wins. A value that nobody understands
-// must not delete.
+// Decide returns what becomes of an object. The latest deadline wins. An invalid value must not delete.
 func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
 	d := Decision{Deadline: Never}
 	if obj.GetDeletionTimestamp() != nil || unacted(t, obj) {

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// managed returns obj with managedFields that say who wrote what. current is nil at a creation.
+// managed returns obj with managedFields. current is nil at a creation.
 func (s *Server) managed(r *resource, sub string, current, obj *object, manager string) (*object, error) {
 	defaults(obj)
 	if current == nil {
@@ -31,7 +31,7 @@ func (s *Server) managed(r *resource, sub string, current, obj *object, manager 
 	return merged.(*object), nil
 }
 
-// merge returns what server-side apply makes of current, which is nil if there is none yet.
+// merge returns the result of server-side apply to current, which is nil if the object does not exist.
 func (s *Server) merge(r *resource, sub string, current, patch *object, manager string, force bool) (*object, error) {
 	if current == nil {
 		current = empty(r)
@@ -55,8 +55,8 @@ func empty(r *resource) *object {
 	return obj
 }
 
-// fieldManager is that of the API server. For built-in types it knows the schemas, and so the keys
-// of lists. Lists of custom resources are taken as a whole.
+// fieldManager is the API server's. For built-in types it knows the schemas, and so the keys of lists. Lists
+// of custom resources are replaced as a whole.
 func (s *Server) fieldManager(r *resource, sub string) (*managedfields.FieldManager, error) {
 	var reset map[fieldpath.APIVersion]fieldpath.Filter
 	if r.status {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// escalates refuses a role that allows what its writer may not do himself, unless he may escalate it,
-// and a binding to such a role, unless he may bind it. The caller holds mu.
+// escalates refuses a role that allows more than its writer may do, unless the writer may escalate it, and
+// a binding to such a role, unless the writer may bind it. The caller holds mu.
 func (s *Server) escalates(c call) error {
 	if s.hooks.Holds == nil || c.Resource.Group != rbacv1.GroupName || !slices.Contains([]string{"create", "update", "patch"}, c.Verb) {
 		return nil

@@ -32,7 +32,7 @@ func (r *resource) gvk() schema.GroupVersionKind { return r.GroupVersion().WithK
 // generations reports whether objects have a metadata.generation.
 func (r *resource) generations() bool { return r.custom || r.status && r.Group != "" }
 
-// clusterScoped are the built-in kinds without a namespace. The types do not tell.
+// clusterScoped are the built-in kinds without a namespace. The Go types do not say which have one.
 var clusterScoped = map[string]bool{
 	"APIService": true, "CertificateSigningRequest": true, "ClusterRole": true, "ClusterRoleBinding": true,
 	"ClusterTrustBundle": true, "CSIDriver": true, "CSINode": true, "CustomResourceDefinition": true, "DeviceClass": true,
@@ -82,7 +82,7 @@ func (s *Server) removeCRD(crd *unstructured.Unstructured) {
 	}
 }
 
-// addCRD replaces what is known of the resources of a CustomResourceDefinition.
+// addCRD adds or replaces the resources of a CustomResourceDefinition.
 func (s *Server) addCRD(crd *unstructured.Unstructured) error {
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")

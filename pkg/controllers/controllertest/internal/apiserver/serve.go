@@ -230,7 +230,7 @@ func (s *Server) patch(c call) (obj *object, changed bool, code int, err error) 
 	return obj, changed, http.StatusOK, err
 }
 
-// patched returns what the patch makes of an object.
+// patched returns the object after the patch.
 func (c *call) patched(before []byte) (after []byte, err error) {
 	switch c.Patch {
 	case types.MergePatchType:
@@ -259,7 +259,7 @@ func (c *call) patched(before []byte) (after []byte, err error) {
 	return after, nil
 }
 
-// apply is server-side apply. It creates an object that is missing, which takes the verb create too.
+// apply is server-side apply. It creates a missing object, if the caller may also create.
 func (s *Server) apply(c call) (_ *object, changed bool, code int, err error) {
 	patch := &object{}
 	if err := yaml.Unmarshal(c.Body, &patch.Object); err != nil {

@@ -5,7 +5,7 @@
 // API over HTTP, in JSON: get, list, watch, create, update, patch, server-side apply and delete, of any
 // resource whose type or CustomResourceDefinition it knows.
 //
-// By roles and bindings, nobody gives more than he may do himself, as in the API server.
+// As in the API server, a role or binding may grant only what its author may do.
 //
 // It keeps resourceVersions, UIDs, generations, managedFields, deletionTimestamps with finalizers and
 // the status as a subresource. It has no validation, no admission, no conversion between versions,
@@ -35,13 +35,13 @@ import (
 // Request is a request as the API server authorizes it.
 type Request struct {
 	UserAgent string
-	// Verb is that of RBAC. Patch is how a patch is written.
+	// Verb is RBAC's verb. Patch is how a patch is written.
 	Verb  string
 	Patch types.PatchType
 
 	Resource    schema.GroupResource
 	Subresource string
-	// Name is that in the path, which a creation does not have.
+	// Name is the name in the path; a creation has none.
 	Namespace, Name string
 	DryRun          bool
 	Body            []byte
@@ -50,7 +50,7 @@ type Request struct {
 // Result is the outcome of a write.
 type Result struct {
 	Err error
-	// Unchanged is set if nothing was written, since the object was so already.
+	// Unchanged is set if nothing was written, since the object had this content already.
 	Unchanged bool
 }
 
@@ -70,7 +70,7 @@ type Hooks struct {
 
 // Timing says how long the server takes. In a bubble of testing/synctest, time passes only when
 // nothing is left to do. So with a Latency that is longer than the Lag, a client's caches have every
-// write before the client has the response; otherwise they have it after that.
+// write before the client has the response; otherwise later.
 type Timing struct {
 	// Latency is how long a write takes after its effect.
 	Latency time.Duration
@@ -123,7 +123,7 @@ func (s *Server) Requests() int {
 	return s.requests + s.version
 }
 
-// unsupportedError is what the server refuses because it is a fake.
+// unsupportedError refuses a request that this fake does not support.
 type unsupportedError struct{ *apierrors.StatusError }
 
 func unsupported(format string, args ...any) error {
@@ -187,7 +187,7 @@ func (s *Server) wrote(r Request, result Result) {
 	}
 }
 
-// call is a request and what it carries.
+// call is a parsed request.
 type call struct {
 	Request
 	resource *resource
@@ -200,7 +200,7 @@ type call struct {
 	ctx      <-chan struct{}
 }
 
-// parse finds out what a request asks for.
+// parse parses a request.
 func (s *Server) parse(req *http.Request) (call, error) {
 	c := call{ctx: req.Context().Done(), query: req.URL.Query()}
 	c.UserAgent = req.UserAgent()

@@ -104,7 +104,7 @@ func (s *Server) create(r *resource, namespace string, obj *object, manager stri
 		if gr != (schema.GroupResource{Resource: "events"}) {
 			return nil, apierrors.NewAlreadyExists(gr, obj.GetName())
 		}
-		// Clients make the name of the nanosecond, which may last where the clock stands still.
+		// Clients name an Event by the nanosecond, which repeats where the clock stands still.
 		obj.SetName(fmt.Sprintf("%s-%d", obj.GetName(), s.version))
 		k = keyOf(r, namespace, obj.GetName())
 	}
@@ -123,7 +123,7 @@ func (s *Server) create(r *resource, namespace string, obj *object, manager stri
 	return managed, nil
 }
 
-// identify gives a new object what the API server gives it.
+// identify sets the metadata that the API server sets in a new object.
 func (s *Server) identify(r *resource, obj *object) {
 	if obj.GetUID() == "" {
 		s.uids++
@@ -162,7 +162,7 @@ func (s *Server) replace(r *resource, sub string, current, obj *object, manager 
 	return s.finish(r, current, obj, dryRun)
 }
 
-// withoutOtherParts returns obj with what a request to this subresource cannot change.
+// withoutOtherParts returns obj with the parts of current that a request to the subresource cannot change.
 func withoutOtherParts(r *resource, sub string, current, obj *object) *object {
 	if sub == "status" {
 		status, found := obj.Object["status"]
@@ -186,8 +186,8 @@ func withoutOtherParts(r *resource, sub string, current, obj *object) *object {
 	return obj
 }
 
-// finish checks a changed object against the current one and stores it. An object whose deletion
-// only waits for finalizers goes with the last of these.
+// finish checks a changed object against the current object and stores it. An object that is being deleted
+// is removed with its last finalizer.
 func (s *Server) finish(r *resource, current, obj *object, dryRun bool) (_ *object, changed bool, err error) {
 	gr := r.GroupResource()
 	name := current.GetName()
@@ -234,7 +234,7 @@ func (s *Server) finish(r *resource, current, obj *object, dryRun bool) (_ *obje
 	return obj, true, nil
 }
 
-// desired returns what a change of the generation counts.
+// desired returns the part of the object whose changes the generation counts.
 func desired(r *resource, obj *object) map[string]any {
 	parts := map[string]any{}
 	for k, v := range obj.Object {
@@ -308,8 +308,8 @@ func (s *Server) matching(r *resource, sel *selector) []*object {
 	return found
 }
 
-// Put creates or replaces an object as it is, with its status, whatever its resourceVersion. One that
-// is being deleted goes if it has no finalizer. A CustomResourceDefinition makes the server serve its
+// Put creates or replaces an object as it is, with its status, whatever its resourceVersion. It removes an
+// object that is being deleted and has no finalizer. A CustomResourceDefinition makes the server serve its
 // resource.
 func (s *Server) Put(obj *unstructured.Unstructured) error {
 	s.mu.Lock()

@@ -89,7 +89,7 @@ func (s *Server) watch(w http.ResponseWriter, c call) error {
 	}
 }
 
-// begin returns where in the log the watch begins.
+// begin returns the position in the log at which the watch begins.
 func (s *Server) begin(c call) (int, error) {
 	version := 0
 	if v := c.options.ResourceVersion; v != "" {
