@@ -27,7 +27,7 @@ type simFault struct {
 	inject  func(s *simulation, rng *rand.Rand, p *simProc, long time.Duration)
 }
 
-// simFaults are the faults of the world. Their effect depends only on the seed.
+// simFaults are the faults of a simulation. Their effect depends only on the seed.
 var simFaults = []simFault{
 	{"a partition", 4, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) { s.lossy(p, loseAll, long) }},
 	{"responses are lost", 2, false, func(s *simulation, _ *rand.Rand, p *simProc, long time.Duration) { s.lossy(p, loseResponses, long) }},

@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// This file plays plans in the simulated world where simulation_test.go draws faults: what must
+// This file plays plans in the simulation where simulation_test.go draws faults: what must
 // follow from one event, within a bound.
 
 // TestSimulatedStaleWrites runs the simulation without one fence or both. The judge that finds nothing with

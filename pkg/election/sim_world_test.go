@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
 )
 
-// simulation is the world of one seed: replicas on their networks, API servers over one store, the
+// simulation has everything of one seed: replicas on their networks, API servers over one store, the
 // faults, and the auditor who sees everything.
 type simulation struct {
 	seed    uint64
@@ -243,7 +243,7 @@ func (s *simulation) awaitReturn(p *simProc) {
 	}
 }
 
-// mustEnd waits for what only a fault of the elector can keep from ending. The world would not end
+// mustEnd waits for what only a fault of the elector can keep from ending. The simulation would not end
 // either then, so it panics, with the rule that is broken.
 func (s *simulation) mustEnd(done <-chan struct{}, what string) {
 	const bound = 3 * time.Hour // longer than all faults and plans

@@ -33,7 +33,7 @@ import (
 func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
-	home, second, other := newShop(ctx, t), newShop(ctx, t), newShop(ctx, t)
+	home, second, other := newTestNamespace(ctx, t), newTestNamespace(ctx, t), newTestNamespace(ctx, t)
 	component := render(ctx, t, namespacedOverlay(t, home.namespace, "namespaced", "compat-reloader"))
 	added := printRBAC(ctx, t, second.namespace, home.namespace, "--compat=reloader")
 	kubectlApply(ctx, t, component)
@@ -51,10 +51,10 @@ func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
 	}
 
 	leader, proxy := startInNamespace(ctx, t, component, home.namespace, "namespaced-1", "--namespaces="+second.namespace)
-	for _, s := range []*shop{other, home, second} {
+	for _, s := range []*testNamespace{other, home, second} {
 		s.createAll(ctx, false)
 	}
-	for _, s := range []*shop{home, second} {
+	for _, s := range []*testNamespace{home, second} {
 		s.waitUntilKnown(ctx)
 		s.disturb(ctx, proxy, func() { s.paint(ctx, "red") })
 		other.paint(ctx, "red")
@@ -216,7 +216,7 @@ func startInNamespace(ctx context.Context, t *testing.T, manifests, namespace, n
 }
 
 // recorded returns the workloads on which a manager has recorded something.
-func (s *shop) recorded(ctx context.Context) (names []string) {
+func (s *testNamespace) recorded(ctx context.Context) (names []string) {
 	s.t.Helper()
 	for _, resource := range s.workloads {
 		o, err := shared.Objects.Resource(resource).Namespace(s.namespace).Get(ctx, resource.Resource, metav1.GetOptions{})

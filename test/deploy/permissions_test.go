@@ -179,7 +179,7 @@ func driveEverything(ctx context.Context, t *testing.T, rollouts bool) {
 	shared.WaitForLeader(ctx, t, leader)
 	standby := shared.RunStandby(ctx, t, fleet.ShortTimings...)
 
-	s := newShop(ctx, t)
+	s := newTestNamespace(ctx, t)
 	s.createAll(ctx, rollouts)
 	s.waitUntilKnown(ctx)
 	// Somebody else changes the workloads just before the manager does, so that it has to read them

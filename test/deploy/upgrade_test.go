@@ -194,7 +194,7 @@ const (
 
 func newWork(ctx context.Context, t *testing.T) work {
 	t.Helper()
-	s := newShop(ctx, t)
+	s := newTestNamespace(ctx, t)
 	w := work{t, s.namespace}
 	for i := range workSize {
 		cm := w.configMap(i, 0)

@@ -157,7 +157,7 @@ func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.V
 
 func TestFenceInTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
-	w := shared.NewWorld(ctx, t, 1)
+	w := shared.NewWorkloads(ctx, t, 1)
 	permitDeletions(ctx, t, w.Namespace)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	clients := map[string]*kubernetes.Clientset{
@@ -216,7 +216,7 @@ func isFenceRefusal(err error) bool {
 
 // leaderWrites does writes that the managers' role permits and only a leader may do, and returns
 // their errors.
-func leaderWrites(ctx context.Context, w *fleet.World, client kubernetes.Interface) map[string]error {
+func leaderWrites(ctx context.Context, w *fleet.Workloads, client kubernetes.Interface) map[string]error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.NextContent())
 	deployments, jobs := client.AppsV1().Deployments(w.Namespace), client.BatchV1().Jobs(w.Namespace)
 	_, patched := deployments.Patch(ctx, fleet.DeploymentName(0), types.MergePatchType, patch, metav1.PatchOptions{})
@@ -305,7 +305,7 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 func TestHowSoonTheFenceFollowsTheName(t *testing.T) {
 	const rounds, writers = 20, 2
 	ctx := fleet.Context(t)
-	w := shared.NewWorld(ctx, t, writers)
+	w := shared.NewWorkloads(ctx, t, writers)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	former, next := clientOf(t, a.Config()), clientOf(t, b.Config())
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })

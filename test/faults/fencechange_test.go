@@ -20,25 +20,25 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// fencedWorld is a leader and a standby that run while somebody changes the fence in the API server.
-type fencedWorld struct {
-	*fleet.World
+// fencedPair is a leader and a standby that run while somebody changes the fence in the API server.
+type fencedPair struct {
+	*fleet.Workloads
 	t             *testing.T
 	leader        *replica
 	follower      *replica
 	leaders, next kubernetes.Interface // clients with the tokens of the leader and of the standby
 }
 
-func newFencedWorld(ctx context.Context, t *testing.T) *fencedWorld {
+func newFencedPair(ctx context.Context, t *testing.T) *fencedPair {
 	t.Helper()
 	withFence(ctx, t)
-	w := shared.NewWorld(ctx, t, 1)
+	w := shared.NewWorkloads(ctx, t, 1)
 	all := newReplicas(ctx, t, 2, setup{args: []string{"--insecure-metrics"}})
 	leader, err := all.waitForLeader(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fencedWorld{World: w, t: t, leader: leader, follower: all.others(leader)[0]}
+	f := &fencedPair{Workloads: w, t: t, leader: leader, follower: all.others(leader)[0]}
 	f.leaders, f.next = clientOf(t, f.leader.Config()), clientOf(t, f.follower.Config())
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	return f
@@ -46,7 +46,7 @@ func newFencedWorld(ctx context.Context, t *testing.T) *fencedWorld {
 
 // writes checks that the leader does its work, and returns how long that took. Nobody has an Event
 // to read about it.
-func (f *fencedWorld) writes(ctx context.Context) time.Duration {
+func (f *fencedPair) writes(ctx context.Context) time.Duration {
 	f.t.Helper()
 	begin := time.Now()
 	if err := f.Change(ctx, 0); err != nil {
@@ -68,10 +68,10 @@ func (f *fencedWorld) writes(ctx context.Context) time.Duration {
 }
 
 // refused checks that the API server refuses the standby.
-func (f *fencedWorld) refused(ctx context.Context) {
+func (f *fencedPair) refused(ctx context.Context) {
 	f.t.Helper()
 	waitForVerdict(ctx, f.t, f.next, refuses)
-	for what, err := range leaderWrites(ctx, f.World, f.next) {
+	for what, err := range leaderWrites(ctx, f.Workloads, f.next) {
 		if !isFenceRefusal(err) {
 			f.t.Errorf("a standby may %s: %v", what, err)
 		}
@@ -79,7 +79,7 @@ func (f *fencedWorld) refused(ctx context.Context) {
 }
 
 // says waits until the leader and the standby report the state of the fence.
-func (f *fencedWorld) says(ctx context.Context, state apifence.State) {
+func (f *fencedPair) says(ctx context.Context, state apifence.State) {
 	f.t.Helper()
 	for _, r := range []*replica{f.leader, f.follower} {
 		fleet.Eventually(ctx, f.t, func() error {
@@ -144,7 +144,7 @@ func deleteNamespace(ctx context.Context, t *testing.T) {
 // standby must be refused.
 func TestTheFenceChangesUnderALeader(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
-	f := newFencedWorld(ctx, t)
+	f := newFencedPair(ctx, t)
 	f.says(ctx, apifence.Enforced)
 	t.Cleanup(func() { applyFence(context.Background(), t) }) // should a step have failed
 
@@ -175,7 +175,7 @@ func TestTheFenceChangesUnderALeader(t *testing.T) {
 		deleteNamespace(ctx, t)
 		waitForVerdict(ctx, t, f.next, noFence) // without it the fence refuses nobody
 		for who, client := range map[string]kubernetes.Interface{"somebody else": shared.Admin, "the standby": f.next} {
-			for what, err := range leaderWrites(ctx, f.World, client) {
+			for what, err := range leaderWrites(ctx, f.Workloads, client) {
 				if err != nil {
 					t.Errorf("%s may not %s: %v", who, what, err)
 				}
@@ -209,7 +209,7 @@ func TestTheFenceChangesUnderALeader(t *testing.T) {
 // TestLongManagersNoticeWhatBecomesOfTheFence waits until a minute has passed, several times.
 func TestLongManagersNoticeWhatBecomesOfTheFence(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
-	f := newFencedWorld(ctx, t)
+	f := newFencedPair(ctx, t)
 	t.Cleanup(func() { applyFence(context.Background(), t) })
 	f.says(ctx, apifence.Enforced)
 	deletePolicy(ctx, t)

@@ -31,7 +31,7 @@ func TestLongABusyAPIServerStarts(t *testing.T) {
 	withFence(ctx, t)
 	nameLeader(ctx, t, "somebody_x")
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
-	w := shared.NewWorld(ctx, t, 1)
+	w := shared.NewWorkloads(ctx, t, 1)
 	standby := clientOf(t, shared.NewReplica(ctx, t).Config())
 	createLeases(ctx, t, w.Namespace, leases)
 	defer burn()()

@@ -52,8 +52,8 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	} else {
 		withoutFence(t)
 	}
-	w := shared.NewWorld(ctx, t, workers+4)
-	history := shared.NewWitness(t.Context(), t, w)
+	w := shared.NewWorkloads(ctx, t, workers+4)
+	history := shared.NewRecorder(t.Context(), t, w)
 	all := newReplicas(ctx, t, 2, p.setup)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	former, err := all.waitForLeader(ctx)
@@ -103,7 +103,7 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	return got, history.Refused()
 }
 
-func (p pauseScene) change(ctx context.Context, t *testing.T, w *fleet.World, which []int) {
+func (p pauseScene) change(ctx context.Context, t *testing.T, w *fleet.Workloads, which []int) {
 	t.Helper()
 	for _, i := range which {
 		if err := w.Change(ctx, i); err != nil {
@@ -127,7 +127,7 @@ func isWorkOn(groups ...[]int) func(*http.Request) bool {
 
 // answered waits until the API server has responded to the requests that were held. They are the
 // last that the former leader sent: those before got their responses before the pause.
-func answered(r *replica, w *fleet.World, n int) error {
+func answered(r *replica, w *fleet.Workloads, n int) error {
 	events, err := shared.AuditEvents()
 	if err != nil {
 		return err

@@ -58,7 +58,7 @@ func TestFaults(t *testing.T) {
 		managers = buildUnfenced(t, "ours")
 	}
 	c := newCampaign(t, seed, managers)
-	c.witness.Fenced = *flagFence == "both"
+	c.recorder.Fenced = *flagFence == "both"
 	kinds := deck{rand: c.rand, all: slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !only.MatchString(f.name) })}
 	if len(kinds.all) == 0 {
 		t.Fatalf("no kind of fault matches -kinds=%s", *flagKinds)
@@ -94,15 +94,15 @@ func (d *deck) draw() fault {
 
 // campaign is one run of TestFaults.
 type campaign struct {
-	t       *testing.T
-	seed    uint64
-	rand    *rand.Rand
-	world   *fleet.World
-	all     replicas
-	witness *fleet.Witness
-	last    *judge.Judgement
-	seen    map[uint64]judge.Verdict // findings that were reported
-	kinds   map[string]*tally
+	t         *testing.T
+	seed      uint64
+	rand      *rand.Rand
+	workloads *fleet.Workloads
+	all       replicas
+	recorder  *fleet.Recorder
+	last      *judge.Judgement
+	seen      map[uint64]judge.Verdict // findings that were reported
+	kinds     map[string]*tally
 }
 
 // tally holds the results for one kind of fault.
@@ -117,13 +117,13 @@ func newCampaign(t *testing.T, seed uint64, managers setup) *campaign {
 	t.Helper()
 	ctx := fleet.Context(t)
 	c := &campaign{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)), kinds: map[string]*tally{}, last: &judge.Judgement{}, seen: map[uint64]judge.Verdict{}}
-	c.world = shared.NewWorld(ctx, t, 12)
-	c.witness = shared.NewWitness(t.Context(), t, c.world)
+	c.workloads = shared.NewWorkloads(ctx, t, 12)
+	c.recorder = shared.NewRecorder(t.Context(), t, c.workloads)
 	c.all = newReplicas(ctx, t, 3, managers)
 	for _, r := range c.all {
 		r.proxy.Add(faultproxy.Rule{Match: isWork, Delay: workDelay})
 	}
-	fleet.Eventually(ctx, t, func() error { return c.world.Settled(ctx) })
+	fleet.Eventually(ctx, t, func() error { return c.workloads.Settled(ctx) })
 	return c
 }
 
@@ -138,7 +138,7 @@ func (c *campaign) inject(i int, f fault) {
 		together = append(together, second)
 		name += " + " + second.name
 	}
-	stop := c.world.Stream(ctx, changePeriod)
+	stop := c.workloads.Stream(ctx, changePeriod)
 	fleet.Wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // at any phase of the renewals
 	begin := time.Now()
 	err := c.injectAll(ctx, together)
@@ -149,9 +149,9 @@ func (c *campaign) inject(i int, f fault) {
 	stop()
 	// Work that has failed often waits for its back-off, after some faults for minutes. The next
 	// change does not.
-	for i := range c.world.Size {
+	for i := range c.workloads.Size {
 		if err == nil {
-			err = fleet.Poll(ctx, func() error { return c.world.Change(ctx, i) })
+			err = fleet.Poll(ctx, func() error { return c.workloads.Change(ctx, i) })
 		}
 	}
 	if err == nil {
@@ -208,14 +208,14 @@ func (c *campaign) healthy(ctx context.Context) error {
 	if _, err := c.all.leader(ctx); err != nil {
 		return err
 	}
-	return c.world.Settled(ctx)
+	return c.workloads.Settled(ctx)
 }
 
 // judge judges everything that has happened and adds up what is new.
 func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery time.Duration) {
 	t := c.t
 	t.Helper()
-	got, err := c.witness.Judge()
+	got, err := c.recorder.Judge()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery tim
 		c.seen[f.Revision] = f.Verdict
 		k.findings++
 		if f.Stale() && *flagFence == "both" {
-			t.Errorf("seed %d, fault %d, %s: %s\n%s", c.seed, i, name, f, c.witness.Around(f.Revision))
+			t.Errorf("seed %d, fault %d, %s: %s\n%s", c.seed, i, name, f, c.recorder.Around(f.Revision))
 		} else {
 			t.Logf("fault %d, %s: %s", i, name, f)
 		}
@@ -276,5 +276,5 @@ func (c *campaign) report() {
 		counts[f.Verdict]++
 	}
 	c.t.Logf("seed %d, %d faults (some with a second one): %d writes judged, %d of them by what a watch has shown; %d refused by the fence in the API server; %d stale; findings %v\n%s",
-		c.seed, total, c.last.Writes, c.last.Unlogged, c.witness.Refused(), len(c.last.Stale()), counts, text.String())
+		c.seed, total, c.last.Writes, c.last.Unlogged, c.recorder.Refused(), len(c.last.Stale()), counts, text.String())
 }

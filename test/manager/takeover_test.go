@@ -28,7 +28,7 @@ func TestTakeOverOnEvidence(t *testing.T) {
 		"the leader is killed": func(_ context.Context, _ *testing.T, leader *cluster.Manager) func() { return leader.Kill },
 		"a proxy makes it look as if it had ended": func(ctx context.Context, t *testing.T, _ *cluster.Manager) func() {
 			t.Helper()
-			return shared.NewDetour(ctx, t).HangUp
+			return shared.NewDetour(ctx, t).CloseCleanly
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 // reach the API server.
 func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
 	for name, cut := range map[string]func(*fleet.Detour){
-		"packets are lost":                        (*fleet.Detour).Hang,
+		"packets are lost":                        (*fleet.Detour).Stall,
 		"connections are reset, as by a firewall": (*fleet.Detour).Reset,
 	} {
 		t.Run(name, func(t *testing.T) {

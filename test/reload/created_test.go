@@ -20,7 +20,7 @@ import (
 // pairs are Deployments of which each has a ConfigMap of its own, which changes right after the
 // Deployment was created.
 type pairs struct {
-	shop
+	testNamespace
 	n int
 }
 
@@ -31,7 +31,7 @@ func (p pairs) object(i int) string { return "deployments/" + p.name(i) }
 func (p pairs) create(i int, delay time.Duration) {
 	p.t.Helper()
 	p.configMap(p.name(i), "before")
-	p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+	p.testNamespace.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
 	// The delay is what is tested: where the change falls between the steps of the manager.
 	<-time.After(delay)
 	p.configMap(p.name(i), "after")
@@ -61,7 +61,7 @@ func (p pairs) wantOneEach(begin time.Time) {
 
 func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) {
 	begin := time.Now()
-	p := pairs{newShop(t, nil), 200}
+	p := pairs{newTestNamespace(t, nil), 200}
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
 	var creating sync.WaitGroup
 	const workers = 10
@@ -85,7 +85,7 @@ func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
-			p := pairs{newShop(t, nil), 30}
+			p := pairs{newTestNamespace(t, nil), 30}
 			old := shared.RunLeader(ctx, t, atOnce(fleet.ShortTimings...)...)
 			next := shared.RunStandby(ctx, t, atOnce(fleet.ShortTimings...)...)
 			for i := range p.n {
@@ -104,12 +104,12 @@ func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
 
 func TestAChangeBeforeTheCreationRollsNothing(t *testing.T) {
 	begin := time.Now()
-	p := pairs{newShop(t, nil), 30}
+	p := pairs{newTestNamespace(t, nil), 30}
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
 	for i := range p.n {
 		p.configMap(p.name(i), "before")
 		p.configMap(p.name(i), "after")
-		p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+		p.testNamespace.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
 	}
 	for i := range p.n {
 		p.waitForState(p.object(i), "configmap/"+p.name(i))
@@ -124,7 +124,7 @@ func TestAChangeBeforeTheCreationRollsNothing(t *testing.T) {
 // Whoever asks to be rolled from now on is not rolled for what changed before.
 func TestAskingToBeRolledRollsNothing(t *testing.T) {
 	begin := time.Now()
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
 	s.configMap("app-config", "blue")
 	s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", is(auto, "true"), uses("configmap/other")))
@@ -148,7 +148,7 @@ func TestAskingToBeRolledRollsNothing(t *testing.T) {
 // A tool that brings everything back to what an exported manifest says does not make a loop.
 func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
 	begin := time.Now()
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	s.configMap("app-config", "blue")
 	s.configMap("last", "blue")
 	const last, lastSource = "deployments/last", "configmap/last"
@@ -184,7 +184,7 @@ func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
 func TestLongBurstOfManyIsOneRolloutEach(t *testing.T) {
 	const workers = 10
 	begin := time.Now()
-	p := pairs{newShop(t, nil), 1000}
+	p := pairs{newTestNamespace(t, nil), 1000}
 	each := func(do func(i int)) {
 		var running sync.WaitGroup
 		for worker := range workers {
@@ -198,14 +198,14 @@ func TestLongBurstOfManyIsOneRolloutEach(t *testing.T) {
 	}
 	each(func(i int) {
 		p.configMap(p.name(i), "before")
-		p.shop.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+		p.testNamespace.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
 	})
 	shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-concurrent-syncs=16")...)
 	each(func(i int) { p.waitForState(p.object(i), "configmap/"+p.name(i)) })
 	first := time.Now()
 	each(func(i int) { p.configMap(p.name(i), "after") })
 	changed := time.Since(first)
-	p.eventually(func() error { return burst{p.shop, p.n}.rolled(p.n) })
+	p.eventually(func() error { return burst{p.testNamespace, p.n}.rolled(p.n) })
 	t.Logf("%d ConfigMaps were changed within %v, and all Deployments were rolled after %v", p.n, changed, time.Since(first))
 	p.wantOneEach(begin)
 }

@@ -47,7 +47,7 @@ func TestLongCSISecretsOnTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "csi-secrets")
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	s.create(newDeployment("web", is("secretproviderclass.reloader.stakater.com/auto", "true"), mountsClass),
 		newDeployment("worker", is(fleet.ReloadAnnotation, "secretproviderclass/v*"), mountsClass),
 		newDeployment("other", is("secret.reloader.stakater.com/auto", "true"), mountsClass))
@@ -97,7 +97,7 @@ func TestLongCSISecretsOnTheAPIServer(t *testing.T) {
 	}
 }
 
-func (s shop) createStatus(o *unstructured.Unstructured) {
+func (s testNamespace) createStatus(o *unstructured.Unstructured) {
 	s.t.Helper()
 	o.SetNamespace(s.namespace)
 	client, _ := s.client(configreload.PodStatusesResource.Resource + "/")

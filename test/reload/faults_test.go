@@ -31,15 +31,15 @@ func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
 	return proxy
 }
 
-// to returns a matcher of requests for an object of the shop.
-func (s shop) to(object string) func(*http.Request) bool {
+// to returns a matcher of requests for an object of the namespace.
+func (s testNamespace) to(object string) func(*http.Request) bool {
 	path := "/namespaces/" + s.namespace + "/" + object
 	return func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, path) }
 }
 
 // awaitOnly waits until an object is marked for the source as it is now, and checks that it has
 // been rolled n times in all, each time for other data.
-func (s shop) awaitOnly(begin time.Time, n int, sources map[string]string) {
+func (s testNamespace) awaitOnly(begin time.Time, n int, sources map[string]string) {
 	s.t.Helper()
 	for object, source := range sources {
 		s.waitForMark(object, source)
@@ -77,7 +77,7 @@ func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
 		"conflict-then-not-answered": {{Match: method(patch), Times: 1, Status: 409}, {Match: method(patch), Times: 1, DropResponse: true}},
 	}
 	begin := time.Now()
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	sources := map[string]string{}
 	for name := range faults {
 		s.configMap(name, "0")
@@ -140,7 +140,7 @@ func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
 }
 
 func TestNoJobIsLostWithAnAnswer(t *testing.T) {
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	create := func(r *http.Request) bool {
 		return method(http.MethodPost)(r) && s.to("jobs")(r) && r.URL.Query().Get("dryRun") == ""
 	}

@@ -60,7 +60,7 @@ func TestWhatGitOpsToolsAreToldToIgnore(t *testing.T) {
 		t.Fatalf("the documentation says %+v", list)
 	}
 	manager, paths := list[0].ManagedFieldsManagers[0], list[1]
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	s.configMap("app-config", "blue")
 	s.create(newDeployment("web", is(auto, "true"), uses(cm)), newDeployment("worker", is(fleet.ReloadAnnotation, "auto"), uses(cm)))
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)

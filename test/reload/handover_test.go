@@ -24,7 +24,7 @@ import (
 // app-0, app-1, ... Every other one is marked by annotation, which contains the time, so that a
 // repetition is a rollout even with the same hash.
 type burst struct {
-	shop
+	testNamespace
 	size int
 }
 
@@ -35,7 +35,7 @@ const (
 
 func newBurst(t *testing.T, size int) burst {
 	t.Helper()
-	b := burst{newShop(t, nil), size}
+	b := burst{newTestNamespace(t, nil), size}
 	for i := range b.size {
 		b.configMap(b.source(i), "round 0")
 		annotations := is(auto, "true")
@@ -264,7 +264,7 @@ func takeOverWithOldCaches(t *testing.T, old []string) {
 	const other = "configmap/other"
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	s.configMap("app-config", "blue")
 	s.configMap("other", "blue")
 	// A mark by annotation contains the time, so that each rollout is one more.

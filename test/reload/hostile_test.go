@@ -24,7 +24,7 @@ import (
 // machine.
 func TestLongAHostileListKeepsNobodyWaiting(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 3*fleet.Patience)
-	hostile, victim := newShop(t, nil), newShop(t, nil)
+	hostile, victim := newTestNamespace(t, nil), newTestNamespace(t, nil)
 	for i := range 300 {
 		hostile.configMap(strings.Repeat("a", 200)+fmt.Sprint(i), "x")
 	}

@@ -21,17 +21,17 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 	const image, otherSource = `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"next","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`,
 		`{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"other"}}]}]}}}}`
 	const other = "configmap/other"
-	marked := func(s shop) { s.waitForMark(web, cm) }
-	recorded := func(s shop) { s.waitForState(web, cm) }
+	marked := func(s testNamespace) { s.waitForMark(web, cm) }
+	recorded := func(s testNamespace) { s.waitForState(web, cm) }
 	scenarios := map[string]struct {
-		meanwhile func(s shop) // while the patch is held
-		then      func(s shop) // after it was released
-		colors    []string     // for which web is rolled, in order
+		meanwhile func(s testNamespace) // while the patch is held
+		then      func(s testNamespace) // after it was released
+		colors    []string              // for which web is rolled, in order
 	}{
 		"nothing": {then: marked, colors: []string{"red"}},
 		"somebody changes the template: both changes stand": {
-			meanwhile: func(s shop) { s.patch(web, image) },
-			then: func(s shop) {
+			meanwhile: func(s testNamespace) { s.patch(web, image) },
+			then: func(s testNamespace) {
 				s.waitForMark(web, cm)
 				if got := s.template(web).Spec.Containers[0].Image; got != "next" {
 					s.t.Errorf("image %q", got)
@@ -39,57 +39,57 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 			},
 			colors: []string{"red"}},
 		"somebody changes the metadata": {
-			meanwhile: func(s shop) { s.patch(web, `{"metadata":{"labels":{"a":"b"}}}`) }, then: marked, colors: []string{"red"}},
+			meanwhile: func(s testNamespace) { s.patch(web, `{"metadata":{"labels":{"a":"b"}}}`) }, then: marked, colors: []string{"red"}},
 		"the source changes again": {
-			meanwhile: func(s shop) { s.configMap("app-config", "green") }, then: marked, colors: []string{"red", "green"}},
+			meanwhile: func(s testNamespace) { s.configMap("app-config", "green") }, then: marked, colors: []string{"red", "green"}},
 		"source and workload change": {
-			meanwhile: func(s shop) { s.configMap("app-config", "green"); s.patch(web, image) }, then: marked, colors: []string{"green"}},
+			meanwhile: func(s testNamespace) { s.configMap("app-config", "green"); s.patch(web, image) }, then: marked, colors: []string{"green"}},
 		"workload and source change": {
-			meanwhile: func(s shop) { s.patch(web, image); s.configMap("app-config", "green") }, then: marked, colors: []string{"green"}},
+			meanwhile: func(s testNamespace) { s.patch(web, image); s.configMap("app-config", "green") }, then: marked, colors: []string{"green"}},
 		"the source changes back: what the patch says is taken back": {
-			meanwhile: func(s shop) { s.configMap("app-config", "blue") }, then: marked, colors: []string{"red", "blue"}},
+			meanwhile: func(s testNamespace) { s.configMap("app-config", "blue") }, then: marked, colors: []string{"red", "blue"}},
 		"the source changes back and the workload changes: nothing is left to do": {
-			meanwhile: func(s shop) { s.configMap("app-config", "blue"); s.patch(web, image) }, then: recorded},
+			meanwhile: func(s testNamespace) { s.configMap("app-config", "blue"); s.patch(web, image) }, then: recorded},
 		"the source is deleted": {
-			meanwhile: func(s shop) { s.delete("configmaps/app-config") },
-			then: func(s shop) {
+			meanwhile: func(s testNamespace) { s.delete("configmaps/app-config") },
+			then: func(s testNamespace) {
 				s.waitForEvent(web, "Reloaded", 1)
 				s.configMap("app-config", "red")
 			}, colors: []string{"red"}},
 		"the source is deleted and created": {
-			meanwhile: func(s shop) { s.delete("configmaps/app-config"); s.configMap("app-config", "green") }, then: marked, colors: []string{"red", "green"}},
+			meanwhile: func(s testNamespace) { s.delete("configmaps/app-config"); s.configMap("app-config", "green") }, then: marked, colors: []string{"red", "green"}},
 		"the workload opts out": {
-			meanwhile: func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+auto+`":"false"}}}`) },
-			then: func(s shop) {
+			meanwhile: func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+auto+`":"false"}}}`) },
+			then: func(s testNamespace) {
 				s.eventually(func() error { return diff("", s.annotation(web, fleet.StateAnnotation)) })
 			}},
 		"the workload comes to use another source": {
-			meanwhile: func(s shop) { s.patch(web, otherSource) },
-			then:      func(s shop) { s.waitForState(web, other) }},
-		"the workload is deleted": {meanwhile: func(s shop) { s.delete(web) }},
+			meanwhile: func(s testNamespace) { s.patch(web, otherSource) },
+			then:      func(s testNamespace) { s.waitForState(web, other) }},
+		"the workload is deleted": {meanwhile: func(s testNamespace) { s.delete(web) }},
 		"the workload is created again": {
-			meanwhile: func(s shop) { s.delete(web); webUsesAgain(s) }, then: recorded},
+			meanwhile: func(s testNamespace) { s.delete(web); webUsesAgain(s) }, then: recorded},
 		"the state is removed": {
-			meanwhile: func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) }, then: marked, colors: []string{"red"}},
+			meanwhile: func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) }, then: marked, colors: []string{"red"}},
 		"the state is made to say that it was done, which only the manager says": {
-			meanwhile: func(s shop) {
+			meanwhile: func(s testNamespace) {
 				s.patch(web, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, fleet.StateAnnotation, `{"`+cm+`":"`+s.hash(cm)[:16]+`"}`))
 			}, then: marked, colors: []string{"red"}},
 	}
 	begin := time.Now()
-	shops := map[string]shop{}
+	namespaces := map[string]testNamespace{}
 	proxy := behindProxy(t, atOnce("--config-reload-concurrent-syncs=32"))
 	for name := range scenarios {
-		s := newShop(t, nil)
+		s := newTestNamespace(t, nil)
 		s.configMap("other", "blue")
 		webUses(s)
-		shops[name] = s
+		namespaces[name] = s
 	}
 	t.Run("interleaved", func(t *testing.T) {
 		for name, tc := range scenarios {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				s := shops[name].in(t)
+				s := namespaces[name].in(t)
 				s.waitForState(web, cm)
 				s.waitForController(web)
 				release := make(chan struct{})
@@ -120,7 +120,7 @@ func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
 			for _, color := range tc.colors {
 				want = append(want, hashOf(color))
 			}
-			for _, v := range shops[name].in(t).rollouts(web) {
+			for _, v := range namespaces[name].in(t).rollouts(web) {
 				got = append(got, marks(v.PodTemplateSpec)[variable(cm)])
 			}
 			if diff := cmp.Diff(want, got); diff != "" {

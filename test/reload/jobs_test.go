@@ -26,7 +26,7 @@ func controlledBy(cronJob *unstructured.Unstructured) metav1.OwnerReference {
 }
 
 // replaced waits until another Job has taken the place of the one with the UID before.
-func (s shop) replaced(job string, before types.UID) {
+func (s testNamespace) replaced(job string, before types.UID) {
 	s.t.Helper()
 	s.eventually(func() error {
 		client, name := s.client(job)
@@ -40,8 +40,8 @@ func (s shop) replaced(job string, before types.UID) {
 
 func jobScenarios() map[string]scenario {
 	const job, cron = "jobs/import", "cronjobs/report"
-	source := func(s shop) { s.configMap("app-config", "blue") }
-	jobs := func(s shop, n int) {
+	source := func(s testNamespace) { s.configMap("app-config", "blue") }
+	jobs := func(s testNamespace, n int) {
 		s.t.Helper()
 		s.eventually(func() error {
 			if got := s.list("jobs"); len(got) != n {
@@ -52,16 +52,16 @@ func jobScenarios() map[string]scenario {
 	}
 	return map[string]scenario{
 		"a Job is replaced, and what changes while no manager runs does not run it again": {
-			given: func(s shop) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
-			when: func(s shop) {
+			given: func(s testNamespace) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
+			when: func(s testNamespace) {
 				before := s.get(job).GetUID()
 				s.configMap("app-config", "red")
 				s.replaced(job, before)
 				s.waitForMark(job, cm)
 				s.configMap("uid", string(s.get(job).GetUID()))
 			},
-			down: func(s shop) { s.configMap("app-config", "green") },
-			then: func(s shop) {
+			down: func(s testNamespace) { s.configMap("app-config", "green") },
+			then: func(s testNamespace) {
 				want, _, _ := unstructured.NestedString(s.get("configmaps/uid").Object, "data", "content")
 				if got := string(s.get(job).GetUID()); got != want {
 					s.t.Errorf("the Job is another one than before the restart")
@@ -69,13 +69,13 @@ func jobScenarios() map[string]scenario {
 			},
 		},
 		"a finished Job runs again": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				source(s)
 				j := newJob("import", is(auto, "true"), uses(cm))
 				j.Spec.Completions = ptr.To[int32](0) // so that its controller completes it at once
 				s.create(j)
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.eventually(func() error {
 					if _, finished, _ := unstructured.NestedString(s.get(job).Object, "status", "completionTime"); !finished {
 						return errors.New("the Job has not finished")
@@ -89,8 +89,8 @@ func jobScenarios() map[string]scenario {
 			},
 		},
 		"a CronJob runs once for each change, also for one that was made while no manager ran": {
-			given: func(s shop) { source(s); s.create(newCronJob("report", is(auto, "true"), uses(cm))) },
-			when: func(s shop) {
+			given: func(s testNamespace) { source(s); s.create(newCronJob("report", is(auto, "true"), uses(cm))) },
+			when: func(s testNamespace) {
 				s.waitForState(cron, cm)
 				s.configMap("app-config", "red")
 				jobs(s, 1)
@@ -104,8 +104,8 @@ func jobScenarios() map[string]scenario {
 				}
 				s.waitForMark("jobs/"+run.GetName(), cm)
 			},
-			down: func(s shop) { s.configMap("app-config", "green") },
-			then: func(s shop) {
+			down: func(s testNamespace) { s.configMap("app-config", "green") },
+			then: func(s testNamespace) {
 				s.waitForState(cron, cm)
 				jobs(s, 2)
 				s.configMap("app-config", "red") // there is a Job for this data already
@@ -114,7 +114,7 @@ func jobScenarios() map[string]scenario {
 			},
 		},
 		"a suspended CronJob runs when the source is named, and else is skipped": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				source(s)
 				for name, annotations := range map[string]map[string]string{"report": is(auto, "true"), "named": is(configMapReload, "app-config")} {
 					c := newCronJob(name, annotations, uses(cm))
@@ -122,7 +122,7 @@ func jobScenarios() map[string]scenario {
 					s.create(c)
 				}
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(cron, cm)
 				s.waitForState("cronjobs/named", cm)
 				s.configMap("app-config", "red")
@@ -131,17 +131,17 @@ func jobScenarios() map[string]scenario {
 				s.waitForState("cronjobs/named", cm)
 				jobs(s, 1)
 			},
-			then: func(s shop) { jobs(s, 1) },
+			then: func(s testNamespace) { jobs(s, 1) },
 		},
 		"a CronJob that forbids concurrency waits for the previous reload's Job, which its controller does not count": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				source(s)
 				webUsesAgain(s)
 				c := newCronJob("report", is(configMapReload, "app-config"), uses(cm))
 				c.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
 				s.create(c)
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(cron, cm)
 				s.waitForState(web, cm)
 				paint(s, "red")
@@ -162,7 +162,7 @@ func jobScenarios() map[string]scenario {
 			rolled: map[string]int{web: 2},
 		},
 		"a Job of a CronJob is left alone": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				source(s)
 				webUsesAgain(s)
 				s.create(newCronJob("report", nil, uses(cm)))
@@ -170,7 +170,7 @@ func jobScenarios() map[string]scenario {
 				j.OwnerReferences = []metav1.OwnerReference{controlledBy(s.get(cron))}
 				s.create(j)
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				before := s.get(job).GetUID()
 				paint(s, "red")
@@ -187,7 +187,7 @@ func TestLongACronJobThatForbidsConcurrencyRunsWithTheControllersOwnAccount(t *t
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "service-account-per-controller")
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	const cron = "cronjobs/report"
 	s.configMap("app-config", "blue")
 	c := newCronJob("report", is(configMapReload, "app-config"), uses(cm))

@@ -79,7 +79,7 @@ func resourceOf(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Version: "v1", Resource: name}
 }
 
-// follow adds every version to rollouts. shop.rollouts fails for a version that it missed, because
+// follow adds every version to rollouts. testNamespace.rollouts fails for a version that it missed, because
 // the watch broke and could not go on from where it was.
 func follow(ctx context.Context, resource schema.GroupVersionResource, versions watch.Interface) {
 	defer versions.Stop()

@@ -20,7 +20,7 @@ import (
 
 // asOriginal writes to a workload what stakater/Reloader writes when the source changes: only the
 // mark, under its own field manager.
-func (s shop) asOriginal(object, strategy, source, hash string) {
+func (s testNamespace) asOriginal(object, strategy, source, hash string) {
 	s.t.Helper()
 	template := map[string]any{"spec": map[string]any{"containers": []any{map[string]any{
 		"name": "web", "env": []any{map[string]any{"name": variable(source), "value": hash}}}}}}
@@ -38,7 +38,7 @@ func (s shop) asOriginal(object, strategy, source, hash string) {
 }
 
 // templates returns all pod templates, with the command of the documentation.
-func (s shop) templates() string {
+func (s testNamespace) templates() string {
 	s.t.Helper()
 	return s.kubectl("get", "deploy,sts,ds", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.template}{"\n"}{end}`)
 }
@@ -49,7 +49,7 @@ func TestMigrationRollsNothing(t *testing.T) {
 	for _, strategy := range []string{"env-vars", "annotations"} {
 		t.Run("from a cluster with the strategy "+strategy, func(t *testing.T) {
 			begin := time.Now()
-			s := newShop(t, nil)
+			s := newTestNamespace(t, nil)
 			for _, name := range []string{"app-config", "other", "late"} {
 				s.configMap(name, "before")
 			}

@@ -23,10 +23,13 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 	shared.Grant(t.Context(), t, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
 	const rollout = "rollouts/web"
 	shopLabels := map[string]string{"team": "shop"}
-	givenRollout := func(annotations map[string]string) func(s shop) {
-		return func(s shop) { s.configMap("app-config", "blue"); s.create(newRollout("web", annotations, uses(cm))) }
+	givenRollout := func(annotations map[string]string) func(s testNamespace) {
+		return func(s testNamespace) {
+			s.configMap("app-config", "blue")
+			s.create(newRollout("web", annotations, uses(cm)))
+		}
 	}
-	unknown := func(s shop) {
+	unknown := func(s testNamespace) {
 		s.t.Helper()
 		if got, _, _ := unstructured.NestedString(s.get(rollout).Object, "spec", "strategy", "canary", "unknown"); got != "25" {
 			s.t.Errorf("the field that nobody knows is %q", got)
@@ -36,20 +39,20 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		"--config-reload-source-selector=reload!=no"), map[string]scenario{
 		"an Argo Rollout is marked by a variable, its other fields stay": {
 			labels: shopLabels, given: givenRollout(is(auto, "true")),
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				for _, color := range []string{"red", "green"} {
 					s.waitForState(rollout, cm)
 					s.configMap("app-config", color)
 					s.waitForMark(rollout, cm)
 				}
 			},
-			down:   func(s shop) { s.configMap("app-config", "yellow") },
-			then:   func(s shop) { s.waitForMark(rollout, cm); unknown(s) },
+			down:   func(s testNamespace) { s.configMap("app-config", "yellow") },
+			then:   func(s testNamespace) { s.waitForMark(rollout, cm); unknown(s) },
 			rolled: map[string]int{rollout: 3},
 		},
 		"an Argo Rollout by annotation": {
 			labels: shopLabels, given: givenRollout(is(fleet.ReloadAnnotation, "auto")),
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(rollout, cm)
 				s.configMap("app-config", "red")
 				s.waitForMark(rollout, cm)
@@ -59,7 +62,7 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		},
 		"an Argo Rollout that wants to be restarted": {
 			labels: shopLabels, given: givenRollout(is(auto, "true", "reloader.stakater.com/rollout-strategy", "restart")),
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(rollout, cm)
 				s.configMap("app-config", "red")
 				s.waitForState(rollout, cm)
@@ -72,10 +75,10 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		},
 		"a namespace outside of the selector is left alone, until it has the label": {
 			given: justWeb,
-			when:  func(s shop) { s.configMap("app-config", "red") },
+			when:  func(s testNamespace) { s.configMap("app-config", "red") },
 			// This happens while no manager runs, which might see it only after the label.
-			down: func(s shop) { s.configMap("app-config", "green") },
-			then: func(s shop) {
+			down: func(s testNamespace) { s.configMap("app-config", "green") },
+			then: func(s testNamespace) {
 				if got := s.annotation(web, fleet.StateAnnotation); got != "" {
 					s.t.Errorf("state %s", got)
 				}
@@ -90,8 +93,8 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		},
 		"a source that appears rolls, and so does one that disappears": {
 			labels: shopLabels,
-			given:  func(s shop) { webUsesAgain(s) },
-			when: func(s shop) {
+			given:  func(s testNamespace) { webUsesAgain(s) },
+			when: func(s testNamespace) {
 				s.waitForAbsent(web, cm)
 				s.configMap("app-config", "blue")
 				s.waitForMark(web, cm)
@@ -102,16 +105,16 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		},
 		"a source outside of the selector counts as absent, and as created when it gets into it": {
 			labels: shopLabels,
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				c := newConfigMap("app-config", "blue")
 				c.Labels = map[string]string{"reload": "no"}
 				s.create(c, newDeployment("web", is(auto, "true"), uses(cm)))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForAbsent(web, cm)
 				s.configMap("app-config", "red")
 			},
-			then: func(s shop) {
+			then: func(s testNamespace) {
 				s.patch("configmaps/app-config", `{"metadata":{"labels":{"reload":null}}}`)
 				s.waitForMark(web, cm)
 			},
@@ -119,12 +122,12 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 		},
 		"all workloads are rolled that do not opt out": {
 			labels: shopLabels,
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				s.configMap("app-config", "blue")
 				s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", is(auto, "no"), uses(cm)),
 					newDeployment("native", is(fleet.ReloadAnnotation, "off"), uses(cm)))
 			},
-			when:   func(s shop) { s.waitForState(web, cm); paint(s, "red") },
+			when:   func(s testNamespace) { s.waitForState(web, cm); paint(s, "red") },
 			rolled: map[string]int{web: 1},
 		},
 	})
@@ -134,7 +137,7 @@ func TestQuietPeriodOnTheAPIServer(t *testing.T) {
 	play(t, []string{"--controllers=config-reload", "--config-reload-quiet-period=2s", "--config-reload-max-delay=3s"}, map[string]scenario{
 		"changes within it are one rollout": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				for _, color := range []string{"red", "green", "yellow"} {
 					s.configMap("app-config", color)
@@ -144,12 +147,12 @@ func TestQuietPeriodOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"what the original, which still runs, has rolled is not rolled again": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				webUses(s)
 				s.configMap("other", "blue")
 				s.create(newDeployment("worker", is(auto, "true"), uses("configmap/other")))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.waitForState(worker, "configmap/other")
 				s.configMap("app-config", "red")
@@ -167,11 +170,11 @@ func TestDryRunSendsNothing(t *testing.T) {
 	begin := time.Now()
 	managers := play(t, atOnce("--config-reload-dry-run"), map[string]scenario{
 		"it tells what it would do": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				webUses(s)
 				s.create(newJob("import", is(auto, "true"), uses(cm)), newCronJob("report", is(auto, "true"), uses(cm)))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.configMap("app-config", "red")
 				for _, object := range []string{web, "jobs/import", "cronjobs/report"} {
 					s.waitForEvent(object, "WouldReload", 1)
@@ -192,7 +195,7 @@ func TestDryRunSendsNothing(t *testing.T) {
 
 func TestOriginalThatStillRunsIsNamed(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := newShop(t, nil)
+	s := newTestNamespace(t, nil)
 	original := newDeployment("reloader-reloader", nil)
 	original.Spec.Replicas = ptr.To[int32](1)
 	original.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"

@@ -12,7 +12,7 @@ import (
 )
 
 // pausedFor waits until web is paused, and returns since when.
-func pausedFor(s shop) time.Time {
+func pausedFor(s testNamespace) time.Time {
 	s.t.Helper()
 	var since time.Time
 	s.eventually(func() error {
@@ -28,7 +28,7 @@ func pausedFor(s shop) time.Time {
 }
 
 // resumed waits until web is not paused and has no time of a pause.
-func resumed(s shop) {
+func resumed(s testNamespace) {
 	s.t.Helper()
 	s.eventually(func() error {
 		o := s.get(web)
@@ -40,14 +40,14 @@ func resumed(s shop) {
 	})
 }
 
-func pauses(period string) func(s shop) {
-	return func(s shop) {
+func pauses(period string) func(s testNamespace) {
+	return func(s testNamespace) {
 		s.configMap("app-config", "blue")
 		s.create(newDeployment("web", is(auto, "true", pausePeriod, period), uses(cm)))
 	}
 }
 
-func paintAndPause(s shop) {
+func paintAndPause(s testNamespace) {
 	s.waitForState(web, cm)
 	paint(s, "red")
 	pausedFor(s)
@@ -56,7 +56,7 @@ func paintAndPause(s shop) {
 var pauseScenarios = map[string]scenario{
 	"a pause ends after its period, and a change within it does not extend it": {
 		given: pauses("4s"),
-		when: func(s shop) {
+		when: func(s testNamespace) {
 			s.waitForState(web, cm)
 			paint(s, "red")
 			since := pausedFor(s)
@@ -74,19 +74,19 @@ var pauseScenarios = map[string]scenario{
 	"a pause that is overdue when the next manager starts ends then": {
 		given:  pauses("1h"),
 		when:   paintAndPause,
-		down:   func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+pausePeriod+`":"1s"}}}`) },
+		down:   func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+pausePeriod+`":"1s"}}}`) },
 		then:   resumed,
 		rolled: map[string]int{web: 1},
 	},
 	"somebody else's pause is never ended": {
-		given: func(s shop) {
+		given: func(s testNamespace) {
 			s.configMap("app-config", "blue")
 			d := newDeployment("web", is(auto, "true", pausePeriod, "1s"), uses(cm))
 			d.Spec.Paused = true
 			s.create(d)
 		},
-		when: func(s shop) { s.waitForState(web, cm); paint(s, "red") },
-		then: func(s shop) {
+		when: func(s testNamespace) { s.waitForState(web, cm); paint(s, "red") },
+		then: func(s testNamespace) {
 			paint(s, "green")
 			if paused, _, _ := unstructured.NestedBool(s.get(web).Object, "spec", "paused"); !paused {
 				s.t.Error("resumed")

@@ -19,11 +19,11 @@ import (
 
 // scenario is what happens in a namespace of its own. All fields are optional.
 type scenario struct {
-	labels map[string]string // of the namespace
-	given  func(s shop)      // before the first manager starts
-	when   func(s shop)      // while it runs
-	down   func(s shop)      // while none runs
-	then   func(s shop)      // while the second one runs
+	labels map[string]string     // of the namespace
+	given  func(s testNamespace) // before the first manager starts
+	when   func(s testNamespace) // while it runs
+	down   func(s testNamespace) // while none runs
+	then   func(s testNamespace) // while the second one runs
 	// rolled is the number of rollouts by both managers together. Objects that are not in it are
 	// not rolled.
 	rolled map[string]int
@@ -34,12 +34,12 @@ type scenario struct {
 func play(t *testing.T, args []string, scenarios map[string]scenario) (managers []*cluster.Manager) {
 	t.Helper()
 	begin := time.Now()
-	shops := map[string]shop{}
+	namespaces := map[string]testNamespace{}
 	names := slices.Sorted(maps.Keys(scenarios))
 	for _, name := range names {
-		shops[name] = newShop(t, scenarios[name].labels)
+		namespaces[name] = newTestNamespace(t, scenarios[name].labels)
 	}
-	each := func(title string, parallel bool, part func(scenario) func(shop)) {
+	each := func(title string, parallel bool, part func(scenario) func(testNamespace)) {
 		t.Helper()
 		ok := t.Run(title, func(t *testing.T) {
 			for _, name := range names {
@@ -51,7 +51,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 					if parallel {
 						t.Parallel()
 					}
-					do(shops[name].in(t))
+					do(namespaces[name].in(t))
 				})
 			}
 		})
@@ -70,15 +70,15 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 		return m
 	}
 
-	each("given", false, func(s scenario) func(shop) { return s.given })
+	each("given", false, func(s scenario) func(testNamespace) { return s.given })
 	first := lead()
-	each("when", true, func(s scenario) func(shop) { return s.when })
+	each("when", true, func(s scenario) func(testNamespace) { return s.when })
 	if err := first.Stop(t.Context(), fleet.Patience); err != nil {
 		t.Fatal(err)
 	}
-	each("while no manager runs", false, func(s scenario) func(shop) { return s.down })
+	each("while no manager runs", false, func(s scenario) func(testNamespace) { return s.down })
 	lead()
-	each("then", true, func(s scenario) func(shop) { return s.then })
+	each("then", true, func(s scenario) func(testNamespace) { return s.then })
 	lastWord(t)
 	readLog(t, begin)
 	for _, name := range names {
@@ -87,7 +87,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 			if want == nil {
 				want = map[string]int{}
 			}
-			if diff := cmp.Diff(want, shops[name].in(t).counts()); diff != "" {
+			if diff := cmp.Diff(want, namespaces[name].in(t).counts()); diff != "" {
 				t.Errorf("rollouts (-want +got):\n%s", diff)
 			}
 		})
@@ -99,7 +99,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 // with a delay. What has not been rolled by then will not be rolled.
 func lastWord(t *testing.T) {
 	t.Helper()
-	s := newShop(t, map[string]string{"team": "shop"}) // so that a selector selects it
+	s := newTestNamespace(t, map[string]string{"team": "shop"}) // so that a selector selects it
 	s.configMap("later", "0")
 	// This takes longer than what is rolled at once.
 	delayed := is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s")
@@ -126,7 +126,7 @@ func lastWord(t *testing.T) {
 }
 
 // kubectl runs kubectl as administrator in the namespace and returns its stdout.
-func (s shop) kubectl(args ...string) string {
+func (s testNamespace) kubectl(args ...string) string {
 	s.t.Helper()
 	out, err := shared.Kubectl(s.t.Context(), append([]string{"--namespace=" + s.namespace}, args...)...)
 	if err != nil {

@@ -27,21 +27,21 @@ const (
 
 // webUses creates the source app-config and Deployment web, which is rolled for everything that it
 // references.
-func webUses(s shop, options ...option) {
+func webUses(s testNamespace, options ...option) {
 	s.configMap("app-config", "blue")
 	s.create(newDeployment("web", is(auto, "true"), append([]option{uses(cm)}, options...)...))
 }
 
-func justWeb(s shop) { webUses(s) }
+func justWeb(s testNamespace) { webUses(s) }
 
 // paint changes app-config and waits until web is marked.
-func paint(s shop, color string) {
+func paint(s testNamespace, color string) {
 	s.configMap("app-config", color)
 	s.waitForMark(web, cm)
 }
 
 // twoRevisions rolls web once.
-func twoRevisions(s shop) {
+func twoRevisions(s testNamespace) {
 	s.waitForState(web, cm)
 	// kube-controller-manager keeps the template and the annotations of each revision.
 	s.eventually(func() error {
@@ -61,7 +61,7 @@ func twoRevisions(s shop) {
 	})
 }
 
-func undo(s shop) {
+func undo(s testNamespace) {
 	s.kubectl("rollout", "undo", "deployment/web")
 	s.waitForState(web, cm) // the undo brings the older one back too
 	if got := marks(s.template(web)); len(got) > 0 {
@@ -72,12 +72,12 @@ func undo(s shop) {
 func TestRolloutsOnTheAPIServer(t *testing.T) {
 	scenarios := map[string]scenario{
 		"a ConfigMap and a Secret roll every kind that references them, once each": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				s.secret("db", "s3cr3t")
 				webUses(s, uses(db))
 				s.create(newStatefulSet("web", is(auto, "true"), uses(cm), uses(db)), newDaemonSet("web", is(auto, "true"), uses(cm), uses(db)))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				all := []string{web, "statefulsets/web", "daemonsets/web"}
 				for _, object := range all {
 					s.waitForState(object, cm, db)
@@ -95,34 +95,34 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		},
 		"what is in a source's metadata rolls nothing": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.patch("configmaps/app-config", `{"metadata":{"labels":{"a":"b"},"annotations":{"c":"d"}}}`)
 			},
 		},
 		"changes while no manager runs are one rollout after the start": {
 			given: justWeb,
-			when:  func(s shop) { s.waitForState(web, cm) },
-			down: func(s shop) {
+			when:  func(s testNamespace) { s.waitForState(web, cm) },
+			down: func(s testNamespace) {
 				for _, color := range []string{"red", "green", "yellow"} {
 					s.configMap("app-config", color)
 				}
 			},
-			then:   func(s shop) { s.waitForMark(web, cm) },
+			then:   func(s testNamespace) { s.waitForMark(web, cm) },
 			rolled: map[string]int{web: 1},
 		},
 		"there and back while no manager runs is none": {
 			given: justWeb,
-			when:  func(s shop) { s.waitForState(web, cm) },
-			down: func(s shop) {
+			when:  func(s testNamespace) { s.waitForState(web, cm) },
+			down: func(s testNamespace) {
 				s.configMap("app-config", "red")
 				s.configMap("app-config", "blue")
 			},
-			then: func(s shop) { s.waitForState(web, cm) },
+			then: func(s testNamespace) { s.waitForState(web, cm) },
 		},
 		"a source that is created again with the same data rolls nothing, with other data once": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.delete("configmaps/app-config")
 				s.configMap("app-config", "blue")
@@ -133,24 +133,24 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"a source that is created again while no manager runs rolls nothing with the same data": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				webUses(s)
 				s.configMap("other", "blue")
 				s.create(newDeployment("worker", is(auto, "true"), uses("configmap/other")))
 			},
-			when: func(s shop) { s.waitForState(web, cm); s.waitForState(worker, "configmap/other") },
-			down: func(s shop) {
+			when: func(s testNamespace) { s.waitForState(web, cm); s.waitForState(worker, "configmap/other") },
+			down: func(s testNamespace) {
 				s.delete("configmaps/app-config")
 				s.configMap("app-config", "red")
 				s.delete("configmaps/other")
 				s.configMap("other", "blue")
 			},
-			then:   func(s shop) { s.waitForMark(web, cm) },
+			then:   func(s testNamespace) { s.waitForMark(web, cm) },
 			rolled: map[string]int{web: 1},
 		},
 		"a source that appears is recorded, its next change rolls": {
-			given: func(s shop) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) },
-			when: func(s shop) {
+			given: func(s testNamespace) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) },
+			when: func(s testNamespace) {
 				s.waitForAbsent(web, cm)
 				s.configMap("app-config", "blue")
 				s.waitForState(web, cm)
@@ -159,12 +159,12 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"an immutable ConfigMap is changed by deleting and creating it": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				c := newConfigMap("app-config", "blue")
 				c.Immutable = ptr.To(true)
 				s.create(c, newDeployment("web", is(auto, "true"), uses(cm)))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.delete("configmaps/app-config")
 				paint(s, "red")
@@ -173,7 +173,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		},
 		"a workload that is created again begins anew, also while no manager runs": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.delete(web)
 				s.configMap("app-config", "red")
@@ -181,29 +181,29 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 				s.waitForState(web, cm)
 				paint(s, "green")
 			},
-			down: func(s shop) {
+			down: func(s testNamespace) {
 				s.delete(web)
 				s.configMap("app-config", "yellow")
 				webUsesAgain(s)
 			},
-			then:   func(s shop) { s.waitForState(web, cm) },
+			then:   func(s testNamespace) { s.waitForState(web, cm) },
 			rolled: map[string]int{web: 1},
 		},
 		"a state that somebody removes is written again, and rolls nothing": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`)
 				s.waitForState(web, cm)
 				paint(s, "red")
 			},
-			down:   func(s shop) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) },
-			then:   func(s shop) { s.waitForState(web, cm) },
+			down:   func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) },
+			then:   func(s testNamespace) { s.waitForState(web, cm) },
 			rolled: map[string]int{web: 1},
 		},
 		"a rollout that is undone stays undone, and what is recorded stands": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				twoRevisions(s)
 				undo(s)
 			},
@@ -212,7 +212,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		"a rollout of another manager that is undone stays undone": {
 			given: justWeb,
 			when:  twoRevisions,
-			then: func(s shop) {
+			then: func(s testNamespace) {
 				// What was there at the start comes first.
 				s.create(newDeployment("worker", is(auto, "true"), uses(cm)))
 				s.waitForState(worker, cm)
@@ -221,16 +221,16 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"a release of Helm rolls nothing": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				release := newSecret("release", "1")
 				release.Type = "helm.sh/release.v1"
 				s.create(release, newDeployment("web", is(auto, "true"), uses("secret/release")))
 			},
-			when: func(s shop) { s.waitForAbsent(web, "secret/release"); s.secret("release", "2") },
-			down: func(s shop) { s.secret("release", "3") },
+			when: func(s testNamespace) { s.waitForAbsent(web, "secret/release"); s.secret("release", "2") },
+			down: func(s testNamespace) { s.secret("release", "3") },
 		},
 		"a token of a ServiceAccount that is rotated rolls": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				token := newSecret("token", "1")
 				token.Type = corev1.SecretTypeServiceAccountToken
 				token.Annotations = is(corev1.ServiceAccountNameKey, "default")
@@ -249,7 +249,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 				})
 				s.create(newDeployment("web", is(auto, "true"), uses("secret/token")))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, "secret/token")
 				s.secret("token", "2")
 				s.waitForMark(web, "secret/token")
@@ -258,9 +258,9 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		},
 		"a manifest that is copied with its state begins anew": {
 			given: justWeb,
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
-				other := newShop(s.t, nil)
+				other := newTestNamespace(s.t, nil)
 				other.configMap("app-config", "red")
 				copied := newDeployment("web", is(auto, "true", fleet.StateAnnotation, s.annotation(web, fleet.StateAnnotation)), uses(cm))
 				other.create(copied)
@@ -271,12 +271,12 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			},
 		},
 		"the container that mounts a projected volume is marked, never an init container": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				s.configMap("app-config", "blue")
 				s.create(newDeployment("web", is(auto, "true"), sidecar, mounts(cm, false)),
 					newDeployment("worker", is(auto, "true"), sidecar, mounts(cm, true)))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.waitForState(worker, cm)
 				paint(s, "red")
@@ -296,11 +296,11 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1, worker: 1},
 		},
 		"nothing of an annotation parses: one Event, nothing else, the others go on": {
-			given: func(s shop) {
+			given: func(s testNamespace) {
 				webUses(s)
 				s.create(newDeployment("worker", is(configMapReload, "["), uses(cm)), newDeployment("native", is(fleet.ReloadAnnotation, "configmaps/x"), uses(cm)))
 			},
-			when: func(s shop) {
+			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.waitForEvent(worker, "InvalidReloadAnnotation", 1)
 				s.waitForEvent("deployments/native", "InvalidReloadAnnotation", 1)
@@ -319,7 +319,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 	play(t, atOnce(), scenarios)
 }
 
-func webUsesAgain(s shop) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) }
+func webUsesAgain(s testNamespace) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) }
 
 func diff(want, got any) error {
 	if d := cmp.Diff(want, got); d != "" {

@@ -18,18 +18,18 @@ import (
 
 // fan is a namespace with sources, and those that they push to.
 type fan struct {
-	*world
+	*fixture
 	sources, targets int
 	pushedTo         map[string]bool
 }
 
 func newFan(t *testing.T, sources, targets int) fan {
 	t.Helper()
-	f := fan{newWorld(t, "a"), sources, targets, map[string]bool{}}
+	f := fan{newFixture(t, "a"), sources, targets, map[string]bool{}}
 	f.ctx = fleet.Within(t.Context(), t, 3*fleet.Patience)
 	var mu sync.Mutex
 	parallel(targets, func(i int) {
-		namespace := shared.NewNamespace(f.ctx, t, map[string]string{"world": f.id, "fan": "yes"})
+		namespace := shared.NewNamespace(f.ctx, t, map[string]string{"group": f.id, "fan": "yes"})
 		mu.Lock()
 		defer mu.Unlock()
 		f.namespaces[fmt.Sprintf("t%d", i)], f.pushedTo[namespace] = namespace, true
@@ -120,7 +120,7 @@ func TestLongAHandoverInAFanOut(t *testing.T) {
 			standby = shared.RunStandby(f.ctx, t, args(tc.args...)...)
 
 			f.each(func(name string) {
-				f.secret("a/"+name, "k=v", f.with("Q:push-to=labels: world={id},fan=yes"))
+				f.secret("a/"+name, "k=v", f.with("Q:push-to=labels: group={id},fan=yes"))
 			})
 			handOver(func() bool { n := f.copies("v"); return n > all/10 })
 			f.awaitCopies("v", func(n int) bool { return n == all })

@@ -22,7 +22,7 @@ import (
 // TestNoValueOutlivesItsWrite searches the heap and the log of a manager that has copied, merged,
 // repaired and replaced Secrets for their values.
 func TestNoValueOutlivesItsWrite(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	binary, err := cluster.BuildProgram(w.ctx, "test/replication/dumping", false)
 	if err != nil {
 		t.Fatal(err)

@@ -88,7 +88,7 @@ func TestLongAHostileSourceKeepsNobodyWaiting(t *testing.T) {
 	parallel(200, func(i int) { f.secret(fmt.Sprint("slow200/s-", i), "k=v", slow) })
 	while("200 sources with slow patterns", func(i int) (string, string) { return flap(fmt.Sprint("slow200/s-", i%200), i) })
 
-	f.secret("a/wide", "k=v", f.with("Q:push-to=labels: world={id},fan=yes"))
+	f.secret("a/wide", "k=v", f.with("Q:push-to=labels: group={id},fan=yes"))
 	if took := median("while 200 targets are created"); took > quiet+time.Second {
 		t.Errorf("while 200 targets of a namespace are due, another's pull takes %v, alone %v", took, quiet)
 	}

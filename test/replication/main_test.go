@@ -37,9 +37,9 @@ func args(more ...string) []string {
 	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace=1s", "--replication-push-namespaces=*"}, more...)
 }
 
-// world is a group of namespaces. In names and annotations, {a} stands for the namespace that the
+// fixture is a group of namespaces. In names and annotations, {a} stands for the namespace that the
 // test calls a.
-type world struct {
+type fixture struct {
 	*testing.T
 	ctx        context.Context
 	id         string
@@ -47,25 +47,25 @@ type world struct {
 	begin      time.Time
 }
 
-var worlds atomic.Int64
+var groups atomic.Int64
 
-// newWorld creates the namespaces, each with the label world={id}.
-func newWorld(t *testing.T, names ...string) *world {
+// newFixture creates the namespaces, each with the label group={id}.
+func newFixture(t *testing.T, names ...string) *fixture {
 	t.Helper()
-	w := &world{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", worlds.Add(1)), namespaces: map[string]string{}, begin: time.Now()}
+	w := &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", groups.Add(1)), namespaces: map[string]string{}, begin: time.Now()}
 	for _, name := range names {
 		w.namespace(name)
 	}
 	return w
 }
 
-func (w *world) namespace(name string) {
+func (w *fixture) namespace(name string) {
 	w.Helper()
-	w.namespaces[name] = shared.NewNamespace(w.ctx, w, map[string]string{"world": w.id, "name": name})
+	w.namespaces[name] = shared.NewNamespace(w.ctx, w, map[string]string{"group": w.id, "name": name})
 }
 
-// text replaces {name} by the namespace and {id} by the world's.
-func (w *world) text(s string) string {
+// text replaces {name} by the namespace and {id} by the group's.
+func (w *fixture) text(s string) string {
 	s = strings.ReplaceAll(s, "{id}", w.id)
 	for name, namespace := range w.namespaces {
 		s = strings.ReplaceAll(s, "{"+name+"}", namespace)
@@ -74,7 +74,7 @@ func (w *world) text(s string) string {
 }
 
 // split returns the namespace and the name of {a}/s or a/s.
-func (w *world) split(object string) (namespace, name string) {
+func (w *fixture) split(object string) (namespace, name string) {
 	namespace, name, _ = strings.Cut(object, "/")
 	if real, ok := w.namespaces[namespace]; ok {
 		namespace = real
@@ -83,7 +83,7 @@ func (w *world) split(object string) (namespace, name string) {
 }
 
 // secret creates a Secret with k=v pairs and changes.
-func (w *world) secret(object, data string, changes ...func(*corev1.Secret)) {
+func (w *fixture) secret(object, data string, changes ...func(*corev1.Secret)) {
 	w.Helper()
 	namespace, name := w.split(object)
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: dataOf(data)}
@@ -105,7 +105,7 @@ func dataOf(text string) map[string][]byte {
 }
 
 // with sets annotations: key=value, or key alone to remove it.
-func (w *world) with(pairs ...string) func(*corev1.Secret) {
+func (w *fixture) with(pairs ...string) func(*corev1.Secret) {
 	return func(s *corev1.Secret) {
 		for _, pair := range pairs {
 			key, value, has := strings.Cut(w.text(pair), "=")
@@ -128,7 +128,7 @@ func holding(data string) func(*corev1.Secret) {
 func typed(t corev1.SecretType) func(*corev1.Secret) { return func(s *corev1.Secret) { s.Type = t } }
 
 // get returns a Secret; nil if it does not exist.
-func (w *world) get(object string) *corev1.Secret {
+func (w *fixture) get(object string) *corev1.Secret {
 	w.Helper()
 	namespace, name := w.split(object)
 	s, err := shared.Admin.CoreV1().Secrets(namespace).Get(w.ctx, name, metav1.GetOptions{})
@@ -142,7 +142,7 @@ func (w *world) get(object string) *corev1.Secret {
 }
 
 // edit changes a Secret, whatever else changes it.
-func (w *world) edit(object string, changes ...func(*corev1.Secret)) {
+func (w *fixture) edit(object string, changes ...func(*corev1.Secret)) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		s := w.get(object)
@@ -157,7 +157,7 @@ func (w *world) edit(object string, changes ...func(*corev1.Secret)) {
 	})
 }
 
-func (w *world) remove(object string) {
+func (w *fixture) remove(object string) {
 	w.Helper()
 	namespace, name := w.split(object)
 	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
@@ -166,7 +166,7 @@ func (w *world) remove(object string) {
 }
 
 // label sets a label of a namespace; an empty value removes it.
-func (w *world) label(namespace, key, value string) {
+func (w *fixture) label(namespace, key, value string) {
 	w.Helper()
 	arg := key + "=" + value
 	if value == "" {
@@ -175,7 +175,7 @@ func (w *world) label(namespace, key, value string) {
 	w.kubectl("label", "--overwrite", "namespace", w.namespaces[namespace], arg)
 }
 
-func (w *world) kubectl(args ...string) string {
+func (w *fixture) kubectl(args ...string) string {
 	w.Helper()
 	out, err := shared.Kubectl(w.ctx, args...)
 	if err != nil {
@@ -185,7 +185,7 @@ func (w *world) kubectl(args ...string) string {
 }
 
 // content returns the sorted k=v pairs of a Secret, or "none" if it does not exist.
-func (w *world) content(object string) string {
+func (w *fixture) content(object string) string {
 	w.Helper()
 	s := w.get(object)
 	if s == nil {
@@ -200,7 +200,7 @@ func (w *world) content(object string) string {
 }
 
 // await waits until each Secret holds its content: object: k=v.
-func (w *world) await(objects ...string) {
+func (w *fixture) await(objects ...string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		for _, text := range objects {
@@ -215,7 +215,7 @@ func (w *world) await(objects ...string) {
 
 // settle waits until the controller has decided on everything that happened before: it makes a copy
 // that was asked for last.
-func (w *world) settle() {
+func (w *fixture) settle() {
 	w.Helper()
 	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
 	w.secret("a/"+name, "k=v", w.with("Q:push-to={b}"))
@@ -225,7 +225,7 @@ func (w *world) settle() {
 }
 
 // told waits for an Event about a Secret.
-func (w *world) told(object, reason string) {
+func (w *fixture) told(object, reason string) {
 	w.Helper()
 	namespace, name := w.split(object)
 	fleet.Eventually(w.ctx, w, func() error {
@@ -237,14 +237,14 @@ func (w *world) told(object, reason string) {
 	})
 }
 
-// writes returns the controller's successful writes in the world: verb, namespace/name. Canaries are
+// writes returns the controller's successful writes in the group: verb, namespace/name. Canaries are
 // left out.
-func (w *world) writes() []string {
+func (w *fixture) writes() []string {
 	w.Helper()
 	return w.requests(func(e auditv1.Event) bool { return cluster.AuditWrite(e) })
 }
 
-func (w *world) requests(match func(auditv1.Event) bool) (list []string) {
+func (w *fixture) requests(match func(auditv1.Event) bool) (list []string) {
 	w.Helper()
 	names := map[string]string{}
 	for name, namespace := range w.namespaces {
@@ -263,7 +263,7 @@ func (w *world) requests(match func(auditv1.Event) bool) (list []string) {
 }
 
 // wrote compares the writes so far.
-func (w *world) wrote(want ...string) {
+func (w *fixture) wrote(want ...string) {
 	w.Helper()
 	var got []string
 	fleet.Eventually(w.ctx, w, func() error { // an object has changed before its write is in the audit log

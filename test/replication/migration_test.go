@@ -16,14 +16,14 @@ import (
 // except for one marker on each push copy of the replicator, and the next change the right objects.
 func TestMigrationWritesNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
-		setup   func(w *world)
+		setup   func(w *fixture)
 		markers []string // the writes of the switch
-		change  func(w *world)
+		change  func(w *fixture)
 		await   []string
 		writes  []string // after the change
 	}{
 		"from the reflector": {
-			setup: func(w *world) {
+			setup: func(w *fixture) {
 				w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
 					"R:reflection-allowed-namespaces={b},{c}", "R:reflection-auto-namespaces={b},{c}"))
 				version := w.get("a/s").ResourceVersion
@@ -41,7 +41,7 @@ func TestMigrationWritesNothing(t *testing.T) {
 				w.secret("a/converted", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
 				w.secret("c/converted", "k=v", made("True"), w.with("R:reflects={a}/converted"))
 			},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.edit("a/s", holding("k=w"))
 				w.edit("a/converted", holding("k=w"))
 			},
@@ -49,8 +49,8 @@ func TestMigrationWritesNothing(t *testing.T) {
 			writes: []string{"update b/s", "update c/s", "update b/mirror", "update b/converted", "update c/converted"},
 		},
 		"from the replicator": {
-			setup: func(w *world) {
-				w.secret("a/s", "k=v j=w", w.with("M:replicate-to={b}", "M:replicate-to-matching=world={id},name=c",
+			setup: func(w *fixture) {
+				w.secret("a/s", "k=v j=w", w.with("M:replicate-to={b}", "M:replicate-to-matching=group={id},name=c",
 					"M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
 				made := w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+w.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
 				labelled := func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} }
@@ -61,13 +61,13 @@ func TestMigrationWritesNothing(t *testing.T) {
 				w.secret("c/pulled", "own=1", w.with("M:replicate-from={a}/s"))
 			},
 			markers: []string{"update b/s", "update c/s"},
-			change:  func(w *world) { w.edit("a/s", holding("j=new")) },
+			change:  func(w *fixture) { w.edit("a/s", holding("j=new")) },
 			await:   []string{"b/s: j=new", "c/s: j=new own=1", "b/pulled: j=new own=1", "c/orphan: k=v", "c/pulled: own=1"},
 			writes:  []string{"update b/s", "update c/s", "update b/pulled"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, "a", "b", "c")
+			w := newFixture(t, "a", "b", "c")
 			tc.setup(w)
 			before := objectsOf(w)
 			shared.RunLeader(fleet.Context(t), t, args()...)
@@ -107,8 +107,8 @@ func (missing) Error() string { return "a marker is missing" }
 
 var errMissing error = missing{}
 
-// objectsOf returns the content of all Secrets of the world.
-func objectsOf(w *world) map[string]string {
+// objectsOf returns the content of all Secrets of the group.
+func objectsOf(w *fixture) map[string]string {
 	w.Helper()
 	all := map[string]string{}
 	for name, namespace := range w.namespaces {

@@ -19,7 +19,7 @@ import (
 
 // TestThePolicyLimitsWhoAnnotates has a user with the role edit.
 func TestThePolicyLimitsWhoAnnotates(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	shared.InstallWith(w.ctx, t, "replication-policy")
 	config := rest.AnonymousClientConfig(shared.AdminConfig())
 	config.BearerToken = shared.NewToken(w.ctx, t, "annotator-"+w.id, "edit")

@@ -25,7 +25,7 @@ import (
 // that the sources ask for, and what others made is as they made it.
 func TestRaces(t *testing.T) {
 	const sources, changes = 6, 60
-	w := newWorld(t, "a", "b", "c", "d")
+	w := newFixture(t, "a", "b", "c", "d")
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
 	shared.RunLeader(w.ctx, t, args("--replication-workers=8")...)
 	targets := []string{"b", "c", "d"}
@@ -48,7 +48,7 @@ func TestRaces(t *testing.T) {
 					tolerate(secrets.Delete(w.ctx, name, metav1.DeleteOptions{}))
 					continue
 				case 2, 3:
-					w.with("Q:push-to=labels: world={id},env=x,name!=a")(s)
+					w.with("Q:push-to=labels: group={id},env=x,name!=a")(s)
 				default:
 					w.with("Q:push-to={" + targets[rnd.IntN(3)] + "}")(s)
 				}
@@ -97,7 +97,7 @@ func TestRaces(t *testing.T) {
 		if w.get(object) == nil {
 			w.secret(object, "k=end")
 		}
-		w.edit(object, holding("k=end"), w.with([]string{"Q:push-to=labels: world={id},env=x", "Q:push-to={d}", "Q:push-to"}[i%3]))
+		w.edit(object, holding("k=end"), w.with([]string{"Q:push-to=labels: group={id},env=x", "Q:push-to={d}", "Q:push-to"}[i%3]))
 	}
 	fleet.Eventually(w.ctx, t, func() error {
 		for i := range sources {
@@ -124,7 +124,7 @@ func TestRaces(t *testing.T) {
 // TestWhatFailsIsWrittenInTheEnd answers the first requests about a target in other ways.
 func TestWhatFailsIsWrittenInTheEnd(t *testing.T) {
 	ctx := fleet.Context(t)
-	w := newWorld(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	faults := map[string][]faultproxy.Rule{
 		"conflict": {{Times: 2, Status: 409}}, "many-conflicts": {{Times: 6, Status: 409}}, "told-to-wait": {{Times: 2, Status: 429, RetryAfter: time.Second}},

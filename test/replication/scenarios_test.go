@@ -30,9 +30,9 @@ const hidden = "donottell"
 func TestScenarios(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 15*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--insecure-metrics")...)
-	rows := map[string]func(w *world){
-		"R1: the reflector's source reaches the namespaces of its selector": func(w *world) {
-			w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces-selector=world={id}"))
+	rows := map[string]func(w *fixture){
+		"R1: the reflector's source reaches the namespaces of its selector": func(w *fixture) {
+			w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces-selector=group={id}"))
 			w.await("b/s: k=v", "c/s: k=v")
 			w.edit("a/s", holding("k=w"))
 			w.await("b/s: k=w", "c/s: k=w")
@@ -45,21 +45,21 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("managed fields %v", s.ManagedFields)
 			}
 		},
-		"R8: the labels of a namespace decide": func(w *world) {
-			w.secret("a/s", "k=v", w.with("Q:push-to=labels: world={id},env=x"))
+		"R8: the labels of a namespace decide": func(w *fixture) {
+			w.secret("a/s", "k=v", w.with("Q:push-to=labels: group={id},env=x"))
 			w.settle()
 			w.label("b", "env", "x")
 			w.await("b/s: k=v")
 			w.label("b", "env", "")
 			w.await("b/s: none")
 		},
-		"R16: a deleted source takes its copies along": func(w *world) {
+		"R16: a deleted source takes its copies along": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}"))
 			w.await("b/s: k=v", "c/s: k=v")
 			w.remove("a/s")
 			w.await("b/s: none", "c/s: none")
 		},
-		"R17: a source that is replaced loses nothing": func(w *world) {
+		"R17: a source that is replaced loses nothing": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
 			w.await("b/s: k=v")
 			w.remove("a/s")
@@ -68,7 +68,7 @@ func TestScenarios(t *testing.T) {
 			w.settle()
 			w.wrote("create b/s")
 		},
-		"R18: copies are repaired": func(w *world) {
+		"R18: copies are repaired": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}"))
 			w.await("b/s: k=v", "c/s: k=v")
 			w.remove("b/s")
@@ -76,7 +76,7 @@ func TestScenarios(t *testing.T) {
 			w.await("b/s: k=v", "c/s: k=v")
 			w.told("a/s", "DriftRepaired")
 		},
-		"R21: a type cannot be changed, so the copy is replaced": func(w *world) {
+		"R21: a type cannot be changed, so the copy is replaced": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
 			w.await("b/s: k=v")
 			w.remove("a/s")
@@ -86,8 +86,8 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("type %s", got)
 			}
 		},
-		"M1 and M12: the replicator's push, and what is left when it is withdrawn": func(w *world) {
-			w.secret("a/s", "k=v", w.with("M:replicate-to-matching=world={id}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
+		"M1 and M12: the replicator's push, and what is left when it is withdrawn": func(w *fixture) {
+			w.secret("a/s", "k=v", w.with("M:replicate-to-matching=group={id}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
 			w.await("b/s: k=v", "c/s: k=v")
 			if s := w.get("b/s"); s.Labels["team"] != "x" || s.Annotations[w.text("M:replicated-keys")] != "k" {
 				w.Errorf("%v", s.ObjectMeta)
@@ -100,7 +100,7 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("%v", s.ObjectMeta)
 			}
 		},
-		"M5: owners are not copied, and a copy goes with the owner of its source": func(w *world) {
+		"M5: owners are not copied, and a copy goes with the owner of its source": func(w *fixture) {
 			roles := shared.Admin.RbacV1().ClusterRoles()
 			role, err := roles.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.id}}, metav1.CreateOptions{})
 			if err != nil {
@@ -119,7 +119,7 @@ func TestScenarios(t *testing.T) {
 			w.await("a/s: none", "b/s: none") // the garbage collector deletes the source
 			w.wrote("create b/s", "delete b/s")
 		},
-		"M6 and M9: a pull merges by key": func(w *world) {
+		"M6 and M9: a pull merges by key": func(w *fixture) {
 			w.secret("b/t", "own=1", w.with("M:replicate-from={a}/s"))
 			w.secret("a/s", "k=v j=w", w.with("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
 			w.await("b/t: j=w k=v own=1")
@@ -128,7 +128,7 @@ func TestScenarios(t *testing.T) {
 			w.remove("a/s")
 			w.await("b/t: own=1")
 		},
-		"M10: a key of a ConfigMap moves between its sections": func(w *world) {
+		"M10: a key of a ConfigMap moves between its sections": func(w *fixture) {
 			a, b := w.namespaces["a"], w.namespaces["b"]
 			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Annotations: map[string]string{w.text("M:replicate-to"): b}},
 				Data: map[string]string{"k": "text", "j": "v"}}
@@ -155,7 +155,7 @@ func TestScenarios(t *testing.T) {
 			}
 			holds(`[{"j":"v"},{"k":"/w=="}]`)
 		},
-		"M14: a typed pull target keeps the keys that its type demands": func(w *world) {
+		"M14: a typed pull target keeps the keys that its type demands": func(w *fixture) {
 			w.secret("a/s", "tls.crt=1 tls.key=2", w.with("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), typed(corev1.SecretTypeTLS))
 			w.secret("b/u", "tls.crt= tls.key=", w.with("M:replicate-from={a}/s"), typed(corev1.SecretTypeTLS))
 			w.await("b/u: tls.crt=1 tls.key=2")
@@ -164,7 +164,7 @@ func TestScenarios(t *testing.T) {
 			w.settle()
 			w.await("b/u: tls.crt=1 tls.key=2")
 		},
-		"N8: an immutable copy is replaced, an immutable pull target stays": func(w *world) {
+		"N8: an immutable copy is replaced, an immutable pull target stays": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}", "Q:allow-pull={b}"))
 			w.secret("b/t", "", w.with("Q:pull-from={a}/s"))
 			w.await("b/s: k=v", "b/t: k=v")
@@ -177,7 +177,7 @@ func TestScenarios(t *testing.T) {
 			w.told("b/t", "TargetImmutable")
 			w.await("b/t: k=v")
 		},
-		"N9: a quota refuses, and is asked again": func(w *world) {
+		"N9: a quota refuses, and is asked again": func(w *fixture) {
 			b := w.namespaces["b"]
 			quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/secrets": resource.MustParse("0")}}}
 			if _, err := shared.Admin.CoreV1().ResourceQuotas(b).Create(w.ctx, quota, metav1.CreateOptions{}); err != nil {
@@ -201,7 +201,7 @@ func TestScenarios(t *testing.T) {
 			}
 			w.await("b/s: k=v")
 		},
-		"N10: a namespace that terminates is left alone, and comes back": func(w *world) {
+		"N10: a namespace that terminates is left alone, and comes back": func(w *fixture) {
 			b := w.namespaces["b"]
 			blocker := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "blocker", Finalizers: []string{"example.com/wait"}}}
 			if _, err := shared.Admin.CoreV1().ConfigMaps(b).Create(w.ctx, blocker, metav1.CreateOptions{}); err != nil {
@@ -223,13 +223,13 @@ func TestScenarios(t *testing.T) {
 			}
 			w.kubectl("patch", "configmap", "blocker", "-n", b, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 			fleet.Eventually(w.ctx, w, func() error {
-				ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b, Labels: map[string]string{"world": w.id}}}
+				ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b, Labels: map[string]string{"group": w.id}}}
 				_, err := shared.Admin.CoreV1().Namespaces().Create(w.ctx, ns, metav1.CreateOptions{})
 				return err
 			})
 			w.await("b/s: k=w")
 		},
-		"N13: tokens are not copied": func(w *world) {
+		"N13: tokens are not copied": func(w *fixture) {
 			a := w.namespaces["a"]
 			if _, err := shared.Admin.CoreV1().ServiceAccounts(a).Create(w.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "sa"}}, metav1.CreateOptions{}); err != nil {
 				w.Fatal(err)
@@ -245,7 +245,7 @@ func TestScenarios(t *testing.T) {
 			w.settle()
 			w.wrote()
 		},
-		"a source that is being deleted keeps its copies until it is gone": func(w *world) {
+		"a source that is being deleted keeps its copies until it is gone": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}"), func(s *corev1.Secret) { s.Finalizers = []string{"example.com/wait"} })
 			w.await("b/s: k=v")
 			w.remove("a/s")
@@ -255,7 +255,7 @@ func TestScenarios(t *testing.T) {
 			w.edit("a/s", func(s *corev1.Secret) { s.Finalizers = nil })
 			w.await("b/s: none")
 		},
-		"an admission policy refuses a copy, and its message is not repeated": func(w *world) {
+		"an admission policy refuses a copy, and its message is not repeated": func(w *fixture) {
 			w.kubectl("create", "-f", policyFile(w))
 			fleet.Eventually(w.ctx, w, func() error {
 				probe := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "canary-probe"}}
@@ -271,7 +271,7 @@ func TestScenarios(t *testing.T) {
 			w.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", w.id)
 			w.await("b/s: k=v")
 		},
-		"what is copied is told to nobody": func(w *world) {
+		"what is copied is told to nobody": func(w *fixture) {
 			w.secret("a/s", hidden+"=v"+hidden, w.with("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
 			w.secret("b/t", "own=1", w.with("M:replicate-from={a}/s"))
 			w.await("b/s: "+hidden+"=v"+hidden, "b/t: "+hidden+"=v"+hidden+" own=1")
@@ -281,7 +281,7 @@ func TestScenarios(t *testing.T) {
 		for name, run := range rows {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				run(newWorld(t, "a", "b", "c"))
+				run(newFixture(t, "a", "b", "c"))
 			})
 		}
 	})
@@ -290,7 +290,7 @@ func TestScenarios(t *testing.T) {
 
 // policyFile writes a policy that refuses Secrets in the namespace b and says so with a text that
 // must not be repeated.
-func policyFile(w *world) string {
+func policyFile(w *fixture) string {
 	w.Helper()
 	text := w.text(`apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy

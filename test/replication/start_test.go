@@ -19,7 +19,7 @@ import (
 // TestAnOriginalThatStillRunsIsWarnedOf has, as each original's chart names it, one that runs and one
 // that is scaled to 0.
 func TestAnOriginalThatStillRunsIsWarnedOf(t *testing.T) {
-	w := newWorld(t, "a", "b")
+	w := newFixture(t, "a", "b")
 	deploy := func(name, label, image string, replicas int32) {
 		labels := map[string]string{"app.kubernetes.io/name": label}
 		d := &appsv1.Deployment{
@@ -59,10 +59,10 @@ func TestAnOriginalThatStillRunsIsWarnedOf(t *testing.T) {
 
 // TestWithNamespacesTheRestIsLeftAlone has sources and targets inside and outside of --namespaces.
 func TestWithNamespacesTheRestIsLeftAlone(t *testing.T) {
-	w := newWorld(t, "a", "b", "c")
+	w := newFixture(t, "a", "b", "c")
 	w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}", "Q:allow-pull=*"))
 	w.secret("c/u", "k=v", w.with("Q:push-to={b}"))
-	w.secret("a/labels", "k=v", w.with("Q:push-to=labels: world={id}"))
+	w.secret("a/labels", "k=v", w.with("Q:push-to=labels: group={id}"))
 	w.secret("b/t", "", w.with("Q:pull-from={a}/s"))
 	w.secret("b/frozen", "k=old", w.with("M:replicate-from={c}/u", "M:replicated-from-version=1", "M:replicated-keys=k"))
 	w.secret("c/t", "", w.with("Q:pull-from={a}/s"))

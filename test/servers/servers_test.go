@@ -29,32 +29,32 @@ var flagCount = flag.Bool("count", false, "report writes of former leaders witho
 const away = 7 * time.Second
 
 // fault is what happens to the leader. Its API server has begun to lag when inject is called, and
-// catches up a lag after inject returns. If the leader is maligned, standbys take it for ended at
+// catches up a lag after inject returns. If reportedDead is set, standbys take it for ended at
 // once, though it goes on afterwards.
 type fault struct {
-	name     string
-	maligned bool
-	inject   func(ctx context.Context, c *crew) error
+	name         string
+	reportedDead bool
+	inject       func(ctx context.Context, c *managers) error
 }
 
 var faults = []fault{
-	{"crash", false, func(_ context.Context, c *crew) error { c.leader.Kill(); return nil }},
-	{"pause", true, func(ctx context.Context, c *crew) error {
+	{"crash", false, func(_ context.Context, c *managers) error { c.leader.Kill(); return nil }},
+	{"pause", true, func(ctx context.Context, c *managers) error {
 		if err := c.leader.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
-		c.way.HangUp()
+		c.way.CloseCleanly()
 		fleet.Wait(ctx, away)
 		return c.leader.Signal(syscall.SIGCONT)
 	}},
-	{"partition with its API server", true, func(ctx context.Context, c *crew) error {
+	{"partition with its API server", true, func(ctx context.Context, c *managers) error {
 		etcd.Hold(holdproxy.Everything)
 		defer etcd.Release(holdproxy.Everything)
-		c.way.HangUp()
+		c.way.CloseCleanly()
 		fleet.Wait(ctx, away)
 		return nil
 	}},
-	{"hand-over", false, func(_ context.Context, c *crew) error { return c.leader.Signal(syscall.SIGTERM) }},
+	{"hand-over", false, func(_ context.Context, c *managers) error { return c.leader.Signal(syscall.SIGTERM) }},
 }
 
 var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}
@@ -78,9 +78,9 @@ func play(t *testing.T, f fault, lag time.Duration) {
 	t.Helper()
 	ctx := fleet.Within(t.Context(), t, 2*time.Minute+lag)
 	waitForFence(ctx, t)
-	w := shared.NewWorld(ctx, t, 12)
-	history := shared.NewWitness(t.Context(), t, w)
-	c := newCrew(ctx, t, f.maligned)
+	w := shared.NewWorkloads(ctx, t, 12)
+	history := shared.NewRecorder(t.Context(), t, w)
+	c := newManagers(ctx, t, f.reportedDead)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	stop := w.Stream(ctx, 30*time.Millisecond)
 	defer stop()

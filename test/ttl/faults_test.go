@@ -32,7 +32,7 @@ func deletesOf(name string) func(*http.Request) bool {
 // TestALeaderThatDiesBetweenItsTwoRequests crashes after the live read. Meanwhile the object is replaced
 // by one of the same name that nobody has given a TTL.
 func TestALeaderThatDiesBetweenItsTwoRequests(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	never := make(chan struct{})
 	defer close(never)
@@ -68,7 +68,7 @@ func TestALeaderThatDiesBetweenItsTwoRequests(t *testing.T) {
 // TestWhatFailsIsDeletedInTheEnd answers the first deletions of an object in other ways, and replaces one
 // while the answer is on its way.
 func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	faults := map[string][]faultproxy.Rule{
 		"conflict": {{Times: 2, Status: 409}}, "told-to-wait": {{Times: 2, Status: 429, RetryAfter: time.Second}}, "internal-error": {{Times: 2, Status: 500}},
@@ -114,7 +114,7 @@ func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
 // took before and meanwhile.
 func TestLongAThousandAtOnce(t *testing.T) {
 	const objects = 1000
-	w := newWorld(t)
+	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
 	m := shared.RunLeader(w.ctx, t, args(fmt.Sprintf("--ttl-max-deletions-per-minute=%d", objects))...)
 	annotations := in(time.Minute)
@@ -160,7 +160,7 @@ func TestLongAThousandAtOnce(t *testing.T) {
 			`quartermaster_ttl_breaker_trips_total{scope="namespace"} 1`, "quartermaster_ttl_overdue_objects 1")
 	})
 	w.told(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
-	other := newWorld(t)
+	other := newFixture(t)
 	other.settle() // another namespace's
 	if _, err := maps.Get(w.ctx, "one-more", metav1.GetOptions{}); err != nil {
 		t.Error(err)
@@ -174,7 +174,7 @@ type probe struct {
 }
 
 // probe sends probes, 20 a second if they take no time, until it is stopped.
-func (w *world) probe() (stop func() []probe) {
+func (w *fixture) probe() (stop func() []probe) {
 	w.create("somebody-elses", nil)
 	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
 	ctx, cancel := context.WithCancel(w.ctx)

@@ -45,17 +45,17 @@ func args(more ...string) []string {
 	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--ttl-grace=0"}, more...)
 }
 
-// world is a namespace.
-type world struct {
+// fixture is a namespace.
+type fixture struct {
 	*testing.T
 	ctx       context.Context
 	namespace string
 	begin     time.Time
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := &world{T: t, ctx: fleet.Context(t), begin: time.Now()}
+	w := &fixture{T: t, ctx: fleet.Context(t), begin: time.Now()}
 	w.namespace = shared.NewNamespace(w.ctx, w, nil)
 	return w
 }
@@ -66,12 +66,12 @@ func in(d time.Duration) map[string]string {
 }
 
 // create creates a ConfigMap.
-func (w *world) create(name string, annotations map[string]string) *corev1.ConfigMap {
+func (w *fixture) create(name string, annotations map[string]string) *corev1.ConfigMap {
 	w.Helper()
 	return w.createIn(w.namespace, name, annotations)
 }
 
-func (w *world) createIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
+func (w *fixture) createIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
 	w.Helper()
 	cm, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(w.ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}, metav1.CreateOptions{})
@@ -82,7 +82,7 @@ func (w *world) createIn(namespace, name string, annotations map[string]string) 
 }
 
 // gone waits until an object does not exist.
-func gone[T any](w *world, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
+func gone[T any](w *fixture, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		_, err := get(w.ctx, name, metav1.GetOptions{})
@@ -93,7 +93,7 @@ func gone[T any](w *world, get func(context.Context, string, metav1.GetOptions) 
 	})
 }
 
-func (w *world) gone(names ...string) {
+func (w *fixture) gone(names ...string) {
 	w.Helper()
 	for _, name := range names {
 		gone(w, shared.Admin.CoreV1().ConfigMaps(w.namespace).Get, name)
@@ -101,7 +101,7 @@ func (w *world) gone(names ...string) {
 }
 
 // settle waits until the controller has decided on everything that happened before.
-func (w *world) settle() {
+func (w *fixture) settle() {
 	w.Helper()
 	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
 	w.create(name, in(0))
@@ -109,7 +109,7 @@ func (w *world) settle() {
 }
 
 // told waits for an Event.
-func (w *world) told(namespace, name, reason string) {
+func (w *fixture) told(namespace, name, reason string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		events, err := shared.Admin.CoreV1().Events(namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
@@ -128,7 +128,7 @@ type deletion struct {
 
 // deletions returns the deletions that managers have asked for since the beginning, and judges each:
 // it must name one object in one version, and nothing that is protected.
-func (w *world) deletions() (list []deletion) {
+func (w *fixture) deletions() (list []deletion) {
 	w.Helper()
 	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool {
 		return cluster.AuditPod(e) != "" && strings.HasPrefix(e.Verb, "delete") && e.Stage == auditv1.StageResponseComplete
@@ -153,7 +153,7 @@ func (w *world) deletions() (list []deletion) {
 }
 
 // deleted compares what managers have deleted in the namespace, canaries left out.
-func (w *world) deleted(want ...string) {
+func (w *fixture) deleted(want ...string) {
 	w.Helper()
 	var got []string
 	fleet.Eventually(w.ctx, w, func() error { // an object is gone before its deletion is in the audit log

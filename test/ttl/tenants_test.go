@@ -21,7 +21,7 @@ import (
 // watches, and one that its successor finds.
 func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
 	const grace = 5 * time.Second
-	w := newWorld(t)
+	w := newFixture(t)
 	flags := args(append([]string{"--ttl-grace=" + grace.String()}, fleet.ShortTimings...)...)
 	m := shared.RunLeader(w.ctx, t, flags...)
 	past := map[string]string{"quartermaster.dev/expires": "2020-01-01"}
@@ -50,7 +50,7 @@ func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
 // TestLongHugeValues has annotations as long as the API server accepts. It logs the CPU time that
 // the leader took for one, and for beginning with twenty.
 func TestLongHugeValues(t *testing.T) {
-	w, other := newWorld(t), newWorld(t)
+	w, other := newFixture(t), newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args()...)
 	other.settle()
 	value := strings.Repeat("1h", 127<<10)

@@ -44,7 +44,7 @@ func widgetDefinition() *unstructured.Unstructured {
 }
 
 // watches counts the watches of a resource that a manager has begun and ended.
-func (w *world) watches(resource string) (began, ended int) {
+func (w *fixture) watches(resource string) (began, ended int) {
 	w.Helper()
 	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool {
 		return cluster.AuditPod(e) != "" && e.Verb == "watch" && e.ObjectRef != nil && e.ObjectRef.Resource == resource && e.ResponseStatus != nil && e.ResponseStatus.Code == 200
@@ -74,7 +74,7 @@ func goroutines(t *testing.T, m *cluster.Manager) int {
 
 // TestATypeComesAndGoes installs a definition, uses it and removes it, several times (row 29).
 func TestATypeComesAndGoes(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args("--v=2")...)
 	w.settle()
 	before := 0
@@ -121,7 +121,7 @@ func TestATypeComesAndGoes(t *testing.T) {
 // TestAnAPIThatIsDownDisturbsNobody has an APIService whose Service does not exist, before the manager
 // starts (row 28).
 func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	down := object("apiregistration.k8s.io/v1", "APIService", "v1.down.example.com", map[string]any{"spec": map[string]any{
 		"group": "down.example.com", "version": "v1", "groupPriorityMinimum": int64(1000), "versionPriority": int64(15), "insecureSkipTLSVerify": true,
 		"service": map[string]any{"namespace": w.namespace, "name": "nobody"},
@@ -152,7 +152,7 @@ func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
 // TestSomeTypesOnly has a manager that may delete ConfigMaps and other chosen types, but asks for all
 // (row 30).
 func TestSomeTypesOnly(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`
 	for _, role := range []string{"quartermaster-cache-ttl", "quartermaster-controller-ttl"} {
 		r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})

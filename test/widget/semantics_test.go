@@ -31,8 +31,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// world is an API server with the custom resource widgets, and a namespace in it.
-type world struct {
+// fixture is an API server with the custom resource widgets, and a namespace in it.
+type fixture struct {
 	*testing.T
 	ctx        context.Context
 	widgets    dynamic.ResourceInterface
@@ -42,7 +42,7 @@ type world struct {
 	deployments typedappsv1.DeploymentInterface
 }
 
-func newWorld(ctx context.Context, t *testing.T, config *rest.Config, namespace string) world {
+func newFixture(ctx context.Context, t *testing.T, config *rest.Config, namespace string) fixture {
 	t.Helper()
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -52,7 +52,7 @@ func newWorld(ctx context.Context, t *testing.T, config *rest.Config, namespace 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return world{t, ctx, objects.Resource(widgets).Namespace(namespace), kube.CoreV1().ConfigMaps(namespace),
+	return fixture{t, ctx, objects.Resource(widgets).Namespace(namespace), kube.CoreV1().ConfigMaps(namespace),
 		kube.CoreV1().Secrets(namespace), kube.AppsV1().Deployments(namespace)}
 }
 
@@ -63,12 +63,12 @@ func TestTheAPIServerOfTheTestKitIsLikeTheRealOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Run("kube-apiserver", func(t *testing.T) {
 				ctx := fleet.Within(t.Context(), t, fleet.Patience)
-				do(newWorld(ctx, t, shared.AdminConfig(), shared.NewNamespace(ctx, t, nil)))
+				do(newFixture(ctx, t, shared.AdminConfig(), shared.NewNamespace(ctx, t, nil)))
 			})
 			t.Run("test kit", func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					h := controllertest.NewHost(t, greeter.Entry(), controllertest.ReadYAML(t, widgetCRD)...)
-					do(newWorld(t.Context(), t, h.RESTConfig(), "shop"))
+					do(newFixture(t.Context(), t, h.RESTConfig(), "shop"))
 				})
 			})
 		})
@@ -76,7 +76,7 @@ func TestTheAPIServerOfTheTestKitIsLikeTheRealOne(t *testing.T) {
 }
 
 // widget returns a Widget of the name a with the given spec.message.
-func (w world) widget(message string) *unstructured.Unstructured {
+func (w fixture) widget(message string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": "a"},
 		"spec": map[string]any{"image": "nginx", "replicas": int64(1), "message": message},
@@ -84,28 +84,28 @@ func (w world) widget(message string) *unstructured.Unstructured {
 }
 
 // created creates widget(message).
-func (w world) created(message string) *unstructured.Unstructured {
+func (w fixture) created(message string) *unstructured.Unstructured {
 	w.Helper()
 	return w.must(w.widgets.Create(w.ctx, w.widget(message), metav1.CreateOptions{}))
 }
 
-func (w world) get() *unstructured.Unstructured {
+func (w fixture) get() *unstructured.Unstructured {
 	w.Helper()
 	return w.must(w.widgets.Get(w.ctx, "a", metav1.GetOptions{}))
 }
 
-func (w world) update(obj *unstructured.Unstructured) *unstructured.Unstructured {
+func (w fixture) update(obj *unstructured.Unstructured) *unstructured.Unstructured {
 	w.Helper()
 	return w.must(w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{}))
 }
 
 // patch merges a patch, by which the object's version changes.
-func (w world) patch(patch string, subresources ...string) *unstructured.Unstructured {
+func (w fixture) patch(patch string, subresources ...string) *unstructured.Unstructured {
 	w.Helper()
 	return w.must(w.widgets.Patch(w.ctx, "a", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...))
 }
 
-func (w world) must(obj *unstructured.Unstructured, err error) *unstructured.Unstructured {
+func (w fixture) must(obj *unstructured.Unstructured, err error) *unstructured.Unstructured {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
@@ -114,14 +114,14 @@ func (w world) must(obj *unstructured.Unstructured, err error) *unstructured.Uns
 }
 
 // expect reports an error that is not of the kind that is expected.
-func (w world) expect(is func(error) bool, err error) {
+func (w fixture) expect(is func(error) bool, err error) {
 	w.Helper()
 	if !is(err) {
 		w.Errorf("the error is %v (%s)", err, apierrors.ReasonForError(err))
 	}
 }
 
-func (w world) apply(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
+func (w fixture) apply(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
 	return w.configMaps.Apply(w.ctx, corev1ac.ConfigMap("a", "").WithData(data), metav1.ApplyOptions{FieldManager: manager, Force: force})
 }
 
@@ -144,17 +144,17 @@ func setReady(obj *unstructured.Unstructured, n int64) {
 }
 
 // semantics returns what controllers rely on.
-func semantics() map[string]func(w world) {
+func semantics() map[string]func(w fixture) {
 	all := creations()
-	for _, more := range []map[string]func(w world){updates(), patches(), applies(), deletions(), reads()} {
+	for _, more := range []map[string]func(w fixture){updates(), patches(), applies(), deletions(), reads()} {
 		maps.Copy(all, more)
 	}
 	return all
 }
 
-func creations() map[string]func(w world) {
-	return map[string]func(w world){
-		"a creation drops the status and sets UID, version, generation and time": func(w world) {
+func creations() map[string]func(w fixture) {
+	return map[string]func(w fixture){
+		"a creation drops the status and sets UID, version, generation and time": func(w fixture) {
 			obj := w.widget("red")
 			setReady(obj, 3)
 			got := w.must(w.widgets.Create(w.ctx, obj, metav1.CreateOptions{}))
@@ -163,18 +163,18 @@ func creations() map[string]func(w world) {
 				w.Error(got)
 			}
 		},
-		"a second creation is refused": func(w world) {
+		"a second creation is refused": func(w fixture) {
 			w.created("")
 			_, err := w.widgets.Create(w.ctx, w.widget(""), metav1.CreateOptions{})
 			w.expect(apierrors.IsAlreadyExists, err)
 		},
-		"a creation without a name is refused": func(w world) {
+		"a creation without a name is refused": func(w fixture) {
 			obj := w.widget("")
 			obj.SetName("")
 			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
 			w.expect(apierrors.IsInvalid, err)
 		},
-		"generateName makes a new name at each creation": func(w world) {
+		"generateName makes a new name at each creation": func(w fixture) {
 			var names []string
 			for range 3 {
 				obj := w.widget("")
@@ -187,7 +187,7 @@ func creations() map[string]func(w world) {
 				names = append(names, name)
 			}
 		},
-		"a creation with a resourceVersion is refused": func(w world) {
+		"a creation with a resourceVersion is refused": func(w fixture) {
 			obj := w.widget("")
 			obj.SetResourceVersion("1")
 			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
@@ -195,18 +195,18 @@ func creations() map[string]func(w world) {
 				w.Errorf("the error is %v", err)
 			}
 		},
-		"a creation in another namespace than that of the object is refused": func(w world) {
+		"a creation in another namespace than that of the object is refused": func(w fixture) {
 			obj := w.widget("")
 			obj.SetNamespace("elsewhere")
 			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
 			w.expect(apierrors.IsBadRequest, err)
 		},
-		"a dry run stores nothing": func(w world) {
+		"a dry run stores nothing": func(w fixture) {
 			w.must(w.widgets.Create(w.ctx, w.widget(""), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
 			_, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
 			w.expect(apierrors.IsNotFound, err)
 		},
-		"stringData of a Secret becomes data": func(w world) {
+		"stringData of a Secret becomes data": func(w fixture) {
 			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}
 			got, err := w.secrets.Create(w.ctx, secret, metav1.CreateOptions{})
 			if err != nil || string(got.Data["k"]) != "v" || len(got.StringData) > 0 || got.Type != corev1.SecretTypeOpaque {
@@ -216,9 +216,9 @@ func creations() map[string]func(w world) {
 	}
 }
 
-func updates() map[string]func(w world) {
-	return map[string]func(w world){
-		"an update keeps the status, and raises the generation with the spec": func(w world) {
+func updates() map[string]func(w fixture) {
+	return map[string]func(w fixture){
+		"an update keeps the status, and raises the generation with the spec": func(w fixture) {
 			obj := w.created("red")
 			setReady(obj, 3)
 			obj = w.must(w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{}))
@@ -231,7 +231,7 @@ func updates() map[string]func(w world) {
 				w.Errorf("after the update: %v", obj)
 			}
 		},
-		"an update of the metadata leaves the generation": func(w world) {
+		"an update of the metadata leaves the generation": func(w fixture) {
 			obj := w.created("red")
 			obj.SetLabels(map[string]string{"x": "y"})
 			obj.SetFinalizers([]string{"example.com/f"})
@@ -240,7 +240,7 @@ func updates() map[string]func(w world) {
 			}
 			w.patch(`{"metadata":{"finalizers":null}}`) // so that the namespace can go
 		},
-		"an update of the status changes neither spec nor metadata": func(w world) {
+		"an update of the status changes neither spec nor metadata": func(w fixture) {
 			obj := w.created("red")
 			setMessage(obj, "blue")
 			obj.SetLabels(map[string]string{"x": "y"})
@@ -248,7 +248,7 @@ func updates() map[string]func(w world) {
 				w.Error(obj)
 			}
 		},
-		"an update of an old version is a conflict, and so is one of the status": func(w world) {
+		"an update of an old version is a conflict, and so is one of the status": func(w fixture) {
 			old := w.created("red")
 			w.patch(`{"spec":{"message":"blue"}}`)
 			_, err := w.widgets.Update(w.ctx, old.DeepCopy(), metav1.UpdateOptions{})
@@ -257,19 +257,19 @@ func updates() map[string]func(w world) {
 			_, err = w.widgets.UpdateStatus(w.ctx, old, metav1.UpdateOptions{})
 			w.expect(apierrors.IsConflict, err)
 		},
-		"an update of another UID is a conflict": func(w world) {
+		"an update of another UID is a conflict": func(w fixture) {
 			obj := w.created("red")
 			obj.SetUID("00000000-0000-4000-8000-00000000000f")
 			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
 			w.expect(apierrors.IsConflict, err)
 		},
-		"an update of a custom resource without a version is invalid": func(w world) {
+		"an update of a custom resource without a version is invalid": func(w fixture) {
 			obj := w.created("")
 			obj.SetResourceVersion("")
 			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
 			w.expect(apierrors.IsInvalid, err)
 		},
-		"an update of a ConfigMap without a version replaces any": func(w world) {
+		"an update of a ConfigMap without a version replaces any": func(w fixture) {
 			configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Data: map[string]string{"k": "v"}}
 			if _, err := w.configMaps.Create(w.ctx, configMap.DeepCopy(), metav1.CreateOptions{}); err != nil {
 				w.Fatal(err)
@@ -279,13 +279,13 @@ func updates() map[string]func(w world) {
 				w.Error(got, err)
 			}
 		},
-		"an update that changes nothing keeps the version": func(w world) {
+		"an update that changes nothing keeps the version": func(w fixture) {
 			obj := w.created("red")
 			if again := w.update(obj.DeepCopy()); again.GetResourceVersion() != obj.GetResourceVersion() {
 				w.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
 			}
 		},
-		"an update of what is not there is not found": func(w world) {
+		"an update of what is not there is not found": func(w fixture) {
 			obj := w.created("red")
 			if err := w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{}); err != nil {
 				w.Fatal(err)
@@ -298,16 +298,16 @@ func updates() map[string]func(w world) {
 	}
 }
 
-func patches() map[string]func(w world) {
-	return map[string]func(w world){
-		"a merge patch with an old version is a conflict": func(w world) {
+func patches() map[string]func(w fixture) {
+	return map[string]func(w fixture){
+		"a merge patch with an old version is a conflict": func(w fixture) {
 			old := w.created("").GetResourceVersion()
 			w.patch(`{"spec":{"message":"blue"}}`)
 			_, err := w.widgets.Patch(w.ctx, "a", types.MergePatchType,
 				[]byte(`{"metadata":{"resourceVersion":"`+old+`"},"spec":{"message":"green"}}`), metav1.PatchOptions{})
 			w.expect(apierrors.IsConflict, err)
 		},
-		"a merge patch of the status changes that only": func(w world) {
+		"a merge patch of the status changes that only": func(w fixture) {
 			w.created("red")
 			got := w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status")
 			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
@@ -318,32 +318,32 @@ func patches() map[string]func(w world) {
 				w.Error(got)
 			}
 		},
-		"a patch that changes nothing keeps the version": func(w world) {
+		"a patch that changes nothing keeps the version": func(w fixture) {
 			obj := w.created("red")
 			if again := w.patch(`{"spec":{"message":"red"}}`); again.GetResourceVersion() != obj.GetResourceVersion() {
 				w.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
 			}
 		},
-		"a JSON patch whose test fails is invalid": func(w world) {
+		"a JSON patch whose test fails is invalid": func(w fixture) {
 			w.created("red")
 			_, err := w.widgets.Patch(w.ctx, "a", types.JSONPatchType, []byte(`[{"op":"test","path":"/spec/message","value":"blue"}]`), metav1.PatchOptions{})
 			w.expect(apierrors.IsInvalid, err)
 		},
-		"a custom resource has no strategic merge patch": func(w world) {
+		"a custom resource has no strategic merge patch": func(w fixture) {
 			w.created("")
 			_, err := w.widgets.Patch(w.ctx, "a", types.StrategicMergePatchType, []byte(`{}`), metav1.PatchOptions{})
 			w.expect(apierrors.IsUnsupportedMediaType, err)
 		},
-		"a patch of what is not there is not found": func(w world) {
+		"a patch of what is not there is not found": func(w fixture) {
 			_, err := w.widgets.Patch(w.ctx, "a", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
 			w.expect(apierrors.IsNotFound, err)
 		},
 	}
 }
 
-func applies() map[string]func(w world) {
-	return map[string]func(w world){
-		"an apply creates, and a second one changes nothing": func(w world) {
+func applies() map[string]func(w fixture) {
+	return map[string]func(w fixture){
+		"an apply creates, and a second one changes nothing": func(w fixture) {
 			first, err := w.apply("m", false, map[string]string{"k": "v"})
 			if err != nil {
 				w.Fatal(err)
@@ -353,7 +353,7 @@ func applies() map[string]func(w world) {
 				w.Error(first, second, err)
 			}
 		},
-		"an apply removes what it no longer names, and leaves what others wrote": func(w world) {
+		"an apply removes what it no longer names, and leaves what others wrote": func(w fixture) {
 			if _, err := w.apply("m", false, map[string]string{"mine": "1", "old": "1"}); err != nil {
 				w.Fatal(err)
 			}
@@ -366,7 +366,7 @@ func applies() map[string]func(w world) {
 				w.Error(got, err)
 			}
 		},
-		"an apply of another's field is a conflict unless it is forced": func(w world) {
+		"an apply of another's field is a conflict unless it is forced": func(w fixture) {
 			if _, err := w.apply("m", false, map[string]string{"k": "v"}); err != nil {
 				w.Fatal(err)
 			}
@@ -376,7 +376,7 @@ func applies() map[string]func(w world) {
 				w.Error(got, err)
 			}
 		},
-		"an apply merges the containers of a Deployment by their names, and raises its generation": func(w world) {
+		"an apply merges the containers of a Deployment by their names, and raises its generation": func(w fixture) {
 			config := func(name string, replicas int32) *appsv1ac.DeploymentApplyConfiguration {
 				labels := map[string]string{"x": "y"}
 				pod := corev1ac.PodSpec().WithContainers(corev1ac.Container().WithName(name).WithImage("i"))
@@ -394,7 +394,7 @@ func applies() map[string]func(w world) {
 				w.Error(got, err)
 			}
 		},
-		"an apply of the status changes that only, and a forced one takes it over": func(w world) {
+		"an apply of the status changes that only, and a forced one takes it over": func(w fixture) {
 			w.created("red")
 			status := w.widget("blue")
 			setReady(status, 2)
@@ -403,7 +403,7 @@ func applies() map[string]func(w world) {
 				w.Error(got)
 			}
 		},
-		"an apply without a field manager is refused": func(w world) {
+		"an apply without a field manager is refused": func(w fixture) {
 			_, err := w.apply("", true, map[string]string{"k": "v"})
 			if err == nil {
 				w.Error("accepted")
@@ -412,12 +412,12 @@ func applies() map[string]func(w world) {
 	}
 }
 
-func deletions() map[string]func(w world) {
-	remove := func(w world, p *metav1.Preconditions) error {
+func deletions() map[string]func(w fixture) {
+	remove := func(w fixture, p *metav1.Preconditions) error {
 		return w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{Preconditions: p})
 	}
-	return map[string]func(w world){
-		"an object is not found after its deletion": func(w world) {
+	return map[string]func(w fixture){
+		"an object is not found after its deletion": func(w fixture) {
 			w.created("")
 			if err := remove(w, nil); err != nil {
 				w.Fatal(err)
@@ -426,7 +426,7 @@ func deletions() map[string]func(w world) {
 			w.expect(apierrors.IsNotFound, err)
 			w.expect(apierrors.IsNotFound, remove(w, nil))
 		},
-		"an object of the same name has another UID": func(w world) {
+		"an object of the same name has another UID": func(w fixture) {
 			first := w.created("").GetUID()
 			if err := remove(w, nil); err != nil {
 				w.Fatal(err)
@@ -435,7 +435,7 @@ func deletions() map[string]func(w world) {
 				w.Errorf("both have %s", first)
 			}
 		},
-		"an object with a finalizer goes when that is removed": func(w world) {
+		"an object with a finalizer goes when that is removed": func(w fixture) {
 			obj := w.created("")
 			obj.SetFinalizers([]string{"example.com/f"})
 			w.update(obj)
@@ -462,14 +462,14 @@ func deletions() map[string]func(w world) {
 			_, err = w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
 			w.expect(apierrors.IsNotFound, err)
 		},
-		"a deletion of another UID is a conflict": func(w world) {
+		"a deletion of another UID is a conflict": func(w fixture) {
 			obj := w.created("")
 			w.expect(apierrors.IsConflict, remove(w, metav1.NewUIDPreconditions("other")))
 			if err := remove(w, metav1.NewUIDPreconditions(string(obj.GetUID()))); err != nil {
 				w.Error(err)
 			}
 		},
-		"a deletion of another version is a conflict": func(w world) {
+		"a deletion of another version is a conflict": func(w fixture) {
 			old := w.created("")
 			w.patch(`{"spec":{"message":"blue"}}`)
 			w.expect(apierrors.IsConflict, remove(w, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(old.GetResourceVersion())}))
@@ -477,14 +477,14 @@ func deletions() map[string]func(w world) {
 				w.Error(err)
 			}
 		},
-		"a deletion as a dry run deletes nothing": func(w world) {
+		"a deletion as a dry run deletes nothing": func(w fixture) {
 			w.created("")
 			if err := w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 				w.Fatal(err)
 			}
 			w.get()
 		},
-		"a deletion of a collection takes what the selector selects": func(w world) {
+		"a deletion of a collection takes what the selector selects": func(w fixture) {
 			w.created("")
 			w.patch(`{"metadata":{"labels":{"x":"y"}}}`)
 			for _, selector := range []string{"x=z", "x=y"} {
@@ -499,9 +499,9 @@ func deletions() map[string]func(w world) {
 	}
 }
 
-func reads() map[string]func(w world) {
-	return map[string]func(w world){
-		"a list selects by label and by field": func(w world) {
+func reads() map[string]func(w fixture) {
+	return map[string]func(w fixture){
+		"a list selects by label and by field": func(w fixture) {
 			for name, secret := range map[string]*corev1.Secret{
 				"a": {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"x": "y"}}, Type: "example.com/t"},
 				"b": {Type: "example.com/u"},

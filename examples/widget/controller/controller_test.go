@@ -21,18 +21,18 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-// world is a manager with the controller, and the objects in shop.
-type world struct {
+// fixture is a manager with the controller, and the objects in shop.
+type fixture struct {
 	*testing.T
 	*controllertest.Host
 }
 
 // test runs a test in a bubble with the CustomResourceDefinition and the given objects.
-func test(t *testing.T, objects []runtime.Object, do func(w world)) {
+func test(t *testing.T, objects []runtime.Object, do func(w fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		crd := controllertest.ReadYAML(t, "../config/crd/example.com_widgets.yaml")
-		do(world{t, controllertest.NewHost(t, Entry(), append(crd, objects...)...)})
+		do(fixture{t, controllertest.NewHost(t, Entry(), append(crd, objects...)...)})
 	})
 }
 
@@ -52,32 +52,32 @@ func settings(value string) *corev1.ConfigMap {
 
 func withSettings(s *v1.WidgetSpec)  { s.Settings = "common" }
 func withALifetime(s *v1.WidgetSpec) { s.Lifetime = &metav1.Duration{Duration: time.Hour} }
-func (w world) widget() *v1.Widget   { return controllertest.Get[v1.Widget](w.Host, "shop", "a") }
-func (w world) pods() *appsv1.Deployment {
+func (w fixture) widget() *v1.Widget { return controllertest.Get[v1.Widget](w.Host, "shop", "a") }
+func (w fixture) pods() *appsv1.Deployment {
 	return controllertest.Get[appsv1.Deployment](w.Host, "shop", "a")
 }
 
 // change replaces an object that somebody else has changed.
-func (w world) change(obj runtime.Object) {
+func (w fixture) change(obj runtime.Object) {
 	w.Put(obj)
 	w.Settle()
 }
 
 // ready lets the Pods become ready.
-func (w world) ready() {
+func (w fixture) ready() {
 	d := w.pods()
 	d.Status.ReadyReplicas = *d.Spec.Replicas
 	w.change(d)
 }
 
-func (w world) wrote(want ...string) {
+func (w fixture) wrote(want ...string) {
 	w.Helper()
 	if diff := cmp.Diff(want, w.Writes()); diff != "" {
 		w.Errorf("writes (-want +got):\n%s", diff)
 	}
 }
 
-func (w world) is(reason string) {
+func (w fixture) is(reason string) {
 	w.Helper()
 	c := meta.FindStatusCondition(w.widget().Status.Conditions, "Ready")
 	if c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == "Running") {
@@ -89,11 +89,11 @@ func TestWidgets(t *testing.T) {
 	created := []string{"update widgets.example.com shop/a", "apply configmaps shop/a", "apply deployments.apps shop/a", "update widgets.example.com/status shop/a"}
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
-		do      func(w world)
+		do      func(w fixture)
 	}{
 		"a new Widget gets a ConfigMap and a Deployment, and is ready with its Pods": {
 			[]runtime.Object{widget()},
-			func(w world) {
+			func(w fixture) {
 				w.wrote(created...)
 				w.is("Progressing")
 				w.ready()
@@ -112,7 +112,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"nothing is written while nothing changes, nor by the next leader": {
 			[]runtime.Object{widget()},
-			func(w world) {
+			func(w fixture) {
 				w.ready()
 				w.Writes()
 				w.Sleep(24 * time.Hour)
@@ -122,7 +122,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a change of the image is applied": {
 			[]runtime.Object{widget()},
-			func(w world) {
+			func(w fixture) {
 				w.ready()
 				w.Writes()
 				obj := w.widget()
@@ -136,7 +136,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a change of what it owns is undone": {
 			[]runtime.Object{widget()},
-			func(w world) {
+			func(w fixture) {
 				w.ready()
 				w.Writes()
 				d := w.pods()
@@ -153,7 +153,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a change of the settings replaces the Pods": {
 			[]runtime.Object{settings("red"), widget(withSettings)},
-			func(w world) {
+			func(w fixture) {
 				w.wrote(created...)
 				before := w.pods().Spec.Template.Annotations[environment]
 				w.change(settings("blue"))
@@ -165,7 +165,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a Widget waits for its settings": {
 			[]runtime.Object{widget(withSettings)},
-			func(w world) {
+			func(w fixture) {
 				w.wrote("update widgets.example.com shop/a", "update widgets.example.com/status shop/a")
 				w.is("SettingsMissing")
 				w.change(settings("red"))
@@ -175,7 +175,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a Widget loses its Pods when its lifetime is over": {
 			[]runtime.Object{widget(withALifetime)},
-			func(w world) {
+			func(w fixture) {
 				w.ready()
 				w.Writes()
 				w.Sleep(59 * time.Minute)
@@ -190,7 +190,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a Widget that is deleted goes after its Deployment": {
 			[]runtime.Object{widget()},
-			func(w world) {
+			func(w fixture) {
 				d := w.pods()
 				d.Finalizers = []string{"somebody/else"}
 				w.change(d)
@@ -211,7 +211,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a late cache makes it ask twice, and change nothing twice": {
 			nil,
-			func(w world) {
+			func(w fixture) {
 				w.Lag(20 * time.Millisecond)
 				w.change(widget())
 				for _, write := range w.Writes()[len(created):] {
@@ -224,7 +224,7 @@ func TestWidgets(t *testing.T) {
 		},
 		"a write that meets a change is tried again": {
 			nil,
-			func(w world) {
+			func(w fixture) {
 				raced := false
 				w.OnWrite(func(write controllertest.Request) error {
 					if write.Resource == "widgets.example.com" && !raced {

@@ -36,39 +36,39 @@ func TestFirstSight(t *testing.T) {
 		lags    map[string]time.Duration
 		config  func(*Config)
 		objects []runtime.Object
-		change  func(w *world)
+		change  func(w *fixture)
 		want    []string
 	}{
 		"a change after the creation rolls, although the workload reaches the cache after it": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
 			objects: []runtime.Object{cm1()},
-			change:  func(w *world) { w.put(web()); changeCM(w) },
+			change:  func(w *fixture) { w.put(web()); changeCM(w) },
 			want:    []string{rolled},
 		},
 		"a change after the creation rolls, although the source reaches the cache late, from its creation on": {
 			lags:   map[string]time.Duration{"configmaps": 100 * time.Millisecond},
-			change: func(w *world) { w.put(cm1()); w.put(web()); changeCM(w) },
+			change: func(w *fixture) { w.put(cm1()); w.put(web()); changeCM(w) },
 			want:   []string{stateOnly(stateOf(cmKey, "")), rolled},
 		},
 		"a change before the creation does not, although the source reaches the cache after the workload": {
 			lags:    map[string]time.Duration{"configmaps": 100 * time.Millisecond},
 			objects: []runtime.Object{cm1()},
-			change:  func(w *world) { changeCM(w); w.put(web()) },
+			change:  func(w *fixture) { changeCM(w); w.put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h1)), stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the creation rolls nothing": {
 			objects: []runtime.Object{cm1()},
-			change:  func(w *world) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
+			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the workload asks to be rolled rolls nothing": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")))},
-			change:  func(w *world) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
+			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the workload refers to the source rolls nothing": {
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(10 * time.Millisecond)
 				d := w.deployment("web")
@@ -80,7 +80,7 @@ func TestFirstSight(t *testing.T) {
 		"one right after it does": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				d := w.deployment("web")
 				reads("app-config")(&d.Spec.Template)
 				w.put(d)
@@ -91,7 +91,7 @@ func TestFirstSight(t *testing.T) {
 		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
 			lags:    map[string]time.Duration{"deployments": 10 * time.Second},
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.pass(20 * time.Second)
 				changeCM(w)
 				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h1)))
@@ -100,7 +100,7 @@ func TestFirstSight(t *testing.T) {
 		},
 		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
 			config: func(c *Config) { onCreate(c); c.SourceSelector = []string{"env=prod"} },
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.put(cm2())
 				w.pass(time.Second)
 				w.put(web())
@@ -111,7 +111,7 @@ func TestFirstSight(t *testing.T) {
 		},
 		"a source that has changed while it did not count rolls with on-create": {
 			config: func(c *Config) { c.SourceSelector = []string{"env=prod"} },
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.put(labelled(cm1()))
 				w.pass(time.Second)
 				w.put(web())
@@ -124,7 +124,7 @@ func TestFirstSight(t *testing.T) {
 		},
 		"a change before the end of ignore rolls nothing": {
 			objects: []runtime.Object{cm1(), web()},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.put(annotated(cm1(), kIgnore, "true"))
 				w.pass(time.Minute)
 				w.put(annotated(cm2(), kIgnore, "true"))
@@ -135,7 +135,7 @@ func TestFirstSight(t *testing.T) {
 		},
 		"a change before the source matches rolls nothing": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(time.Minute)
 				w.put(annotated(cm2(), kMatch, "true"))
@@ -144,7 +144,7 @@ func TestFirstSight(t *testing.T) {
 		},
 		"a change right after the source matches rolls": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.put(annotated(cm1(), kMatch, "true"))
 				w.pass(10 * time.Millisecond)
 				w.put(annotated(cm2(), kMatch, "true"))
@@ -154,7 +154,7 @@ func TestFirstSight(t *testing.T) {
 		"a change before the namespace is selected rolls nothing": {
 			config:  func(c *Config) { c.NamespaceSelector = []string{"env=prod"} },
 			objects: []runtime.Object{namespace(nil), cm1(), web()},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(time.Minute)
 				w.put(namespace(map[string]string{"env": "prod"}))
@@ -178,7 +178,7 @@ func TestFirstSight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newLaggingWorld(t, tc.lags, tc.config, tc.objects...)
+				w := newLaggingFixture(t, tc.lags, tc.config, tc.objects...)
 				w.pass(time.Second)
 				if tc.change != nil {
 					tc.change(w)
@@ -194,7 +194,7 @@ func TestFirstSight(t *testing.T) {
 
 func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		before := w.deployment("web")
 		changeCM(w)
 		w.pass(time.Minute)
@@ -230,7 +230,7 @@ func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
 // Most workloads have not been rolled since the manager was last restarted or upgraded.
 func TestWhatAFormerRunRecordedStandsToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		before := w.deployment("web")
 		changeCM(w)
 		w.pass(time.Minute)
@@ -249,7 +249,7 @@ func TestWhatAFormerRunRecordedStandsToo(t *testing.T) {
 func TestAStateThatComesBackIsRemovedOnceInTenMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inGit := deploy(pod(reads("app-config")), nativeState, stateOf(cmKey, h1))
-		w := newWorld(t, nil, cm1(), inGit.DeepCopy())
+		w := newFixture(t, nil, cm1(), inGit.DeepCopy())
 		for range 15 {
 			w.pass(time.Minute)
 			w.put(inGit.DeepCopy())
@@ -277,7 +277,7 @@ func TestAStateThatCannotBeRecordedIsReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, cm1())
+				w := newFixture(t, nil, cm1())
 				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
 					return true, nil, refusal
 				})

@@ -89,7 +89,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a repetition after a failed write of the state creates no second Job": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.refuseStates(1)
 				changeCM(w)
 				w.pass(time.Minute)
@@ -115,7 +115,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a CronJob that forbids concurrency waits, for a named source, until it is not active": {
 			objects: []runtime.Object{cm1(), cronJob(busy, kCM, "app-config", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(5 * time.Minute)
 				if got := w.writes(); len(got) != 0 {
@@ -129,7 +129,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a Job of ours counts as active until it is complete": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1")},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(5 * time.Minute)
 				if got := w.requests(); got["get cronjobs"] != 0 || got["get jobs"] != 0 || len(w.writes()) != 0 {
@@ -160,7 +160,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a repetition does not wait for the Job that it has created": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.refuseStates(1)
 				changeCM(w)
 			},
@@ -168,7 +168,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a repetition neither skips the reload nor creates a Job again that is gone": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(2)
 				w.remove(w.runs()[0])
 				w.pass(time.Minute)
@@ -177,7 +177,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a repetition is not skipped as the CronJob is suspended by now": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				w.put(cronJob(suspended, kAuto, "true", nativeState, known1))
 			},
@@ -185,7 +185,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a CronJob does not run again as the source has a label more by now": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				labelled := cm2()
 				labelled.Labels = map[string]string{"team": "shop"}
@@ -195,7 +195,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a new leader does not run a CronJob again": {
 			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				w.restart()
 			},
@@ -203,7 +203,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a CronJob runs again as the source has gone back and come again": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				w.put(cm1())
 				w.pass(10 * time.Millisecond)
@@ -214,7 +214,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"a CronJob runs again as another source has changed too": {
 			objects: []runtime.Object{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, p1))},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				changeDB(w)
 			},
@@ -224,7 +224,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"a repetition finds its Job though the state is another by now": {
 			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, ""))},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				w.put(db1()) // recorded, not rolled
 			},
@@ -233,7 +233,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a source that goes back to data of a Job that is still there runs another": {
 			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(time.Minute)
 				w.put(cm1())
@@ -261,7 +261,7 @@ func TestReconcileCronJobs(t *testing.T) {
 
 func TestCronJobRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1)))
+		w := newFixture(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1)))
 		changeCM(w)
 		w.pass(2 * time.Second)
 		jobs := w.runs()
@@ -317,7 +317,7 @@ func TestReconcileJobs(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"a Job is deleted and created again, also a finished one": {
 			objects: []runtime.Object{cm1(), job(nil)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
 				got := w.job("web")
@@ -357,7 +357,7 @@ func TestReconcileJobs(t *testing.T) {
 		},
 		"a Job that admission would refuse is not deleted": {
 			objects: []runtime.Object{cm1(), job(nil)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				refused := false
 				w.client.PrependReactor("create", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
 					if refused {
@@ -374,7 +374,7 @@ func TestReconcileJobs(t *testing.T) {
 		},
 		"the creation is tried until it succeeds": {
 			objects: []runtime.Object{cm1(), job(nil)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				n := 0
 				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
 					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
@@ -406,25 +406,27 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	})
 	for name, tc := range map[string]struct {
 		verb    string
-		tries   int                                            // creations while the old one terminates
-		answers []func(w *world, a clienttesting.Action) error // nil: like the API server
+		tries   int                                              // creations while the old one terminates
+		answers []func(w *fixture, a clienttesting.Action) error // nil: like the API server
 		want    []string
 		events  []string
 	}{
 		"the deletion was done": {
 			verb: "delete",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(w *world, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(w *fixture, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
 			},
 			want:   []string{try, remove, remove, create},
 			events: []string{reloaded, failed + timeout.Error()},
 		},
 		"the deletion was done, and the second is refused": {
 			verb: "delete",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(w *world, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
-				func(*world, clienttesting.Action) error { return apierrors.NewTooManyRequests("later", 1) },
-				func(*world, clienttesting.Action) error { return apierrors.NewForbidden(jobs, "web", errors.New("no")) },
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(w *fixture, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
+				func(*fixture, clienttesting.Action) error { return apierrors.NewTooManyRequests("later", 1) },
+				func(*fixture, clienttesting.Action) error {
+					return apierrors.NewForbidden(jobs, "web", errors.New("no"))
+				},
 			},
 			want:   []string{try, remove, remove, remove, remove, create},
 			events: []string{reloaded, failed + timeout.Error()},
@@ -432,9 +434,9 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 
 		"the deletion was done, but finalizers hold it up": {
 			verb: "delete",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(w *world, _ clienttesting.Action) error { w.put(terminating); return timeout },
-				func(w *world, _ clienttesting.Action) error {
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(w *fixture, _ clienttesting.Action) error { w.put(terminating); return timeout },
+				func(w *fixture, _ clienttesting.Action) error {
 					// Between two tries.
 					time.AfterFunc(30*time.Minute+terminatingPoll/2, func() { w.remove(terminating) })
 					return nil
@@ -445,9 +447,9 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 		},
 		"the deletion was not done": {
 			verb: "delete",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(*world, clienttesting.Action) error { return errors.New("connection reset") },
-				func(*world, clienttesting.Action) error { return timeout },
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(*fixture, clienttesting.Action) error { return errors.New("connection reset") },
+				func(*fixture, clienttesting.Action) error { return timeout },
 			},
 			want:   []string{try, remove, remove, remove, create},
 			events: []string{reloaded, failed + "connection reset"},
@@ -455,16 +457,18 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 
 		"the deletion is refused": {
 			verb: "delete",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(*world, clienttesting.Action) error { return apierrors.NewForbidden(jobs, "web", errors.New("no")) },
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(*fixture, clienttesting.Action) error {
+					return apierrors.NewForbidden(jobs, "web", errors.New("no"))
+				},
 			},
 			want:   []string{try, remove, try, remove, create},
 			events: []string{reloaded, failed + `jobs.batch "web" is forbidden: no`},
 		},
 		"somebody else takes the name": {
 			verb: "create",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(w *world, _ clienttesting.Action) error {
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(w *fixture, _ clienttesting.Action) error {
 					w.put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, h2)(&j.Spec.Template) }))
 					return apierrors.NewAlreadyExists(jobs, "web")
 				},
@@ -473,8 +477,8 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 		},
 		"somebody else deletes the Job at that moment, so it is not created again": {
 			verb: "delete",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(w *world, _ clienttesting.Action) error {
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(w *fixture, _ clienttesting.Action) error {
 					w.remove(job(nil))
 					return apierrors.NewNotFound(jobs, "web")
 				},
@@ -483,8 +487,8 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 		},
 		"the creation was done": {
 			verb: "create",
-			answers: []func(w *world, a clienttesting.Action) error{
-				func(w *world, a clienttesting.Action) error {
+			answers: []func(w *fixture, a clienttesting.Action) error{
+				func(w *fixture, a clienttesting.Action) error {
 					if _, _, err := clienttesting.ObjectReaction(w.client.Tracker())(a); err != nil {
 						return err
 					}
@@ -497,7 +501,7 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, cm1(), job(nil))
+				w := newFixture(t, nil, cm1(), job(nil))
 				n := 0
 				w.client.PrependReactor(tc.verb, "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
 					if c, ok := a.(clienttesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 || n == len(tc.answers) {
@@ -531,7 +535,7 @@ func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
 	for name, answer := range map[string]error{"and the answer comes late": nil, "and the answer is lost": apierrors.NewTimeoutError("no answer", 1)} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, cm1(), job(nil))
+				w := newFixture(t, nil, cm1(), job(nil))
 				n := 0
 				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
 					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || n > 0 {
@@ -563,7 +567,7 @@ func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
 
 // The controller remembers what a Job was created again for before the cache has that Job.
 func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
-	deny := func(w *world, until *atomic.Bool, err error) {
+	deny := func(w *fixture, until *atomic.Bool, err error) {
 		w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || until.Load() {
 				return false, nil, nil
@@ -572,7 +576,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 		})
 	}
 	green := cm("app-config", "color", "green")
-	createdLate := func(w *world) {
+	createdLate := func(w *fixture) {
 		var allowed atomic.Bool
 		deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
 		changeCM(w)
@@ -582,12 +586,12 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 		allowed.Store(true)
 	}
 	for name, tc := range map[string]struct {
-		change func(w *world)
+		change func(w *fixture)
 		want   string // the mark
 		n      int    // Jobs created
 	}{
 		"a change before the cache has the new Job is not lost": {
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
 				if w.job("web").UID == "job-1" {
@@ -598,7 +602,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			want: hashOf("color", "green"), n: 2,
 		},
 		"a change that takes the source back is not lost": {
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
 				w.put(cm1())
@@ -610,7 +614,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			want:   h2, n: 1,
 		},
 		"the way back from a change before the creation replaces the Job": {
-			change: func(w *world) {
+			change: func(w *fixture) {
 				createdLate(w)
 				w.pass(time.Minute)
 				changeCM(w)
@@ -618,7 +622,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			want: h2, n: 2,
 		},
 		"no other 404 than the namespace's ends the attempts": {
-			change: func(w *world) {
+			change: func(w *fixture) {
 				var allowed atomic.Bool
 				deny(w, &allowed, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"))
 				changeCM(w)
@@ -628,7 +632,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 			want: h2, n: 1,
 		},
 		"a Job that somebody deletes meanwhile is left alone": {
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
 				w.remove(w.job("web"))
@@ -642,7 +646,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newLaggingWorld(t, map[string]time.Duration{"jobs": 3 * time.Second}, nil, cm1(), job(nil))
+				w := newLaggingFixture(t, map[string]time.Duration{"jobs": 3 * time.Second}, nil, cm1(), job(nil))
 				w.pass(time.Minute)
 				tc.change(w)
 				w.pass(time.Hour)
@@ -672,7 +676,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 
 func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, cm1(), job(nil))
+		w := newFixture(t, nil, cm1(), job(nil))
 		w.client.PrependReactor("delete", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("connection refused")
 		})
@@ -687,21 +691,21 @@ func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
 
 func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
 	cases := map[string]struct {
-		create func(w *world) error // the API server's response to the creation
-		end    bool                 // the controller stops
+		create func(w *fixture) error // the API server's response to the creation
+		end    bool                   // the controller stops
 	}{
-		"the namespace terminates": {create: func(*world) error {
+		"the namespace terminates": {create: func(*fixture) error {
 			err := apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("terminating"))
 			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 			return err
 		}},
-		"the namespace is gone": {create: func(*world) error { return apierrors.NewNotFound(corev1.Resource("namespaces"), "shop") }},
-		"the controller stops":  {end: true, create: func(*world) error { return apierrors.NewInternalError(errors.New("try again")) }},
+		"the namespace is gone": {create: func(*fixture) error { return apierrors.NewNotFound(corev1.Resource("namespaces"), "shop") }},
+		"the controller stops":  {end: true, create: func(*fixture) error { return apierrors.NewInternalError(errors.New("try again")) }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, cm1(), job(nil))
+				w := newFixture(t, nil, cm1(), job(nil))
 				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
 					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
 						return false, nil, nil
@@ -737,7 +741,7 @@ func TestJobCopyOfALongName(t *testing.T) {
 }
 
 // refuseStates refuses the next n patches of CronJobs.
-func (w *world) refuseStates(n int) {
+func (w *fixture) refuseStates(n int) {
 	w.client.PrependReactor("patch", "cronjobs", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if n == 0 {
 			return false, nil, nil
@@ -749,14 +753,14 @@ func (w *world) refuseStates(n int) {
 
 // runUnrecorded changes the ConfigMap and lets the quiet period pass, so that a Job is created. The
 // next n patches of its CronJob are refused.
-func (w *world) runUnrecorded(n int) {
+func (w *fixture) runUnrecorded(n int) {
 	w.refuseStates(n)
 	changeCM(w)
 	w.pass(1500 * time.Millisecond)
 }
 
 // runs returns the existing Jobs.
-func (w *world) runs() []*batchv1.Job {
+func (w *fixture) runs() []*batchv1.Job {
 	w.t.Helper()
 	obj, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
 	if err != nil {
@@ -769,7 +773,7 @@ func (w *world) runs() []*batchv1.Job {
 	return jobs
 }
 
-func (w *world) job(name string) *batchv1.Job {
+func (w *fixture) job(name string) *batchv1.Job {
 	w.t.Helper()
 	obj, err := w.client.Tracker().Get(batchv1.SchemeGroupVersion.WithResource("jobs"), "shop", name)
 	if err != nil {

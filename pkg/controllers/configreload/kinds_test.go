@@ -56,21 +56,21 @@ func TestTwoNamesOfOneVariable(t *testing.T) {
 		"the later change stands": {
 			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
 				nativeState, state(h1, hash("1")))},
-			change: func(w *world) { w.put(dotted("2")); w.pass(100 * time.Millisecond); changeCM(w) },
+			change: func(w *fixture) { w.put(dotted("2")); w.pass(100 * time.Millisecond); changeCM(w) },
 			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
 		"of two that changed at one instant, the first by type and name stands": {
 			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
 				nativeState, state(h1, hash("1")))},
-			change: func(w *world) { w.put(dotted("2"), cm2()) },
+			change: func(w *fixture) { w.put(dotted("2"), cm2()) },
 			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
 		"of two that come to equal data, the later one leaves the template as it is": {
 			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
 				nativeState, state(h1, hash("1")))},
-			change: func(w *world) { w.put(dotted("2")); w.pass(time.Minute); w.put(cm("app-config", "v", "2")) },
+			change: func(w *fixture) { w.put(dotted("2")); w.pass(time.Minute); w.put(cm("app-config", "v", "2")) },
 			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),
 				env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},
@@ -93,7 +93,7 @@ func TestWarningOfTheOriginal(t *testing.T) {
 				original := deploy(pod())
 				original.Spec.Replicas = &tc.replicas
 				original.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
-				w := newWorld(t, func(c *Config) { c.Compat = tc.compat }, original)
+				w := newFixture(t, func(c *Config) { c.Compat = tc.compat }, original)
 				w.resign()
 				buffer := &ktesting.BufferTL{}
 				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig())))
@@ -145,7 +145,7 @@ func TestMemoryIsOfOneObject(t *testing.T) {
 
 func TestMetricNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil)
+		w := newFixture(t, nil)
 		families, err := w.registry.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -171,7 +171,7 @@ func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buffer := &ktesting.BufferTL{}
 		ctx := klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig()))
-		w := newWorld(t, nil)
+		w := newFixture(t, nil)
 		for range 2 {
 			one, err := policy.NewWorkload(&w.c.kinds["Deployment"].Kind, deploy(pod(), "secretproviderclass.reloader.stakater.com/auto", "true"), Name)
 			if err != nil {

@@ -26,7 +26,7 @@ func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.Qui
 
 // requests counts the controller's requests to the API server, except for the informers' lists and
 // watches at the start.
-func (w *world) requests() map[string]int {
+func (w *fixture) requests() map[string]int {
 	count := map[string]int{}
 	for _, a := range w.client.Actions() {
 		count[a.GetVerb()+" "+a.GetResource().Resource]++
@@ -43,7 +43,7 @@ func TestAChangeIsOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The cache of workloads lags behind the controller's write, and the workload is reconciled
 		// again meanwhile.
-		w := newLaggingWorld(t, map[string]time.Duration{"deployments": 500 * time.Millisecond}, quietPeriod(0),
+		w := newLaggingFixture(t, map[string]time.Duration{"deployments": 500 * time.Millisecond}, quietPeriod(0),
 			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		w.pass(time.Second)
 		w.client.ClearActions()
@@ -59,7 +59,7 @@ func TestAChangeIsOneRequest(t *testing.T) {
 
 func TestAnEventOfManySourcesIsCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, deploy(pod(), kCM, "app-.*"))
+		w := newFixture(t, nil, deploy(pod(), kCM, "app-.*"))
 		change := func(version string) {
 			for i := range 50 {
 				w.put(cm(fmt.Sprintf("app-%03d", i), "v", version))
@@ -91,7 +91,7 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 			d.Name = fmt.Sprintf("web-%d", i)
 			objects = append(objects, source(i, "1"), d)
 		}
-		w := newWorld(t, quietPeriod(0), objects...)
+		w := newFixture(t, quietPeriod(0), objects...)
 		w.pass(time.Second)
 		w.client.ClearActions()
 		for i := range n {
@@ -115,7 +115,7 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 
 func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, quietPeriod(0), cm1(),
+		w := newFixture(t, quietPeriod(0), cm1(),
 			deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		slow := true
 		w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -146,7 +146,7 @@ func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				noise := func(i int) *corev1.ConfigMap { return cm("noise", "v", fmt.Sprint(i)) }
 				d := deploy(pod(reads("app-config")), append(annotations, nativeState, stateOf(cmKey, h1))...)
-				w := newWorld(t, nil, cm1(), noise(0), d)
+				w := newFixture(t, nil, cm1(), noise(0), d)
 				changeCM(w)
 				for i := range 3 {
 					w.put(noise(i + 1))
@@ -186,7 +186,7 @@ func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				// The fake's watch begins with the existing objects; here it begins late.
-				w := newLaggingWorld(t, map[string]time.Duration{"configmaps": tc.lag}, quietPeriod(0))
+				w := newLaggingFixture(t, map[string]time.Duration{"configmaps": tc.lag}, quietPeriod(0))
 				w.stop()
 				w.put(cm2(), acted)
 				w.client.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -236,7 +236,7 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, func(c *Config) {
+				w := newFixture(t, func(c *Config) {
 					c.QuietPeriod = 0
 					if tc.configure != nil {
 						tc.configure(c)
@@ -276,7 +276,7 @@ func TestAWorkloadWatchesOnlySoManySources(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, append(slices.Clone(objects), workload)...)
+				w := newFixture(t, nil, append(slices.Clone(objects), workload)...)
 				w.pass(time.Minute)
 				state, err := policy.ParseState(w.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
 				if err != nil || len(state) != policy.MaxSources {

@@ -35,41 +35,41 @@ func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 	variableOnly := "patch deployments/web " + toJSON(body)
 	cases := map[string]struct {
 		// meanwhile is what somebody writes between the decision and the patch.
-		meanwhile func(w *world)
+		meanwhile func(w *fixture)
 		want      []string
 	}{
 		"the change is still to be made": {
-			meanwhile: func(w *world) {
+			meanwhile: func(w *fixture) {
 				w.put(annotated(deploy(web, kAuto, "true", nativeState, known1), "example.org/touched", "1"))
 			},
 			want: []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 		},
 		"another manager made it": {
-			meanwhile: func(w *world) {
+			meanwhile: func(w *fixture) {
 				done := recordedOn(w.deployment("web").ResourceVersion, known2)
 				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, done))
 			},
 			want: []string{env(known2, "web/"+cmVar, h2)},
 		},
 		"somebody wrote what it would have written, and the template stays as it is": {
-			meanwhile: func(w *world) {
+			meanwhile: func(w *fixture) {
 				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, known2))
 			},
 			want: []string{env(known2, "web/"+cmVar, h2), variableOnly},
 		},
 		"the workload opted out": {
-			meanwhile: func(w *world) { w.put(deploy(web, nativeState, known1)) },
+			meanwhile: func(w *fixture) { w.put(deploy(web, nativeState, known1)) },
 			want:      []string{env(known2, "web/"+cmVar, h2), stateOnly("")},
 		},
 		"the workload is gone": {
-			meanwhile: func(w *world) { w.remove(deploy(web)) },
+			meanwhile: func(w *fixture) { w.remove(deploy(web)) },
 			want:      []string{env(known2, "web/"+cmVar, h2)},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, cm1(), deploy(web, kAuto, "true", nativeState, known1))
+				w := newFixture(t, nil, cm1(), deploy(web, kAuto, "true", nativeState, known1))
 				done := false
 				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
 					if !done {
@@ -93,7 +93,7 @@ func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 
 func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		w.faults(slices.Repeat([]string{"conflict"}, 3*4))
 		changeCM(w)
 		w.pass(time.Minute)
@@ -117,7 +117,7 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 	known2 := stateOf(cmKey, h2)
 	for name, tc := range map[string]struct {
 		web    *appsv1.Deployment
-		change func(w *world)
+		change func(w *fixture)
 		want   string   // the last write
 		events []string // without failures that the next attempt repairs
 		denied int
@@ -137,7 +137,7 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 		},
 		"the recording of a state": {
 			web:    deploy(pod(reads("app-config"))),
-			change: func(w *world) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
+			change: func(w *fixture) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
 			want: stateOnly(stateOf(cmKey, h1)),
 			events: []string{"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " +
 				`admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
@@ -154,7 +154,7 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, cm1(), tc.web)
+				w := newFixture(t, nil, cm1(), tc.web)
 				w.stop()
 				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
 					if tc.denied == 0 {
@@ -187,7 +187,7 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 func TestALateAnswerIsNotAboutTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
-		w := newWorld(t, nil, cm1(), web)
+		w := newFixture(t, nil, cm1(), web)
 		late := false
 		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if late {
@@ -222,7 +222,7 @@ func TestALateAnswerIsNotAboutTheSuccessor(t *testing.T) {
 func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := pod(reads("app-config"))
-		w := newLaggingWorld(t, map[string]time.Duration{"deployments": time.Second}, nil,
+		w := newLaggingFixture(t, map[string]time.Duration{"deployments": time.Second}, nil,
 			cm1(), deploy(web, kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		w.pass(time.Minute)
 		removed := false
@@ -248,20 +248,20 @@ type raceStep struct {
 	n    int
 }
 
-var raceSteps = map[string]func(w *world, n int){
-	"the source changes": func(w *world, n int) { w.put(cm("app-config", "v", fmt.Sprint(n%4))) },
-	"the source goes": func(w *world, _ int) {
+var raceSteps = map[string]func(w *fixture, n int){
+	"the source changes": func(w *fixture, n int) { w.put(cm("app-config", "v", fmt.Sprint(n%4))) },
+	"the source goes": func(w *fixture, _ int) {
 		if _, err := w.client.Tracker().Get(cmResource, "shop", "app-config"); err == nil {
 			w.remove(cm("app-config"))
 		}
 	},
-	"somebody touches the workload": func(w *world, n int) {
+	"somebody touches the workload": func(w *fixture, n int) {
 		synctest.Wait() // reading and writing is one step
 		w.put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(n)))
 	},
-	"time passes":                 func(w *world, n int) { w.pass(time.Duration(n) * time.Millisecond) },
-	"another manager takes over":  func(w *world, _ int) { w.restart() },
-	"no manager runs for a while": func(w *world, _ int) { w.stop(); w.pass(time.Second) },
+	"time passes":                 func(w *fixture, n int) { w.pass(time.Duration(n) * time.Millisecond) },
+	"another manager takes over":  func(w *fixture, _ int) { w.restart() },
+	"no manager runs for a while": func(w *fixture, _ int) { w.stop(); w.pass(time.Second) },
 }
 
 // In any order of events and with any outcome of requests, no change is lost and none rolls twice.
@@ -289,7 +289,7 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 		initial, final := cm("app-config", "v", "0"), cm("app-config", "v", "final")
 		known := stateOf(cmKey, hex.EncodeToString(policy.DigestConfigMap(initial)))
 		// By annotation, every patch rolls; a variable would hide a second patch.
-		w := newLaggingWorld(t, lags, func(c *Config) { c.QuietPeriod = quiet; strategyAnnotations(c) },
+		w := newLaggingFixture(t, lags, func(c *Config) { c.QuietPeriod = quiet; strategyAnnotations(c) },
 			initial, deploy(pod(reads("app-config")), kAuto, "true", nativeState, known))
 		w.faults(outcomes)
 		rolled := w.audit()
@@ -321,7 +321,7 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 }
 
 // faults makes patches of Deployments fail, before or after they took effect.
-func (w *world) faults(outcomes []string) {
+func (w *fixture) faults(outcomes []string) {
 	w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if len(outcomes) == 0 {
 			return false, nil, nil
@@ -349,7 +349,7 @@ func (w *world) faults(outcomes []string) {
 }
 
 // apply applies a patch, bypassing the faults.
-func (w *world) apply(a clienttesting.Action) error {
+func (w *fixture) apply(a clienttesting.Action) error {
 	for _, r := range w.client.ReactionChain[1:] {
 		if !r.Handles(a) {
 			continue
@@ -362,7 +362,7 @@ func (w *world) apply(a clienttesting.Action) error {
 }
 
 // audit collects the hash in the mark each time the pod template changes in the API server.
-func (w *world) audit() *[]string {
+func (w *fixture) audit() *[]string {
 	var values []string
 	watch, err := w.client.Tracker().Watch(deploymentResource, "shop")
 	if err != nil {

@@ -39,7 +39,7 @@ const started = 946684800
 type reconcileCase struct {
 	configure func(*Config)
 	objects   []runtime.Object
-	change    func(w *world)
+	change    func(w *fixture)
 	want      []string
 	events    []string
 }
@@ -49,7 +49,7 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tc.configure, tc.objects...)
+				w := newFixture(t, tc.configure, tc.objects...)
 				if tc.change != nil {
 					tc.change(w)
 				}
@@ -78,8 +78,8 @@ func autoAll(c *Config)             { c.AutoAll = true }
 func onCreate(c *Config)            { c.OnCreate = true }
 func onDelete(c *Config)            { c.OnDelete = true }
 
-func changeCM(w *world) { w.put(cm2()) }
-func changeDB(w *world) { w.put(db2()) }
+func changeCM(w *fixture) { w.put(cm2()) }
+func changeDB(w *fixture) { w.put(db2()) }
 
 func TestReconcileAnnotations(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
@@ -114,7 +114,7 @@ func TestReconcileAnnotations(t *testing.T) {
 		},
 		"a label of the source is no change": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				labelled := cm1()
 				labelled.Labels = map[string]string{"tier": "web"}
 				w.put(labelled)
@@ -171,17 +171,17 @@ func TestReconcileAnnotations(t *testing.T) {
 		"auto=false vetoes no named source": one([]string{kAuto, "false", kCM, "app-config"}, rolled),
 		"an ignored source is dropped from the state and rolls nothing": {
 			objects: []runtime.Object{annotated(cm1(), kIgnore, "true"), deploy(web, kAuto, "true", nativeState, known1)},
-			change:  func(w *world) { w.put(annotated(cm2(), kIgnore, "true")) },
+			change:  func(w *fixture) { w.put(annotated(cm2(), kIgnore, "true")) },
 			want:    []string{stateOnly("")},
 		},
 		"the native annotation ignores a source as well": {
 			objects: []runtime.Object{annotated(cm1(), nativeReload, "off"), deploy(web, kAuto, "true", nativeState, known1)},
-			change:  func(w *world) { w.put(annotated(cm2(), nativeReload, "off")) },
+			change:  func(w *fixture) { w.put(annotated(cm2(), nativeReload, "off")) },
 			want:    []string{stateOnly("")},
 		},
 		"ignore must be exactly true": {
 			objects: []runtime.Object{annotated(cm1(), kIgnore, "True"), deploy(web, kAuto, "true", nativeState, known1)},
-			change:  func(w *world) { w.put(annotated(cm2(), kIgnore, "True")) },
+			change:  func(w *fixture) { w.put(annotated(cm2(), kIgnore, "True")) },
 			want:    rolled, events: reloaded,
 		},
 		"an exclusion beats a named match": one([]string{kCM, "app-config", kCMExclude, "other, app-config"}, []string{stateOnly("")}),
@@ -191,7 +191,7 @@ func TestReconcileAnnotations(t *testing.T) {
 		},
 		"search rolls for a source with match": {
 			objects: []runtime.Object{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(w *world) { w.put(annotated(cm2(), kMatch, "true")) },
+			change:  func(w *fixture) { w.put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled, events: reloaded,
 		},
 		"search leaves a source without match": {

@@ -153,7 +153,7 @@ func TestReconcileRollouts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
 					map[schema.GroupVersionResource]string{RolloutsResource: "RolloutList"}, tc.rollout)
-				w := &world{t: t, cfg: NewConfig(), client: fake.NewClientset(), dynamic: client, recorder: record.NewFakeRecorder(100)}
+				w := &fixture{t: t, cfg: NewConfig(), client: fake.NewClientset(), dynamic: client, recorder: record.NewFakeRecorder(100)}
 				w.cfg.Compat, w.cfg.ArgoRollouts = true, true
 				client.PrependReactor("patch", "rollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
 					err := tc.denied

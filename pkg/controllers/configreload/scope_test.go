@@ -58,7 +58,7 @@ func TestReconcilePause(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"the first change pauses, the second does not extend the pause": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(time.Minute)
 				w.put(cm3)
@@ -75,7 +75,7 @@ func TestReconcilePause(t *testing.T) {
 		},
 		"the pause ends in time though the manager restarts meanwhile": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Minute)
 				w.restart()
@@ -135,7 +135,7 @@ func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := deploy(pod(), kPause, "5m", kPausedAt, second(-299))
 		d.Spec.Paused = true
-		w := newWorld(t, nil, d)
+		w := newFixture(t, nil, d)
 		w.stop()
 		refuse := w.failPatches(3)
 		w.start()
@@ -151,8 +151,8 @@ func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
 
 // The end of a pause does not wait for the back-off of a failing reload.
 func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
-	for name, fail := range map[string]func(w *world){
-		"as the patch is refused": func(w *world) {
+	for name, fail := range map[string]func(w *fixture){
+		"as the patch is refused": func(w *fixture) {
 			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
 				if strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), "template") {
 					return true, nil, apierrors.NewForbidden(deploymentResource.GroupResource(), "web", errors.New("no"))
@@ -161,7 +161,7 @@ func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			})
 			w.put(cm1())
 		},
-		"as the workload cannot be read after a conflict": func(w *world) {
+		"as the workload cannot be read after a conflict": func(w *fixture) {
 			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
 				conflicts := strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), "template")
 				return conflicts, nil, apierrors.NewConflict(deploymentResource.GroupResource(), "web", errors.New("changed"))
@@ -171,7 +171,7 @@ func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			})
 			w.put(cm1())
 		},
-		"as the source cannot be read": func(w *world) {
+		"as the source cannot be read": func(w *fixture) {
 			w.live.failures = math.MaxInt
 			w.remove(cm2())
 		},
@@ -180,7 +180,7 @@ func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const period = 17 * time.Minute
 				d := deploy(pod(reads("app-config")), kAuto, "true", kPause, period.String(), nativeState, stateOf(cmKey, h1))
-				w := newWorld(t, onDelete, cm1(), d)
+				w := newFixture(t, onDelete, cm1(), d)
 				var ends atomic.Int32
 				w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
 					if !strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), `"paused":false`) {
@@ -217,7 +217,7 @@ func TestReconcileNative(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"native annotations beat the others and mark by annotation": {
 			objects: []runtime.Object{cm1(), db1(), deploy(both, nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)},
-			change:  func(w *world) { changeDB(w); w.pass(time.Minute); changeCM(w) },
+			change:  func(w *fixture) { changeDB(w); w.pass(time.Minute); changeCM(w) },
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
 			events: reloaded,
@@ -250,7 +250,7 @@ func TestReconcileNative(t *testing.T) {
 		},
 		"an item that is no good is reported once, and the others count": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto, pod/x", nativeState, known1)},
-			change:  func(w *world) { w.pass(time.Minute); changeCM(w) },
+			change:  func(w *fixture) { w.pass(time.Minute); changeCM(w) },
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
 			events: []string{reloaded[0], "Warning InvalidReloadAnnotation quartermaster.dev/reload: " +
@@ -258,7 +258,7 @@ func TestReconcileNative(t *testing.T) {
 		},
 		"a delay of its own replaces the quiet period, and stretches the longest one": {
 			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto", nativeDelay, "1m", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(59 * time.Second)
 				if n := len(w.writes()); n != 0 {
@@ -307,12 +307,12 @@ func TestReconcileScope(t *testing.T) {
 		},
 		"a namespace that becomes selected is caught up with": {
 			configure: selector("env=prod"), objects: []runtime.Object{namespace(nil), cm1(), web()},
-			change: func(w *world) { changeCM(w); w.pass(time.Minute); w.put(namespace(prod)) },
+			change: func(w *fixture) { changeCM(w); w.pass(time.Minute); w.put(namespace(prod)) },
 			want:   rolled, events: reloaded,
 		},
 		"Secrets of Helm releases do not count": {
 			objects: []runtime.Object{helmSecret("1"), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, ""))},
-			change:  func(w *world) { w.put(helmSecret("2")) },
+			change:  func(w *fixture) { w.put(helmSecret("2")) },
 		},
 		"only the namespaces of the flag are worked in": {
 			configure: func(c *Config) { c.Namespaces = []string{"other"} },
@@ -337,12 +337,12 @@ func TestReconcileScope(t *testing.T) {
 			configure: func(c *Config) { sourceSelector(c); onDelete(c) },
 			objects: []runtime.Object{labelled(cm1()), deploy(pod(reads("app-config"), variableSet(cmVar, h1)), kAuto, "true",
 				nativeState, known1)},
-			change: func(w *world) { w.put(cm1()) },
+			change: func(w *fixture) { w.put(cm1()) },
 			want:   []string{env(stateOf(cmKey, ""), "web/"+cmVar, "")}, events: reloaded,
 		},
 		"a source of another namespace is none of this one's business": {
 			objects: []runtime.Object{cm1(), web()},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				other := cm2()
 				other.Namespace = "depot"
 				w.put(other)
@@ -362,7 +362,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 		d := deploy(pod(reads("app-config")), kAuto, "true", kPause, "5m", nativeState, stateOf(cmKey, h1))
 		paused := deploy(pod(), kPausedAt, "yesterday")
 		paused.Name, paused.Spec.Paused = "api", true
-		w := newWorld(t, func(c *Config) { c.DryRun = true }, cm1(), d, paused)
+		w := newFixture(t, func(c *Config) { c.DryRun = true }, cm1(), d, paused)
 		changeCM(w)
 		w.pass(time.Minute)
 		if diff := cmp.Diff([]string{"Normal WouldReload Would reload for ConfigMap shop/app-config"}, w.events()); diff != "" {

@@ -24,7 +24,7 @@ func TestWhatAStandbyHasSeen(t *testing.T) {
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
 		led     bool // the process led before
-		change  func(w *world)
+		change  func(w *fixture)
 		want    []string // at once after it leads
 	}{
 		"a change of a source rolls": {
@@ -35,21 +35,21 @@ func TestWhatAStandbyHasSeen(t *testing.T) {
 		},
 		"a change that was taken back rolls nothing": {
 			objects: []runtime.Object{cm1(), known()},
-			change:  func(w *world) { changeCM(w); w.pass(time.Second); w.put(cm1()) },
+			change:  func(w *fixture) { changeCM(w); w.pass(time.Second); w.put(cm1()) },
 		},
 		"a change after the creation of a workload that nobody has recorded rolls": {
 			objects: []runtime.Object{cm1()},
-			change:  func(w *world) { w.put(web()); w.pass(time.Second); changeCM(w) },
+			change:  func(w *fixture) { w.put(web()); w.pass(time.Second); changeCM(w) },
 			want:    []string{rolled},
 		},
 		"a change before that creation is only recorded": {
 			objects: []runtime.Object{cm1()},
-			change:  func(w *world) { changeCM(w); w.pass(time.Second); w.put(web()) },
+			change:  func(w *fixture) { changeCM(w); w.pass(time.Second); w.put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"what was deleted is left alone": {
 			objects: []runtime.Object{cm1(), known()},
-			change:  func(w *world) { changeCM(w); w.remove(known()) },
+			change:  func(w *fixture) { changeCM(w); w.remove(known()) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,15 +83,15 @@ func TestWhatAStandbyHasSeen(t *testing.T) {
 func TestANewLeaderWithOldCaches(t *testing.T) {
 	const little, long = 2 * time.Second, 20 * time.Second
 	h3, rolled := hashOf("color", "green"), env(stateOf(cmKey, h2), "web/"+cmVar, h2)
-	record := func(w *world, hash string) {
+	record := func(w *fixture, hash string) {
 		on := w.deployment("web").ResourceVersion
 		w.put(deploy(pod(reads("app-config"), variableSet(cmVar, hash)), kAuto, "true", nativeState, recordedOn(on, stateOf(cmKey, hash))))
 	}
-	roll := func(w *world) { changeCM(w); record(w, h2) }
+	roll := func(w *fixture) { changeCM(w); record(w, h2) }
 	for name, tc := range map[string]struct {
 		sources, workloads time.Duration
-		before             func(w *world) // what both caches have
-		change             func(w *world)
+		before             func(w *fixture) // what both caches have
+		change             func(w *fixture)
 		rolls              bool
 		want               []string // without rolls, they are refused
 	}{
@@ -100,26 +100,26 @@ func TestANewLeaderWithOldCaches(t *testing.T) {
 		"they arrive at once":           {sources: long, workloads: long, change: roll},
 		"only the workload is late":     {workloads: long, change: roll, want: []string{rolled}},
 		"only the source is late":       {sources: long, change: roll},
-		"two rollouts are on their way": {sources: long, workloads: little, change: func(w *world) { roll(w); w.put(cm1()); record(w, h1) }},
+		"two rollouts are on their way": {sources: long, workloads: little, change: func(w *fixture) { roll(w); w.put(cm1()); record(w, h1) }},
 		"the source is back where it was, and the predecessor did not roll for that any more": {
 			sources: little, workloads: long,
-			change: func(w *world) { roll(w); w.put(cm1()) },
+			change: func(w *fixture) { roll(w); w.put(cm1()) },
 			rolls:  true,
 			want:   []string{env(stateOf(cmKey, h1), "web/"+cmVar, h1)},
 		},
 		"of a workload that was created after another change, only the source is late": {
 			sources: long,
-			before: func(w *world) {
+			before: func(w *fixture) {
 				w.remove(deploy(pod()))
 				changeCM(w)
 				w.put(deploy(pod(reads("app-config")), kAuto, "true"))
 				record(w, h2)
 			},
-			change: func(w *world) { w.put(cm("app-config", "color", "green")); record(w, h3) },
+			change: func(w *fixture) { w.put(cm("app-config", "color", "green")); record(w, h3) },
 		},
 		"the deletion of the source is late": {
 			sources: long,
-			change:  func(w *world) { w.remove(cm1()); record(w, "") },
+			change:  func(w *fixture) { w.remove(cm1()); record(w, "") },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -146,14 +146,14 @@ func TestANewLeaderWithOldCaches(t *testing.T) {
 	}
 }
 
-func newStandby(t *testing.T, objects ...runtime.Object) *world {
+func newStandby(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	return newLaggingStandby(t, nil, nil, objects...)
 }
 
-func newLaggingStandby(t *testing.T, configure func(*Config), lags map[string]time.Duration, objects ...runtime.Object) *world {
+func newLaggingStandby(t *testing.T, configure func(*Config), lags map[string]time.Duration, objects ...runtime.Object) *fixture {
 	t.Helper()
-	w := &world{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(100), standby: true}
+	w := &fixture{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(100), standby: true}
 	w.cfg.Compat = true
 	w.begin(lags, configure, objects)
 	return w

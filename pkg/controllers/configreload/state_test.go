@@ -52,13 +52,13 @@ func TestReconcileState(t *testing.T) {
 
 		"a new workload is recorded once, also after another start": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true")},
-			change:  func(w *world) { w.pass(time.Minute); w.restart() },
+			change:  func(w *fixture) { w.pass(time.Minute); w.restart() },
 			want:    []string{stateOnly(known1)}, events: none,
 		},
 		"two changes within the quiet period are one patch": {
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true",
 				nativeState, stateOf(cmKey, h1, dbKey, p1))},
-			change: func(w *world) { changeCM(w); w.pass(700 * time.Millisecond); changeDB(w) },
+			change: func(w *fixture) { changeCM(w); w.pass(700 * time.Millisecond); changeDB(w) },
 			want:   []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
 		},
@@ -66,19 +66,19 @@ func TestReconcileState(t *testing.T) {
 			configure: strategyAnnotations,
 			objects: []runtime.Object{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), kAuto, "true",
 				nativeState, stateOf(cmKey, h1, dbKey, p1))},
-			change: func(w *world) { changeDB(w); w.pass(300 * time.Millisecond); changeCM(w) },
+			change: func(w *fixture) { changeDB(w); w.pass(300 * time.Millisecond); changeCM(w) },
 			want: []string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark,
 				strings.Replace(annotationMark(h2), `"observedAt":1`, `"observedAt":`+fmt.Sprint(started+1), 1))},
 			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
 		},
 		"back and forth within the window is no change": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change:  func(w *world) { changeCM(w); w.pass(900 * time.Millisecond); w.put(cm1()) },
+			change:  func(w *fixture) { changeCM(w); w.pass(900 * time.Millisecond); w.put(cm1()) },
 			events:  none,
 		},
 		"next to the original, which is first, the template stays as it is": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				changeCM(w)
 				w.put(deploy(marked(h2), kAuto, "true", nativeState, known1))
 			},
@@ -86,7 +86,7 @@ func TestReconcileState(t *testing.T) {
 		},
 		"creation is recorded": {
 			objects: []runtime.Object{deploy(web, kAuto, "true", nativeState, absent)},
-			change:  func(w *world) { w.put(cm1()) },
+			change:  func(w *fixture) { w.put(cm1()) },
 			want:    []string{stateOnly(known1)}, events: none,
 		},
 		"creation rolls with on-create": {
@@ -108,17 +108,17 @@ func TestReconcileState(t *testing.T) {
 		},
 		"deletion is nothing, and so is coming back the same": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change:  func(w *world) { w.remove(cm1()); w.pass(time.Minute); w.put(cm1()) },
+			change:  func(w *fixture) { w.remove(cm1()); w.pass(time.Minute); w.put(cm1()) },
 			events:  none,
 		},
 		"coming back with other data is a change": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change:  func(w *world) { w.remove(cm1()); w.pass(time.Minute); changeCM(w) },
+			change:  func(w *fixture) { w.remove(cm1()); w.pass(time.Minute); changeCM(w) },
 			want:    rolled, events: reloaded,
 		},
 		"under search, a source that comes back with other data is a change": {
 			objects: []runtime.Object{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.remove(cm1())
 				w.pass(time.Minute)
 				w.put(annotated(cm2(), kMatch, "true"))
@@ -127,19 +127,19 @@ func TestReconcileState(t *testing.T) {
 		},
 		"what only a pattern named is forgotten when it goes": {
 			objects: []runtime.Object{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)},
-			change:  func(w *world) { w.remove(cm1()) },
+			change:  func(w *fixture) { w.remove(cm1()) },
 			want:    []string{stateOnly("")}, events: none,
 		},
 		"on-delete removes the variable": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(marked(h1), kAuto, "true", nativeState, known1)},
-			change:    func(w *world) { w.remove(cm1()) },
+			change:    func(w *fixture) { w.remove(cm1()) },
 			want:      []string{env(absent, "web/"+cmVar, "")}, events: reloaded,
 		},
 		"on-delete without the variable is recorded": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(marked(h1), kAuto, "true", nativeState, known1)},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.remove(cm1())
 				w.pass(time.Minute)
 				w.put(cm1())
@@ -152,13 +152,13 @@ func TestReconcileState(t *testing.T) {
 		"on-delete rolls for what only a pattern named, and forgets it": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)},
-			change:    func(w *world) { w.remove(cm1()) },
+			change:    func(w *fixture) { w.remove(cm1()) },
 			want:      []string{env("", "web/"+cmVar, "")}, events: reloaded,
 		},
 		"on-delete under the annotations strategy marks the deletion": {
 			configure: func(c *Config) { onDelete(c); strategyAnnotations(c) },
 			objects:   []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
-			change:    func(w *world) { w.remove(cm1()) },
+			change:    func(w *fixture) { w.remove(cm1()) },
 			want: []string{ann(absent, compatMark, strings.Replace(annotationMark(deletedHash), `"observedAt":1`,
 				`"observedAt":`+fmt.Sprint(started+1), 1))},
 			events: reloaded,
@@ -166,7 +166,7 @@ func TestReconcileState(t *testing.T) {
 		"on-delete rolls once for what is named by a pattern and referenced": {
 			configure: onDelete,
 			objects:   []runtime.Object{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)},
-			change:    func(w *world) { w.remove(cm1()) },
+			change:    func(w *fixture) { w.remove(cm1()) },
 			want:      []string{env(absent, "web/"+cmVar, "")}, events: reloaded,
 		},
 		"a new reference is recorded, and rolls nothing by itself": {
@@ -176,7 +176,7 @@ func TestReconcileState(t *testing.T) {
 		"a change right after the workload's creation is not swallowed by recording": {
 			configure: func(c *Config) { c.QuietPeriod = 10 * time.Second },
 			objects:   []runtime.Object{cm1()},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				// Writing the state fails until the change is there.
 				var fail bool
 				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -201,7 +201,7 @@ func TestReconcileState(t *testing.T) {
 		},
 		"an empty state on a workload that asks for nothing is removed, once": {
 			objects: []runtime.Object{cm1(), deploy(web, nativeState, "")},
-			change: func(w *world) {
+			change: func(w *fixture) {
 				w.pass(time.Minute)
 				w.put(annotated(w.deployment("web"), "example.org/touched", "1"))
 			},
@@ -209,7 +209,7 @@ func TestReconcileState(t *testing.T) {
 		},
 		"a change that comes with the annotation that makes the source count rolls": {
 			objects: []runtime.Object{cm1(), deploy(web, kSearch, "true")},
-			change:  func(w *world) { w.put(annotated(cm2(), kMatch, "true")) },
+			change:  func(w *fixture) { w.put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled, events: reloaded,
 		},
 		"a change that comes with the end of ignore rolls": {
@@ -225,7 +225,7 @@ func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		api := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/shop/api", cmKey, h1))
 		api.Name = "api"
-		w := newWorld(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1), api)
+		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, known1), api)
 		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if a.(clienttesting.PatchAction).GetName() == "web" {
 				return true, nil, apierrors.NewForbidden(a.GetResource().GroupResource(), "web", errors.New("no"))
@@ -254,7 +254,7 @@ func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
 func TestMaxDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The source changes every 1.9 s, so a quiet period of 3 s never passes.
-		w := newWorld(t, func(c *Config) { c.QuietPeriod = 3 * time.Second },
+		w := newFixture(t, func(c *Config) { c.QuietPeriod = 3 * time.Second },
 			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		var when []time.Duration
 		begun := time.Now()
@@ -283,7 +283,7 @@ func TestAnnotationRemovedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		bare := deploy(pod(reads("app-config")), kAuto, "true")
-		w := newWorld(t, nil, cm1(), annotated(bare.DeepCopy(), nativeState, known1))
+		w := newFixture(t, nil, cm1(), annotated(bare.DeepCopy(), nativeState, known1))
 		w.put(bare)
 		w.pass(time.Second)
 		if diff := cmp.Diff([]string{stateOnly(known1)}, w.writes()); diff != "" {

@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
+	clientgo "github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 // BenchmarkTakeOver measures a replica with warm caches that begins to lead: from the call of Run to
@@ -111,9 +111,9 @@ func newCached(b *testing.B, client *fake.Clientset, secrets, deployments int) *
 	config := cm1()
 	config.UID = "c"
 	in := Informers{
-		ConfigMaps:  fixture.Informer[Source](informer(asSource, config)),
-		Secrets:     fixture.Informer[Source](informer(asSource, secretList...)),
-		Deployments: fixture.Informer[metav1.Object](informer(asWorkload, deploymentList...)),
+		ConfigMaps:  clientgo.Informer[Source](informer(asSource, config)),
+		Secrets:     clientgo.Informer[Source](informer(asSource, secretList...)),
+		Deployments: clientgo.Informer[metav1.Object](informer(asWorkload, deploymentList...)),
 	}
 	reg := metrics.NewKubeRegistry()
 	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(reg), Clock: clock.RealClock{}}

@@ -32,7 +32,7 @@ func TestANamespaceWithMuchToRollDoesNotHoldUpAnother(t *testing.T) {
 			d.Namespace, d.Name = "noisy", fmt.Sprintf("web-%03d", i)
 			objects = append(objects, d)
 		}
-		w := newWorld(t, nil, append(objects, noisy, cm1(), deploy(pod(reads("app-config")), kAuto, "true"))...)
+		w := newFixture(t, nil, append(objects, noisy, cm1(), deploy(pod(reads("app-config")), kAuto, "true"))...)
 		w.pass(time.Minute)
 		w.resign()
 		var mu sync.Mutex
@@ -81,7 +81,7 @@ func TestPatternsThatTakeTooLongAreRefused(t *testing.T) {
 				for i := range 500 {
 					objects = append(objects, cm(strings.Repeat("a", 240)+fmt.Sprintf("-b%03d", i)))
 				}
-				w := newWorld(t, nil, objects...)
+				w := newFixture(t, nil, objects...)
 				d, err := policy.NewWorkload(&policy.Kind{Name: "Deployment"}, objects[0], Name)
 				if err != nil {
 					t.Fatal(err)
@@ -129,7 +129,7 @@ func TestAChangeThatConcernsNobodyWakesNoWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		was, is := cm1(), cm2()
 		was.Name, is.Name = "unused", "unused"
-		w := newWorld(t, quietPeriod(0), cm1(), was, deploy(pod(reads("app-config")), kAuto, "true"))
+		w := newFixture(t, quietPeriod(0), cm1(), was, deploy(pod(reads("app-config")), kAuto, "true"))
 		reconciles := func(change runtime.Object) uint64 {
 			w.pass(time.Minute)
 			before := w.c.Status().Reconciles
@@ -149,7 +149,7 @@ func TestAChangeThatConcernsNobodyWakesNoWorker(t *testing.T) {
 // A workload that is reconciled before it was told of a change comes to the same result.
 func TestAChangeThatIsPendingCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, quietPeriod(0), cm1(), deploy(pod(reads("app-config")), kSearch, "true"))
+		w := newFixture(t, quietPeriod(0), cm1(), deploy(pod(reads("app-config")), kSearch, "true"))
 		w.resign()
 		w.put(annotated(cm2(), kMatch, "true"))
 		synctest.Wait()
@@ -174,7 +174,7 @@ func TestAPauseLastsItsPeriodAtMost(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := deploy(pod(), kPause, "5m", kPausedAt, since.UTC().Format(time.RFC3339))
 				d.Spec.Paused = true
-				w := newWorld(t, nil, d)
+				w := newFixture(t, nil, d)
 				for i := range 4 { // it is looked at again and again
 					w.pass(time.Minute)
 					w.put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(i)))

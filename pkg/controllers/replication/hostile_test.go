@@ -20,16 +20,16 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-// TestNobodyElsePays has what whoever writes objects in one namespace could do to others, as far as it
-// takes time and requests; the rest is in package policy.
-func TestNobodyElsePays(t *testing.T) {
+// TestNoTenantDelaysAnother has attacks by a writer of objects in one namespace that take time and requests;
+// package policy has the others.
+func TestNoTenantDelaysAnother(t *testing.T) {
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
-		run     func(w *world)
+		run     func(w *fixture)
 	}{
 		"a copy does not change hands while its source is away for a moment, and comes back": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b"), secret("c/s", "attack", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.remove("a/s")
 				w.pass(4 * time.Second)
 				w.Put(secret("a/s", "v", "Q:push-to=b"))
@@ -47,7 +47,7 @@ func TestNobodyElsePays(t *testing.T) {
 			},
 		},
 		"a quota of another namespace is not shown to who pushes there": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.before("create", func(_ controllertest.Request) error {
 					return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s",
 						errors.New("exceeded quota: q, requested: secrets=1, used: secrets=41, limited: secrets=41"))
@@ -60,7 +60,7 @@ func TestNobodyElsePays(t *testing.T) {
 			},
 		},
 		"a restored backup loses no copy while its source's namespace is not there yet": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				copied := secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"later/s","uid":"1"}`)
 				w.Put(copied)
 				w.pass(9 * time.Minute)
@@ -70,7 +70,7 @@ func TestNobodyElsePays(t *testing.T) {
 			},
 		},
 		"the copies of a namespace that stays away go after ten minutes": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.Put(secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"gone/s","uid":"1"}`))
 				w.pass(9 * time.Minute)
 				w.expect("")
@@ -80,7 +80,7 @@ func TestNobodyElsePays(t *testing.T) {
 		},
 		"a replacement that has no annotations for a moment deletes nothing": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b,c")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.edit("a/s", annotate("Q:push-to"))
 				w.pass(4 * time.Second)
 				w.edit("a/s", annotate("Q:push-to=b,c"))
@@ -95,7 +95,7 @@ func TestNobodyElsePays(t *testing.T) {
 		},
 		"a copy that cannot be created again is not deleted": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) })
 				w.pass(time.Second)
 				w.asked()
@@ -112,7 +112,7 @@ func TestNobodyElsePays(t *testing.T) {
 		},
 		"of a source that asks for too much nothing is written": {
 			objects: append(manyNamespaces(100), secret("a/s", strings.Repeat("v", 1<<20), "Q:push-to=n-*")),
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Minute)
 				w.expect("")
 				if got := w.told(); got != "SpreadExceeded" {
@@ -122,7 +122,7 @@ func TestNobodyElsePays(t *testing.T) {
 		},
 		"a source that grows too large in too many namespaces keeps its copies as they are": {
 			objects: append(manyNamespaces(100), secret("a/s", "v", "Q:push-to=n-*")),
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Minute)
 				w.asked()
 				w.edit("a/s", holding(strings.Repeat("v", 1<<20)))
@@ -135,7 +135,7 @@ func TestNobodyElsePays(t *testing.T) {
 		},
 		"without the flag a native push counts nowhere, and copies that exist stay until their source goes": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.cfg.PushNamespaces = ""
 				w.restart()
 				w.edit("a/s", holding("w"), annotate("Q:push-to=b,c"))
@@ -152,7 +152,7 @@ func TestNobodyElsePays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, nil, nil, tc.objects...)
+				w := newFixture(t, nil, nil, tc.objects...)
 				tc.run(w)
 			})
 		})
@@ -169,7 +169,7 @@ func manyNamespaces(n int) (list []runtime.Object) {
 // TestAWideSourceTakesTurnsWithOthers has 400 targets of one namespace due, which take 3 s.
 func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, nil, append(manyNamespaces(400), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
+		w := newFixture(t, nil, nil, append(manyNamespaces(400), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
 		w.pass(time.Second)
 		w.Put(secret("a/wide", "v", "Q:push-to=n-*"))
 		w.pass(time.Second)

@@ -32,11 +32,11 @@ func TestReconcile(t *testing.T) {
 		configure func(*replication.Config)
 		flags     []string
 		objects   []runtime.Object
-		run       func(w *world)
+		run       func(w *fixture)
 	}{
 		"R1: an automatic source reaches every namespace that is not protected": {
 			objects: []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.expect("create b/s, create c/s")
 				if got := w.told(); got != "NamespaceProtected Replicated" {
 					w.t.Errorf("Events %s", got)
@@ -48,7 +48,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"a namespace that is created gets its copies": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=new-*")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.Put(namespace("new-1"))
 				w.pass(time.Second)
 				w.expect("create new-1/s")
@@ -56,7 +56,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"a change of the source is written to copies and pull targets": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.expect("create b/s, update b/t")
 				w.edit("a/s", holding("w"))
 				w.pass(time.Second)
@@ -68,7 +68,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"R11: a foreign object that goes makes way": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b"), secret("b/s", "own")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.expect("")
 				w.remove("b/s")
 				w.pass(time.Second)
@@ -77,7 +77,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"R17: a source that is back within the grace loses nothing": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.expect("create b/s")
 				w.remove("a/s")
 				w.pass(4 * time.Second)
@@ -93,14 +93,14 @@ func TestReconcile(t *testing.T) {
 		},
 		"R20: an orphan is found after a restart": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.restart(func() { w.remove("a/s") })
 				w.pass(6 * time.Second)
 				w.expect("delete b/s")
 			},
 		},
 		"M16: markers are added a few per second": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				for i := range 20 {
 					name := fmt.Sprintf("s%d", i)
 					w.Put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
@@ -124,7 +124,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"M21: a source that goes during a fan-out leaves what was made, which is deleted": {
 			objects: manyNamespaces(500),
-			run: func(w *world) {
+			run: func(w *fixture) {
 				created := 0
 				w.before("create", func(_ controllertest.Request) error {
 					if created++; created == 100 {
@@ -143,7 +143,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"N9: a refused write is tried again, and told once": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				var full atomic.Bool
 				full.Store(true)
 				w.before("create", func(r controllertest.Request) error {
@@ -167,7 +167,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"a target that appears while the source is read is not written as if it were a new copy": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				var once sync.Once
 				w.before("get", func(_ controllertest.Request) error {
 					once.Do(func() {
@@ -187,7 +187,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"N10: a namespace that terminates before the cache knows is no error": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.before("create", func(r controllertest.Request) error {
 					if r.Namespace == "c" {
 						return nil
@@ -206,7 +206,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"N11: a conflict is decided on again": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Second)
 				w.expect("create b/s")
 				conflicts := 1
@@ -225,7 +225,7 @@ func TestReconcile(t *testing.T) {
 		"a creation that comes too late is decided on again": {
 			lag:     10 * time.Second,
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=c")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Minute)
 				w.asked()
 				w.Put(secret("b/s", "own"))
@@ -239,7 +239,7 @@ func TestReconcile(t *testing.T) {
 		"N15: a dry run persists nothing": {
 			configure: func(c *replication.Config) { c.DryRun = true },
 			objects:   []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.expect("dry run: create b/s, dry run: create c/s")
 				if got := w.told(); got != "" {
 					w.t.Errorf("Events %s", got)
@@ -249,7 +249,7 @@ func TestReconcile(t *testing.T) {
 		"N18: the live source decides, whatever the cache says": {
 			lag:     time.Minute,
 			objects: []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.edit("b/t", annotate("Q:pull-from=a/s"))
 				w.pass(30 * time.Second)
 				w.edit("a/s", annotate("Q:allow-pull"))
@@ -260,7 +260,7 @@ func TestReconcile(t *testing.T) {
 		"N18: a copy is not deleted if the live source wants it": {
 			lag:     time.Minute,
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(5 * time.Minute)
 				w.asked()
 				w.edit("a/s", annotate("Q:push-to"))
@@ -272,7 +272,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"a source that went while its namespace was disabled is missed when the label goes": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.Put(disabled("a"))
 				w.pass(time.Second)
 				w.remove("a/s")
@@ -285,7 +285,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"a source that went while its namespace was disabled is missed when the namespace goes": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.Put(disabled("a"))
 				w.pass(time.Second)
 				w.remove("a/s")
@@ -305,14 +305,14 @@ func TestReconcile(t *testing.T) {
 					`Q:source={"copy":"b/t","dialect":"mittwald","mode":"pull","source":"a/s","uid":"1"}`),
 				secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True"),
 			},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Hour)
 				w.expect("", "get", "create", "update", "delete")
 			},
 		},
 		"N19: what is in sync costs no request": {
 			objects: append(manyNamespaces(300), secret("a/s", "v", "Q:push-to=n-*")),
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Minute)
 				if n := w.copies(); n != 300 {
 					w.t.Fatalf("%d copies", n)
@@ -325,7 +325,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"a fan-out is spread over seconds": {
 			objects: append(manyNamespaces(500), secret("a/s", "v", "Q:push-to=n-*")),
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(2 * time.Second)
 				if n := w.copies(); n < 2*120 || n > 2*120+2*20 {
 					w.t.Errorf("%d copies after 2 s, want about %d", n, 2*120)
@@ -338,7 +338,7 @@ func TestReconcile(t *testing.T) {
 		},
 		"N20: a repair that does not last is made ever more seldom": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				w.pass(time.Second)
 				w.asked()
 				for range 600 {
@@ -356,7 +356,7 @@ func TestReconcile(t *testing.T) {
 		"N20: also a dry run": {
 			configure: func(c *replication.Config) { c.DryRun = true },
 			objects:   []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
-			run: func(w *world) {
+			run: func(w *fixture) {
 				for range 600 {
 					w.edit("b/t", holding("placeholder"))
 					w.pass(time.Second)
@@ -367,7 +367,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"N21: the next leader ends a deletion": {
-			run: func(w *world) {
+			run: func(w *fixture) {
 				for i := range 5 {
 					w.Put(namespace(fmt.Sprintf("n-%d", i)))
 				}
@@ -396,12 +396,12 @@ func TestReconcile(t *testing.T) {
 		"with namespaces no Namespace is read": {
 			flags:   []string{"--namespaces=a,b"},
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=*")},
-			run:     func(w *world) { w.expect("create b/s") },
+			run:     func(w *fixture) { w.expect("create b/s") },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tc.configure, tc.flags, tc.objects...)
+				w := newFixture(t, tc.configure, tc.flags, tc.objects...)
 				w.Lag(tc.lag, "secrets")
 				tc.run(w)
 			})
@@ -415,7 +415,7 @@ func disabled(name string) *corev1.Namespace {
 
 func TestWhatIsToldIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil, nil, secret("a/s", "v", "Q:push-to=*"))
+		w := newFixture(t, nil, nil, secret("a/s", "v", "Q:push-to=*"))
 		w.told()
 		w.remove("b/s")
 		w.pass(11 * time.Minute)

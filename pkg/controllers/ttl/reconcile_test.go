@@ -33,9 +33,9 @@ func TestReconcile(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", errors.New("by nobody"))
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
-		run       func(w *world)
+		run       func(w *fixture)
 	}{
-		"1: what is due is deleted with its UID and version": {run: func(w *world) {
+		"1: what is due is deleted with its UID and version": {run: func(w *fixture) {
 			var sent string
 			w.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -49,7 +49,7 @@ func TestReconcile(t *testing.T) {
 			w.toldOf("DeletedExpiredTTL")
 			w.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "deleted")
 		}},
-		"2: what is due in days is looked at every hour, without a request": {run: func(w *world) {
+		"2: what is due in days is looked at every hour, without a request": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3d")
 			w.start()
 			w.pass(70*time.Hour - time.Second)
@@ -57,7 +57,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"8: an invalid value is told once": {run: func(w *world) {
+		"8: an invalid value is told once": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "-5m")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "-5m")
@@ -67,7 +67,7 @@ func TestReconcile(t *testing.T) {
 			w.put(pod, "shop/p", T+"ttl", "-6m")
 			w.toldOf("InvalidTTL")
 		}},
-		"17: an annotation that is added counts": {run: func(w *world) {
+		"17: an annotation that is added counts": {run: func(w *fixture) {
 			w.put(pod, "shop/p")
 			w.start()
 			w.asked()
@@ -75,7 +75,7 @@ func TestReconcile(t *testing.T) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.asked(getP, deleteP)
 		}},
-		"18: the live object is due later": {run: func(w *world) {
+		"18: the live object is due later": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.whenRead(object(pod, "shop/p", T+"ttl", "1w"))
@@ -85,14 +85,14 @@ func TestReconcile(t *testing.T) {
 			w.asked()
 			w.toldOf()
 		}},
-		"18: the live object has no TTL any more": {run: func(w *world) {
+		"18: the live object has no TTL any more": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.whenRead(object(pod, "shop/p"))
 			w.pass(3 * time.Hour)
 			w.asked(getP)
 		}},
-		"19: another object of that name": {run: func(w *world) {
+		"19: another object of that name": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.Lag(time.Second)
@@ -105,7 +105,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Hour)
 			w.asked(getP)
 		}},
-		"20: a status that changes in between": {run: func(w *world) {
+		"20: a status that changes in between": {run: func(w *fixture) {
 			w.start()
 			changed := false
 			w.refuse(func() error {
@@ -120,7 +120,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP, getP, deleteP)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"20: a status that never rests": {run: func(w *world) {
+		"20: a status that never rests": {run: func(w *fixture) {
 			w.start()
 			w.refuse(func() error {
 				w.Put(object(pod, "shop/p", T+"ttl", "1h"))
@@ -138,7 +138,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Minute)
 			w.left(0, 0)
 		}},
-		"20: the TTL is prolonged in between": {run: func(w *world) {
+		"20: the TTL is prolonged in between": {run: func(w *fixture) {
 			w.start()
 			w.refuse(func() error {
 				w.Put(object(pod, "shop/p", T+"ttl", "1w"))
@@ -149,7 +149,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP)
 			w.toldOf()
 		}},
-		"31: the breaker": {run: func(w *world) {
+		"31: the breaker": {run: func(w *fixture) {
 			for i := range 150 {
 				w.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
 			}
@@ -171,7 +171,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("%d Events of the breaker", n)
 			}
 		}},
-		"32: a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *world) {
+		"32: a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -182,7 +182,7 @@ func TestReconcile(t *testing.T) {
 			w.toldOf("WouldDeleteExpiredTTL")
 			w.left(1, 0)
 		}},
-		"32: a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *world) {
+		"32: a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "5h")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -191,13 +191,13 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, getP)
 			w.toldOf()
 		}},
-		"33: overdue for days": {run: func(w *world) {
+		"33: overdue for days": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.pass(72 * time.Hour)
 			w.start()
 			w.asked(getP, deleteP)
 		}},
-		"34: the clocks are apart": {run: func(w *world) {
+		"34: the clocks are apart": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.put(pod, "shop/q", T+"ttl", "3h")
 			w.cfg.Workers = 1
@@ -217,13 +217,13 @@ func TestReconcile(t *testing.T) {
 			w.pass(2 * time.Minute)
 			w.left(0, 0)
 		}},
-		"34: nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(w *world) {
+		"34: nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(w *fixture) {
 			w.start()
 			w.skew(-2*time.Hour, "")
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.asked(getP, deleteP)
 		}},
-		"37: forbidden": {run: func(w *world) {
+		"37: forbidden": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.refuse(func() error { return forbidden })
 			w.start()
@@ -242,7 +242,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("%d requests in a day", n)
 			}
 		}},
-		"another error": {run: func(w *world) {
+		"another error": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
 			w.start()
@@ -255,7 +255,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(5 * time.Minute)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"too many requests": {run: func(w *world) {
+		"too many requests": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.refuse(func() error { return apierrors.NewTooManyRequests("disruption budget", 30) })
 			w.start()
@@ -266,7 +266,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"a TTL that is prolonged, and then shortened": {run: func(w *world) {
+		"a TTL that is prolonged, and then shortened": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "9h")
@@ -278,14 +278,14 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"an annotation that is taken away": {run: func(w *world) {
+		"an annotation that is taken away": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.put(pod, "shop/p")
 			w.pass(2 * time.Hour)
 			w.asked()
 		}},
-		"another object of that name with the same TTL": {run: func(w *world) {
+		"another object of that name with the same TTL": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.Delete(object(pod, "shop/p"))
@@ -296,14 +296,14 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Second) // the timer is from its own creation
 			w.asked(getP, deleteP)
 		}},
-		"a status that changes costs no request": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *world) {
+		"a status that changes costs no request": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.asked(getP)
 			w.put(pod, "shop/p", T+"ttl", "1h", "status", "other")
 			w.asked()
 		}},
-		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(w *world) {
+		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(w *fixture) {
 			owned := object(replicaSet, "shop/r", T+"ttl", "1h")
 			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "1", Controller: ptr.To(true)}})
 			w.add(owned)
@@ -313,7 +313,7 @@ func TestReconcile(t *testing.T) {
 			w.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
 		}},
 		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
-			configure: func(c *ttl.Config) { c.Workers = 1 }, run: func(w *world) {
+			configure: func(c *ttl.Config) { c.Workers = 1 }, run: func(w *fixture) {
 				w.beforeRequests(func(r controllertest.Request) error {
 					if r.Namespace == "hangs" {
 						<-time.After(11 * time.Second) // the client waits for ten
@@ -337,7 +337,7 @@ func TestReconcile(t *testing.T) {
 				w.pass(2 * time.Minute)
 				w.left(0, 0)
 			}},
-		"34: the clock of one type's API is wrong": {run: func(w *world) {
+		"34: the clock of one type's API is wrong": {run: func(w *fixture) {
 			w.start()
 			w.skew(-2*time.Hour, "configmaps")
 			w.put(configMap, "shop/c", T+"ttl", "1h")
@@ -351,13 +351,13 @@ func TestReconcile(t *testing.T) {
 			w.pass(2 * time.Minute)
 			w.toldOf("DeletedExpiredTTL", "DeletedExpiredTTL")
 		}},
-		"the clock is behind the API server's": {run: func(w *world) {
+		"the clock is behind the API server's": {run: func(w *fixture) {
 			w.start()
 			w.skew(2*time.Hour, "")
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.asked(getP)
 		}},
-		"the deletion is under way": {run: func(w *world) {
+		"the deletion is under way": {run: func(w *fixture) {
 			p := object(pod, "shop/p", T+"ttl", "3h")
 			p.SetFinalizers([]string{"example.com/wait"})
 			w.add(p)
@@ -369,7 +369,7 @@ func TestReconcile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, test.configure)
+				w := newFixture(t, test.configure)
 				test.run(w)
 			})
 		})
@@ -397,7 +397,7 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
+				w := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
 				w.put(configMap, "shop/c", T+"ttl", "1h")
 				w.beforeRequests(func(r controllertest.Request) error {
 					switch {
@@ -430,7 +430,7 @@ func crd() *unstructured.Unstructured {
 
 func TestTypesComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil)
+		w := newFixture(t, nil)
 		w.start()
 		w.metric(2, "watched_types")
 		w.add(crd())
@@ -451,7 +451,7 @@ func TestTypesComeAndGo(t *testing.T) {
 // definitions.
 func TestScope(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") })
+		w := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") })
 		w.flags = append(w.flags, "--namespaces=shop")
 		w.start()
 		w.metric(2, "watched_types")

@@ -35,9 +35,9 @@ func expires(in time.Duration) (key, value string) {
 func TestGrace(t *testing.T) {
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
-		run       func(w *world)
+		run       func(w *fixture)
 	}{
-		"1, 33: what is due when a leader begins is announced once, and goes a minute later": {run: func(w *world) {
+		"1, 33: what is due when a leader begins is announced once, and goes a minute later": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.pass(72 * time.Hour)
 			w.start()
@@ -49,7 +49,7 @@ func TestGrace(t *testing.T) {
 			w.asked(getP, deleteP)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"3: a deadline that is now": {run: func(w *world) {
+		"3: a deadline that is now": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "2h")
 			w.start()
 			w.pass(time.Minute - time.Second)
@@ -57,7 +57,7 @@ func TestGrace(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"what becomes due while it is watched goes to the second": {run: func(w *world) {
+		"what becomes due while it is watched goes to the second": {run: func(w *fixture) {
 			w.start()
 			key, value := expires(time.Second)
 			w.put(pod, "shop/p", key, value)
@@ -65,7 +65,7 @@ func TestGrace(t *testing.T) {
 			w.asked(getP, deleteP)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"17: an annotation with a past time on an object that was known": {run: func(w *world) {
+		"17: an annotation with a past time on an object that was known": {run: func(w *fixture) {
 			w.put(pod, "shop/p")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -75,7 +75,7 @@ func TestGrace(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"a backup is restored while the leader watches": {run: func(w *world) {
+		"a backup is restored while the leader watches": {run: func(w *fixture) {
 			w.start()
 			key, value := expires(-24 * time.Hour)
 			w.put(pod, "shop/p", key, value)
@@ -85,7 +85,7 @@ func TestGrace(t *testing.T) {
 			w.pass(24 * time.Hour)
 			w.asked()
 		}},
-		"a deadline that is moved to another time in the past begins a minute of its own": {run: func(w *world) {
+		"a deadline that is moved to another time in the past begins a minute of its own": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.pass(30 * time.Second)
@@ -96,7 +96,7 @@ func TestGrace(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"18: the live object has another deadline, of which no watch has told": {run: func(w *world) {
+		"18: the live object has another deadline, of which no watch has told": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.whenRead(object(pod, "shop/p", T+"ttl", "2h"))
@@ -106,7 +106,7 @@ func TestGrace(t *testing.T) {
 			w.pass(time.Minute)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"a leader that ends within the minute leaves it to its successor, which begins anew": {run: func(w *world) {
+		"a leader that ends within the minute leaves it to its successor, which begins anew": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.pass(59 * time.Second)
@@ -118,18 +118,18 @@ func TestGrace(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"what is protected is not announced": {run: func(w *world) {
+		"what is protected is not announced": {run: func(w *fixture) {
 			w.put(pod, "kube-system/p", T+"ttl", "1h")
 			w.start()
 			w.toldOf("TTLProtected")
 		}},
-		"32: a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *world) {
+		"32: a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.toldOf("WouldDeleteExpiredTTL")
 			w.asked(getP)
 		}},
-		"a dry run tells nobody twice when an owner of the object changes": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *world) {
+		"a dry run tells nobody twice when an owner of the object changes": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.toldOf("WouldDeleteExpiredTTL")
@@ -141,7 +141,7 @@ func TestGrace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, func(c *ttl.Config) {
+				w := newFixture(t, func(c *ttl.Config) {
 					minute(c)
 					if test.configure != nil {
 						test.configure(c)
@@ -157,7 +157,7 @@ func TestGrace(t *testing.T) {
 // another, and again each time when they come back.
 func TestATenantWithThousandsDueDelaysNobodyElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nil)
+		w := newFixture(t, nil)
 		for i := range 5000 {
 			w.put(configMap, fmt.Sprintf("greedy/c%d", i), T+"ttl", "1h")
 		}
@@ -193,7 +193,7 @@ func TestATenantWithThousandsDueDelaysNobodyElse(t *testing.T) {
 // among them.
 func TestTheTotal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, func(c *ttl.Config) {
+		w := newFixture(t, func(c *ttl.Config) {
 			c.MaxDeletionsPerMinute = 2
 			c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
 		})
@@ -221,7 +221,7 @@ func TestTheTotal(t *testing.T) {
 // TestTheEventOfTheBreaker tells the limit, and not the namespace.
 func TestTheEventOfTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
+		w := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
 		w.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
 		w.put(pod, "secretive/p", T+"ttl", "1h")
 		w.start()

@@ -91,14 +91,14 @@ func (d *Detour) pass(to io.WriteCloser, from io.ReadCloser) {
 	}
 }
 
-// Hang lets nothing pass any more.
-func (d *Detour) Hang() { d.mu.Lock() }
+// Stall lets nothing pass any more.
+func (d *Detour) Stall() { d.mu.Lock() }
 
 // Reset ends the connections like a firewall, and refuses others.
 func (d *Detour) Reset() { d.end(func(conn *net.TCPConn) { _ = conn.SetLinger(0) }) }
 
-// HangUp ends the connections as the kernel does for a process that ends, and refuses others.
-func (d *Detour) HangUp() { d.end(func(*net.TCPConn) {}) }
+// CloseCleanly ends the connections as the kernel does for a process that ends, and refuses others.
+func (d *Detour) CloseCleanly() { d.end(func(*net.TCPConn) {}) }
 
 func (d *Detour) end(prepare func(*net.TCPConn)) {
 	_ = d.Close()

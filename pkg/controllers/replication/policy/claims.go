@@ -14,7 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/turn"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
 )
 
 // Rules decide. Build them with [NewRules].
@@ -246,7 +246,7 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 		if ns.Name == source.Namespace {
 			continue
 		}
-		c := turn.Do(func() claim {
+		c := onematch.Do(func() claim {
 			defer func(start time.Time) { used += time.Since(start) }(time.Now())
 			return r.pushes(source, home, ns, now)
 		})

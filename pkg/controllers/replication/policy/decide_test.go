@@ -11,7 +11,7 @@ import (
 )
 
 func TestAWithdrawnPermissionWhileTheSourceIsBeingDeletedHolds(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 	w.settle()
 	w.edit("a/s", with("Q:push-to"), func(b *Body) { now := b.CreationTimestamp; b.DeletionTimestamp = &now })
@@ -20,7 +20,7 @@ func TestAWithdrawnPermissionWhileTheSourceIsBeingDeletedHolds(t *testing.T) {
 }
 
 func TestACopyFollowsItsSourceToAnotherDialect(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", auto("b")))
 	w.settle()
 	w.edit("a/s", with("R:reflection-allowed", "R:reflection-auto-enabled", "Q:push-to=b"), data("k=w"))
@@ -30,7 +30,7 @@ func TestACopyFollowsItsSourceToAnotherDialect(t *testing.T) {
 }
 
 func TestTheKeysOfAnEarlierSourceDoNotStay(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 	w.put(secret("c/s", "j=w", with("M:replicate-to=b")))
 	w.settle()
@@ -41,7 +41,7 @@ func TestTheKeysOfAnEarlierSourceDoNotStay(t *testing.T) {
 }
 
 func TestPullKeysOfTwoDialects(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("Q:allow-pull=b")))
 	w.put(secret("b/t", "own=1", with("M:replicate-from=a/s", "R:reflects=a/s", "Q:pull-from=a/s")))
 	w.put(secret("b/u", "own=1", with("M:replicate-from=a/s", "Q:pull-from=a/t")))
@@ -52,7 +52,7 @@ func TestPullKeysOfTwoDialects(t *testing.T) {
 }
 
 func TestLabelsOfAMittwaldCopyFollowTheSource(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b")))
 	w.settle()
 	w.edit("b/s", labelled("t=1", "u=1", "own=1"))
@@ -65,7 +65,7 @@ func TestLabelsOfAMittwaldCopyFollowTheSource(t *testing.T) {
 }
 
 func TestAnImmutableMittwaldCopyWithKeysOfItsOwnStays(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.settle()
 	w.edit("b/s", data("k=v own=1"), immutable)
@@ -76,7 +76,7 @@ func TestAnImmutableMittwaldCopyWithKeysOfItsOwnStays(t *testing.T) {
 
 func TestASelectorThatTheReflectorReadsInAnotherWayHolds(t *testing.T) {
 	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
-		w := newWorld(t, nil)
+		w := newFixture(t, nil)
 		w.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
 		w.settle()
 		w.expect("", "InvalidAnnotation a/s")
@@ -84,7 +84,7 @@ func TestASelectorThatTheReflectorReadsInAnotherWayHolds(t *testing.T) {
 }
 
 func TestWithoutNamespacesASelectorOfLabelsHolds(t *testing.T) {
-	w := newWorld(t, func(o *Options) { o.NoNamespaces = true })
+	w := newFixture(t, func(o *Options) { o.NoNamespaces = true })
 	w.put(secret("a/s", "k=v", with("Q:push-to=b;labels:env=x")))
 	w.put(secret("a/t", "k=v", with("M:replicate-to-matching=")))
 	w.settle()
@@ -92,7 +92,7 @@ func TestWithoutNamespacesASelectorOfLabelsHolds(t *testing.T) {
 }
 
 func TestThePatternsOfAnAnnotationEndAtTheFirstThatTakesTooLong(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	long := strings.Repeat("x", 60)
 	w.namespaces(long)
 	w.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "[c].*")))
@@ -149,7 +149,7 @@ func TestThePatternsOfTheReplicatorAreBounded(t *testing.T) {
 }
 
 func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")))
 	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
 	w.settle()
@@ -160,7 +160,7 @@ func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
 }
 
 func TestAnAdoptedCopyFollowsItsSourceBeforeItHasItsMarker(t *testing.T) {
-	w := newWorld(t, func(o *Options) { o.MarkAdopted = false })
+	w := newFixture(t, func(o *Options) { o.MarkAdopted = false })
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
 	w.settle()
@@ -171,7 +171,7 @@ func TestAnAdoptedCopyFollowsItsSourceBeforeItHasItsMarker(t *testing.T) {
 }
 
 func TestWhatTheReplicatorMadeOfAYoungerNamespaceGivesWay(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.put(secret("c/s", "k=w", with("M:replicate-to=b")))
 	w.put(secret("b/s", "k=w", replicatorMade("2", "k")))

@@ -62,7 +62,7 @@ func FuzzNothingForeignIsWritten(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed int64) {
 		rnd := rand.New(rand.NewSource(seed))
 		pick := func(list ...string) string { return list[rnd.Intn(len(list))] }
-		w := newWorld(t, nil)
+		w := newFixture(t, nil)
 		names := []string{"a/s", "b/s", "c/s", "a/t", "b/t"}
 		values := map[string][]string{
 			"Q:push-to": {"b", "*", "!b", ""}, "Q:allow-pull": {"b", "*"}, "Q:pull-from": {"a/s", "b/s", "b/t", "x"},

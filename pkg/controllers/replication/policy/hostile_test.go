@@ -10,17 +10,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/turn"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
 )
 
-// TestNobodyElsePays has what whoever writes objects in namespace c, the youngest, could do to others.
-func TestNobodyElsePays(t *testing.T) {
+// TestNoTenantHarmsAnother has attacks by a writer of objects in namespace c, the youngest.
+func TestNoTenantHarmsAnother(t *testing.T) {
 	mine := with("Q:push-to=b")
 	for name, tc := range map[string]struct {
 		configure func(*Options)
-		run       func(w *world)
+		run       func(w *fixture)
 	}{
-		"an invalid claim does not keep the copy of a source that is gone": {nil, func(w *world) {
+		"an invalid claim does not keep the copy of a source that is gone": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", mine))
 			w.put(secret("c/s", "k=attack", with("Q:push-to=!b")))
 			w.settle()
@@ -29,7 +29,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(w *world) {
+		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(w *fixture) {
 			w.put(secret("a/s", "k=v", mine))
 			w.put(secret("c/s", "k=attack", mine))
 			w.settle()
@@ -38,7 +38,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(w *world) {
+		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=v", mine))
 			w.settle()
 			w.edit("c/s", with("Q:push-to=!b"), data("k=w"))
@@ -48,14 +48,14 @@ func TestNobodyElsePays(t *testing.T) {
 			w.settle()
 			w.expect("create b/s, delete b/s")
 		}},
-		"a source that may push no more loses its copies, once the flag says so": {nil, func(w *world) {
+		"a source that may push no more loses its copies, once the flag says so": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=v", mine))
 			w.settle()
 			w.rules.PushNamespaces = "a"
 			w.settle()
 			w.expect("create b/s, delete b/s", "PushForbidden c/s")
 		}},
-		"the replicator's copy of another source is not adopted": {nil, func(w *world) {
+		"the replicator's copy of another source is not adopted": {nil, func(w *fixture) {
 			w.put(secret("b/s", "k=theirs", replicatorMade("77", "k")))
 			w.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
 			w.settle()
@@ -64,7 +64,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.expect("", "TargetExists c/s")
 			w.holds("b/s", "k=theirs")
 		}},
-		"the replicator's copy of public data is not adopted by who has the same": {nil, func(w *world) {
+		"the replicator's copy of public data is not adopted by who has the same": {nil, func(w *fixture) {
 			w.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")))
 			w.put(secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
 			w.settle()
@@ -73,7 +73,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.expect("", "TargetExists c/s")
 			w.holds("b/s", "ca.crt=public")
 		}},
-		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(w *world) {
+		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", mine))
 			w.settle()
 			w.rules.PushNamespaces = ""
@@ -82,7 +82,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.expect("create b/s, create b/s, delete b/s")
 			w.holds("b/s", "k=v")
 		}},
-		"the copy of an older namespace is not taken over": {nil, func(w *world) {
+		"the copy of an older namespace is not taken over": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", mine)) // is there first
 			w.put(secret("a/s", "k=v", mine))
 			w.settle()
@@ -91,7 +91,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.settle()
 			w.holds("b/s", "k=w")
 		}},
-		"a source that was made again is not the younger one": {nil, func(w *world) {
+		"a source that was made again is not the younger one": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", mine))
 			w.put(secret("c/s", "k=attack", mine))
 			w.settle()
@@ -102,7 +102,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.expect("")
 			w.holds("b/s", "k=v")
 		}},
-		"a copy with keys of its own does not go with its source": {nil, func(w *world) {
+		"a copy with keys of its own does not go with its source": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
 			w.settle()
 			w.edit("b/s", data("k=attack own=1"))
@@ -111,18 +111,18 @@ func TestNobodyElsePays(t *testing.T) {
 			w.expect("create b/s, strip b/s", "TargetExists a/s")
 			w.holds("b/s", "own=1")
 		}},
-		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(w *world) {
+		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", mine))
 			w.settle()
 			w.expect("", "PushForbidden c/s")
 		}},
-		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(w *world) {
+		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			w.put(secret("a/t", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s, create b/t")
 		}},
-		"no label is copied by which another controller trusts an object": {nil, func(w *world) {
+		"no label is copied by which another controller trusts an object": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
 				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "owner=helm", "team=c")))
@@ -132,14 +132,14 @@ func TestNobodyElsePays(t *testing.T) {
 				w.t.Errorf("labels %s", got)
 			}
 		}},
-		"no name is pushed that another controller owns": {nil, func(w *world) {
+		"no name is pushed that another controller owns": {nil, func(w *fixture) {
 			owner := labelled("owner=helm", "status=deployed", "name=app", "version=9")
 			w.put(secret("c/sh.helm.release.v1.app.v9", "release=attack", with("Q:push-to=b", "M:replicate-to=b"), owner))
 			w.put(secret("c/bootstrap-token-abcdef", "k=attack", mine))
 			w.settle()
 			w.expect("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
 		}},
-		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(w *world) {
+		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(w *fixture) {
 			for i := range 70 {
 				w.namespaces(fmt.Sprintf("n-%d", i))
 			}
@@ -153,7 +153,7 @@ func TestNobodyElsePays(t *testing.T) {
 				w.t.Errorf("%d writes without a limit, want 70", len(w.writes))
 			}
 		}},
-		"an object with thousands of keys is not copied, and one that gets them is left alone": {nil, func(w *world) {
+		"an object with thousands of keys is not copied, and one that gets them is left alone": {nil, func(w *fixture) {
 			many := func(b *Body) {
 				for i := range maxKeys + 1 {
 					b.Content[Slot(fmt.Sprintf("%s%d", inData, i))] = []byte("x")
@@ -168,7 +168,7 @@ func TestNobodyElsePays(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"a value that is too long is held, in each grammar": {nil, func(w *world) {
+		"a value that is too long is held, in each grammar": {nil, func(w *fixture) {
 			long := strings.Repeat("*", 256<<10)
 			for i, key := range []string{"Q:push-to", "M:replicate-to", "M:replicate-to-matching", "R:reflection-auto-namespaces", "R:reflection-auto-namespaces-selector"} {
 				name := fmt.Sprintf("c/s%d", i)
@@ -185,7 +185,7 @@ func TestNobodyElsePays(t *testing.T) {
 				}
 			}
 		}},
-		"no annotations of an object are read that are too long together": {nil, func(w *world) {
+		"no annotations of an object are read that are too long together": {nil, func(w *fixture) {
 			b := secret("c/s", "k=v")
 			for _, key := range annotations {
 				b.Annotations[key] = strings.Repeat("x", maxPatternLength)
@@ -195,17 +195,17 @@ func TestNobodyElsePays(t *testing.T) {
 				w.t.Errorf("the cache keeps %d bytes", size)
 			}
 		}},
-		"a pattern is not longer than what it matches": {nil, func(w *world) {
+		"a pattern is not longer than what it matches": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
 			w.settle()
 			w.expect("", "InvalidAnnotation c/s")
 		}},
-		"owners are not copied, and who asks for it is told": {nil, func(w *world) {
+		"owners are not copied, and who asks for it is told": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true")))
 			w.settle()
 			w.expect("create b/s", "OwnerReferenceDropped a/s")
 		}},
-		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(w *world) {
+		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(w *fixture) {
 			w.put(configMap("a/s", "k=v"))
 			w.put(secret("a/s", "k=v"))
 			w.put(configMap("b/t", "", with("M:replicate-from=a/s")))
@@ -215,7 +215,7 @@ func TestNobodyElsePays(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, tc.configure)
+			w := newFixture(t, tc.configure)
 			w.t = t
 			tc.run(w)
 		})
@@ -225,7 +225,7 @@ func TestNobodyElsePays(t *testing.T) {
 // TestASourceThatTakesTooLongCountsForAllNamespaces is about a list that takes milliseconds for each name,
 // and seconds for all of them.
 func TestASourceThatTakesTooLongCountsForAllNamespaces(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	for i := range 2000 {
 		w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
 	}
@@ -250,10 +250,10 @@ func TestAListEndsWhenItsTimeIsOver(t *testing.T) {
 // TestTheWaitForOthersIsNotASourcesOwn has another evaluation run for longer than a source may take. It is in
 // real time, since what is limited is.
 func TestTheWaitForOthersIsNotASourcesOwn(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newFixture(t, nil)
 	w.put(secret("c/s", "k=v", auto("[a-z]+")))
 	begun := make(chan bool)
-	go turn.Do(func() bool {
+	go onematch.Do(func() bool {
 		close(begun)
 		<-time.After(listTimeout + 100*time.Millisecond)
 		return true
@@ -302,7 +302,7 @@ func BenchmarkSurvey(b *testing.B) {
 		"ordinary, for the original": "M:replicate-to=team-.*,default,stage-[0-9]+",
 	} {
 		b.Run(name, func(b *testing.B) {
-			w := newWorld(b, nil)
+			w := newFixture(b, nil)
 			for i := range 2000 {
 				w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("a", 55), i))
 			}

@@ -12,19 +12,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestTheTable has the rows of the specification's table. Those that are about requests rather than
+// TestDecide has the rows of the specification's table. Rows about requests rather than
 // decisions (conflicts, quota, hand-over) are in the tests of the controller, under the same names.
-func TestTheTable(t *testing.T) {
+func TestDecide(t *testing.T) {
 	type test struct {
 		configure func(*Options)
-		run       func(w *world)
+		run       func(w *fixture)
 	}
 	allowed := with("R:reflection-allowed=true")
 	mirror := with("R:reflects=a/s")
 	permits := with("M:replication-allowed=true", "M:replication-allowed-namespaces=b")
 	pull := with("M:replicate-from=a/s")
 	for name, tc := range map[string]test{
-		"R1: an automatic source reaches every namespace that is not protected": {nil, func(w *world) {
+		"R1: an automatic source reaches every namespace that is not protected": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), labelled("t=1"), with("kubectl.kubernetes.io/last-applied-configuration={}")))
 			w.settle()
 			w.expect("create b/s, create c/s", "NamespaceProtected a/s")
@@ -34,24 +34,24 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("labels %v, type %s, annotations %v", b.Labels, b.Type, b.Annotations)
 			}
 		}},
-		"R2: an empty match is no match": {nil, func(w *world) {
+		"R2: an empty match is no match": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=^(?!kube-system)")))
 			w.settle()
 			w.expect("")
 		}},
-		"R3: a negative lookahead excludes namespaces": {nil, func(w *world) {
+		"R3: a negative lookahead excludes namespaces": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=^(?!kube-system).*")))
 			w.settle()
 			w.expect("create b/s, create c/s")
 		}},
-		"R4: the first match counts, not the longest": {nil, func(w *world) {
+		"R4: the first match counts, not the longest": {nil, func(w *fixture) {
 			w.namespaces("ab")
 			delete(w.ns, "b")
 			w.put(secret("a/s", "k=v", auto("a|ab")))
 			w.settle()
 			w.expect("")
 		}},
-		"R5: a list that does not compile holds what is there": {nil, func(w *world) {
+		"R5: a list that does not compile holds what is there": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -60,19 +60,19 @@ func TestTheTable(t *testing.T) {
 			w.expect("", "InvalidPattern a/s")
 			w.holds("b/s", "k=v")
 		}},
-		"R6: a pattern that takes too long is held and not run again": {nil, func(w *world) {
+		"R6: a pattern that takes too long is held and not run again": {nil, func(w *fixture) {
 			w.namespaces("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=b,(x+x+)+y")))
 			w.settle()
 			w.expect("create b/s", "PatternTimeout a/s")
 		}},
-		"R7: a list and a selector are united": {nil, func(w *world) {
+		"R7: a list and a selector are united": {nil, func(w *fixture) {
 			w.label("b", "env", "x")
 			w.put(secret("a/s", "k=v", auto("c"), with("R:reflection-auto-namespaces-selector=env=x")))
 			w.settle()
 			w.expect("create b/s, create c/s")
 		}},
-		"R8: a namespace's labels decide": {nil, func(w *world) {
+		"R8: a namespace's labels decide": {nil, func(w *fixture) {
 			w.label("b", "env", "x")
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector=env=x")))
 			w.settle()
@@ -84,21 +84,21 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("create b/s")
 		}},
-		"R9: what the reflector made and is right is not written": {nil, func(w *world) {
+		"R9: what the reflector made and is right is not written": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "k=v", reflectorMade("a/s", "0")))
 			w.put(secret("b/m", "k=v", mirror, with("R:auto-reflects=False", "R:reflected-version=0")))
 			w.settle()
 			w.expect("")
 		}},
-		"R10: what the reflector made and differs is updated in place": {nil, func(w *world) {
+		"R10: what the reflector made and differs is updated in place": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "k=old", reflectorMade("a/s", "0"), with("x=y")))
 			w.settle()
 			w.expect("update b/s")
 			w.holds("b/s", "k=v", "x=y", "Q:source=*", "R:reflected-version=1", "R:auto-reflects=True")
 		}},
-		"R11: a foreign object is not touched, and makes way": {nil, func(w *world) {
+		"R11: a foreign object is not touched, and makes way": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "own=1", with("x=y")))
 			w.settle()
@@ -110,7 +110,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("create b/s")
 		}},
-		"R12: a mirror that is older than its source is filled": {nil, func(w *world) {
+		"R12: a mirror that is older than its source is filled": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", allowed))
 			w.put(secret("b/m", "k=old z=1", mirror, labelled("l=1"), typed("example.com/t")))
 			w.settle()
@@ -120,7 +120,7 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("labels %v, type %s", b.Labels, b.Type)
 			}
 		}},
-		"R13: a mirror waits for its source": {nil, func(w *world) {
+		"R13: a mirror waits for its source": {nil, func(w *fixture) {
 			w.put(secret("b/m", "", mirror))
 			w.settle()
 			w.expect("", "PermissionDenied b/m")
@@ -128,7 +128,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("update b/m")
 		}},
-		"R14: a withdrawn permission deletes copies and freezes mirrors": {nil, func(w *world) {
+		"R14: a withdrawn permission deletes copies and freezes mirrors": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/m", "k=v", mirror))
 			w.settle()
@@ -139,7 +139,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s", "PermissionDenied b/m")
 		}},
-		"R15: a source that is no longer automatic loses its copies": {nil, func(w *world) {
+		"R15: a source that is no longer automatic loses its copies": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s")
@@ -147,7 +147,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"R16: a deleted source takes its copies along, and nothing else": {nil, func(w *world) {
+		"R16: a deleted source takes its copies along, and nothing else": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("c/s", "k=v"))
 			w.put(secret("b/m", "k=v", mirror))
@@ -157,7 +157,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"R17: a source that is back within the grace loses nothing": {nil, func(w *world) {
+		"R17: a source that is back within the grace loses nothing": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s")
@@ -167,7 +167,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"R18: copies are repaired": {nil, func(w *world) {
+		"R18: copies are repaired": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto()))
 			w.settle()
 			w.expect("create b/s, create c/s")
@@ -177,7 +177,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("create b/s, update c/s")
 			w.holds("c/s", "k=v")
 		}},
-		"R19: a mirror that the reflector took for its copy is not deleted": {nil, func(w *world) {
+		"R19: a mirror that the reflector took for its copy is not deleted": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "k=v", reflectorMade("a/s", "1"), with("kubectl.kubernetes.io/last-applied-configuration={}")))
 			w.settle()
@@ -186,12 +186,12 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("create c/s")
 		}},
-		"R20: an orphan of the reflector is deleted": {nil, func(w *world) {
+		"R20: an orphan of the reflector is deleted": {nil, func(w *fixture) {
 			w.put(secret("b/s", "k=v", reflectorMade("a/s", "1")))
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"R21: another type needs another copy": {nil, func(w *world) {
+		"R21: another type needs another copy": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s")
@@ -204,7 +204,7 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("type %s", got)
 			}
 		}},
-		"R22: a detached mirror stays as it is": {nil, func(w *world) {
+		"R22: a detached mirror stays as it is": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", allowed))
 			w.put(secret("b/m", "", mirror))
 			w.settle()
@@ -215,7 +215,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("")
 		}},
 
-		"M1: a push copies data, type and labels": {nil, func(w *world) {
+		"M1: a push copies data, type and labels": {nil, func(w *fixture) {
 			w.namespaces("c-1")
 			w.put(secret("a/s", "k=v", labelled("t=1", "argocd.argoproj.io/secret-type=cluster"), with("M:replicate-to=b,c-[0-9]*")))
 			w.settle()
@@ -225,7 +225,7 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("labels %v, annotations %v", b.Labels, b.Annotations)
 			}
 		}},
-		"M2: an empty list selects nothing, an empty selector everything": {nil, func(w *world) {
+		"M2: an empty list selects nothing, an empty selector everything": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=")))
 			w.settle()
 			w.expect("")
@@ -233,7 +233,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("create b/s, create c/s")
 		}},
-		"M3: what only a pattern without a group matches is held": {nil, func(w *world) {
+		"M3: what only a pattern without a group matches is held": {nil, func(w *fixture) {
 			w.namespaces("b-dev", "my-prod")
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b|prod")))
 			w.put(secret("b-dev/s", "k=v", replicatorMade("1", "k")))
@@ -243,7 +243,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("create b/s, update b/s", "AmbiguousPattern a/s")
 			w.holds("b-dev/s", "k=v")
 		}},
-		"M4: strip-labels is read by its value": {nil, func(w *world) {
+		"M4: strip-labels is read by its value": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=true")))
 			w.put(secret("a/t", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=false")))
 			w.settle()
@@ -252,7 +252,7 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("labels %v and %v", s, t)
 			}
 		}},
-		"M5: owners are not copied": {nil, func(w *world) {
+		"M5: owners are not copied": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true"), func(b *Body) {
 				b.OwnerReferences = []metav1.OwnerReference{{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: "r", UID: "2"}}
 			}))
@@ -262,14 +262,14 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("owners %v", owners)
 			}
 		}},
-		"M6: a pull merges by key": {nil, func(w *world) {
+		"M6: a pull merges by key": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", permits))
 			w.put(secret("b/t", "own=1", pull))
 			w.settle()
 			w.expect("update b/t")
 			w.holds("b/t", "k=v own=1", "M:replicated-keys=k")
 		}},
-		"M7: a pull needs permission": {nil, func(w *world) {
+		"M7: a pull needs permission": {nil, func(w *fixture) {
 			for i, list := range []string{"M:replication-allowed-namespaces", "M:replication-allowed-namespaces=", "M:replication-allowed-namespaces=a-.*", "M:replication-allowed-namespaces=a|c-", "M:replication-allowed= true"} {
 				w.put(secret("a/s", "k=v", permits, with(list)))
 				if i == 0 {
@@ -279,7 +279,7 @@ func TestTheTable(t *testing.T) {
 				w.expect("", "PermissionDenied b/t")
 			}
 		}},
-		"M8: a ConfigMap needs permission too": {nil, func(w *world) {
+		"M8: a ConfigMap needs permission too": {nil, func(w *fixture) {
 			w.put(configMap("a/s", "k=v"))
 			w.put(configMap("b/t", "", pull))
 			w.settle()
@@ -289,7 +289,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("update b/t")
 		}},
-		"M9: a key that leaves the source leaves the target": {nil, func(w *world) {
+		"M9: a key that leaves the source leaves the target": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v j=w", permits))
 			w.put(secret("b/t", "own=1", pull))
 			w.settle()
@@ -299,7 +299,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("update b/t")
 			w.holds("b/t", "j=w own=1", "M:replicated-keys=j")
 		}},
-		"M10: a key is in one section": {nil, func(w *world) {
+		"M10: a key is in one section": {nil, func(w *fixture) {
 			w.put(configMap("a/s", "k=v bin=1(binary)", with("M:replicate-to=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -312,7 +312,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("update b/s")
 			w.holds("b/s", "k=v(binary)")
 		}},
-		"M11: content decides, not the version": {nil, func(w *world) {
+		"M11: content decides, not the version": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", permits))
 			w.put(secret("b/t", "", pull))
 			w.settle()
@@ -322,7 +322,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("update b/t")
 			w.holds("b/t", "k=v")
 		}},
-		"M12: a withdrawn push deletes copies and strips those with keys of their own": {nil, func(w *world) {
+		"M12: a withdrawn push deletes copies and strips those with keys of their own": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b,c")))
 			w.settle()
 			w.edit("c/s", data("k=v own=1"))
@@ -340,7 +340,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"M12: a copy of which no key can be removed stays": {nil, func(w *world) {
+		"M12: a copy of which no key can be removed stays": {nil, func(w *fixture) {
 			w.put(secret("a/s", "tls.crt=1 tls.key=2", with("M:replicate-to=b"), typed(corev1.SecretTypeTLS)))
 			w.put(secret("a/t", "k=v", with("M:replicate-to=b")))
 			w.settle()
@@ -353,7 +353,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("", "SourceDeleted b/s", "SourceDeleted b/t")
 		}},
-		"M13: only a marked orphan is deleted": {nil, func(w *world) {
+		"M13: only a marked orphan is deleted": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -362,7 +362,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"M14: a deleted source empties pull targets unless their type demands the keys": {nil, func(w *world) {
+		"M14: a deleted source empties pull targets unless their type demands the keys": {nil, func(w *fixture) {
 			w.put(secret("a/s", "tls.crt=1 tls.key=2", permits))
 			w.put(secret("b/t", "own=1", pull))
 			w.put(secret("b/u", "tls.crt= tls.key=", pull, typed(corev1.SecretTypeTLS)))
@@ -376,7 +376,7 @@ func TestTheTable(t *testing.T) {
 			w.holds("b/t", "own=1", "M:replicated-keys=")
 			w.holds("b/u", "tls.crt=1 tls.key=2")
 		}},
-		"M15: a pull follows its annotation": {nil, func(w *world) {
+		"M15: a pull follows its annotation": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", permits))
 			w.put(secret("a/t", "j=w", permits))
 			w.put(secret("b/t", "", pull))
@@ -390,7 +390,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"M16: what the replicator made and is right gets a marker and nothing else": {nil, func(w *world) {
+		"M16: what the replicator made and is right gets a marker and nothing else": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", labelled("t=1"), permits, with("M:replicate-to=b")))
 			w.put(secret("b/s", "k=v", labelled("t=1", "own=1"), replicatorMade("1", "k")))
 			w.put(secret("b/t", "k=v", pull, replicatorMade("0", "k")))
@@ -401,13 +401,13 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("labels %v", got)
 			}
 		}},
-		"M16: without mark-adopted nothing is written": {func(o *Options) { o.MarkAdopted = false }, func(w *world) {
+		"M16: without mark-adopted nothing is written": {func(o *Options) { o.MarkAdopted = false }, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
 			w.settle()
 			w.expect("")
 		}},
-		"M17: a source is never written to": {nil, func(w *world) {
+		"M17: a source is never written to": {nil, func(w *fixture) {
 			w.label("a", "x", "1")
 			w.label("b", "x", "1")
 			w.put(secret("a/s", "k=v", with("M:replicate-to-matching=x=1"), replicatorMade("1", "k")))
@@ -417,7 +417,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"M18: the source in the older namespace wins, and the other follows once its copy is gone": {nil, func(w *world) {
+		"M18: the source in the older namespace wins, and the other follows once its copy is gone": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			w.put(secret("c/s", "j=w", with("M:replicate-to=b")))
 			w.settle()
@@ -428,7 +428,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("create b/s, delete b/s")
 			w.holds("b/s", "j=w")
 		}},
-		"M19: the owner of a foreign object opts in by a pull": {nil, func(w *world) {
+		"M19: the owner of a foreign object opts in by a pull": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", permits, with("M:replicate-to=b")))
 			w.put(secret("b/s", "own=1"))
 			w.settle()
@@ -438,7 +438,7 @@ func TestTheTable(t *testing.T) {
 			w.expect("update b/s")
 			w.holds("b/s", "k=v own=1")
 		}},
-		"M20: a deletion reaches recognised copies only": {nil, func(w *world) {
+		"M20: a deletion reaches recognised copies only": {nil, func(w *fixture) {
 			w.namespaces("app", "my-app")
 			w.put(secret("app/s", ""))
 			w.put(secret("c/s", "k=v", with("M:replicate-to=my-app")))
@@ -450,7 +450,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"M21: a source that goes in between leaves only what was made": {nil, func(w *world) {
+		"M21: a source that goes in between leaves only what was made": {nil, func(w *fixture) {
 			for i := range 200 {
 				w.namespaces("n-" + string(rune('a'+i/26)) + string(rune('a'+i%26)))
 			}
@@ -465,7 +465,7 @@ func TestTheTable(t *testing.T) {
 			}
 		}},
 
-		"N1: globs, exclusions and selectors": {nil, func(w *world) {
+		"N1: globs, exclusions and selectors": {nil, func(w *fixture) {
 			w.namespaces("team-1", "team-old")
 			w.label("team-old", "env", "x")
 			w.label("b", "env", "x")
@@ -477,7 +477,7 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("annotations %v", got)
 			}
 		}},
-		"N2: nothing but an exclusion is held, no annotation is no claim": {nil, func(w *world) {
+		"N2: nothing but an exclusion is held, no annotation is no claim": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -488,7 +488,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"N3: a native pull": {nil, func(w *world) {
+		"N3: a native pull": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:allow-pull=b")))
 			w.put(secret("b/t", "own=1", with("Q:pull-from=a/s")))
 			w.settle()
@@ -498,7 +498,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("", "PermissionDenied b/t")
 		}},
-		"N4: a missing source and a forbidden one look alike": {nil, func(w *world) {
+		"N4: a missing source and a forbidden one look alike": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v"))
 			w.put(secret("b/t", "", with("Q:pull-from=a/none")))
 			w.put(secret("b/u", "", with("Q:pull-from=a/s")))
@@ -510,7 +510,7 @@ func TestTheTable(t *testing.T) {
 				w.t.Errorf("%q, %q", missing, forbidden)
 			}
 		}},
-		"N4: also to who says that a target has had data": {nil, func(w *world) {
+		"N4: also to who says that a target has had data": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v"))
 			for _, source := range []string{"a/s", "a/none"} {
 				w.put(secret("b/"+named(source).Name, "k=v", with("M:replicate-from="+source), replicatorMade("1", "k")))
@@ -534,7 +534,7 @@ func TestTheTable(t *testing.T) {
 			}
 			w.expect("", "PermissionDenied b/s", "PermissionDenied b/none", "PermissionDenied b/tls-s", "PermissionDenied b/tls-none")
 		}},
-		"N5: pulls follow one another": {nil, func(w *world) {
+		"N5: pulls follow one another": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:allow-pull=b")))
 			w.put(secret("b/t", "", with("Q:pull-from=a/s", "Q:allow-pull=c")))
 			w.put(secret("c/u", "", with("Q:pull-from=b/t")))
@@ -545,13 +545,13 @@ func TestTheTable(t *testing.T) {
 			w.expect("update b/t, update c/u")
 			w.holds("c/u", "k=w")
 		}},
-		"N6: nothing is written in a cycle": {nil, func(w *world) {
+		"N6: nothing is written in a cycle": {nil, func(w *fixture) {
 			w.put(secret("a/x", "k=v", with("Q:pull-from=b/y", "Q:allow-pull=b")))
 			w.put(secret("b/y", "k=w", with("Q:pull-from=a/x", "Q:allow-pull=a")))
 			w.settle()
 			w.expect("", "ReplicationCycle a/x", "ReplicationCycle b/y")
 		}},
-		"N7: a copy does not push": {nil, func(w *world) {
+		"N7: a copy does not push": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -559,7 +559,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"N8: an immutable copy is replaced, an immutable pull target is not": {nil, func(w *world) {
+		"N8: an immutable copy is replaced, an immutable pull target is not": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")))
 			w.put(secret("b/t", "", with("Q:pull-from=a/s")))
 			w.settle()
@@ -570,13 +570,13 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("recreate b/s", "TargetImmutable b/t")
 		}},
-		"N10: a namespace that is terminating gets nothing": {nil, func(w *world) {
+		"N10: a namespace that is terminating gets nothing": {nil, func(w *fixture) {
 			w.ns["b"].Terminating = true
 			w.put(secret("a/s", "k=v", with("Q:push-to=b,c")))
 			w.settle()
 			w.expect("create c/s")
 		}},
-		"N12: a label of the namespace holds everything": {nil, func(w *world) {
+		"N12: a label of the namespace holds everything": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -589,14 +589,14 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("update b/s")
 		}},
-		"N12: pull-only holds pushes alone": {nil, func(w *world) {
+		"N12: pull-only holds pushes alone": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")))
 			w.put(secret("b/t", "", with("Q:pull-from=a/s")))
 			w.label("b", NamespaceLabel, "pull-only")
 			w.settle()
 			w.expect("update b/t")
 		}},
-		"N12: a disabled namespace of a source holds its copies": {nil, func(w *world) {
+		"N12: a disabled namespace of a source holds its copies": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.settle()
 			w.label("a", NamespaceLabel, "disabled")
@@ -610,7 +610,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"N12: a takeover waits while the owner's namespace is disabled": {nil, func(w *world) {
+		"N12: a takeover waits while the owner's namespace is disabled": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.put(secret("c/s", "k=w", with("Q:push-to=b")))
 			w.settle()
@@ -626,7 +626,7 @@ func TestTheTable(t *testing.T) {
 			w.step()
 			w.expect("create b/s, delete b/s")
 		}},
-		"N12: a pull target keeps its data while its source's namespace is disabled": {nil, func(w *world) {
+		"N12: a pull target keeps its data while its source's namespace is disabled": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", permits))
 			w.put(secret("b/t", "own=1", pull))
 			w.settle()
@@ -638,7 +638,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("empty b/t")
 		}},
-		"N13: some types and names are never copied": {nil, func(w *world) {
+		"N13: some types and names are never copied": {nil, func(w *fixture) {
 			push := with("Q:push-to=b", "M:replicate-to=b")
 			w.put(secret("a/token", "k=v", push, typed(corev1.SecretTypeServiceAccountToken)))
 			w.put(secret("a/bootstrap", "k=v", push, typed("bootstrap.kubernetes.io/token")))
@@ -647,12 +647,12 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("", "UnsupportedType a/token", "UnsupportedType a/bootstrap", "NamespaceProtected a/kube-root-ca.crt")
 		}},
-		"N14: only some namespaces may push": {func(o *Options) { o.PushNamespaces = "platform-*" }, func(w *world) {
+		"N14: only some namespaces may push": {func(o *Options) { o.PushNamespaces = "platform-*" }, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.settle()
 			w.expect("", "PushForbidden a/s")
 		}},
-		"N16: a marker counts only where it was written": {nil, func(w *world) {
+		"N16: a marker counts only where it was written": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			w.settle()
 			pasted := secret("c/s", "k=v")
@@ -663,7 +663,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"N17: a pull that is withdrawn detaches the target": {nil, func(w *world) {
+		"N17: a pull that is withdrawn detaches the target": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("Q:allow-pull=b")))
 			w.put(secret("b/t", "", with("Q:pull-from=a/s")))
 			w.settle()
@@ -672,7 +672,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("update b/t")
 		}},
-		"N17: nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(w *world) {
+		"N17: nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", permits))
 			w.put(secret("b/s", "", with("M:replicate-from=a/s")))
 			w.settle()
@@ -681,7 +681,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("update b/s")
 		}},
-		"N19: what is in sync is not written": {nil, func(w *world) {
+		"N19: what is in sync is not written": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits))
 			w.put(secret("b/t", "", pull))
 			w.settle()
@@ -691,7 +691,7 @@ func TestTheTable(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"N22: what a dialect that is off has made is held": {nil, func(w *world) {
+		"N22: what a dialect that is off has made is held": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")))
 			w.put(secret("b/t", "", pull))
 			w.settle()
@@ -705,7 +705,7 @@ func TestTheTable(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, tc.configure)
+			w := newFixture(t, tc.configure)
 			w.t = t
 			tc.run(w)
 		})

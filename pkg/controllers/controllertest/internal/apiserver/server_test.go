@@ -20,18 +20,18 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// world is a server with the custom resource gadgetries and a client of it.
-type world struct {
+// fixture is a server with the custom resource gadgetries and a client of it.
+type fixture struct {
 	*testing.T
 	ctx    context.Context
 	server *Server
 	kube   kubernetes.Interface
 }
 
-func newWorld(t *testing.T) world {
+func newFixture(t *testing.T) fixture {
 	t.Helper()
 	s := New(clientscheme.Scheme, Hooks{})
-	w := world{T: t, ctx: t.Context(), server: s}
+	w := fixture{T: t, ctx: t.Context(), server: s}
 	w.put(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"gadgetries.example.com"},"spec":{
 		"group":"example.com","names":{"kind":"Gadget","plural":"gadgetries"},"scope":"Namespaced",
 		"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}}}]}}`)
@@ -42,7 +42,7 @@ func newWorld(t *testing.T) world {
 	return w
 }
 
-func (w world) put(text string) {
+func (w fixture) put(text string) {
 	w.Helper()
 	obj := &unstructured.Unstructured{}
 	if err := obj.UnmarshalJSON([]byte(text)); err != nil {
@@ -55,31 +55,31 @@ func (w world) put(text string) {
 
 // What the server has in common with the real one is tested on both, in test/widget.
 func TestWhatTheServerDoesNotServe(t *testing.T) {
-	for name, test := range map[string]func(w world){
-		"a subresource that is not there is refused by name": func(w world) {
+	for name, test := range map[string]func(w fixture){
+		"a subresource that is not there is refused by name": func(w fixture) {
 			_, err := w.kube.AppsV1().Deployments("shop").GetScale(w.ctx, "a", metav1.GetOptions{})
 			if err == nil || !strings.Contains(err.Error(), "does not support the subresource scale of deployments.apps") {
 				w.Error(err)
 			}
 		},
-		"an unknown resource is not found": func(w world) {
+		"an unknown resource is not found": func(w fixture) {
 			if _, err := w.kube.Discovery().ServerResourcesForGroupVersion("nowhere.example.com/v1"); !apierrors.IsNotFound(err) {
 				w.Error(err)
 			}
 		},
-		"discovery knows the custom resource and its status": func(w world) {
+		"discovery knows the custom resource and its status": func(w fixture) {
 			list, err := w.kube.Discovery().ServerResourcesForGroupVersion("example.com/v1")
 			if err != nil || len(list.APIResources) != 2 || list.APIResources[1].Name != "gadgetries/status" {
 				w.Error(list, err)
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { test(newWorld(t)) })
+		t.Run(name, func(t *testing.T) { test(newFixture(t)) })
 	}
 }
 
 func TestAWatchShowsWhatItsSelectorSelects(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	events, err := w.kube.CoreV1().ConfigMaps("shop").Watch(w.ctx, metav1.ListOptions{LabelSelector: "x=y", SendInitialEvents: ptr.To(true),
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
 	if err != nil {

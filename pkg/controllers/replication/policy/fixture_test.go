@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// world is a cluster in memory. It decides on every possible target until nothing is left to do,
+// fixture is a cluster in memory. It decides on every possible target until nothing is left to do,
 // and notes what is written.
-type world struct {
+type fixture struct {
 	t        testing.TB
 	rules    *Rules
 	digester *Digester
@@ -33,7 +33,7 @@ type world struct {
 	problems []string
 }
 
-func newWorld(t testing.TB, configure func(*Options)) *world {
+func newFixture(t testing.TB, configure func(*Options)) *fixture {
 	t.Helper()
 	o := Options{
 		Reflector: true, Mittwald: true, MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*", MaxSpread: 64 << 20,
@@ -43,7 +43,7 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 	if configure != nil {
 		configure(&o)
 	}
-	w := &world{
+	w := &fixture{
 		t: t, digester: NewDigester(o, NewDigesterKey()), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
@@ -52,14 +52,14 @@ func newWorld(t testing.TB, configure func(*Options)) *world {
 	return w
 }
 
-func (w *world) namespaces(names ...string) {
+func (w *fixture) namespaces(names ...string) {
 	for _, name := range names {
 		w.ns[name] = &Namespace{Name: name, Created: w.now, Labels: map[string]string{}}
 		w.now = w.now.Add(time.Second)
 	}
 }
 
-func (w *world) label(namespace, key, value string) {
+func (w *fixture) label(namespace, key, value string) {
 	w.ns[namespace].Labels[key] = value
 	if value == "" {
 		delete(w.ns[namespace].Labels, key)
@@ -67,7 +67,7 @@ func (w *world) label(namespace, key, value string) {
 }
 
 // put creates or replaces an object, with a new version.
-func (w *world) put(b *Body) {
+func (w *fixture) put(b *Body) {
 	old := w.objects[b.Key()]
 	w.version++
 	b.ResourceVersion = strconv.Itoa(w.version)
@@ -81,7 +81,7 @@ func (w *world) put(b *Body) {
 	w.objects[b.Key()] = b
 }
 
-func (w *world) remove(name string) {
+func (w *fixture) remove(name string) {
 	for _, kind := range []Kind{Secret, ConfigMap} {
 		key := Key{kind, named(name)}
 		if w.objects[key] != nil {
@@ -91,7 +91,7 @@ func (w *world) remove(name string) {
 }
 
 // get returns the Secret, or else the ConfigMap, of that name.
-func (w *world) get(name string) *Body {
+func (w *fixture) get(name string) *Body {
 	if b := w.objects[Key{Secret, named(name)}]; b != nil {
 		return b
 	}
@@ -99,7 +99,7 @@ func (w *world) get(name string) *Body {
 }
 
 // edit changes an object.
-func (w *world) edit(name string, changes ...func(*Body)) {
+func (w *fixture) edit(name string, changes ...func(*Body)) {
 	w.t.Helper()
 	b := w.get(name)
 	if b == nil {
@@ -119,10 +119,10 @@ func named(text string) types.NamespacedName {
 	return n
 }
 
-// The world is a View.
-func (w *world) Namespace(name string) *Namespace { return w.ns[name] }
+// The fixture is a View.
+func (w *fixture) Namespace(name string) *Namespace { return w.ns[name] }
 
-func (w *world) Get(key Key) *Object {
+func (w *fixture) Get(key Key) *Object {
 	b := w.objects[key]
 	if b == nil {
 		return nil
@@ -131,7 +131,7 @@ func (w *world) Get(key Key) *Object {
 	return Decode(key.Kind, cached{b, w.digester.Digest(asObject(b))}, "")
 }
 
-func (w *world) Sources(kind Kind, name string) (list []*Object) {
+func (w *fixture) Sources(kind Kind, name string) (list []*Object) {
 	for key := range w.objects {
 		if key.Kind == kind && key.Name == name {
 			if o := w.Get(key); w.rules.Pushes(o) {
@@ -142,15 +142,15 @@ func (w *world) Sources(kind Kind, name string) (list []*Object) {
 	return list
 }
 
-func (w *world) Spread(source *Object, now time.Time) int { return w.survey(source, now).Spread }
+func (w *fixture) Spread(source *Object, now time.Time) int { return w.survey(source, now).Spread }
 
-func (w *world) survey(source *Object, now time.Time) Survey {
+func (w *fixture) survey(source *Object, now time.Time) Survey {
 	return w.rules.Survey(w, source, slices.Collect(maps.Values(w.ns)), now)
 }
 
-func (w *world) Maker(key Key) Key { return w.makers[key] }
+func (w *fixture) Maker(key Key) Key { return w.makers[key] }
 
-func (w *world) UnwantedSince(key Key, why Unwanted, now time.Time) time.Time {
+func (w *fixture) UnwantedSince(key Key, why Unwanted, now time.Time) time.Time {
 	if u := w.unwanted[key]; u.why == why {
 		return u.since
 	}
@@ -170,7 +170,7 @@ type cached struct {
 func (c cached) Digest(string) []byte { return c.digest }
 
 // settle decides until nothing is left to do. The graces pass, but for missingGrace.
-func (w *world) settle() {
+func (w *fixture) settle() {
 	w.t.Helper()
 	w.step()
 	w.now = w.now.Add(time.Minute)
@@ -178,7 +178,7 @@ func (w *world) settle() {
 }
 
 // step is settle without a grace.
-func (w *world) step() {
+func (w *fixture) step() {
 	w.t.Helper()
 	for range 20 {
 		if !w.round() {
@@ -188,7 +188,7 @@ func (w *world) step() {
 	w.t.Fatalf("the writes do not end: %v", w.writes)
 }
 
-func (w *world) round() (wrote bool) {
+func (w *fixture) round() (wrote bool) {
 	keys := map[Key]bool{}
 	for key := range w.objects {
 		keys[key] = true
@@ -218,13 +218,13 @@ func (w *world) round() (wrote bool) {
 	return wrote
 }
 
-func (w *world) report(problems []Problem) {
+func (w *fixture) report(problems []Problem) {
 	for _, problem := range problems {
 		w.problems = append(w.problems, problem.Reason+" "+problem.About.NamespacedName.String())
 	}
 }
 
-func (w *world) apply(key Key, p *Plan) {
+func (w *fixture) apply(key Key, p *Plan) {
 	w.writes = append(w.writes, string(p.Action)+" "+key.NamespacedName.String())
 	if p.Action == Delete {
 		w.remove(key.NamespacedName.String())
@@ -240,7 +240,7 @@ func (w *world) apply(key Key, p *Plan) {
 
 // expect compares what was written and reported since the last call. Without problems, they are not
 // compared.
-func (w *world) expect(writes string, problems ...string) {
+func (w *fixture) expect(writes string, problems ...string) {
 	w.t.Helper()
 	slices.Sort(w.writes)
 	if got := strings.Join(w.writes, ", "); got != writes {
@@ -257,7 +257,7 @@ func (w *world) expect(writes string, problems ...string) {
 }
 
 // holds compares the content of an object, as k=v pairs that are sorted, and named annotations.
-func (w *world) holds(name, content string, annotations ...string) {
+func (w *fixture) holds(name, content string, annotations ...string) {
 	w.t.Helper()
 	b := w.get(name)
 	if b == nil {

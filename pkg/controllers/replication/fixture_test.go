@@ -22,8 +22,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
-// world is a cluster with a manager that runs replication, in a bubble of fake time.
-type world struct {
+// fixture is a cluster with a manager that runs replication, in a bubble of fake time.
+type fixture struct {
 	*controllertest.Host
 	t     *testing.T
 	cfg   *replication.Config
@@ -34,11 +34,11 @@ type world struct {
 	hooks    []func(controllertest.Request) error
 }
 
-// newWorld creates the namespaces a, b, c and kube-system and the objects, and starts the manager.
-func newWorld(t *testing.T, configure func(*replication.Config), flags []string, objects ...runtime.Object) *world {
+// newFixture creates the namespaces a, b, c and kube-system and the objects, and starts the manager.
+func newFixture(t *testing.T, configure func(*replication.Config), flags []string, objects ...runtime.Object) *fixture {
 	t.Helper()
 	entry := replication.Entry()
-	w := &world{t: t, cfg: entry.Config.(*replication.Config), heard: map[types.UID]int{}}
+	w := &fixture{t: t, cfg: entry.Config.(*replication.Config), heard: map[types.UID]int{}}
 	w.cfg.PushNamespaces = "*"
 	if configure != nil {
 		configure(w.cfg)
@@ -61,7 +61,7 @@ func namespace(name string) *corev1.Namespace {
 
 // request is called for requests of the controller, one at a time. It records those for Secrets, but
 // no creation of what is there already, which the cache did not show yet.
-func (w *world) request(r controllertest.Request) error {
+func (w *fixture) request(r controllertest.Request) error {
 	w.mu.Lock()
 	hooks := slices.Clone(w.hooks)
 	w.mu.Unlock()
@@ -83,7 +83,7 @@ func (w *world) request(r controllertest.Request) error {
 
 // before calls hook before each request for a Secret with that verb, dry runs included. It may refuse
 // the request.
-func (w *world) before(verb string, hook func(controllertest.Request) error) {
+func (w *fixture) before(verb string, hook func(controllertest.Request) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.hooks = append(w.hooks, func(r controllertest.Request) error {
@@ -95,25 +95,25 @@ func (w *world) before(verb string, hook func(controllertest.Request) error) {
 }
 
 // pass lets time pass, with everything that happens in it.
-func (w *world) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // restart hands over to a manager that knows nothing, after meanwhile. Earlier requests are forgotten.
-func (w *world) restart(meanwhile ...func()) {
+func (w *fixture) restart(meanwhile ...func()) {
 	w.t.Helper()
 	w.Restart(append(meanwhile, func() { w.asked() })...)
 }
 
 // secret returns the Secret of that name, namespace/name, in the API server; nil if there is none.
-func (w *world) secret(name string) *corev1.Secret {
+func (w *fixture) secret(name string) *corev1.Secret {
 	namespace, name, _ := strings.Cut(name, "/")
 	return controllertest.Get[corev1.Secret](w.Host, namespace, name)
 }
 
 // edit changes a Secret behind the controller's back.
-func (w *world) edit(name string, changes ...func(*corev1.Secret)) {
+func (w *fixture) edit(name string, changes ...func(*corev1.Secret)) {
 	w.t.Helper()
 	s := w.secret(name)
 	if s == nil {
@@ -125,13 +125,13 @@ func (w *world) edit(name string, changes ...func(*corev1.Secret)) {
 	w.Put(s)
 }
 
-func (w *world) remove(name string) {
+func (w *fixture) remove(name string) {
 	w.t.Helper()
 	w.Delete(secret(name, ""))
 }
 
 // asked returns the requests for Secrets with these verbs since the last call, sorted.
-func (w *world) asked(verbs ...string) (list []string) {
+func (w *fixture) asked(verbs ...string) (list []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.requests {
@@ -146,7 +146,7 @@ func (w *world) asked(verbs ...string) (list []string) {
 
 // expect compares the requests for Secrets with the given verbs since the last call, or those that
 // write.
-func (w *world) expect(want string, verbs ...string) {
+func (w *fixture) expect(want string, verbs ...string) {
 	w.t.Helper()
 	if len(verbs) == 0 {
 		verbs = []string{"create", "update", "delete", "patch"}
@@ -157,7 +157,7 @@ func (w *world) expect(want string, verbs ...string) {
 }
 
 // told returns the reasons of the Events since the last call, sorted.
-func (w *world) told() string {
+func (w *fixture) told() string {
 	w.pass(10 * time.Millisecond)
 	var list []string
 	for _, e := range controllertest.List[corev1.Event](w.Host) {
@@ -171,13 +171,13 @@ func (w *world) told() string {
 }
 
 // count returns the sum of a metric over the series with these labels.
-func (w *world) count(name string, labels ...string) float64 {
+func (w *fixture) count(name string, labels ...string) float64 {
 	w.t.Helper()
 	return w.Metric("quartermaster_replication_"+name, labels...)
 }
 
 // copies counts the Secrets with a marker.
-func (w *world) copies() (n int) {
+func (w *fixture) copies() (n int) {
 	for _, s := range controllertest.List[corev1.Secret](w.Host) {
 		if s.Annotations[policy.Marker] != "" {
 			n++

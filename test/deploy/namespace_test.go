@@ -24,22 +24,22 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// shop is a namespace with ConfigMap app-config and one workload of each kind that uses it, named
+// testNamespace is a namespace with ConfigMap app-config and one workload of each kind that uses it, named
 // like its resource. Its methods end the test on an error.
-type shop struct {
+type testNamespace struct {
 	t         *testing.T
 	namespace string
 	workloads []schema.GroupVersionResource
 }
 
-func newShop(ctx context.Context, t *testing.T) *shop {
+func newTestNamespace(ctx context.Context, t *testing.T) *testNamespace {
 	t.Helper()
-	s := &shop{t: t, namespace: shared.NewNamespace(ctx, t, nil)}
+	s := &testNamespace{t: t, namespace: shared.NewNamespace(ctx, t, nil)}
 	s.createConfigMap(ctx, "app-config")
 	return s
 }
 
-func (s *shop) createConfigMap(ctx context.Context, name string) {
+func (s *testNamespace) createConfigMap(ctx context.Context, name string) {
 	s.t.Helper()
 	_, err := shared.Admin.CoreV1().ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"color": "blue"}}, metav1.CreateOptions{})
@@ -49,7 +49,7 @@ func (s *shop) createConfigMap(ctx context.Context, name string) {
 }
 
 // createAll creates the workloads.
-func (s *shop) createAll(ctx context.Context, rollouts bool) {
+func (s *testNamespace) createAll(ctx context.Context, rollouts bool) {
 	s.t.Helper()
 	template := map[string]any{
 		"metadata": map[string]any{"labels": map[string]any{"app": "web"}},
@@ -71,7 +71,7 @@ func (s *shop) createAll(ctx context.Context, rollouts bool) {
 	}
 }
 
-func (s *shop) create(ctx context.Context, resource schema.GroupVersionResource, kind string, spec map[string]any) {
+func (s *testNamespace) create(ctx context.Context, resource schema.GroupVersionResource, kind string, spec map[string]any) {
 	s.t.Helper()
 	s.workloads = append(s.workloads, resource)
 	o := &unstructured.Unstructured{Object: map[string]any{
@@ -86,7 +86,7 @@ func (s *shop) create(ctx context.Context, resource schema.GroupVersionResource,
 
 // waitUntilKnown waits until the manager has recorded what the workloads use, so that it notices
 // the next change.
-func (s *shop) waitUntilKnown(ctx context.Context) {
+func (s *testNamespace) waitUntilKnown(ctx context.Context) {
 	s.t.Helper()
 	fleet.Eventually(ctx, s.t, func() error {
 		var errs []error
@@ -105,7 +105,7 @@ func (s *shop) waitUntilKnown(ctx context.Context) {
 }
 
 // paint changes the ConfigMap.
-func (s *shop) paint(ctx context.Context, color string) {
+func (s *testNamespace) paint(ctx context.Context, color string) {
 	s.t.Helper()
 	patch := fmt.Appendf(nil, `{"data":{"color":%q}}`, color)
 	if _, err := shared.Admin.CoreV1().ConfigMaps(s.namespace).Patch(ctx, "app-config", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
@@ -116,7 +116,7 @@ func (s *shop) paint(ctx context.Context, color string) {
 // disturb calls change, and then writes to each workload before the manager's patch arrives. It
 // leaves out Jobs and CronJobs, which the manager reads again in any case, and whose patches would
 // exceed its four workers.
-func (s *shop) disturb(ctx context.Context, proxy *faultproxy.Proxy, change func()) {
+func (s *testNamespace) disturb(ctx context.Context, proxy *faultproxy.Proxy, change func()) {
 	s.t.Helper()
 	release := make(chan struct{})
 	patches := map[schema.GroupVersionResource]*faultproxy.ActiveRule{}
@@ -141,7 +141,7 @@ func (s *shop) disturb(ctx context.Context, proxy *faultproxy.Proxy, change func
 
 // reloadAll changes the ConfigMap until each workload has had n Events of reloads. One change is
 // not enough if a Job was not known yet.
-func (s *shop) reloadAll(ctx context.Context, n int32) {
+func (s *testNamespace) reloadAll(ctx context.Context, n int32) {
 	s.t.Helper()
 	var painted time.Time
 	fleet.Eventually(ctx, s.t, func() error {
@@ -155,7 +155,7 @@ func (s *shop) reloadAll(ctx context.Context, n int32) {
 }
 
 // reloaded returns nil once each workload has had n Events of reloads.
-func (s *shop) reloaded(ctx context.Context, n int32) error {
+func (s *testNamespace) reloaded(ctx context.Context, n int32) error {
 	events, err := shared.Admin.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=Reloaded"})
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (s *shop) reloaded(ctx context.Context, n int32) error {
 }
 
 // deleteLease deletes the Lease and waits until a standby has created it again.
-func (s *shop) deleteLease(ctx context.Context, namespace string) {
+func (s *testNamespace) deleteLease(ctx context.Context, namespace string) {
 	s.t.Helper()
 	leases := shared.Admin.CoordinationV1().Leases(namespace)
 	before, err := leases.Get(ctx, fleet.LeaseName, metav1.GetOptions{})

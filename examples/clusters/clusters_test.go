@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet_test
+package clusters_test
 
 import (
 	"testing"
@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/quartermaster-dev/quartermaster/examples/fleet"
+	"github.com/quartermaster-dev/quartermaster/examples/clusters"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
@@ -96,7 +96,7 @@ func TestFleet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := controllertest.Setup{Entries: []controllers.Entry{fleet.Entry()}, Standby: true}.NewHost(t)
+				h := controllertest.Setup{Entries: []controllers.Entry{clusters.Entry()}, Standby: true}.NewHost(t)
 				east, west := h.AddCluster("east", namespace("shop")), h.AddCluster("west", namespace("shop"))
 				h.Put(secret(east, "east"), secret(west, "west"))
 				h.Settle()

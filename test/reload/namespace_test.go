@@ -25,22 +25,25 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// shop is the namespace of a test. Its methods end the test on an error. They name objects
+// testNamespace is the namespace of a test. Its methods end the test on an error. They name objects
 // RESOURCE/NAME.
-type shop struct {
+type testNamespace struct {
 	t         *testing.T
 	namespace string
 }
 
-func newShop(t *testing.T, labels map[string]string) shop {
+func newTestNamespace(t *testing.T, labels map[string]string) testNamespace {
 	t.Helper()
-	return shop{t, shared.NewNamespace(t.Context(), t, labels)}
+	return testNamespace{t, shared.NewNamespace(t.Context(), t, labels)}
 }
 
-// in returns the same shop for a subtest.
-func (s shop) in(t *testing.T) shop { t.Helper(); return shop{t, s.namespace} }
+// in returns the same namespace for a subtest.
+func (s testNamespace) in(t *testing.T) testNamespace {
+	t.Helper()
+	return testNamespace{t, s.namespace}
+}
 
-func (s shop) client(object string) (dynamic.ResourceInterface, string) {
+func (s testNamespace) client(object string) (dynamic.ResourceInterface, string) {
 	s.t.Helper()
 	resource, name, ok := strings.Cut(object, "/")
 	if !ok {
@@ -50,7 +53,7 @@ func (s shop) client(object string) (dynamic.ResourceInterface, string) {
 }
 
 // create creates typed objects and unstructured ones.
-func (s shop) create(list ...runtime.Object) {
+func (s testNamespace) create(list ...runtime.Object) {
 	s.t.Helper()
 	for _, o := range list {
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
@@ -66,13 +69,16 @@ func (s shop) create(list ...runtime.Object) {
 }
 
 // configMap creates a ConfigMap with the content, or gives it this content.
-func (s shop) configMap(name, content string) { s.t.Helper(); s.put(newConfigMap(name, content)) }
+func (s testNamespace) configMap(name, content string) {
+	s.t.Helper()
+	s.put(newConfigMap(name, content))
+}
 
 // secret is configMap for a Secret.
-func (s shop) secret(name, content string) { s.t.Helper(); s.put(newSecret(name, content)) }
+func (s testNamespace) secret(name, content string) { s.t.Helper(); s.put(newSecret(name, content)) }
 
 // put creates a source, or changes its data and keeps the rest.
-func (s shop) put(o runtime.Object) {
+func (s testNamespace) put(o runtime.Object) {
 	s.t.Helper()
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
@@ -93,7 +99,7 @@ func (s shop) put(o runtime.Object) {
 }
 
 // patch sends a merge patch.
-func (s shop) patch(object, body string) {
+func (s testNamespace) patch(object, body string) {
 	s.t.Helper()
 	client, name := s.client(object)
 	if _, err := client.Patch(s.t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{}); err != nil {
@@ -102,7 +108,7 @@ func (s shop) patch(object, body string) {
 }
 
 // delete deletes an object and waits until it is gone.
-func (s shop) delete(object string) {
+func (s testNamespace) delete(object string) {
 	s.t.Helper()
 	client, name := s.client(object)
 	background := metav1.DeletePropagationBackground
@@ -117,12 +123,12 @@ func (s shop) delete(object string) {
 	})
 }
 
-func (s shop) eventually(check func() error) {
+func (s testNamespace) eventually(check func() error) {
 	s.t.Helper()
 	fleet.Eventually(fleet.Context(s.t), s.t, check)
 }
 
-func (s shop) get(object string) *unstructured.Unstructured {
+func (s testNamespace) get(object string) *unstructured.Unstructured {
 	s.t.Helper()
 	client, name := s.client(object)
 	o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
@@ -132,13 +138,13 @@ func (s shop) get(object string) *unstructured.Unstructured {
 	return o
 }
 
-func (s shop) annotation(object, key string) string {
+func (s testNamespace) annotation(object, key string) string {
 	s.t.Helper()
 	return s.get(object).GetAnnotations()[key]
 }
 
 // list returns the names of all objects of a resource.
-func (s shop) list(resource string) []string {
+func (s testNamespace) list(resource string) []string {
 	s.t.Helper()
 	list, err := shared.Objects.Resource(resourceOf(resource)).Namespace(s.namespace).List(s.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -152,7 +158,7 @@ func (s shop) list(resource string) []string {
 }
 
 // eventsOf counts the Events about an object.
-func (s shop) eventsOf(object, reason string) int {
+func (s testNamespace) eventsOf(object, reason string) int {
 	s.t.Helper()
 	_, name := s.client(object)
 	list, err := shared.Admin.CoreV1().Events(s.namespace).List(s.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
@@ -167,7 +173,7 @@ func (s shop) eventsOf(object, reason string) int {
 }
 
 // waitForEvent waits until there are n Events about an object.
-func (s shop) waitForEvent(object, reason string, n int) {
+func (s testNamespace) waitForEvent(object, reason string, n int) {
 	s.t.Helper()
 	s.eventually(func() error {
 		if got := s.eventsOf(object, reason); got != n {
@@ -178,7 +184,7 @@ func (s shop) waitForEvent(object, reason string, n int) {
 }
 
 // hash returns the hash of a source, configmap/NAME or secret/NAME, as it is now.
-func (s shop) hash(source string) string {
+func (s testNamespace) hash(source string) string {
 	s.t.Helper()
 	typ, name, _ := strings.Cut(source, "/")
 	u := s.get(typ + "s/" + name)
@@ -197,7 +203,7 @@ func (s shop) hash(source string) string {
 }
 
 // waitForState waits until exactly these sources are recorded on an object, as they are now.
-func (s shop) waitForState(object string, sources ...string) {
+func (s testNamespace) waitForState(object string, sources ...string) {
 	s.t.Helper()
 	want := map[string]string{}
 	for _, source := range sources {
@@ -207,12 +213,12 @@ func (s shop) waitForState(object string, sources ...string) {
 }
 
 // waitForAbsent waits until exactly this source is recorded on an object, as absent.
-func (s shop) waitForAbsent(object, source string) {
+func (s testNamespace) waitForAbsent(object, source string) {
 	s.t.Helper()
 	s.waitForStateOf(object, map[string]string{source: ""})
 }
 
-func (s shop) waitForStateOf(object string, state map[string]string) {
+func (s testNamespace) waitForStateOf(object string, state map[string]string) {
 	s.t.Helper()
 	state["workload"] = s.get(object).GetKind() + "/" + s.namespace + object[strings.Index(object, "/"):]
 	s.eventually(func() error {
@@ -225,7 +231,7 @@ func (s shop) waitForStateOf(object string, state map[string]string) {
 
 // waitForController waits until kube-controller-manager has written what it writes of a new workload
 // without replicas. A patch that is under way meanwhile would meet a conflict and be decided on again.
-func (s shop) waitForController(object string) {
+func (s testNamespace) waitForController(object string) {
 	s.t.Helper()
 	s.eventually(func() error {
 		o := s.get(object)
@@ -238,7 +244,7 @@ func (s shop) waitForController(object string) {
 
 // waitForMark waits until the pod template of an object carries the mark of the source as it is
 // now.
-func (s shop) waitForMark(object, source string) {
+func (s testNamespace) waitForMark(object, source string) {
 	s.t.Helper()
 	want := s.hash(source)
 	s.eventually(func() error {
@@ -250,7 +256,7 @@ func (s shop) waitForMark(object, source string) {
 	})
 }
 
-func (s shop) template(object string) corev1.PodTemplateSpec {
+func (s testNamespace) template(object string) corev1.PodTemplateSpec {
 	s.t.Helper()
 	var o struct {
 		Spec struct {
@@ -269,7 +275,7 @@ func (s shop) template(object string) corev1.PodTemplateSpec {
 
 // rollouts waits until every version is known, and returns the changes of an object's template that
 // were not made by the tests. Read the log before.
-func (s shop) rollouts(object string) []judge.Template {
+func (s testNamespace) rollouts(object string) []judge.Template {
 	s.t.Helper()
 	client, name := s.client(object)
 	resource, _, _ := strings.Cut(object, "/")
@@ -299,7 +305,7 @@ func (s shop) rollouts(object string) []judge.Template {
 
 // counts returns the numbers of rollouts in the namespace, without objects that had none. Read the
 // log before.
-func (s shop) counts() map[string]int {
+func (s testNamespace) counts() map[string]int {
 	s.t.Helper()
 	got := map[string]int{}
 	for _, full := range rollouts.Objects() {

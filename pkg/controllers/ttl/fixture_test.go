@@ -34,8 +34,8 @@ var (
 	clusterRole = kind{"rbac.authorization.k8s.io/v1", "ClusterRole"}
 )
 
-// world is a cluster with a manager that runs ttl, in a bubble of fake time.
-type world struct {
+// fixture is a cluster with a manager that runs ttl, in a bubble of fake time.
+type fixture struct {
 	*testing.T
 	*controllertest.Host
 	entry controllers.Entry
@@ -51,10 +51,10 @@ type world struct {
 	before func(controllertest.Request) error
 }
 
-func newWorld(t *testing.T, configure func(*ttl.Config)) *world {
+func newFixture(t *testing.T, configure func(*ttl.Config)) *fixture {
 	t.Helper()
 	t.Setenv("POD_NAME", "manager-0")
-	w := &world{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
+	w := &fixture{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
 	w.cfg = w.entry.Config.(*ttl.Config)
 	w.cfg.Grace = 0 // most tests begin with something that is due; TestGrace has the rest
 	w.cfg.Include = []string{"pods", "configmaps", "widgets.example.com"}
@@ -65,7 +65,7 @@ func newWorld(t *testing.T, configure func(*ttl.Config)) *world {
 }
 
 // start starts the manager on what was put before.
-func (w *world) start() {
+func (w *fixture) start() {
 	w.Helper()
 	controllertest.Setup{Entries: []controllers.Entry{w.entry}, Flags: w.flags, Prepare: func(h *controllertest.Host) {
 		w.Host = h
@@ -75,7 +75,7 @@ func (w *world) start() {
 }
 
 // request is called for requests of the controller, one at a time.
-func (w *world) request(r controllertest.Request) error {
+func (w *fixture) request(r controllertest.Request) error {
 	if r.Verb != "get" && r.Verb != "delete" {
 		return nil
 	}
@@ -95,14 +95,14 @@ func (w *world) request(r controllertest.Request) error {
 }
 
 // beforeRequests sets before; nil lets all pass.
-func (w *world) beforeRequests(f func(controllertest.Request) error) {
+func (w *fixture) beforeRequests(f func(controllertest.Request) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.before = f
 }
 
 // refuse refuses deletions with the error that f returns, if any.
-func (w *world) refuse(f func() error) {
+func (w *fixture) refuse(f func() error) {
 	w.beforeRequests(func(r controllertest.Request) error {
 		if r.Verb == "delete" {
 			return f()
@@ -127,7 +127,7 @@ func object(k kind, name string, annotations ...string) *unstructured.Unstructur
 }
 
 // whenRead changes an object just before the controller reads it live.
-func (w *world) whenRead(obj runtime.Object) {
+func (w *fixture) whenRead(obj runtime.Object) {
 	w.beforeRequests(func(controllertest.Request) error {
 		w.beforeRequests(nil)
 		w.Put(obj)
@@ -136,7 +136,7 @@ func (w *world) whenRead(obj runtime.Object) {
 }
 
 // skew sets how far the clock of a resource's API server is ahead, or of every API server without a name.
-func (w *world) skew(ahead time.Duration, of string) {
+func (w *fixture) skew(ahead time.Duration, of string) {
 	w.SetClock(func(resource string) time.Time {
 		if of == "" || of == resource {
 			return time.Now().Add(ahead)
@@ -146,7 +146,7 @@ func (w *world) skew(ahead time.Duration, of string) {
 }
 
 // repeated returns how often an Event was told. Those of the same text are one object.
-func (w *world) repeated(reason string) (n int) {
+func (w *fixture) repeated(reason string) (n int) {
 	for _, e := range controllertest.List[corev1.Event](w.Host) {
 		if e.Reason == reason {
 			n += int(e.Count)
@@ -156,12 +156,12 @@ func (w *world) repeated(reason string) (n int) {
 }
 
 // put creates or replaces an object. It is created two hours ago unless it exists.
-func (w *world) put(k kind, name string, annotations ...string) {
+func (w *fixture) put(k kind, name string, annotations ...string) {
 	w.Helper()
 	w.add(object(k, name, annotations...))
 }
 
-func (w *world) add(objects ...runtime.Object) {
+func (w *fixture) add(objects ...runtime.Object) {
 	w.Helper()
 	if w.Host == nil {
 		w.objects = append(w.objects, objects...)
@@ -172,7 +172,7 @@ func (w *world) add(objects ...runtime.Object) {
 }
 
 // pass lets time pass.
-func (w *world) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	w.Helper()
 	if w.Host == nil {
 		<-time.After(d)
@@ -182,7 +182,7 @@ func (w *world) pass(d time.Duration) {
 }
 
 // asked compares the requests since the last time.
-func (w *world) asked(want ...string) {
+func (w *fixture) asked(want ...string) {
 	w.Helper()
 	if got := w.asks(); !slices.Equal(got, want) {
 		w.Errorf("requests %q, want %q", got, want)
@@ -190,7 +190,7 @@ func (w *world) asked(want ...string) {
 }
 
 // asks returns the requests since the last time.
-func (w *world) asks() []string {
+func (w *fixture) asks() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer func() { w.requests = nil }()
@@ -198,7 +198,7 @@ func (w *world) asks() []string {
 }
 
 // events returns the Events since the last time, and their reasons, sorted.
-func (w *world) events() (texts, reasons []string) {
+func (w *fixture) events() (texts, reasons []string) {
 	w.Helper()
 	all := w.Events()
 	texts = all[w.told:]
@@ -211,7 +211,7 @@ func (w *world) events() (texts, reasons []string) {
 }
 
 // toldOf compares the reasons of the Events since the last time.
-func (w *world) toldOf(want ...string) {
+func (w *fixture) toldOf(want ...string) {
 	w.Helper()
 	if _, got := w.events(); !slices.Equal(got, want) {
 		w.Errorf("Events %q, want %q", got, want)
@@ -219,7 +219,7 @@ func (w *world) toldOf(want ...string) {
 }
 
 // left compares how many Pods and ConfigMaps there are.
-func (w *world) left(wantPods, wantConfigMaps int) {
+func (w *fixture) left(wantPods, wantConfigMaps int) {
 	w.Helper()
 	pods, configMaps := len(controllertest.List[corev1.Pod](w.Host)), len(controllertest.List[corev1.ConfigMap](w.Host))
 	if pods != wantPods || configMaps != wantConfigMaps {
@@ -228,7 +228,7 @@ func (w *world) left(wantPods, wantConfigMaps int) {
 }
 
 // metric compares a metric.
-func (w *world) metric(want float64, name string, labels ...string) {
+func (w *fixture) metric(want float64, name string, labels ...string) {
 	w.Helper()
 	if got := w.Metric("quartermaster_ttl_"+name, labels...); got != want {
 		w.Errorf("%s is %v, want %v", name, got, want)

@@ -19,18 +19,18 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// crew are the managers of a case: the leader and a standby on the second API server, and a standby
+// managers are the managers of a case: the leader and a standby on the second API server, and a standby
 // on the first.
-type crew struct {
+type managers struct {
 	leader *cluster.Manager
 	way    *fleet.Detour // of standbys to the leader
 }
 
-func newCrew(ctx context.Context, t *testing.T, maligned bool) *crew {
+func newManagers(ctx context.Context, t *testing.T, reportedDead bool) *managers {
 	t.Helper()
-	c := &crew{leader: startManager(ctx, t, shared.SecondConfig())}
+	c := &managers{leader: startManager(ctx, t, shared.SecondConfig())}
 	shared.WaitForLeader(ctx, t, c.leader)
-	if maligned {
+	if reportedDead {
 		c.way = shared.NewDetour(ctx, t)
 	}
 	for _, config := range []*rest.Config{shared.AdminConfig(), shared.SecondConfig()} {
@@ -69,7 +69,7 @@ func startManager(ctx context.Context, t *testing.T, server *rest.Config) *clust
 }
 
 // succession says when another process than the leader has written first after begin.
-func (c *crew) succession(got *judge.Judgement, begin time.Time) string {
+func (c *managers) succession(got *judge.Judgement, begin time.Time) string {
 	former := fleet.ProcessName(c.leader.Pod, 1)
 	first := judge.Write{}
 	for by, w := range got.First {

@@ -27,11 +27,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/judge"
 )
 
-// Witness collects the history of one test from the audit logs, and from watches what the log does
+// Recorder collects the history of one test from the audit logs, and from watches what the log does
 // not have.
-type Witness struct {
+type Recorder struct {
 	*judge.History
-	world *World
+	workloads *Workloads
 
 	mu       sync.Mutex // guards what follows
 	logs     []*cluster.AuditTail
@@ -39,12 +39,12 @@ type Witness struct {
 	refused  int
 }
 
-// NewWitness begins to watch before the test's replicas exist.
-func (f *Fleet) NewWitness(ctx context.Context, t testing.TB, w *World) *Witness {
+// NewRecorder begins to watch before the test's replicas exist.
+func (f *Fleet) NewRecorder(ctx context.Context, t testing.TB, w *Workloads) *Recorder {
 	t.Helper()
-	v := &Witness{
-		History: judge.New(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: LeaseName}, StateAnnotation, IsReplica),
-		world:   w,
+	v := &Recorder{
+		History:   judge.New(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: LeaseName}, StateAnnotation, IsReplica),
+		workloads: w,
 	}
 	var err error
 	if v.logs, err = f.TailAudit(); err != nil {
@@ -70,7 +70,7 @@ func (f *Fleet) NewWitness(ctx context.Context, t testing.TB, w *World) *Witness
 
 // follow sees every version of a resource's objects, except for those that come and go while the
 // API server is down.
-func (v *Witness) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+func (v *Recorder) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	open func(context.Context, metav1.ListOptions) (watch.Interface, error)) {
 	from := ""
 	for ctx.Err() == nil {
@@ -105,7 +105,7 @@ func (v *Witness) follow(ctx context.Context, list func(context.Context, metav1.
 	}
 }
 
-func (v *Witness) see(o runtime.Object, deleted bool) error {
+func (v *Recorder) see(o runtime.Object, deleted bool) error {
 	switch o := o.(type) {
 	case *coordinationv1.Lease:
 		return v.AddLease(o, deleted)
@@ -118,21 +118,21 @@ func (v *Witness) see(o runtime.Object, deleted bool) error {
 	return fmt.Errorf("a watch has shown a %T", o)
 }
 
-func (v *Witness) fail(err error) {
+func (v *Recorder) fail(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.failures = append(v.failures, err)
 }
 
 // Refused returns how many writes the fence in the API server has refused, as of the last Judge.
-func (v *Witness) Refused() int {
+func (v *Recorder) Refused() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.refused
 }
 
 // Judge reads what is new in the audit logs and judges everything.
-func (v *Witness) Judge() (*judge.Judgement, error) {
+func (v *Recorder) Judge() (*judge.Judgement, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, log := range v.logs {
@@ -143,15 +143,15 @@ func (v *Witness) Judge() (*judge.Judgement, error) {
 	return v.History.Judge(), errors.Join(v.failures...)
 }
 
-func (v *Witness) read(log *cluster.AuditTail) error {
+func (v *Recorder) read(log *cluster.AuditTail) error {
 	events, err := log.Read()
 	if err != nil {
 		return err
 	}
 	for _, e := range events {
-		ofWorld := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == v.world.Namespace
+		ofWorkloads := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == v.workloads.Namespace
 		isLease := e.ObjectRef != nil && e.ObjectRef.Resource == "leases"
-		if !ofWorld && !isLease || e.Verb == "get" || e.Verb == "watch" {
+		if !ofWorkloads && !isLease || e.Verb == "get" || e.Verb == "watch" {
 			continue
 		}
 		if isRefusal(e) {

@@ -35,13 +35,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
+	clientgo "github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a namespace with one running controller, in a bubble of fake time.
-type world struct {
+// fixture is a namespace with one running controller, in a bubble of fake time.
+type fixture struct {
 	t        *testing.T
 	cfg      Config
 	client   *fake.Clientset
@@ -56,22 +56,22 @@ type world struct {
 	stop     func()
 }
 
-// newWorld creates the objects and starts the controller.
-func newWorld(t *testing.T, configure func(*Config), objects ...runtime.Object) *world {
+// newFixture creates the objects and starts the controller.
+func newFixture(t *testing.T, configure func(*Config), objects ...runtime.Object) *fixture {
 	t.Helper()
-	return newLaggingWorld(t, nil, configure, objects...)
+	return newLaggingFixture(t, nil, configure, objects...)
 }
 
-// newLaggingWorld returns a world whose watch events arrive late, by resource.
-func newLaggingWorld(t *testing.T, lags map[string]time.Duration, configure func(*Config), objects ...runtime.Object) *world {
+// newLaggingFixture returns a fixture whose watch events arrive late, by resource.
+func newLaggingFixture(t *testing.T, lags map[string]time.Duration, configure func(*Config), objects ...runtime.Object) *fixture {
 	t.Helper()
-	w := &world{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
+	w := &fixture{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
 	w.cfg.Compat = true
 	w.begin(lags, configure, objects)
 	return w
 }
 
-func (w *world) begin(lags map[string]time.Duration, configure func(*Config), objects []runtime.Object) {
+func (w *fixture) begin(lags map[string]time.Duration, configure func(*Config), objects []runtime.Object) {
 	w.t.Helper()
 	if configure != nil {
 		configure(&w.cfg)
@@ -86,7 +86,7 @@ func (w *world) begin(lags map[string]time.Duration, configure func(*Config), ob
 }
 
 // start starts a controller like a new process, with empty caches and no memory.
-func (w *world) start() {
+func (w *fixture) start() {
 	w.t.Helper()
 	digest, err := SourceDigest(w.cfg)
 	if err != nil {
@@ -103,21 +103,21 @@ func (w *world) start() {
 	workload := reduceAs(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
 	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
 	in := Informers{
-		ConfigMaps:   fixture.Informer[Source](with(core.ConfigMaps().Informer(), source)),
-		Secrets:      fixture.Informer[Source](with(core.Secrets().Informer(), source)),
-		Deployments:  fixture.Informer[metav1.Object](with(apps.Deployments().Informer(), workload)),
-		StatefulSets: fixture.Informer[metav1.Object](with(apps.StatefulSets().Informer(), workload)),
-		DaemonSets:   fixture.Informer[metav1.Object](with(apps.DaemonSets().Informer(), workload)),
-		CronJobs:     fixture.Informer[metav1.Object](with(batch.CronJobs().Informer(), workload)),
-		Jobs:         fixture.Informer[metav1.Object](with(batch.Jobs().Informer(), workload)),
-		Namespaces:   fixture.Informer[metav1.Object](core.Namespaces().Informer()),
+		ConfigMaps:   clientgo.Informer[Source](with(core.ConfigMaps().Informer(), source)),
+		Secrets:      clientgo.Informer[Source](with(core.Secrets().Informer(), source)),
+		Deployments:  clientgo.Informer[metav1.Object](with(apps.Deployments().Informer(), workload)),
+		StatefulSets: clientgo.Informer[metav1.Object](with(apps.StatefulSets().Informer(), workload)),
+		DaemonSets:   clientgo.Informer[metav1.Object](with(apps.DaemonSets().Informer(), workload)),
+		CronJobs:     clientgo.Informer[metav1.Object](with(batch.CronJobs().Informer(), workload)),
+		Jobs:         clientgo.Informer[metav1.Object](with(batch.Jobs().Informer(), workload)),
+		Namespaces:   clientgo.Informer[metav1.Object](core.Namespaces().Informer()),
 		LiveVersion:  w.liveVersion,
 	}
 	w.registry = metrics.NewKubeRegistry()
 	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
 	if w.dynamic != nil {
 		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
-		in.Rollouts = fixture.Informer[metav1.Object](with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload))
+		in.Rollouts = clientgo.Informer[metav1.Object](with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload))
 	}
 	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(w.registry), Clock: clock.RealClock{}}
 	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, loop, w.registry)
@@ -148,7 +148,7 @@ func (w *world) start() {
 }
 
 // lead runs the controller until resign. The caches stay.
-func (w *world) lead() {
+func (w *fixture) lead() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -172,7 +172,7 @@ type liveReads struct {
 	newer    string // this version exists, which the cache does not know yet
 }
 
-func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+func (w *fixture) liveVersion(_ context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	w.live.mu.Lock()
 	defer w.live.mu.Unlock()
 	w.live.count++
@@ -197,7 +197,7 @@ func (w *world) liveVersion(_ context.Context, resource schema.GroupVersionResou
 }
 
 // version returns the version of a ConfigMap in the API server.
-func (w *world) version(of *corev1.ConfigMap) string {
+func (w *fixture) version(of *corev1.ConfigMap) string {
 	w.t.Helper()
 	obj, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), of.Namespace, of.Name)
 	if err != nil {
@@ -206,34 +206,34 @@ func (w *world) version(of *corev1.ConfigMap) string {
 	return obj.(*corev1.ConfigMap).ResourceVersion
 }
 
-func (w *world) stopped() bool { return w.c.Status().Phase == controllers.PhaseStopped }
+func (w *fixture) stopped() bool { return w.c.Status().Phase == controllers.PhaseStopped }
 
-func (w *world) restart() {
+func (w *fixture) restart() {
 	w.t.Helper()
 	w.stop()
 	w.start()
 }
 
-func (w *world) put(objects ...runtime.Object) {
+func (w *fixture) put(objects ...runtime.Object) {
 	w.t.Helper()
 	for _, obj := range objects {
 		w.versions.Put(w.t, obj)
 	}
 }
 
-func (w *world) remove(obj runtime.Object) {
+func (w *fixture) remove(obj runtime.Object) {
 	w.t.Helper()
 	w.versions.Remove(w.t, obj)
 }
 
 // pass lets time pass, with everything that happens in it.
-func (w *world) pass(d time.Duration) {
+func (w *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // failPatches refuses the next n patches of Deployments; it counts down.
-func (w *world) failPatches(n int) *int {
+func (w *fixture) failPatches(n int) *int {
 	w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if n == 0 {
 			return false, nil, nil
@@ -245,7 +245,7 @@ func (w *world) failPatches(n int) *int {
 }
 
 // deployment returns the Deployment in the API server.
-func (w *world) deployment(name string) *appsv1.Deployment {
+func (w *fixture) deployment(name string) *appsv1.Deployment {
 	w.t.Helper()
 	obj, err := w.client.Tracker().Get(deploymentResource, "shop", name)
 	if err != nil {
@@ -258,7 +258,7 @@ func (w *world) deployment(name string) *appsv1.Deployment {
 var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
 
 // state returns what is recorded on a Deployment in the API server.
-func (w *world) state(name string) string {
+func (w *fixture) state(name string) string {
 	w.t.Helper()
 	state, _ := withoutVersion(w.deployment(name).Annotations[nativeState])
 	return state
@@ -266,7 +266,7 @@ func (w *world) state(name string) string {
 
 // writes returns the controller's writes so far: verb, resource/name and body. Every patch must
 // carry a resourceVersion, and a state that version. Both are left out of the result.
-func (w *world) writes() []string {
+func (w *fixture) writes() []string {
 	w.t.Helper()
 	var list []string
 	for _, action := range w.client.Actions() {
@@ -297,7 +297,7 @@ func (w *world) writes() []string {
 	return list
 }
 
-func (w *world) body(patch []byte) string {
+func (w *fixture) body(patch []byte) string {
 	w.t.Helper()
 	var body map[string]any
 	if err := json.Unmarshal(patch, &body); err != nil {
@@ -326,7 +326,7 @@ func (w *world) body(patch []byte) string {
 }
 
 // events returns the Events recorded since the last call.
-func (w *world) events() []string {
+func (w *fixture) events() []string {
 	var list []string
 	for {
 		select {
@@ -340,7 +340,7 @@ func (w *world) events() []string {
 }
 
 // count returns the sum of a metric over the series with these labels.
-func (w *world) count(name string, labels map[string]string) float64 {
+func (w *fixture) count(name string, labels map[string]string) float64 {
 	w.t.Helper()
 	families, err := w.registry.Gather()
 	if err != nil {

@@ -1,9 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleet is an example of a controller that works in other clusters, of which Secrets in the namespace
+// Package clusters is an example of a controller that works in other clusters. Secrets in the namespace
 // fleet say how to reach them. Their Namespaces get a label with the name of the Secret.
-package fleet
+package clusters
 
 import (
 	"context"

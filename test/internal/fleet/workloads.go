@@ -24,9 +24,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-// World is the managers' work: Deployments app-0, app-1, ..., each of which is rolled when its
+// Workloads is the managers' work: Deployments app-0, app-1, ..., each of which is rolled when its
 // ConfigMap, cfg-0, cfg-1, ..., changes. Only the managers change the Deployments.
-type World struct {
+type Workloads struct {
 	Namespace string
 	Size      int
 
@@ -34,10 +34,10 @@ type World struct {
 	content atomic.Int64 // the last one: each is used once
 }
 
-// NewWorld creates a world of that size, whose Deployments are deleted at the end of the test.
-func (f *Fleet) NewWorld(ctx context.Context, t testing.TB, size int) *World {
+// NewWorkloads creates that many, whose Deployments are deleted at the end of the test.
+func (f *Fleet) NewWorkloads(ctx context.Context, t testing.TB, size int) *Workloads {
 	t.Helper()
-	w := &World{Namespace: f.NewNamespace(ctx, t, nil), Size: size, fleet: f}
+	w := &Workloads{Namespace: f.NewNamespace(ctx, t, nil), Size: size, fleet: f}
 	for i := range size {
 		_, err := f.Admin.CoreV1().ConfigMaps(w.Namespace).Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: configMap(i)}, Data: map[string]string{"content": "0"}}, metav1.CreateOptions{})
@@ -63,14 +63,14 @@ func (f *Fleet) NewWorld(ctx context.Context, t testing.TB, size int) *World {
 
 func configMap(i int) string { return fmt.Sprintf("cfg-%d", i) }
 
-// DeploymentName returns the name of a World's Deployment i.
+// DeploymentName returns the name of Deployment i of Workloads.
 func DeploymentName(i int) string { return fmt.Sprintf("app-%d", i) }
 
 // NextContent returns a content that no ConfigMap ever had.
-func (w *World) NextContent() int64 { return w.content.Add(1) }
+func (w *Workloads) NextContent() int64 { return w.content.Add(1) }
 
 // Change gives a ConfigMap a content that it never had before.
-func (w *World) Change(ctx context.Context, i int) error {
+func (w *Workloads) Change(ctx context.Context, i int) error {
 	patch := fmt.Appendf(nil, `{"data":{"content":"%d"}}`, w.NextContent())
 	_, err := w.fleet.Admin.CoreV1().ConfigMaps(w.Namespace).Patch(ctx, configMap(i), types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
@@ -78,7 +78,7 @@ func (w *World) Change(ctx context.Context, i int) error {
 
 // Stream changes one of the ConfigMaps every period until the returned function is called. It
 // ignores errors, since the API server may be down.
-func (w *World) Stream(ctx context.Context, period time.Duration) (stop func()) {
+func (w *Workloads) Stream(ctx context.Context, period time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -103,7 +103,7 @@ func (w *World) Stream(ctx context.Context, period time.Duration) (stop func()) 
 
 // Settled returns nil once the given Deployments, or all, have recorded exactly the content of
 // their ConfigMaps.
-func (w *World) Settled(ctx context.Context, which ...int) error {
+func (w *Workloads) Settled(ctx context.Context, which ...int) error {
 	configMaps, err := w.fleet.Admin.CoreV1().ConfigMaps(w.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
