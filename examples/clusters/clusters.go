@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package clusters is an example of a controller that works in other clusters. Secrets in the namespace
-// fleet say how to reach them. Their Namespaces get a label with the name of the Secret.
+// clusters say how to reach them. Their Namespaces get a label with the name of the Secret.
 package clusters
 
 import (
@@ -26,9 +26,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-const name, label = "fleet", "example.com/fleet"
+const name, label = "clusters", "example.com/clusters"
 
-const namespace = "fleet" // its Secrets only: no tenant may say where credentials go
+const namespace = "clusters" // its Secrets only: no tenant may say where credentials go
 
 // Entry describes the controller to the host.
 func Entry() controllers.Entry {

@@ -24,7 +24,7 @@ func namespace(name string) *corev1.Namespace {
 // secret says how to reach a cluster.
 func secret(c *controllertest.Cluster, name string) *corev1.Secret {
 	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: name, Labels: map[string]string{"example.com/cluster": "true"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: name, Labels: map[string]string{"example.com/cluster": "true"}},
 		Data:       map[string][]byte{"server": []byte(c.Address), "token": []byte("of " + name)},
 	}
 }
@@ -39,7 +39,7 @@ func TestFleet(t *testing.T) {
 			h.Settle()
 			expect(t, east, label)
 			expect(t, west, nil)
-			if n := h.Metric(reconciles, "controller", "fleet", "cluster", "east"); n != 2 {
+			if n := h.Metric(reconciles, "controller", "clusters", "cluster", "east"); n != 2 {
 				t.Errorf("%v reconciles in east", n)
 			}
 		},

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onHost calls f on a thread with another host name, which the processes that f starts inherit.
-func onHost(name string, f func() error) error {
+// withHostname calls f on a thread with another host name, which the processes that f starts inherit.
+func withHostname(name string, f func() error) error {
 	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked, so that the thread ends here

@@ -7,6 +7,6 @@ package cluster
 
 import "errors"
 
-func onHost(string, func() error) error {
+func withHostname(string, func() error) error {
 	return errors.New("a second API server needs a host name of its own, and so Linux")
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
 )
 
-// localFlags are those that differ between a Pod and a process on this machine: how it finds the
+// localFlags are the flags that differ between a Pod and a process on this machine: how it finds the
 // API server, and where it listens. StartBare sets them.
 var localFlags = []string{"--kubeconfig", "--bind-address", "--secure-port", "--insecure-port"}
 

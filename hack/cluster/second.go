@@ -39,7 +39,7 @@ func (c *Cluster) startSecond(ctx context.Context) (err error) {
 		return err
 	}
 	c.second = s
-	err = onHost("second-api-server", func() (err error) {
+	err = withHostname("second-api-server", func() (err error) {
 		s.process, err = c.box.Start(sandbox.Command{
 			Name: "kube-apiserver-2",
 			Path: c.Binary("kube-apiserver"),

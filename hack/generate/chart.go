@@ -60,13 +60,13 @@ const rolesHeader = "# Written by make generate from what manager rbac prints. D
 	"# A rule is granted if a setting in its `when` is made, or it has none, and no setting in its `unless`\n" +
 	"# and not all in its `unlessAll` are made.\n"
 
-// The namespace of the federation is a flag. Names of roles there end in that of the installation.
+// The namespace of the federation is a flag. Names of roles there end in the installation's namespace.
 const (
 	federationNamespace = "kube-federation-system"
 	ofAnother           = "-kube-system"
 )
 
-// The rules for a type that ttl may delete are those for this one.
+// The rules for each type that ttl may delete are made like the rules for this type.
 const anyType = "plural.group"
 
 // allOn switches on what settings only change.

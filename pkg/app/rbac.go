@@ -205,13 +205,14 @@ func controllerAccount(meta metav1.ObjectMeta, manager string) any {
 	}
 }
 
-// grants are what an entry needs, by namespace. Those of the empty name hold in all that it works in.
+// grants are what an entry needs, by namespace. Under the empty name are rules for every namespace that it
+// works in.
 type grants map[string]granted
 
 // granted is what the cache and the controller itself may do.
 type granted struct{ cache, own []rbacv1.PolicyRule }
 
-// in returns the grants for the role in a namespace, if the controller works in those of scope.
+// in returns the grants for the role in a namespace, if the controller works in the namespaces of scope.
 func (g grants) in(namespace string, scope []string) granted {
 	all, one := g[metav1.NamespaceAll], g[namespace]
 	if namespace == metav1.NamespaceAll || !slices.Contains(scope, namespace) {

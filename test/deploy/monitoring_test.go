@@ -48,7 +48,7 @@ type metric struct {
 	Labels     []string // sorted, without those that Prometheus adds
 }
 
-// listedMetrics reads the list of pkg/app. later are those that have no series in the beginning.
+// listedMetrics reads the list of pkg/app. later are the metrics that have no series in the beginning.
 func listedMetrics(t *testing.T) (list map[string]metric, later map[string]bool) {
 	t.Helper()
 	text, err := os.ReadFile("../../pkg/app/testdata/metrics.golden")

@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// pairs are Deployments of which each has a ConfigMap of its own, which changes right after the
+// pairs are Deployments, each with a ConfigMap of its own, which changes right after the
 // Deployment was created.
 type pairs struct {
 	testNamespace

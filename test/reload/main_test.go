@@ -59,7 +59,7 @@ func prepare(ctx context.Context) error {
 	return nil
 }
 
-// rolledResources are those with a pod template that a reload changes.
+// rolledResources are the resources with a pod template that a reload changes.
 var rolledResources = []schema.GroupVersionResource{
 	resourceOf("deployments"), resourceOf("statefulsets"), resourceOf("daemonsets"), resourceOf("rollouts"),
 }

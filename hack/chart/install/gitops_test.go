@@ -21,7 +21,7 @@ const (
 )
 
 // crds returns the CRDs of the tools that deploy/ has objects for, in the versions that hack/crds pins.
-// That of Argo CD is in its module. The others are made of Go types, as their projects do.
+// Argo CD's is in its module. The others are made of Go types, as their projects do.
 func crds(t *testing.T) (files []string) {
 	t.Helper()
 	pinned := func(args ...string) string {

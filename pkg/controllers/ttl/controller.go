@@ -14,7 +14,7 @@
 //	kinds.go       what a run remembers
 //	types.go       discovery
 //
-// The state, of which the breaker and the notices outlive a run:
+// The state (the breaker and the notices outlive a run):
 //
 //	state      what it is                                 set by               cleared by
 //	kinds      the types that are followed                types.go             types.go

@@ -145,7 +145,7 @@ func (w *fixture) skew(ahead time.Duration, of string) {
 	})
 }
 
-// repeated returns how often an Event was told. Those of the same text are one object.
+// repeated returns how often an Event was told. Events with the same text are one object.
 func (w *fixture) repeated(reason string) (n int) {
 	for _, e := range controllertest.List[corev1.Event](w.Host) {
 		if e.Reason == reason {
