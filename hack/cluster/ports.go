@@ -11,8 +11,8 @@ import (
 	"strconv"
 )
 
-// These ports are below those that the system uses for outgoing connections, so that no client can
-// take the port of a server during its restart.
+// These ports are below the system's ports for outgoing connections, so that no client can take the port
+// of a server during its restart.
 const (
 	firstPort = 20000
 	lastPort  = 32767

@@ -560,8 +560,8 @@ func TestAWebhookThatIsAway(t *testing.T) {
 	})
 }
 
-// TestRefusedWrites checks what becomes of writes that the API server refuses a leader, and of those that
-// follow 10 s later.
+// TestRefusedWrites checks what becomes of a leader's writes that the API server refuses, and of its writes
+// 10 s later.
 func TestRefusedWrites(t *testing.T) {
 	tests := map[string]struct {
 		before         func(*fenceTest)

@@ -159,7 +159,7 @@ func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
 	}
 }
 
-// TestLostAnswerToAnAcquisition checks that a replica takes its own record for anybody's: it waits for a
+// TestLostAnswerToAnAcquisition checks that a replica treats its own record like another's: it waits for a
 // lease duration.
 func TestLostAnswerToAnAcquisition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

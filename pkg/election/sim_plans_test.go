@@ -259,8 +259,8 @@ func TestSimulatedLoss(t *testing.T) {
 	}
 }
 
-// TestSimulatedBlindness cuts a standby off until the claim that it knows has run out. When it sees the
-// Lease again, it has been deleted and installed anew, free, and now the leader is cut off.
+// TestSimulatedBlindness cuts a standby off until the claim that it knows has run out. When the standby sees
+// the Lease again, the Lease has been deleted and installed anew, free, and now the leader is cut off.
 func TestSimulatedBlindness(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()
@@ -303,8 +303,8 @@ func TestSimulatedRelease(t *testing.T) {
 	}
 }
 
-// TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it
-// waits no longer than its term and what is allowed for the cancelling.
+// TestSimulatedPartition cuts off a leader that waits for the answer to a write, and checks that it waits no
+// longer than its term and the time to cancel the write.
 func TestSimulatedPartition(t *testing.T) {
 	runPlan(t, ours, simFences{client: true}, 1, 1, func(s *simulation) {
 		s.install()

@@ -302,7 +302,7 @@ func takeOverWithOldCaches(t *testing.T, old []string) {
 		t.Fatal(err)
 	}
 	shared.WaitForLeader(ctx, t, next)
-	// By the time that it records a workload that comes later, it has looked at all that it has.
+	// When the controller records a workload that comes later, it has looked at all earlier workloads.
 	s.create(newStatefulSet("later", is(fleet.ReloadAnnotation, "auto"), uses(other)))
 	s.waitForState("statefulsets/later", other)
 	for _, resource := range old {

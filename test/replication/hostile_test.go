@@ -78,7 +78,7 @@ func TestLongAHostileSourceKeepsNobodyWaiting(t *testing.T) {
 		f.remove("a/hostile")
 	}
 
-	// The first that takes too long ends all of its namespace for 10 minutes, so each case has one of its own.
+	// The first slow pattern stops all patterns of its namespace for 10 minutes, so each case has a namespace.
 	slow := f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces="+strings.TrimSuffix(strings.Repeat("(.+.+)+_,", 60), ","))
 	flap := func(object string, i int) (string, string) {
 		return object, fmt.Sprintf(`{"metadata":{"annotations":{"reflector.v1.k8s.emberstack.com/reflection-auto-namespaces":"(.+.+)+_%d"}}}`, i)

@@ -16,8 +16,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// TestAnOriginalThatStillRunsIsWarnedOf has, as each original's chart names it, one that runs and one
-// that is scaled to 0.
+// TestAnOriginalThatStillRunsIsWarnedOf has two Deployments named as in each original's chart: one runs, one
+// is scaled to 0.
 func TestAnOriginalThatStillRunsIsWarnedOf(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	deploy := func(name, label, image string, replicas int32) {

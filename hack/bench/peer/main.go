@@ -5,9 +5,8 @@
 // controller-runtime's documentation. It elects a leader, caches Secrets, ConfigMaps and
 // Deployments, and has one controller.
 //
-// The controller does what config-reload does when it sees a workload for the first time: it adds,
-// by one patch, an annotation to each Deployment that has the annotation quartermaster.dev/reload,
-// unless it is there.
+// Like config-reload at the first sight of a workload, the controller adds an annotation, by one patch, to
+// each Deployment with the annotation quartermaster.dev/reload, unless the Deployment has it.
 package main
 
 import (

@@ -227,7 +227,8 @@ func TestAHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 	}
 }
 
-// BenchmarkAHugeAnnotation is what one event of a workload with it costs in the cache and its indexes.
+// BenchmarkAHugeAnnotation measures one event of a workload with such an annotation, in the cache and its
+// indexes.
 func BenchmarkAHugeAnnotation(b *testing.B) {
 	cfg := NewConfig()
 	cfg.Compat = true

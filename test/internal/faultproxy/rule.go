@@ -20,8 +20,8 @@ type ActiveRule struct {
 	changed chan struct{} // closed and replaced at each hit, guarded by proxy.mu
 }
 
-// Add adds a rule after the existing ones. All rules that match a request apply to it in this
-// order, until one responds.
+// Add adds a rule after the existing rules. All rules that match a request apply to it in this order, until
+// a rule responds.
 func (p *Proxy) Add(r Rule) *ActiveRule {
 	p.mu.Lock()
 	defer p.mu.Unlock()

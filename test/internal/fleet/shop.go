@@ -87,8 +87,8 @@ func (s Shop) SetSecret(ctx context.Context, t testing.TB, value string) {
 }
 
 // WaitUntilKnown waits until config-reload has recorded what the Deployment uses, so that it notices the
-// next change, and until kube-controller-manager has seen the Deployment: one that is slow could see
-// nothing but the changed template, and there would be one ReplicaSet less.
+// next change, and until kube-controller-manager has seen the Deployment: a slow kube-controller-manager
+// could see only the changed template, and make one ReplicaSet less.
 func (s Shop) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
 	t.Helper()
 	Eventually(ctx, t, func() error {

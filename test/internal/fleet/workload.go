@@ -20,8 +20,8 @@ const (
 	StateAnnotation = "quartermaster.dev/reload-state"
 )
 
-// Recorded returns what a state annotation says, without the version of the workload that it was
-// recorded on; nil if it is none.
+// Recorded returns the sources in a state annotation, without the version of the workload; nil if the text
+// is not a state.
 func Recorded(annotation string) map[string]string {
 	var state map[string]string
 	if err := json.Unmarshal([]byte(annotation), &state); err != nil {

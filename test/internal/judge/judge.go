@@ -69,8 +69,8 @@ const (
 	// Revoked means that the Lease had been changed or deleted by hand, and nobody had acquired it
 	// yet. This does no harm: replicas wait for a lease duration after such a change.
 	Revoked Verdict = "after a change by hand"
-	// Unknown means that it is not known whose write it was, because the API server was killed
-	// before it logged the request.
+	// Unknown means that the author of the write is not known, because the API server was killed before
+	// it logged the request.
 	Unknown Verdict = "by nobody knows whom"
 )
 

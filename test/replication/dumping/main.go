@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dumping is the manager. At SIGUSR1 it writes what is alive of its heap to the file that the
+// Command dumping is the manager. At SIGUSR1 it writes the live part of its heap to the file that the
 // environment variable HEAP_DUMP names.
 package main
 

@@ -289,8 +289,8 @@ func TestParsedValuesTakeLittleMemory(t *testing.T) {
 	runtime.KeepAlive(m)
 }
 
-// BenchmarkSurvey evaluates what one source asks for in 2,000 namespaces: what a worker does when the
-// source changes, and when a replica begins to lead.
+// BenchmarkSurvey evaluates one source for 2,000 namespaces, as a worker does when the source changes, and
+// when a replica begins to lead.
 func BenchmarkSurvey(b *testing.B) {
 	for name, annotation := range map[string]string{
 		"256KiB":                     "Q:push-to=" + strings.Repeat("*", 256<<10),
