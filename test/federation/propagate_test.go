@@ -32,6 +32,7 @@ type members struct {
 	*testing.T
 	ctx    context.Context
 	c1, c2 dynamic.Interface
+	admin2 kubernetes.Interface // of c2
 }
 
 var (
@@ -54,7 +55,7 @@ func newMembers(t *testing.T) *members {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &members{T: t, ctx: ctx, c1: shared.Objects}
+	m := &members{T: t, ctx: ctx, c1: shared.Objects, admin2: admin}
 	if m.c2, err = dynamic.NewForConfig(second.AdminConfig()); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func (m *members) has(in dynamic.Interface, resource schema.GroupVersionResource
 		case err != nil:
 			return err
 		case check == nil:
-			return fmt.Errorf("%s %s is still there", resource.Resource, name)
+			return fmt.Errorf("%s %s is still there: %v", resource.Resource, name, u.Object["status"])
 		case !check(u):
 			return fmt.Errorf("%s %s is %v", resource.Resource, name, u.Object)
 		}
@@ -216,8 +217,9 @@ func TestPropagation(t *testing.T) {
 	m.has(m.c2, configMaps, "shop", "f", field("c", "data", "a"))
 	m.status(f, "c1= c2=")
 
-	d := m.create("kind: FederatedDeployment, metadata: {name: d}, spec: {template: {metadata: {labels: {app: d}}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, " +
-		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}")
+	const deployment = "kind: FederatedDeployment, metadata: {name: d}, spec: {template: {metadata: {labels: {app: d}}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, " +
+		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}"
+	d := m.create(deployment)
 	m.has(m.c1, deployments, "shop", "d", field(0, "spec", "replicas"))
 	m.has(m.c2, deployments, "shop", "d", field(3, "spec", "replicas"))
 	m.status(d, "c1= c2=")
@@ -264,4 +266,43 @@ func TestPropagation(t *testing.T) {
 		})
 	}
 	m.has(m.c2, deployments, "shop", "d", func(u *unstructured.Unstructured) bool { return !managed(u) })
+
+	// What an annotation says of the deletion reaches the member: its ReplicaSet stays.
+	// Only in c1, since nobody in c2 collects garbage.
+	o := m.create(strings.NewReplacer("{name: d}", "{name: o}", "{name: c1}, {name: c2}", "{name: c1}").Replace(deployment))
+	m.has(m.c1, deployments, "shop", "o", managed)
+	replicaSets := func() int {
+		list, err := shared.Admin.AppsV1().ReplicaSets("shop").List(m.ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list.Items)
+	}
+	before := replicaSets()
+	m.patch(o, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{\"propagationPolicy\":\"Orphan\"}"}}}`)
+	if err := client(o).Delete(m.ctx, "o", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.has(m.c1, deployments, "shop", "o", nil)
+	if after := replicaSets(); after < before {
+		t.Errorf("%d ReplicaSets are left of %d", after, before)
+	}
+
+	// The host's own Namespace ends although its FederatedNamespace waits for c2.
+	// Of clusters that are away or refuse the type, it would be waited for.
+	m.patch(s, `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`)
+	m.status(s, "c1=")
+	m.patch(namespaceOf, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
+	m.status(namespaceOf, "c1= c2=")
+	if err := shared.Admin.CoreV1().Namespaces().Delete(m.ctx, "shop", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.has(m.c2, namespaces, "", "shop", func(u *unstructured.Unstructured) bool { return u.GetDeletionTimestamp() != nil })
+	// Nobody else in c2 ends Namespaces.
+	ending := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
+	if _, err := m.admin2.CoreV1().Namespaces().Finalize(m.ctx, ending, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.has(m.c2, namespaces, "", "shop", nil)
+	m.has(m.c1, namespaces, "", "shop", nil)
 }

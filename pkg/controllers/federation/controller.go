@@ -16,6 +16,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -58,6 +61,7 @@ type controller struct {
 	loop      *controllers.Loop[key]
 	bodies    *bodies
 	metrics   *domainMetrics
+	locks     metadata.Interface // says nothing of Endpoints being deprecated
 	lists     chan struct{}
 	opened    chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
@@ -74,12 +78,17 @@ type controller struct {
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.Loop.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, members: map[string]*member{}, records: map[key]*memory{}}
+	quiet := rest.CopyConfig(h.RESTConfig)
+	quiet.WarningHandler = rest.NoWarnings{}
+	var err error
+	if c.locks, err = metadata.NewForConfig(quiet); err != nil {
+		return nil, err
+	}
 	named := func(suffix string) controllers.Options {
 		options := h.Loop
 		options.Name += suffix
 		return options
 	}
-	var err error
 	if c.clusters, err = NewClusters(cfg, c.informers, h, named("-clusters"), c.serve); err != nil {
 		return nil, err
 	}
@@ -177,20 +186,15 @@ func (c *controller) Run(ctx context.Context) error {
 // lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody.
 func (c *controller) lock(ctx context.Context) (string, error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
-	configMap, err := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return "", err
-	}
-	endpoints, err2 := c.host.Client.CoreV1().Endpoints(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
-	if err2 != nil && !apierrors.IsNotFound(err2) {
-		return "", err2
-	}
 	held := ""
-	if err == nil {
-		held = configMap.Annotations[annotation]
-	}
-	if err2 == nil {
-		held += endpoints.Annotations[annotation]
+	for _, resource := range []string{"configmaps", "endpoints"} {
+		object, err := c.locks.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", err
+		}
+		if err == nil {
+			held += object.Annotations[annotation]
+		}
 	}
 	return held, nil
 }

@@ -170,7 +170,8 @@ func digestOf(o *informers.Object) policy.Digest {
 	return digest
 }
 
-// served is how a cluster is with a type. The goroutine of follow alone changes it, under the controller's mu.
+// served is how a cluster is with a type. The goroutine of follow alone changes it, under the mu of the
+// controller.
 type served struct {
 	following *informers.Following
 	of        *federatedType

@@ -62,6 +62,7 @@ func TestGivenThen(t *testing.T) {
 		},
 		"4: the Secret of c1 is gone, and c2 goes on": func(f *fed) {
 			f.Delete(secret("c1", "one"))
+			f.Sleep(time.Second)
 			f.setF("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
 			f.wrote(f.c1.Host)
