@@ -53,7 +53,7 @@ image: .cache/bin/release $(PLATFORMS:%=bin/%/manager) ## Write the image IMAGE 
 .cache/bin/release:
 	go -C hack/release build -o '$(CURDIR)/$@' .
 
-# The binary depends only on the commit, the version and that of Go. What `go env -w` has set does not count.
+# The binary depends only on the commit, its version and Go's version, not on what `go env -w` has set.
 BINARIES := $(patsubst %,bin/%/manager,$(sort $(PLATFORMS) $(RELEASED)))
 .PHONY: $(BINARIES)
 $(BINARIES): bin/%/manager:

@@ -102,11 +102,11 @@ type enabled struct {
 	Enabled bool `json:"enabled"`
 }
 
-// notFlags are flags that are no values.
+// notFlags are flags that are not values of the chart.
 var notFlags = []string{
 	// The chart sets these from other values or from the release.
 	"compat", "controllers", "leader-elect-resource-namespace", "namespaces", "service-accounts-namespace",
-	// These are no settings.
+	// These are not settings.
 	"help", "print-effective-config", "version",
 }
 

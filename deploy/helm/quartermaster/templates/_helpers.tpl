@@ -3,7 +3,7 @@
 app.kubernetes.io/name: quartermaster
 {{- end }}
 
-{{- /* What tells names in the cluster apart from those of an installation in another namespace, as manager rbac does. */}}
+{{- /* What tells names in the cluster apart from the names of an installation in another namespace, as manager rbac does. */}}
 {{- define "quartermaster.suffix" -}}
 {{- if ne .Release.Namespace "kube-system" }}-{{ .Release.Namespace }}{{ end }}
 {{- end }}
@@ -18,7 +18,7 @@ app.kubernetes.io/name: quartermaster
 {{ include "quartermaster.lease" . }}-leader{{ include "quartermaster.suffix" . }}
 {{- end }}
 
-{{- /* All flags but those of quartermaster.args: the chart's defaults, values.flags, and those of each enabled controller. */}}
+{{- /* All flags but quartermaster.args: the chart's defaults, values.flags, and the flags of each enabled controller. */}}
 {{- define "quartermaster.flags" -}}
 {{- $flags := dict "leader-elect" true "shutdown-timeout" "20s" "secure-port" 10357 "insecure-port" 0 }}
 {{- if .Values.namespaced.enabled }}
