@@ -187,7 +187,7 @@ func TestPanelsAskForMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	controllers := list["quartermaster_controller_reconciles_total"]["controller"]
+	controllers := list["quartermaster_controller_problem"]["controller"]
 	if len(controllers) < 3 {
 		t.Fatalf("the controllers are %q: the test does not see them", controllers)
 	}
