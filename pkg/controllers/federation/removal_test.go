@@ -1,0 +1,188 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// TestGuard is row 42: placement would delete most of a cluster.
+func TestGuard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFed(t)
+		for i := range 20 {
+			f.Put(federated(t, "ConfigMap", fmt.Sprintf("f%d", i), "{template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {name: c2}}}}"))
+		}
+		f.Sleep(settling)
+		if n := len(f.c2.Writes()); n != 21 {
+			t.Fatalf("%d writes", n)
+		}
+		f.change(f.Host, "KubeFedCluster", namespace, "c2", func(u *unstructured.Unstructured) { u.SetLabels(nil) })
+		f.Sleep(10 * time.Minute)
+		f.wrote(f.c2.Host)
+		f.warned(policy.RemovalsHeld)
+		f.status("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
+		if n := f.Metric(federation.MetricPrefix+"held_removals", "cluster", "c2"); n != 20 {
+			t.Errorf("%v removals held", n)
+		}
+		f.change(f.Host, "KubeFedCluster", namespace, "c2", func(u *unstructured.Unstructured) {
+			u.SetAnnotations(map[string]string{policy.AllowRemovalsAnnotation: time.Now().Add(time.Hour).UTC().Format(time.RFC3339)})
+		})
+		f.Sleep(10 * time.Second)
+		if n := len(f.c2.Writes()); n != 20 {
+			t.Errorf("%d writes after it was allowed", n)
+		}
+		f.status("FederatedConfigMap", "f7", "")
+	})
+}
+
+// TestNamespaces is rows 16, 17 and 18, with c1 as the host.
+func TestNamespaces(t *testing.T) {
+	for name, test := range map[string]func(f *fed){
+		"16: the host's Namespace is deselected": func(f *fed) {
+			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: []}", "spec", "placement")
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "patch namespaces shop")
+			f.wrote(f.c2.Host, "delete namespaces shop")
+		},
+		"18: a Namespace that was there is deselected": func(f *fed) {
+			f.c2.Put(object(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: old}}"))
+			u := federated(f.t, "Namespace", "old", "{placement: {clusters: [{name: c2}]}}")
+			u.SetNamespace("old")
+			f.Put(u)
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host, "create namespaces old: AlreadyExists", "update namespaces old")
+			f.set(f.Host, "FederatedNamespace", "old", "old", "{clusters: []}", "spec", "placement")
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host, "patch namespaces old")
+		},
+		"protected ones are never written": func(f *fed) {
+			u := federated(f.t, "Namespace", "kube-system", "{"+both+"}")
+			u.SetNamespace("kube-system")
+			f.Put(u)
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host)
+		},
+		"one with another name than its namespace": func(f *fed) {
+			f.Put(federated(f.t, "Namespace", "other", "{"+both+"}"))
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host)
+			f.warned(policy.InvalidName)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t)
+				own := f.get(f.Host, "Namespace", "", "shop")
+				own.SetLabels(map[string]string{policy.ManagedLabel: "true"})
+				f.c1.Delete(own)
+				f.c1.Put(own)
+				f.Sleep(time.Minute)
+				f.c1.Writes()
+				f.c2.Writes()
+				test(f)
+			})
+		})
+	}
+}
+
+// TestWhatWasThere is row 28.
+func TestWhatWasThere(t *testing.T) {
+	for name, adopt := range map[string]bool{"it is overwritten": true, "adoption is off": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t)
+				f.Writes()
+				if !adopt {
+					f.Put(object(t, "{apiVersion: core.kubefed.io/v1beta1, kind: KubeFedConfig, metadata: {namespace: "+namespace+", name: kubefed}, "+
+						"spec: {scope: Cluster, syncController: {adoptResources: Disabled}}}"))
+				}
+				f.c1.Put(object(t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: f}, data: {mine: x}}"))
+				f.c1.Writes()
+				f.Put(configMap(t))
+				f.Sleep(20 * time.Minute)
+				if adopt {
+					f.wrote(f.c1.Host, created+": AlreadyExists", updated)
+					f.has(f.c1, "managed")
+					return
+				}
+				f.wrote(f.c1.Host, created+": AlreadyExists")
+				f.has(f.c1, "unlabelled")
+				f.status("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
+			})
+		})
+	}
+}
+
+// widgets is a type of its own, which c1 serves and c2 does not.
+func widgets(f *fed) {
+	f.t.Helper()
+	definition := func(kind, plural, group string) *unstructured.Unstructured {
+		return object(f.t, fmt.Sprintf("{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: %[2]s.%[3]s}, spec: {group: %[3]s, "+
+			"names: {kind: %[1]s, plural: %[2]s}, scope: Namespaced, versions: [{name: v1, served: true, storage: true, subresources: {status: {}}}]}}", kind, plural, group))
+	}
+	f.c1.Put(definition("Widget", "widgets", "example.com"))
+	f.Put(definition("FederatedWidget", "federatedwidgets", "types.kubefed.io"),
+		object(f.t, "{apiVersion: core.kubefed.io/v1beta1, kind: FederatedTypeConfig, metadata: {namespace: "+namespace+", name: widgets.example.com}, spec: {propagation: Enabled, "+
+			"targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, "+
+			"federatedType: {group: types.kubefed.io, version: v1, kind: FederatedWidget, pluralName: federatedwidgets, scope: Namespaced}}}"))
+	u := federated(f.t, "Widget", "w", "{template: {spec: {a: b}}, "+both+"}")
+	u.SetAPIVersion("types.kubefed.io/v1")
+	f.Put(u)
+	f.Sleep(settling)
+}
+
+// TestATypeOfItsOwn is rows 8 and 45.
+func TestATypeOfItsOwn(t *testing.T) {
+	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
+	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	resources["CustomResourceDefinition"] = federation.CustomResourceDefinitions
+	for name, test := range map[string]func(f *fed){
+		"8: c2 lacks the API, and gets it": func(f *fed) {
+			f.wrote(f.c1.Host, "create widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
+			f.c2.Put(object(f.t, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: widgets.example.com}, spec: {group: example.com, "+
+				"names: {kind: Widget, plural: widgets}, scope: Namespaced, versions: [{name: v1, served: true, storage: true}]}}"))
+			f.Sleep(10 * time.Minute)
+			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "c1= c2=")
+		},
+		"F is deleted while c2 lacks the API": func(f *fed) {
+			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
+			f.Sleep(time.Minute)
+			f.status("FederatedWidget", "w", "gone")
+		},
+		"45: the CustomResourceDefinition of F is being deleted": func(f *fed) {
+			f.c1.Writes()
+			f.change(f.Host, "CustomResourceDefinition", "", "federatedwidgets.types.kubefed.io", func(u *unstructured.Unstructured) {
+				u.SetFinalizers([]string{"customresourcecleanup.apiextensions.k8s.io"})
+				u.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
+			})
+			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w")) // as the API server does next
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "patch widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "gone")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t)
+				f.c1.Writes()
+				f.c2.Writes()
+				widgets(f)
+				test(f)
+			})
+		})
+	}
+}
