@@ -55,6 +55,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		return fail(err)
 	}
 	writes := rest.CopyConfig(reads)
+	writes.Timeout = config.Timeout // it would end watches, so the cache has none
 	if p.clients.dryRun != nil {
 		dryRun, err := newDryRun(connection{base: reads})
 		if err != nil {

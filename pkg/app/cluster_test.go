@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,7 +49,7 @@ func TestWhichClustersCanBeOpened(t *testing.T) {
 		config  *rest.Config
 		err     string // "" if it can
 	}{
-		"one with a token":            {"far", &rest.Config{Host: "far.example.com", BearerToken: "its"}, ""},
+		"one with a token":            {"far", &rest.Config{Host: "far.example.com", BearerToken: "its", Timeout: time.Minute}, ""},
 		"one with a certificate":      {"far.example.com", &rest.Config{Host: "https://far.example.com", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, ""},
 		"a name that is no label":     {"a/b", &rest.Config{Host: "x"}, "a lowercase RFC 1123 subdomain"},
 		"none":                        {"far", nil, "names no API server"},
@@ -67,6 +68,9 @@ func TestWhichClustersCanBeOpened(t *testing.T) {
 			if tc.err == "" {
 				if err != nil {
 					t.Fatal(err)
+				}
+				if got := c.RESTConfig.Timeout; got != tc.config.Timeout {
+					t.Errorf("its timeout is %s", got)
 				}
 				if got := c.RESTConfig.Host; !strings.HasPrefix(got, "https://") {
 					t.Errorf("its address is %s", got)

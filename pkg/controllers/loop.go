@@ -334,7 +334,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	delete(l.inFlight, key)
 	l.counts.reconciles++
 	l.mu.Unlock()
-	if err != nil && o.result != resultConflict {
+	if err != nil && o.result != resultConflict && o.result != resultNotLeading {
 		l.failed(name, err, stack != nil)
 	}
 	return o

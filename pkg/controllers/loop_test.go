@@ -467,6 +467,9 @@ func TestARefusedKeyIsTriedWhenTheReplicaLeads(t *testing.T) {
 		pass(time.Hour)
 		create(t, h.client, "b")
 		pass(time.Hour)
+		if s := h.loop.Status(); s.Errors != 0 || s.LastError != nil {
+			t.Errorf("%d errors, the last one %+v: a refusal is none", s.Errors, s.LastError)
+		}
 		close(h.leading)
 		pass(time.Hour)
 		h.stop()

@@ -187,6 +187,9 @@ func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	if isNil(before) || isNil(after) {
 		return true
 	}
+	if _, reduced := any(after).(*informers.Object); reduced {
+		return true // whether it has a generation depends on what other controllers need
+	}
 	// A deletion and a creation that the watch has missed are one update.
 	return after.GetGeneration() == 0 || before.GetGeneration() != after.GetGeneration() || before.GetUID() != after.GetUID()
 }

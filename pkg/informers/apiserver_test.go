@@ -47,7 +47,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	path := strings.TrimPrefix(req.URL.Path, "/apis/example.com/")
 	version, resource, _ := strings.Cut(path, "/")
 	switch {
-	case req.URL.Path == "/api/v1/secrets":
+	case req.URL.Path == "/api/v1/secrets", req.URL.Path == "/api/v1/namespaces/shop/secrets":
 		s.serveSecrets(w, req)
 	case req.URL.Path == "/api":
 		writeJSON(w, &metav1.APIVersions{Versions: []string{"v1"}})

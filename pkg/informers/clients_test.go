@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
@@ -153,6 +154,23 @@ func TestAProcessHasACacheForEachCluster(t *testing.T) {
 			t.Error("a second cache of the same cluster was accepted")
 		}
 		other.Shutdown()
+	}
+}
+
+func TestTheLiveVersionIsAskedForByTheControllersOwnNeed(t *testing.T) {
+	server := &apiServer{secrets: newCluster(named("a", "1"))}
+	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"})
+	for controller, want := range map[string]string{
+		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token labels=",
+		"some":   "selector=metadata.name=a,type=y,type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token labels=app=x",
+	} {
+		got, err := f.For(controller).LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a"))
+		if asked := server.secrets.requests[len(server.secrets.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {
+			t.Errorf("%s: version %q, error %v, asked %s", controller, got, err, asked)
+		}
+	}
+	if _, err := f.For("other").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil {
+		t.Error("it was asked for by another controller's need")
 	}
 }
 

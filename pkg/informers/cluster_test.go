@@ -40,6 +40,7 @@ type cluster struct {
 	requests  []string // verb and options of all requests
 	noStreams bool
 	endless   bool // streamed lists lack the bookmark that ends them
+	spoilt    bool // watches, once they have begun, end with an error
 }
 
 func newCluster(objects ...*corev1.Secret) *cluster {
@@ -184,6 +185,10 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 	if stream && !c.endless {
 		first = append(first, watch.Event{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 			ResourceVersion: strconv.Itoa(from), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}})
+	}
+	if c.spoilt {
+		expired := apierrors.NewResourceExpired("too old resource version")
+		first = append(first, watch.Event{Type: watch.Error, Object: &expired.ErrStatus})
 	}
 	ctx, stop := context.WithCancel(ctx)
 	w := &clusterWatch{result: make(chan watch.Event), stop: stop}

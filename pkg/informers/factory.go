@@ -118,21 +118,22 @@ func (f *Factory) of(controller string, resource schema.GroupResource) *informer
 	return nil
 }
 
-// liveVersion lists the metadata of this one object, with the
-// cache's permissions. It is an error if the request fails or no need names the resource.
-func (f *Factory) liveVersion(ctx context.Context, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	at := slices.IndexFunc(f.informers, func(i *informer) bool { return i.plan.resource.GroupResource() == gvr.GroupResource() })
-	if at < 0 {
-		return "", fmt.Errorf("version of %s %s: no controller needs the resource", resourceName(gvr), name)
+// liveVersion lists the metadata of this one object, with the permissions of the cache and the selectors of
+// the controller's need. It is an error if the request fails or there is no such need.
+func (f *Factory) liveVersion(ctx context.Context, controller string, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+	i := f.of(controller, gvr.GroupResource())
+	if i == nil {
+		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(gvr), name, controller)
 	}
-	p := f.informers[at].plan
+	p := i.plan
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
 	selector := "metadata.name=" + name.Name
 	if p.fieldSelector != "" {
 		selector += "," + p.fieldSelector
 	}
-	list, err := metadataOf(p.resource, f.clients, name.Namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+	list, err := metadataOf(p.resource, f.clients, name.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: selector, LabelSelector: p.labelSelector})
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s: %w", resourceName(gvr), name, err)
 	}

@@ -32,8 +32,8 @@ const (
 	listPatience = 30 * time.Second
 )
 
-// backoff is that of client-go's informers. One of resources that are followed at run time, of which
-// there may be hundreds, most of them of no interest to anybody, grows to ten minutes.
+// backoff is that of client-go's informers. For resources that are followed at run time in the process's
+// own cluster, of which there may be hundreds, most of them of no interest to anybody, it grows to ten minutes.
 var (
 	backoff       = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	followBackoff = wait.Backoff{Duration: time.Second, Cap: 10 * time.Minute, Steps: 100, Factor: 2, Jitter: 0.25}
@@ -54,11 +54,14 @@ type feed struct {
 	// exists returns a NotFound error if the server does not have the resource in any version.
 	exists func(context.Context) error
 
+	// watches is since when it has watched; zero while it lists. Only the reflector's goroutine uses it.
+	watches time.Time
+
 	mu     sync.Mutex
 	again  context.CancelFunc // makes it list anew
-	paged  bool
-	stream clock.Timer // runs while a list is streamed
-	place  clock.Timer // runs while it has a place in lists
+	paged  bool               // a streamed list has stalled; this stays, since the server would stall again
+	stream clock.Timer        // runs while a list is streamed
+	place  clock.Timer        // runs while it has a place in lists
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -77,14 +80,19 @@ func (f *feed) run(ctx context.Context) {
 			Name: f.state.name, TypeDescription: f.state.name, ResyncPeriod: f.resync,
 		})
 		for delay := f.backoff; f.begin(inner); {
-			began := f.clock.Now()
+			f.watches = time.Time{}
 			err := reflector.ListAndWatchWithContext(inner)
 			f.end()
-			if err != nil && inner.Err() == nil {
-				f.state.logFailure(ctx, err)
+			watched := !f.watches.IsZero() && f.clock.Since(f.watches) > time.Minute
+			if watched {
+				delay = f.backoff
 			}
-			if err == nil || f.clock.Since(began) > time.Minute {
-				delay = f.backoff // it has watched
+			switch {
+			case inner.Err() != nil:
+			case err != nil:
+				f.state.logFailure(ctx, err)
+			case !watched:
+				f.state.failed(goOnWatching, errWatchEnded) // client-go logs why
 			}
 			timer := f.clock.NewTimer(delay.Step())
 			select {
@@ -136,6 +144,11 @@ func (f *feed) leave() {
 // end notes that no list is being read any more.
 func (f *feed) end() {
 	f.leave()
+	f.endStream()
+}
+
+// endStream notes that no list is being streamed any more.
+func (f *feed) endStream() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.stream != nil {
@@ -172,6 +185,7 @@ func (f *feed) IsWatchListSemanticsUnSupported() bool {
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	f.endStream()
 	list, err := f.list(ctx, opts)
 	if err == nil {
 		return list, nil
@@ -242,7 +256,9 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		if streamed {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.stream = f.clock.AfterFunc(streamPatience, f.stalled)
+			if f.stream == nil { // else it broke, and the patience goes on
+				f.stream = f.clock.AfterFunc(streamPatience, f.stalled)
+			}
 		}
 		return w, nil
 	}
@@ -287,6 +303,7 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.end()
+	f.watches = f.clock.Now()
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}

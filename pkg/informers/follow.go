@@ -23,7 +23,8 @@ type Following struct {
 // Follow shows handler the objects of a resource that the need chooses, until Stop or until ctx ends;
 // call Stop in any case. It may be called before Start. lists, if not nil, limits the lists that are
 // taken at once: each holds a place in it. Two controllers that follow the same resource have a watch
-// each. Failures are retried ever more seldom, and are no problem of the controller: see Status.
+// each. Failures are no problem of the controller: see Status. They are retried ever more seldom, in
+// another cluster at least once a minute.
 func (f *Factory) Follow(ctx context.Context, need Need, lists chan struct{}, handler cache.ResourceEventHandler) (*Following, error) {
 	return f.follow(ctx, need, f.clients.sourceFor, lists, handler)
 }
@@ -40,7 +41,10 @@ func (f *Factory) follow(
 		return nil, fmt.Errorf("%s: %w", need.For, err)
 	}
 	for _, feed := range i.feeds {
-		feed.lists, feed.backoff, feed.resync = lists, followBackoff, 0
+		feed.lists, feed.resync = lists, 0
+		if f.cfg.Cluster == "" {
+			feed.backoff = followBackoff
+		}
 	}
 	i.listen(need.For, func(e event) {
 		switch {

@@ -222,6 +222,20 @@ func TestWhatAFollowedResourceIsRefusedIsRetriedEverMoreSeldom(t *testing.T) {
 	})
 }
 
+func TestAnotherClusterThatComesBackIsReadWithinAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(expiring("a", "1h"))
+		c.failWith(func(string) error { return apierrors.NewServiceUnavailable("away") })
+		f, h := newTestFactoryWith(t, Config{Cluster: "c1"}, c.source), &told{}
+		defer f.Shutdown()
+		followSecrets(t, f, c, ttlNeed, nil, h)
+		pass(time.Hour)
+		c.failWith(nil)
+		pass(time.Minute)
+		h.want(t, "+a=1h")
+	})
+}
+
 func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))

@@ -81,8 +81,14 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	}
 	o, ok := reduced.(*Object)
 	if !ok {
-		i.panics.misfit(reduced.(*misfit))
-		return nil // what the cache has of it, if anything, stays
+		m := reduced.(*misfit)
+		i.panics.misfit(m)
+		// What the cache has of it stays, but not what it has of a predecessor.
+		key := cache.MetaObjectToName(m).String()
+		if before := i.get(key); before != nil && before.GetUID() != m.UID {
+			i.forget(f, key)
+		}
+		return nil
 	}
 	if o == unwanted {
 		return i.remove(f, obj)

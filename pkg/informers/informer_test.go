@@ -400,6 +400,13 @@ func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
 		if got := cached(f, "bad"); got.GetResourceVersion() != "102" || !slices.Equal(got.Digest("bad"), digestSHA1(named("bad", "1"))) {
 			t.Errorf("version %s, digest %x", got.GetResourceVersion(), got.Digest("bad"))
 		}
+		successor := named("bad", "3")
+		successor.UID = "another"
+		c.put(successor)
+		synctest.Wait()
+		if got := cached(f, "bad").Digest("bad"); got != nil {
+			t.Errorf("it has the digest %x of its predecessor", got)
+		}
 		c.breakWatches(true) // gone without an event
 		c.remove("shop/bad")
 		pass(time.Minute)
@@ -442,6 +449,10 @@ func TestAnObjectThatDoesNotFitItsTypeIsLeftOutAndReported(t *testing.T) {
 	check(2, "shop/x", "shop/y")
 	_ = f.Update(fits("z"))
 	check(1, "shop/x", "shop/y", "shop/z")
+	again := bad("y")
+	again.UID = "another"
+	_ = f.Replace([]any{bad("x"), again, fits("z")}, "11") // y was deleted and created between two lists
+	check(2, "shop/x", "shop/z")
 	_ = f.Delete(bad("x"))
-	check(0, "shop/y", "shop/z")
+	check(1, "shop/z")
 }

@@ -200,8 +200,21 @@ func (o *Object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject returns o itself, since it is immutable.
 func (o *Object) DeepCopyObject() runtime.Object { return o }
 
-// readOnly is the part of metav1.Object that an Object has only because client-go requires it: getters
-// of what it never keeps, and setters, which panic.
+// What follows is never kept in the reduced form. An Object has it if a need of the same resource wants the
+// whole object.
+
+func (o *Object) GetGenerateName() string { return o.metadata().GetGenerateName() }
+func (o *Object) GetGeneration() int64    { return o.metadata().GetGeneration() }
+func (o *Object) GetSelfLink() string     { return o.metadata().GetSelfLink() }
+func (o *Object) GetFinalizers() []string { return o.metadata().GetFinalizers() }
+func (o *Object) GetDeletionGracePeriodSeconds() *int64 {
+	return o.metadata().GetDeletionGracePeriodSeconds()
+}
+func (o *Object) GetManagedFields() []metav1.ManagedFieldsEntry {
+	return o.metadata().GetManagedFields()
+}
+
+// readOnly has the setters, which client-go requires.
 type readOnly struct{}
 
 var (
@@ -209,26 +222,20 @@ var (
 	_ runtime.Object = &Object{}
 )
 
-func (readOnly) GetGenerateName() string                       { return "" }
-func (readOnly) GetGeneration() int64                          { return 0 }
-func (readOnly) GetSelfLink() string                           { return "" }
-func (readOnly) GetDeletionGracePeriodSeconds() *int64         { return nil }
-func (readOnly) GetFinalizers() []string                       { return nil }
-func (readOnly) GetManagedFields() []metav1.ManagedFieldsEntry { return nil }
-func (readOnly) SetNamespace(string)                           { immutable() }
-func (readOnly) SetName(string)                                { immutable() }
-func (readOnly) SetGenerateName(string)                        { immutable() }
-func (readOnly) SetUID(types.UID)                              { immutable() }
-func (readOnly) SetResourceVersion(string)                     { immutable() }
-func (readOnly) SetGeneration(int64)                           { immutable() }
-func (readOnly) SetSelfLink(string)                            { immutable() }
-func (readOnly) SetCreationTimestamp(metav1.Time)              { immutable() }
-func (readOnly) SetDeletionTimestamp(*metav1.Time)             { immutable() }
-func (readOnly) SetDeletionGracePeriodSeconds(*int64)          { immutable() }
-func (readOnly) SetLabels(map[string]string)                   { immutable() }
-func (readOnly) SetAnnotations(map[string]string)              { immutable() }
-func (readOnly) SetFinalizers([]string)                        { immutable() }
-func (readOnly) SetOwnerReferences([]metav1.OwnerReference)    { immutable() }
-func (readOnly) SetManagedFields([]metav1.ManagedFieldsEntry)  { immutable() }
+func (readOnly) SetNamespace(string)                          { immutable() }
+func (readOnly) SetName(string)                               { immutable() }
+func (readOnly) SetGenerateName(string)                       { immutable() }
+func (readOnly) SetUID(types.UID)                             { immutable() }
+func (readOnly) SetResourceVersion(string)                    { immutable() }
+func (readOnly) SetGeneration(int64)                          { immutable() }
+func (readOnly) SetSelfLink(string)                           { immutable() }
+func (readOnly) SetCreationTimestamp(metav1.Time)             { immutable() }
+func (readOnly) SetDeletionTimestamp(*metav1.Time)            { immutable() }
+func (readOnly) SetDeletionGracePeriodSeconds(*int64)         { immutable() }
+func (readOnly) SetLabels(map[string]string)                  { immutable() }
+func (readOnly) SetAnnotations(map[string]string)             { immutable() }
+func (readOnly) SetFinalizers([]string)                       { immutable() }
+func (readOnly) SetOwnerReferences([]metav1.OwnerReference)   { immutable() }
+func (readOnly) SetManagedFields([]metav1.ManagedFieldsEntry) { immutable() }
 
 func immutable() { panic("an Object belongs to the cache and cannot be changed") }

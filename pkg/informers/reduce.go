@@ -89,7 +89,7 @@ func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
 // without a digest, the controller would believe that the content is gone.
 func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
 	if r.panics.contain(d.of, "Digest", m, func() { sum = d.sum(obj) }) {
-		if before := r.cached(m.GetNamespace(), m.GetName()); before != nil {
+		if before := r.cached(m.GetNamespace(), m.GetName()); before != nil && before.GetUID() == m.GetUID() {
 			return before.Digest(d.of)
 		}
 	}

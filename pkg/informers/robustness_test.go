@@ -69,6 +69,40 @@ func TestRequestsAreRepeatedWhileTheServerRefuses(t *testing.T) {
 	}
 }
 
+func TestAWatchThatKeepsEndingIsRetriedEverMoreSeldomAndIsAProblem(t *testing.T) {
+	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(named("a", "1"))
+				c.noStreams, c.spoilt = noStreams, true
+				f := newTestFactory(t, c, reloadNeed)
+				startSynced(t, f)
+				defer f.Shutdown()
+				pass(10 * time.Minute)
+				if n := secretsStatus(f).Lists; n < 10 || n > 30 {
+					t.Errorf("%d lists in ten minutes", n)
+				}
+				if err := f.Problem("reload"); err == nil || err.Error() != "cannot go on watching secrets: WatchEnded" {
+					t.Errorf("problem %v", err)
+				}
+				c.mu.Lock()
+				c.spoilt = false
+				c.mu.Unlock()
+				pass(3 * time.Minute)
+				if err := f.Problem("reload"); err != nil {
+					t.Errorf("problem after recovery: %v", err)
+				}
+				lists := secretsStatus(f).Lists
+				c.breakWatches(true) // that is a list, at once
+				pass(2 * time.Second)
+				if n := secretsStatus(f).Lists; n != lists+1 {
+					t.Errorf("%d lists after a watch that could not be resumed", n-lists)
+				}
+			})
+		})
+	}
+}
+
 func TestShutdownDoesNotWaitForTheNextAttempt(t *testing.T) {
 	for name, failure := range map[string]error{
 		"too many requests":  apierrors.NewTooManyRequests("later", 1),
@@ -114,6 +148,26 @@ func TestAStreamedListThatDoesNotEndIsAskedForInPages(t *testing.T) {
 			t.Error(err)
 		}
 		if diff := cmp.Diff([]string{"watch", "list", "watch"}, verbs(c)); diff != "" {
+			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAStreamedListThatBreaksAndThenEndsIsReadOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		c.endless = true
+		f := newTestFactory(t, c, reloadNeed)
+		f.Start(t.Context())
+		defer f.Shutdown()
+		pass(streamPatience / 2)
+		c.mu.Lock()
+		c.endless = false
+		c.mu.Unlock()
+		c.breakWatches(false)
+		pass(2 * streamPatience)
+		wantNames(t, f, "shop/a")
+		if diff := cmp.Diff([]string{"watch", "watch"}, verbs(c)); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 	})

@@ -21,6 +21,12 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
+// goOnWatching is the verb of a watch that the server accepted and that ended too soon, with errWatchEnded.
+const goOnWatching = "go on watching"
+
+var errWatchEnded = &apierrors.StatusError{ErrStatus: metav1.Status{
+	Reason: "WatchEnded", Message: "the watch ended with an error, or without an event within a second"}}
+
 // state records what has been observed of the requests of one feed.
 type state struct {
 	name  string // of the resource, and the namespace if there are several
@@ -85,6 +91,7 @@ func (s *state) isAbsent(atAll bool) {
 	if atAll {
 		s.succeeded("list", klog.Background())
 		s.succeeded("watch", klog.Background())
+		s.succeeded(goOnWatching, klog.Background())
 	}
 }
 
@@ -121,6 +128,9 @@ func (s *state) observed(obj any, isEvent bool) {
 		s.events++
 		s.lastEvent = s.lastActivity
 	}
+	if len(s.failing) > 0 {
+		s.succeeded(goOnWatching, klog.Background())
+	}
 }
 
 func (s *state) failed(verb string, err error) {
@@ -143,7 +153,7 @@ func (s *state) problem() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
-	for _, verb := range []string{"list", "watch"} {
+	for _, verb := range []string{"list", "watch", goOnWatching} {
 		f := s.failing[verb]
 		if f == nil || s.absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue

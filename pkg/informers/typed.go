@@ -53,11 +53,11 @@ func (f *Factory) For(controller string) Cache { return Cache{f, controller} }
 
 func (c Cache) cache() Cache { return c }
 
-// LiveVersion returns the resourceVersion that an object of a resource which some entry declares has in
-// the API server now, or "" if there is none or the cache leaves it out. A controller calls it when it
-// suspects that the cache is behind.
+// LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
+// API server now, or "" if there is none or the need's selectors leave it out; Need.When is not asked. A
+// controller calls it when it suspects that the cache is behind.
 func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	return c.factory.liveVersion(ctx, resource, name)
+	return c.factory.liveVersion(ctx, c.controller, resource, name)
 }
 
 // Follow shows a handler the objects of a resource that was not known at the start, while the

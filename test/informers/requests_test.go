@@ -157,7 +157,7 @@ func TestTheLiveVersionIsThatOfTheServer(t *testing.T) {
 			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)
 		}
 	}
-	if _, err := c.For("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "no controller needs") {
+	if _, err := c.For("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "does not need the resource") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -127,12 +127,14 @@ func (c *controller) reconcile(ctx context.Context, key cache.ObjectName) (after
 	return after, err
 }
 
-// finalize deletes the Deployment. When that is gone, it lets the Widget go.
+// finalize deletes the Deployment, if it is the Widget's. When that is gone, it lets the Widget go.
 func (c *controller) finalize(ctx context.Context, w *v1.Widget) error {
-	if d, exists := c.deployments.Get(cache.MetaObjectToName(w)); exists && d.DeletionTimestamp != nil {
-		return nil
-	} else if exists {
-		return c.host.Client.AppsV1().Deployments(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{})
+	if d, exists := c.deployments.Get(cache.MetaObjectToName(w)); exists && metav1.IsControlledBy(d, w) {
+		if d.DeletionTimestamp != nil {
+			return nil
+		}
+		return c.host.Client.AppsV1().Deployments(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion}}) // as it was seen
 	}
 	w.Finalizers = slices.DeleteFunc(w.Finalizers, func(f string) bool { return f == finalizer })
 	_, err := c.client.Namespace(w.Namespace).Update(ctx, w, metav1.UpdateOptions{})

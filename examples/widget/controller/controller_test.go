@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	v1 "github.com/quartermaster-dev/quartermaster/examples/widget/api/v1"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
@@ -83,6 +84,16 @@ func (w fixture) is(reason string) {
 	if c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == "Running") {
 		w.Errorf("the condition Ready is %+v, want the reason %s", c, reason)
 	}
+}
+
+func TestADryRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		crd := controllertest.ReadYAML(t, "../config/crd/example.com_widgets.yaml")
+		h := controllertest.Setup{Entries: []controllers.Entry{Entry()}, Flags: []string{"--dry-run"}}.NewHost(t, append(crd, widget())...)
+		if writes := h.Writes(); len(writes) == 0 || writes[0] != "dry run: update widgets.example.com shop/a" {
+			t.Errorf("writes %q", writes)
+		}
+	})
 }
 
 func TestWidgets(t *testing.T) {
@@ -206,6 +217,22 @@ func TestWidgets(t *testing.T) {
 				w.change(d)
 				if w.widget() != nil || !slices.Contains(w.Writes(), "update widgets.example.com shop/a") {
 					w.Error("the Widget is there after its Deployment")
+				}
+			},
+		},
+		"a Widget that is deleted leaves alone a Deployment of its name that is not its own": {
+			[]runtime.Object{
+				&appsv1.Deployment{ObjectMeta: named("a")},
+				func() *v1.Widget {
+					w := widget()
+					w.Finalizers, w.DeletionTimestamp = []string{finalizer}, &metav1.Time{Time: time.Now()}
+					return w
+				}(),
+			},
+			func(w fixture) {
+				w.wrote("update widgets.example.com shop/a")
+				if w.pods() == nil {
+					w.Error("the Deployment is gone")
 				}
 			},
 		},

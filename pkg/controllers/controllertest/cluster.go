@@ -6,9 +6,11 @@ package controllertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -65,21 +67,30 @@ func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
 	return c
 }
 
-// open is Host.Cluster for the clusters of the test.
+// open is Host.Cluster for the clusters of the test. Another address fails the test, since it may be one of the
+// real network.
 func (h *Host) open(
 	next func(string, *rest.Config) (*controllers.Cluster, error), name string, config *rest.Config,
 ) (*controllers.Cluster, error) {
-	for _, c := range h.clusters {
-		if config != nil && config.Host == c.Address {
-			config = rest.CopyConfig(config)
-			if own, ok := config.Transport.(interface {
-				SetDial(func(ctx context.Context, network, address string) (net.Conn, error))
-			}); ok {
-				own.SetDial(c.dial)
-			} else {
-				config.Dial = c.dial
-			}
-		}
+	if config == nil || config.Host == "" {
+		return next(name, config) // which refuses it
+	}
+	at := slices.IndexFunc(h.clusters, func(c *Cluster) bool { return c.Address == config.Host })
+	if at < 0 && config.Transport != nil {
+		return next(name, config) // a transport of the controller's own may know the way
+	}
+	if at < 0 {
+		err := fmt.Errorf("the cluster %q is at %s, where AddCluster has added none", name, config.Host)
+		h.t.Errorf("Host.Cluster: %v", err)
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	if own, ok := config.Transport.(interface {
+		SetDial(func(ctx context.Context, network, address string) (net.Conn, error))
+	}); ok {
+		own.SetDial(h.clusters[at].dial)
+	} else {
+		config.Dial = h.clusters[at].dial
 	}
 	return next(name, config)
 }

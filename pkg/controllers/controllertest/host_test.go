@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -358,6 +359,15 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 			},
 			"controller greeter panicked 9 times",
 		},
+		"a cluster that the test has not added": {
+			func(e *entry) {
+				*e = doing("greeter", func(_ context.Context, h controllers.Host) error {
+					_, err := h.Cluster("far", &rest.Config{Host: "https://192.0.2.1"})
+					return err
+				})
+			},
+			`the cluster "far" is at https://192.0.2.1, where AddCluster has added none`,
+		},
 		"a resource without namespaces that is declared as if it had some": {
 			func(e *entry) {
 				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
@@ -388,6 +398,42 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAFilterLosesNothingByWhatAnotherControllerNeeds has one controller that keeps whole Deployments, and with
+// them their generation, and one that looks at an annotation.
+func TestAFilterLosesNothingByWhatAnotherControllerNeeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen := ""
+		watching := func(name string, need informers.Need) controllers.Entry {
+			need.Resource = informers.Deployments
+			return controllers.Entry{
+				Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{need}, nil },
+				Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
+					return []rbacv1.PolicyRule{{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch"}}}
+				},
+				New: func(h controllers.Host) (controllers.Controller, error) {
+					deployments := informers.For[metav1.Object](h, informers.Deployments)
+					return controllers.NewLoop(h.Loop, func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+						if d, _ := deployments.Get(key); name == "reduced" {
+							seen = d.GetAnnotations()["a"]
+						}
+						return 0, nil
+					}, controllers.Filter(controllers.WatchSelf(deployments), controllers.GenerationChanged[metav1.Object]))
+				},
+			}
+		}
+		web := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Annotations: map[string]string{"a": "1"}}}
+		h := controllertest.Setup{Entries: []controllers.Entry{
+			watching("whole", informers.Need{Form: informers.Typed}), watching("reduced", informers.Need{Annotations: []string{"a"}}),
+		}}.NewHost(t, web)
+		web.Annotations["a"] = "2"
+		h.Put(web)
+		h.Settle()
+		if seen != "2" {
+			t.Errorf("it has seen the annotation %q", seen)
+		}
+	})
 }
 
 func TestAHostNeedsABubble(t *testing.T) {

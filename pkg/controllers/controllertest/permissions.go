@@ -21,7 +21,7 @@ const testAgent = "the-test"
 
 // hostAgents end the user agents of the manager's own clients. What they may do is not the
 // controller's business.
-var hostAgents = []string{testAgent, "startup", "discovery", "events", "leader-election", "service-account-tokens"}
+var hostAgents = []string{testAgent, "startup", "discovery", "events", "leader-election", "service-account-tokens", "dry-run"}
 
 // cacheAgent ends the user agent of the cache, which reads what is in Needs by the controller's rules.
 const cacheAgent = "informers"

@@ -123,6 +123,18 @@ func (s *Server) resourceOfKind(gvk schema.GroupVersionKind) *resource {
 	return &s.resources[i]
 }
 
+// apiService returns the APIService of a version of custom resources, which a real API server keeps for each;
+// nil if r or the name is another.
+func (s *Server) apiService(r *resource, name string) *object {
+	if r.Resource != "apiservices" || !slices.ContainsFunc(s.resources, func(r resource) bool { return r.custom && r.Version+"."+r.Group == name }) {
+		return nil
+	}
+	obj := &object{Object: map[string]any{"spec": map[string]any{}}}
+	obj.SetGroupVersionKind(r.gvk())
+	obj.SetName(name)
+	return obj
+}
+
 // discover returns the discovery document at the path, or nil if there is none.
 func (s *Server) discover(path string) any {
 	switch parts := strings.Split(strings.Trim(path, "/"), "/"); {

@@ -119,6 +119,9 @@ func (s *Server) execute(c call) (code int, value any, unchanged bool, err error
 		return code, s.listOf(c), false, nil
 	case "get":
 		obj, err = s.get(c.resource, c.Namespace, c.Name)
+		if own := s.apiService(c.resource, c.Name); err != nil && own != nil {
+			obj, err = own, nil
+		}
 	case "create":
 		code = http.StatusCreated
 		if obj, err = c.decode(); err == nil {
