@@ -50,9 +50,9 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-func TestSecretsComeByOneStreamInProtobufWithoutTheExcludedTypes(t *testing.T) {
+func TestSecretsComeByOneStreamInProtobufAsTheSelectorSays(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
-	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets})
+	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets, FieldSelector: NotHelm})
 	startSynced(t, f)
 	server.secrets.put(named("c", "1"))
 	eventually(t, "c in the cache", func() bool { return cached(f, "c") != nil })
@@ -62,7 +62,7 @@ func TestSecretsComeByOneStreamInProtobufWithoutTheExcludedTypes(t *testing.T) {
 	if diff := cmp.Diff([]string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf"}, server.requests()); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
-	want := []string{"watch rv= match=NotOlderThan limit=0 selector=type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token labels="}
+	want := []string{"watch rv= match=NotOlderThan limit=0 selector=type!=helm.sh/release.v1 labels="}
 	if diff := cmp.Diff(want, server.secrets.requests); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
@@ -161,8 +161,8 @@ func TestTheLiveVersionIsAskedForByTheControllersOwnNeed(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
 	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"})
 	for controller, want := range map[string]string{
-		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token labels=",
-		"some":   "selector=metadata.name=a,type=y,type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token labels=app=x",
+		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1 labels=",
+		"some":   "selector=metadata.name=a,type=y labels=app=x",
 	} {
 		got, err := f.For(controller).LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a"))
 		if asked := server.secrets.requests[len(server.secrets.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {

@@ -102,7 +102,7 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	defer i.mu.Unlock()
 	key := name.String()
 	before := i.get(key)
-	o.follow(before, created)
+	o.follow(before, created && !i.plan.selects()) // else it may just have begun to be chosen
 	i.objects.Update(key, o)
 	if before == nil {
 		f.state.counted(1)

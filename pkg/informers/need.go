@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 )
 
 // Resources that the manager's own controllers use. A need may name any other resource just as
@@ -101,17 +102,14 @@ type Need struct {
 	// History says that the controller needs to know when this digest changed, see
 	// Object.ChangedVersion.
 	History bool
-	// SecretTypes are types that this need wants although they are excluded by default, see
-	// ExcludedSecretTypes.
-	SecretTypes []corev1.SecretType
 	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
 }
 
-// ExcludedSecretTypes are not requested from the server unless a need names them: Helm's releases
-// hold whole manifests, and service account tokens change by themselves.
-var ExcludedSecretTypes = []corev1.SecretType{"helm.sh/release.v1", corev1.SecretTypeServiceAccountToken}
+// NotHelm, as the FieldSelector of a need of Secrets, leaves out Helm's releases, which hold whole manifests. The
+// manager's own controllers have it, so that a need with it shares their watch.
+const NotHelm = "type!=helm.sh/release.v1"
 
 func (n *Need) validate() error {
 	_, labelErr := labels.Parse(n.LabelSelector)
@@ -132,14 +130,12 @@ func (n *Need) validate() error {
 		return errors.New("only a need of metadata can do without a version")
 	case sensitive && !n.Content:
 		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; read them live, or take a digest")
-	case sensitive && n.Namespace == "" && n.LabelSelector == "" && n.FieldSelector == "":
+	case sensitive && n.Namespace == "" && n.LabelSelector == "" && (n.FieldSelector == "" || n.FieldSelector == NotHelm):
 		return errors.New("the data of all ConfigMaps or Secrets are not cached; the need must have a selector or a namespace")
 	case n.Content && !sensitive:
 		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
 	case n.History && n.Digest == nil:
 		return errors.New("a history of no digest")
-	case len(n.SecretTypes) > 0 && n.Resource != Secrets:
-		return errors.New("only Secrets have Secret types")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
 	}
@@ -205,17 +201,16 @@ func newPlans(needs []Need, scheme *runtime.Scheme) ([]*plan, error) {
 		}
 		plans[at].add(n, n.reads(scheme))
 	}
-	for _, p := range plans {
-		p.excludeSecretTypes()
-	}
 	return plans, nil
 }
 
-// serves reports whether p can take n without a change of what its other needs get.
+// serves reports whether p can take n without that another need loses an object or its history. Of metadata,
+// nothing is lost; of a Go type, an object of custom resources that does not fit it.
 func (p *plan) serves(n Need, reads Form) bool {
+	mayMisfit := max(p.reads, reads) == Typed && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
 	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
-		(p.reads == reads || p.reads == Metadata || reads == Metadata) &&
+		(p.reads == reads || (p.reads == Metadata || reads == Metadata) && !mayMisfit) &&
 		n.When == nil && p.needs[0].When == nil &&
 		!(n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }))
 }
@@ -227,21 +222,6 @@ func (p *plan) add(n Need, reads Form) {
 	p.clusterScoped = p.clusterScoped || n.ClusterScoped
 	if n.Digest != nil {
 		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest, history: n.History})
-	}
-}
-
-func (p *plan) excludeSecretTypes() {
-	if p.resource != Secrets {
-		return
-	}
-	for _, t := range ExcludedSecretTypes {
-		if slices.ContainsFunc(p.needs, func(n Need) bool { return slices.Contains(n.SecretTypes, t) }) {
-			continue
-		}
-		if p.fieldSelector != "" {
-			p.fieldSelector += ","
-		}
-		p.fieldSelector += "type!=" + string(t)
 	}
 }
 
@@ -271,6 +251,12 @@ func (p *plan) controllers() []string {
 		names = append(names, n.For)
 	}
 	return names
+}
+
+// selects reports whether a change of an object can make it one that the plan chooses. The type of a Secret
+// never changes.
+func (p *plan) selects() bool {
+	return p.labelSelector != "" || p.fieldSelector != "" && p.fieldSelector != NotHelm
 }
 
 // content returns the controllers that hold the data of ConfigMaps or Secrets.

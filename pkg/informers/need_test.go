@@ -41,7 +41,7 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		"a selector that is none":           {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
 		"a field selector that is none":     {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
 		"a history without a digest":        {[]Need{{For: "a", Resource: Jobs, History: true}}, "history"},
-		"Secret types of ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, SecretTypes: ExcludedSecretTypes}}, "Secret types"},
+		"the data of all Secrets but Helm's": {[]Need{{For: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
 		"last-applied":                      {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"digest without a version":          {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "without a version"},
 		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
@@ -61,7 +61,6 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 }
 
 func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
-	all := "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"
 	digested := Need{For: "c", Resource: Deployments, Digest: digestSHA1, History: true}
 	any := func(n Need) Need { n.Resource.Version = ""; return n }
 	with := func(n Need, of string, change func(*Need)) Need { n.For = of; change(&n); return n }
@@ -69,12 +68,10 @@ func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
 		needs []Need
 		want  []string // plans
 	}{
-		"metadata suffices":                     {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata " + all}},
-		"a digest of metadata needs no content": {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: digestSHA1}}, []string{"a: metadata " + all}},
-		"one digest needs the content":          {[]Need{{For: "a", Resource: Secrets}, reloadNeed}, []string{"a reload: content digest " + all}},
-		"a declared Secret type is not left out": {[]Need{reloadNeed, {For: "b", Resource: Secrets, SecretTypes: []corev1.SecretType{"helm.sh/release.v1"}}},
-			[]string{"reload b: content digest type!=kubernetes.io/service-account-token"}},
-		"both declared Secret types are not left out": {[]Need{{For: "b", Resource: Secrets, SecretTypes: ExcludedSecretTypes}}, []string{"b: metadata "}},
+		"metadata suffices":                     {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata "}},
+		"a digest of metadata needs no content": {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: digestSHA1}}, []string{"a: metadata "}},
+		"one digest needs the content":          {[]Need{{For: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
+		"Helm's releases are left out for one only": {[]Need{reloadNeed, {For: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
 		"the whole object beside a digest":            {[]Need{digested, {For: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
 		"a history each": {[]Need{digested, with(digested, "d", func(*Need) {}), with(digested, "e", func(n *Need) { n.History = false })},
 			[]string{"c e: content digest ", "d: content digest "}},
@@ -86,9 +83,9 @@ func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
 		"two versions": {[]Need{{For: "a", Resource: rollouts}, any(Need{For: "b", Resource: rollouts}), {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
 			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
 		"selectors, for the data of the Secrets that they choose": {
-			[]Need{reloadNeed, {For: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x", SecretTypes: ExcludedSecretTypes},
+			[]Need{reloadNeed, {For: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x"},
 				{For: "c", Resource: Secrets, FieldSelector: "metadata.name=x"}, {For: "d", Resource: Secrets, Namespace: "shop"}},
-			[]string{"reload: content digest " + all, "b: typed ", "c: metadata metadata.name=x," + all, "d: metadata " + all}},
+			[]string{"reload: content digest " + NotHelm, "b: typed ", "c: metadata metadata.name=x", "d: metadata "}},
 		"conditions": {[]Need{{For: "a", Resource: Jobs}, with(ttlNeed, "b", func(n *Need) { n.Resource = Jobs }), with(ttlNeed, "c", func(n *Need) { n.Resource = Jobs })},
 			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
 	}

@@ -119,7 +119,8 @@ func (o *Object) follow(before *Object, created bool) {
 // that is not known.
 func (o *Object) FirstVersion() string { return formatVersion(o.first &^ listed) }
 
-// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before.
+// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before, or if that is
+// not known since the need has a selector.
 func (o *Object) CreatedVersion() string {
 	if o.first&listed != 0 {
 		return ""

@@ -141,7 +141,7 @@ func described(obj metav1.Object) string {
 // sourceNeeds returns needs of ConfigMaps, Secrets and Deployments, by a controller called test.
 func sourceNeeds() []informers.Need {
 	return []informers.Need{
-		{For: "test", Resource: informers.Secrets, Digest: digest},
+		{For: "test", Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: digest},
 		{For: "test", Resource: informers.ConfigMaps, Digest: digest},
 		{For: "test", Resource: informers.Deployments, Form: informers.Typed},
 	}
@@ -164,7 +164,7 @@ func digest(obj runtime.Object) []byte {
 
 // isCurrent returns an error unless the cache of sourceNeeds equals the server's objects.
 func (c *cache) isCurrent(ctx context.Context) error {
-	secrets, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"})
+	secrets, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: informers.NotHelm})
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ package configreload
 import (
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -73,7 +72,7 @@ func needs(cfg Config) ([]informers.Need, error) {
 			need.Annotations = SourceAnnotations(cfg)
 			need.Digest, need.History = digest, true
 			if resource == informers.Secrets {
-				need.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+				need.FieldSelector = informers.NotHelm
 			}
 		case PodStatusesResource:
 			need.Digest, need.History, need.Optional = digest, true, true

@@ -4,7 +4,6 @@
 package federation
 
 import (
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -50,7 +49,7 @@ func (c *Config) needs() []informers.Need {
 	return []informers.Need{
 		whole(informers.Need{Resource: KubeFedClusters}), whole(informers.Need{Resource: KubeFedConfigs}),
 		whole(informers.Need{Resource: FederatedTypeConfigs}),
-		{Resource: informers.Secrets, Namespace: c.Namespace, SecretTypes: []corev1.SecretType{corev1.SecretTypeServiceAccountToken}},
+		{Resource: informers.Secrets, Namespace: c.Namespace, FieldSelector: informers.NotHelm},
 		{Resource: informers.Namespaces, ClusterScoped: true},
 		{Resource: CustomResourceDefinitions, ClusterScoped: true},
 		{Resource: PropagatedVersions, Digest: versions},

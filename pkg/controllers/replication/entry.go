@@ -6,7 +6,6 @@ package replication
 import (
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -67,7 +66,7 @@ func (c *Config) needs(digester *policy.Digester) (needs []informers.Need) {
 	for _, kind := range c.CopiedKinds() {
 		need := informers.Need{Resource: ResourceOf(kind), Digest: digester.Digest}
 		if kind == policy.Secret {
-			need.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+			need.FieldSelector = informers.NotHelm
 		}
 		needs = append(needs, need)
 	}

@@ -72,8 +72,7 @@ func need(rules policy.Options, t policy.Type, when func(metav1.Object) bool) in
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
 	if n.Resource == informers.Secrets {
-		// Those of Helm's releases stay out, whose content would pass through the cache.
-		n.SecretTypes = []corev1.SecretType{corev1.SecretTypeServiceAccountToken}
+		n.FieldSelector = informers.NotHelm
 	}
 	return n
 }
