@@ -68,7 +68,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err != nil {
 		return fail(err)
 	}
-	cache, err := informers.New(informers.Config{Cluster: name}, readers, nil, p.registry, clock.RealClock{}, p.loopMetrics.Panicked)
+	cache, err := p.caches.New(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}

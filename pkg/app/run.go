@@ -66,7 +66,8 @@ type process struct {
 	witness     *witness.Witness // nil if standbys cannot see this process
 	lock        *election.Lock
 	clients     *clients
-	cache       *informers.Factory
+	caches      *informers.Caches
+	cache       *informers.Factory // of the process's own cluster
 	controllers hostedControllers
 	auth        *auth
 	registry    metrics.KubeRegistry
@@ -119,7 +120,10 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p.cache, err = informers.New(o.Informers, readers, needs, registry, clock.RealClock{}, p.loopMetrics.Panicked)
+	if p.caches, err = informers.NewCaches(registry); err != nil {
+		return nil, err
+	}
+	p.cache, err = p.caches.New(o.Informers, readers, needs, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +143,7 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", p.checkSync),
 			healthz.NamedCheck("lease-access", func(*http.Request) error { return p.lock.Problem() })),
 	}
-	protected := map[string]http.Handler{"/debug/leader": p.lock, "/debug/informers": p.cache, "/debug/controllers/": p.controllers}
+	protected := map[string]http.Handler{"/debug/leader": p.lock, "/debug/informers": p.caches, "/debug/controllers/": p.controllers}
 	for _, c := range p.controllers {
 		if err := health.healthz.Add(c.health); err != nil {
 			return nil, err

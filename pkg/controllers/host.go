@@ -39,8 +39,8 @@ type Host struct {
 	informers.Cache
 	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
 	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
-	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients together, 0 means no
-	// limit. Timeout is for the clients of Cluster.RESTConfig.
+	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
+	// together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
 	Client  kubernetes.Interface

@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,7 +28,11 @@ var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widge
 func newFactory(t testing.TB, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
-	f, err := New(Config{Standby: StandbyWarm}, clients, needs, reg, clock.RealClock{}, func(string) {})
+	caches, err := NewCaches(reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := caches.New(Config{Standby: StandbyWarm}, clients, needs, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,23 +110,19 @@ func TestAnAPIThatIsDownDuringDiscoveryIsNotTakenForAbsent(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
 	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
 	f.Start(t.Context())
-	if err := f.WaitForSync(t.Context(), "reload"); err != nil {
-		t.Fatal(err)
-	}
+	<-f.of("reload", Secrets.GroupResource()).synced
 	eventually(t, "the failure in the problem of its controller", func() bool {
 		err := f.Problem("names")
 		return err != nil && strings.Contains(err.Error(), "cannot watch widgets.example.com: ServiceUnavailable")
 	})
-	if f.HasSynced("names") {
+	if f.of("names", widgets.GroupResource()).hasSynced() {
 		t.Error("synced without an answer")
 	}
 	if err := f.Problem("reload"); err != nil {
 		t.Errorf("another controller has a problem: %v", err)
 	}
 	server.set(func() { server.down = false })
-	if err := f.WaitForSync(t.Context(), "names"); err != nil {
-		t.Fatal(err)
-	}
+	<-f.of("names", widgets.GroupResource()).synced
 }
 
 func TestAResourceThatDiscoveryDoesNotKnowCountsAsEmptyIfOptional(t *testing.T) {
@@ -137,11 +139,15 @@ func TestAProcessHasACacheForEachCluster(t *testing.T) {
 	f, reg := newFactory(t, clients, reloadNeed)
 	startSynced(t, f)
 	for range 2 { // Shutdown makes the name free
-		other, err := New(Config{Cluster: "c1"}, clients, []Need{{For: "names", Resource: Secrets}}, reg, clock.RealClock{}, func(string) {})
+		other, err := f.caches.New(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
 		if err != nil {
 			t.Fatal(err)
 		}
-		startSynced(t, other)
+		followed, err := other.Follow(t.Context(), Need{For: "names", Resource: Secrets}, nil, cache.ResourceEventHandlerFuncs{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-followed.informer.synced
 		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge
@@ -150,10 +156,18 @@ func TestAProcessHasACacheForEachCluster(t *testing.T) {
 		`), "quartermaster_informer_objects"); err != nil {
 			t.Error(err)
 		}
-		if _, err := New(Config{Cluster: "c1"}, clients, nil, reg, clock.RealClock{}, func(string) {}); err == nil {
+		if _, err := f.caches.New(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {}); err == nil {
 			t.Error("a second cache of the same cluster was accepted")
 		}
+		recorder := httptest.NewRecorder()
+		f.caches.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers", nil))
+		if text := recorder.Body.String(); !strings.Contains(text, "secrets of c1") {
+			t.Errorf("the other cluster is missing in\n%s", text)
+		}
+		closed := weak.Make(other)
+		followed.Stop()
 		other.Shutdown()
+		eventually(t, "a cache that was closed is garbage", func() bool { runtime.GC(); return closed.Value() == nil })
 	}
 }
 
@@ -180,7 +194,7 @@ func TestDebugInformersAndMetrics(t *testing.T) {
 	startSynced(t, f)
 	var status Status
 	recorder := httptest.NewRecorder()
-	f.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers?format=json", nil))
+	f.caches.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers?format=json", nil))
 	if err := json.Unmarshal(recorder.Body.Bytes(), &status); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +210,7 @@ func TestDebugInformersAndMetrics(t *testing.T) {
 	}
 
 	recorder = httptest.NewRecorder()
-	f.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers", nil))
+	f.caches.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers", nil))
 	text := recorder.Body.String()
 	for _, want := range []string{"secrets", "content digest", "reload", "102", "0s ago"} {
 		if !strings.Contains(text, want) {

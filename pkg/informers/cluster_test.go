@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
 )
 
@@ -40,6 +39,7 @@ type cluster struct {
 	requests  []string // verb and options of all requests
 	noStreams bool
 	endless   bool // streamed lists lack the bookmark that ends them
+	slow      bool // pages after the first get 410
 	spoilt    bool // watches, once they have begun, end with an error
 }
 
@@ -135,6 +135,9 @@ func (c *cluster) list(ctx context.Context, o metav1.ListOptions) (*corev1.Secre
 	defer c.mu.Unlock()
 	if err := c.request("list", o); err != nil {
 		return nil, err
+	}
+	if c.slow && o.Continue != "" {
+		return nil, apierrors.NewResourceExpired("the version of the first page is gone")
 	}
 	list := &corev1.SecretList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(c.version)}}
 	keys := slices.Sorted(maps.Keys(c.objects))
@@ -257,7 +260,7 @@ func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
 // there in another version either.
 func newTestFactoryWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *Factory {
 	t.Helper()
-	f := &Factory{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, panicked: func(string) {}, registry: metrics.NewKubeRegistry()}
+	f := &Factory{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, panicked: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)
@@ -271,10 +274,6 @@ func newTestFactoryWith(t *testing.T, cfg Config, sources func(*plan, string) (s
 			feed.exists = func(context.Context) error { return notFound }
 		}
 		f.informers = append(f.informers, i)
-	}
-	f.collector = newCollector(f)
-	if err := f.registry.CustomRegister(f.collector); err != nil {
-		t.Fatal(err)
 	}
 	return f
 }

@@ -17,13 +17,14 @@ import (
 
 // Status is what /debug/informers shows.
 type Status struct {
-	Started   bool             `json:"started"`
+	Started   bool             `json:"started"` // in the process's own cluster
 	Resources []ResourceStatus `json:"resources"`
 }
 
 // ResourceStatus is the state of one informer in one namespace, or in all. An age is nil until
 // there is something to count from.
 type ResourceStatus struct {
+	Cluster   string   `json:"cluster,omitempty"` // empty for the process's own
 	Group     string   `json:"group"`
 	Version   string   `json:"version"`
 	Resource  string   `json:"resource"`
@@ -60,10 +61,10 @@ type FailureStatus struct {
 	Last  metav1.Time `json:"last"`
 }
 
-// Status returns the present state of the informers of declared needs.
+// Status returns the present state of all informers.
 func (f *Factory) Status() Status {
 	s := Status{Started: f.started(), Resources: []ResourceStatus{}}
-	for _, i := range f.informers {
+	for _, i := range f.all() {
 		s.Resources = append(s.Resources, i.status()...)
 	}
 	return s
@@ -72,25 +73,21 @@ func (f *Factory) Status() Status {
 // status returns the state of an informer in each of its namespaces. The first counts the objects that do
 // not fit their Go type.
 func (i *informer) status() (all []ResourceStatus) {
-	for n, f := range i.feeds {
-		s := f.state.status()
-		s.Group, s.Version, s.Resource, s.Namespace = i.plan.resource.Group, i.plan.resource.Version, i.plan.resource.Resource, f.namespace
-		s.For, s.Form, s.Content = i.plan.controllers(), i.plan.form(), i.plan.content()
-		s.LabelSelector, s.FieldSelector = i.plan.labelSelector, i.plan.fieldSelector
-		if n == 0 {
-			s.Misfits = i.panics.misfits()
-		}
-		all = append(all, s)
+	for _, f := range i.feeds {
+		all = append(all, f.state.status())
 	}
+	all[0].Misfits = i.panics.misfits()
 	return all
 }
 
 // ServeHTTP serves /debug/informers as text, or as JSON if the Accept header or ?format=json asks
 // for it.
-func (f *Factory) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	status := Status{Started: f.started()}
-	for _, i := range f.all() {
-		status.Resources = append(status.Resources, i.status()...)
+func (c *Caches) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	status := Status{Resources: []ResourceStatus{}}
+	for _, f := range c.factories() {
+		s := f.Status()
+		status.Started = status.Started || f.cfg.Cluster == "" && s.Started
+		status.Resources = append(status.Resources, s.Resources...)
 	}
 	asJSON := strings.Contains(req.Header.Get("Accept"), "application/json")
 	if format := req.URL.Query().Get("format"); format != "" {
@@ -145,6 +142,9 @@ func (s *ResourceStatus) name() string {
 	}
 	if s.Namespace != "" {
 		name += " in " + s.Namespace
+	}
+	if s.Cluster != "" {
+		name += " of " + s.Cluster
 	}
 	return name
 }

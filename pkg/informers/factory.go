@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -31,8 +30,7 @@ type Factory struct {
 	clients   Clients
 	panicked  func(controller string)
 	informers []*informer // of the declared needs
-	collector *collector
-	registry  metrics.KubeRegistry
+	caches    *Caches
 
 	mu       sync.Mutex
 	run      context.Context    // nil until started
@@ -44,9 +42,9 @@ type Factory struct {
 
 // New builds the informers for needs, and starts none. panicked is called for each panic in a function
 // of the named controller. New returns an error if the needs cannot be met.
-func New(cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c clock.WithTickerAndDelayedExecution,
+func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (*Factory, error) {
-	f := &Factory{cfg: cfg, clock: c, clients: clients, panicked: panicked, registry: reg}
+	f := &Factory{cfg: cfg, clock: clk, clients: clients, panicked: panicked, caches: c}
 	plans, err := newPlans(needs, clients.scheme)
 	if err != nil {
 		return nil, err
@@ -58,11 +56,7 @@ func New(cfg Config, clients Clients, needs []Need, reg metrics.KubeRegistry, c 
 		}
 		f.informers = append(f.informers, i)
 	}
-	f.collector = newCollector(f)
-	if err := reg.CustomRegister(f.collector); err != nil {
-		return nil, fmt.Errorf("register informer metrics: %w", err)
-	}
-	return f, nil
+	return f, c.add(f)
 }
 
 // newInformer returns an informer with a feed for each namespace that is read.
@@ -86,8 +80,13 @@ func (f *Factory) newInformer(p *plan, sourceFor func(*plan, string) (source, er
 		if namespace != "" {
 			name += " in " + namespace
 		}
+		state := newState(name, f.clock)
+		state.now = ResourceStatus{
+			Cluster: f.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
+			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
+		}
 		i.feeds = append(i.feeds, &feed{
-			informer: i, namespace: namespace, source: src, state: newState(name, f.clock), clock: f.clock,
+			informer: i, namespace: namespace, source: src, state: state, clock: f.clock,
 			resync:  wait.Jitter(f.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
 			backoff: backoff,
 			exists: func(ctx context.Context) error {
@@ -161,9 +160,14 @@ func (f *Factory) Start(ctx context.Context) {
 		f.start(f.run, i)
 	}
 	f.wg.Go(func() {
-		if f.WaitForSync(f.run) == nil {
-			debug.FreeOSMemory() // what it took to fill the caches is garbage now
+		for _, i := range f.informers {
+			select {
+			case <-i.synced:
+			case <-f.run.Done():
+				return
+			}
 		}
+		debug.FreeOSMemory() // what it took to fill the caches is garbage now
 	})
 	klog.FromContext(ctx).Info("Informers started", "informers", len(f.informers))
 }
@@ -177,16 +181,6 @@ func (f *Factory) all() []*informer {
 		all = append(all, w.informer)
 	}
 	return all
-}
-
-// Relist makes all informers list anew, since the API server's store was restored to an earlier state:
-// a watch from a later version is accepted and shows nothing. It returns at once.
-func (f *Factory) Relist() {
-	for _, i := range f.all() {
-		for _, feed := range i.feeds {
-			feed.relist()
-		}
-	}
 }
 
 // Shutdown stops the informers, removes their metrics and returns when all their goroutines have
@@ -206,32 +200,7 @@ func (f *Factory) Shutdown() {
 		i.stopListeners()
 	}
 	f.wg.Wait()
-	f.registry.Unregister(f.collector)
-}
-
-// WaitForSync waits until the informers of the named controllers have synced; without names, until
-// all have. If ctx ends first, it returns ctx's cause and the problems that are left.
-func (f *Factory) WaitForSync(ctx context.Context, controllers ...string) error {
-	for _, i := range f.needed(controllers) {
-		select {
-		case <-i.synced:
-		case <-ctx.Done():
-			errs := []error{context.Cause(ctx)}
-			for _, i := range f.needed(controllers) {
-				if !i.hasSynced() {
-					errs = append(errs, i.problem())
-				}
-			}
-			return errors.Join(errs...)
-		}
-	}
-	return nil
-}
-
-// HasSynced reports whether the informers of the named controllers have synced; without names,
-// whether all have.
-func (f *Factory) HasSynced(controllers ...string) bool {
-	return !slices.ContainsFunc(f.needed(controllers), func(i *informer) bool { return !i.hasSynced() })
+	f.caches.remove(f)
 }
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer
@@ -243,8 +212,10 @@ func (f *Factory) Problem(controller string) error {
 		return nil
 	}
 	var errs []error
-	for _, i := range f.needed([]string{controller}) {
-		errs = append(errs, i.problem(), i.panics.problem(controller))
+	for _, i := range f.informers {
+		if i.plan.need(controller) != nil {
+			errs = append(errs, i.problem(), i.panics.problem(controller))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -276,16 +247,6 @@ func (f *Factory) started() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.run != nil
-}
-
-// needed returns the informers that the named controllers need; without names, all.
-func (f *Factory) needed(controllers []string) (some []*informer) {
-	for _, i := range f.informers {
-		if len(controllers) == 0 || slices.ContainsFunc(controllers, func(c string) bool { return i.plan.need(c) != nil }) {
-			some = append(some, i)
-		}
-	}
-	return some
 }
 
 // problem returns what is wrong with the requests of an informer.

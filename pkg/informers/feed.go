@@ -32,8 +32,8 @@ const (
 	listPatience = 30 * time.Second
 )
 
-// backoff is that of client-go's informers. For resources that are followed at run time in the process's
-// own cluster, of which there may be hundreds, most of them of no interest to anybody, it grows to ten minutes.
+// backoff is that of client-go's informers. It grows to ten minutes for resources that are followed at run
+// time in the process's own cluster: there may be hundreds, most of them of no interest to anybody.
 var (
 	backoff       = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	followBackoff = wait.Backoff{Duration: time.Second, Cap: 10 * time.Minute, Steps: 100, Factor: 2, Jitter: 0.25}
@@ -92,7 +92,7 @@ func (f *feed) run(ctx context.Context) {
 			case err != nil:
 				f.state.logFailure(ctx, err)
 			case !watched:
-				f.state.failed(goOnWatching, errWatchEnded) // client-go logs why
+				f.state.watchEnded()
 			}
 			timer := f.clock.NewTimer(delay.Step())
 			select {
@@ -212,6 +212,11 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 	list := &metainternalversion.List{}
 	for {
 		page, err := f.source.list(ctx, opts)
+		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
+			// It took longer than etcd keeps a version, and would again.
+			list.Items, opts.Limit, opts.Continue = nil, 0, ""
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

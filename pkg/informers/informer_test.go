@@ -305,12 +305,12 @@ func TestANamespaceThatMayNotBeReadIsWaitedForIfItIsTheOnlyOne(t *testing.T) {
 		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(5 * time.Minute)
-		if f.HasSynced() {
+		if hasSynced(f, "reload") {
 			t.Error("synced without a list")
 		}
 		b.failWith(nil)
 		pass(time.Minute)
-		if !f.HasSynced() {
+		if !hasSynced(f, "reload") {
 			t.Error("not synced")
 		}
 	})
@@ -417,7 +417,7 @@ func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
 }
 
 func TestAnObjectThatDoesNotFitItsTypeIsLeftOutAndReported(t *testing.T) {
-	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments})
+	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments, Form: Typed})
 	i := newInformer(p, func(string) {}, &sync.WaitGroup{})
 	f := &feed{informer: i, state: newState("deployments", clock.RealClock{}), clock: clock.RealClock{}}
 	i.feeds = []*feed{f}

@@ -4,18 +4,54 @@
 package informers
 
 import (
+	"fmt"
 	"math"
+	"slices"
+	"sync"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 )
 
-// collector computes the metrics at each scrape, from the counts that /debug/informers shows too. All
-// informers of a resource count together.
-type collector struct {
+// Caches are the factories of a process: that of its own cluster, and one for each other cluster that is
+// open. Their metrics have one collector, since component-base keeps each that was ever registered.
+type Caches struct {
 	metrics.BaseStableCollector
-	factory *Factory
-	all     []resourceMetric
+	metrics []resourceMetric
+
+	mu  sync.Mutex
+	all []*Factory
+}
+
+// NewCaches returns caches without a factory, and registers their metrics.
+func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
+	c := &Caches{metrics: resourceMetrics()}
+	if err := reg.CustomRegister(c); err != nil {
+		return nil, fmt.Errorf("register informer metrics: %w", err)
+	}
+	return c, nil
+}
+
+// add is an error if there is a factory of the same cluster.
+func (c *Caches) add(f *Factory) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if slices.ContainsFunc(c.all, func(other *Factory) bool { return other.cfg.Cluster == f.cfg.Cluster }) {
+		return fmt.Errorf("there is a cache of the cluster %q already", f.cfg.Cluster)
+	}
+	c.all = append(c.all, f)
+	return nil
+}
+
+func (c *Caches) remove(f *Factory) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = slices.DeleteFunc(c.all, func(other *Factory) bool { return other == f })
+}
+
+func (c *Caches) factories() []*Factory {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.all)
 }
 
 type resourceMetric struct {
@@ -26,75 +62,81 @@ type resourceMetric struct {
 	unite func(a, b float64) float64
 }
 
-func newCollector(f *Factory) *collector {
-	c := &collector{factory: f}
-	sum := func(a, b float64) float64 { return a + b }
-	add := func(kind metrics.ValueType, name, help string, value func(*ResourceStatus) float64, unite func(a, b float64) float64) {
-		desc := metrics.NewDesc(metrics.BuildFQName("quartermaster", "informer", name), help, []string{"group", "resource"},
-			map[string]string{"cluster": f.cfg.Cluster}, metrics.ALPHA, "")
-		c.all = append(c.all, resourceMetric{desc, kind, value, unite})
-	}
-	counter := func(name, help string, value func(*ResourceStatus) int64) {
-		add(metrics.CounterValue, name, help, func(s *ResourceStatus) float64 { return float64(value(s)) }, sum)
-	}
-	add(metrics.GaugeValue, "objects", "Number of objects in the cache.",
-		func(s *ResourceStatus) float64 { return float64(s.Objects) }, sum)
-	add(metrics.GaugeValue, "misfits", "Number of objects that do not fit their Go type and are left out.",
-		func(s *ResourceStatus) float64 { return float64(s.Misfits) }, sum)
-	add(metrics.GaugeValue, "synced", "1 if the cache has been filled once.", func(s *ResourceStatus) float64 {
-		if s.Synced {
-			return 1
-		}
-		return 0
-	}, func(a, b float64) float64 { return min(a, b) })
-	add(metrics.GaugeValue, "last_activity_age_seconds",
-		"Seconds since the last event, bookmark or list. A healthy watch gets a bookmark about once a minute.",
-		func(s *ResourceStatus) float64 {
-			if s.LastActivityAge == nil {
-				return math.NaN()
+func newMetric(kind metrics.ValueType, name, help string, value func(*ResourceStatus) float64, unite func(a, b float64) float64) resourceMetric {
+	desc := metrics.NewDesc(metrics.BuildFQName("quartermaster", "informer", name), help, []string{"cluster", "group", "resource"}, nil, metrics.ALPHA, "")
+	return resourceMetric{desc, kind, value, unite}
+}
+
+func newCounter(name, help string, value func(*ResourceStatus) int64) resourceMetric {
+	return newMetric(metrics.CounterValue, name, help, func(s *ResourceStatus) float64 { return float64(value(s)) }, sum)
+}
+
+func sum(a, b float64) float64 { return a + b }
+
+// resourceMetrics are computed at each scrape, from the counts that /debug/informers shows too.
+func resourceMetrics() []resourceMetric {
+	return []resourceMetric{
+		newMetric(metrics.GaugeValue, "objects", "Number of objects in the cache.",
+			func(s *ResourceStatus) float64 { return float64(s.Objects) }, sum),
+		newMetric(metrics.GaugeValue, "misfits", "Number of objects that do not fit their Go type and are left out.",
+			func(s *ResourceStatus) float64 { return float64(s.Misfits) }, sum),
+		newMetric(metrics.GaugeValue, "synced", "1 if the cache has been filled once.", func(s *ResourceStatus) float64 {
+			if s.Synced {
+				return 1
 			}
-			return s.LastActivityAge.Seconds()
-		}, func(a, b float64) float64 { return max(a, b) })
-	counter("lists_total", "Number of complete lists, streamed or paged.", func(s *ResourceStatus) int64 { return s.Lists })
-	counter("relists_total", "Number of complete lists after the first.", func(s *ResourceStatus) int64 { return s.Relists })
-	counter("watches_total", "Number of watches that the server accepted, streamed lists included.",
-		func(s *ResourceStatus) int64 { return s.Watches })
-	counter("events_total", "Number of events received, without those of streamed lists.", func(s *ResourceStatus) int64 { return s.Events })
-	counter("failures_total", "Number of lists and watches that failed.", func(s *ResourceStatus) int64 { return s.Failures })
-	return c
+			return 0
+		}, func(a, b float64) float64 { return min(a, b) }),
+		newMetric(metrics.GaugeValue, "last_activity_age_seconds",
+			"Seconds since the last event, bookmark or list. A healthy watch gets a bookmark about once a minute.",
+			func(s *ResourceStatus) float64 {
+				if s.LastActivityAge == nil {
+					return math.NaN()
+				}
+				return s.LastActivityAge.Seconds()
+			}, func(a, b float64) float64 { return max(a, b) }),
+		newCounter("lists_total", "Number of complete lists, streamed or paged.", func(s *ResourceStatus) int64 { return s.Lists }),
+		newCounter("relists_total", "Number of complete lists after the first.", func(s *ResourceStatus) int64 { return s.Relists }),
+		newCounter("watches_total", "Number of watches that the server accepted, streamed lists included.",
+			func(s *ResourceStatus) int64 { return s.Watches }),
+		newCounter("events_total", "Number of events received, without those of streamed lists.", func(s *ResourceStatus) int64 { return s.Events }),
+		newCounter("failures_total", "Number of lists and watches that failed.", func(s *ResourceStatus) int64 { return s.Failures }),
+	}
 }
 
 // DescribeWithStability implements metrics.StableCollector.
-func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, m := range c.all {
+func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, m := range c.metrics {
 		ch <- m.desc
 	}
 }
 
-// CollectWithStability implements metrics.StableCollector.
-func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
-	united := map[schema.GroupResource][]float64{}
-	status := c.factory.Status()
-	for i := range status.Resources {
-		s := &status.Resources[i]
-		name := schema.GroupResource{Group: s.Group, Resource: s.Resource}
-		values, known := united[name]
-		if !known {
-			values = make([]float64, len(c.all))
+// CollectWithStability implements metrics.StableCollector. All informers of a resource count together. In the
+// process's own cluster, those that are followed do not count: nobody may want them.
+func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
+	for _, f := range c.factories() {
+		informers := f.informers
+		if f.cfg.Cluster != "" {
+			informers = f.all()
 		}
-		for n, m := range c.all {
-			if v := m.value(s); known {
-				values[n] = m.unite(values[n], v)
-			} else {
-				values[n] = v
+		united := map[[2]string][]float64{} // by group and resource
+		for _, i := range informers {
+			name := [2]string{i.plan.resource.Group, i.plan.resource.Resource}
+			status := i.status()
+			for at := range status {
+				for n, m := range c.metrics {
+					if v := m.value(&status[at]); n == len(united[name]) {
+						united[name] = append(united[name], v)
+					} else {
+						united[name][n] = m.unite(united[name][n], v)
+					}
+				}
 			}
 		}
-		united[name] = values
-	}
-	for name, values := range united {
-		for n, m := range c.all {
-			if !math.IsNaN(values[n]) {
-				ch <- metrics.NewLazyConstMetric(m.desc, m.kind, values[n], name.Group, name.Resource)
+		for name, values := range united {
+			for n, m := range c.metrics {
+				if !math.IsNaN(values[n]) {
+					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, values[n], f.cfg.Cluster, name[0], name[1])
+				}
 			}
 		}
 	}

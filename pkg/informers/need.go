@@ -107,7 +107,7 @@ type Need struct {
 	Optional bool
 }
 
-// NotHelm, as the FieldSelector of a need of Secrets, leaves out Helm's releases, which hold whole manifests. The
+// NotHelm is a FieldSelector of Secrets that leaves out Helm's releases, which hold whole manifests. The
 // manager's own controllers have it, so that a need with it shares their watch.
 const NotHelm = "type!=helm.sh/release.v1"
 

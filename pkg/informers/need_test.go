@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 )
@@ -33,26 +32,25 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		needs []Need
 		want  string
 	}{
-		"no controller":                     {[]Need{{Resource: Secrets}}, "without a controller"},
-		"no resource":                       {[]Need{{For: "a"}}, "without resource"},
-		"typed Secrets":                     {[]Need{{For: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
-		"the data of all ConfigMaps":        {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
-		"Content of anything else":          {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
-		"a selector that is none":           {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
-		"a field selector that is none":     {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
-		"a history without a digest":        {[]Need{{For: "a", Resource: Jobs, History: true}}, "history"},
+		"no controller":                      {[]Need{{Resource: Secrets}}, "without a controller"},
+		"no resource":                        {[]Need{{For: "a"}}, "without resource"},
+		"typed Secrets":                      {[]Need{{For: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
+		"the data of all ConfigMaps":         {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
+		"Content of anything else":           {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
+		"a selector that is none":            {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
+		"a field selector that is none":      {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
+		"a history without a digest":         {[]Need{{For: "a", Resource: Jobs, History: true}}, "history"},
 		"the data of all Secrets but Helm's": {[]Need{{For: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
-		"last-applied":                      {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
-		"digest without a version":          {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "without a version"},
-		"typed form without a version":      {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
-		"unstructured without a version":    {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Form: Unstructured}}, "without a version"},
-		"unstructured Secrets":              {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
-		"the same controller twice":         {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
-		"the typed form of an unknown type": {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
+		"last-applied":                       {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
+		"typed form without a version":       {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "without a version"},
+		"digest without a version":           {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "without a version"},
+		"unstructured Secrets":               {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
+		"the same controller twice":          {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
+		"the typed form of an unknown type":  {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := New(Config{}, clients, tc.needs, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
+			_, err := (&Caches{}).New(Config{}, clients, tc.needs, clock.RealClock{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}
@@ -62,17 +60,16 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 
 func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
 	digested := Need{For: "c", Resource: Deployments, Digest: digestSHA1, History: true}
-	any := func(n Need) Need { n.Resource.Version = ""; return n }
 	with := func(n Need, of string, change func(*Need)) Need { n.For = of; change(&n); return n }
 	cases := map[string]struct {
 		needs []Need
 		want  []string // plans
 	}{
-		"metadata suffices":                     {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata "}},
-		"a digest of metadata needs no content": {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: digestSHA1}}, []string{"a: metadata "}},
-		"one digest needs the content":          {[]Need{{For: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
+		"metadata suffices":                         {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata "}},
+		"a digest of metadata needs no content":     {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: digestSHA1}}, []string{"a: metadata "}},
+		"one digest needs the content":              {[]Need{{For: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
 		"Helm's releases are left out for one only": {[]Need{reloadNeed, {For: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
-		"the whole object beside a digest":            {[]Need{digested, {For: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
+		"the whole object beside a digest":          {[]Need{digested, {For: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
 		"a history each": {[]Need{digested, with(digested, "d", func(*Need) {}), with(digested, "e", func(n *Need) { n.History = false })},
 			[]string{"c e: content digest ", "d: content digest "}},
 		"typed and unstructured": {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}, digested, {For: "b", Resource: Deployments, Form: Typed}, {For: "m", Resource: Deployments}},
@@ -80,8 +77,10 @@ func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
 		"a digest of a custom resource and the whole": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}, {For: "b", Resource: rollouts, Digest: digestSHA1}},
 			[]string{"a b: unstructured "}},
 		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
-		"two versions": {[]Need{{For: "a", Resource: rollouts}, any(Need{For: "b", Resource: rollouts}), {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
-			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
+		"two versions": {[]Need{{For: "a", Resource: rollouts}, {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
+			[]string{"a: metadata ", "c: metadata "}},
+		"the Go type of a custom resource, which some objects may not fit": {[]Need{{For: "a", Resource: rollouts, Form: Typed}, {For: "b", Resource: rollouts}},
+			[]string{"a: typed ", "b: metadata "}},
 		"selectors, for the data of the Secrets that they choose": {
 			[]Need{reloadNeed, {For: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x"},
 				{For: "c", Resource: Secrets, FieldSelector: "metadata.name=x"}, {For: "d", Resource: Secrets, Namespace: "shop"}},

@@ -119,8 +119,8 @@ func (o *Object) follow(before *Object, created bool) {
 // that is not known.
 func (o *Object) FirstVersion() string { return formatVersion(o.first &^ listed) }
 
-// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before, or if that is
-// not known since the need has a selector.
+// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before, or if
+// that is not known since the need has a selector.
 func (o *Object) CreatedVersion() string {
 	if o.first&listed != 0 {
 		return ""
@@ -201,21 +201,22 @@ func (o *Object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject returns o itself, since it is immutable.
 func (o *Object) DeepCopyObject() runtime.Object { return o }
 
-// What follows is never kept in the reduced form. An Object has it if a need of the same resource wants the
-// whole object.
-
+// GetGenerateName returns the prefix of a whole object's name; a reduced one has none.
 func (o *Object) GetGenerateName() string { return o.metadata().GetGenerateName() }
-func (o *Object) GetGeneration() int64    { return o.metadata().GetGeneration() }
-func (o *Object) GetSelfLink() string     { return o.metadata().GetSelfLink() }
+
+// GetGeneration returns the generation of a whole object; a reduced one has 0.
+func (o *Object) GetGeneration() int64 { return o.metadata().GetGeneration() }
+
+// GetFinalizers returns the finalizers of a whole object; a reduced one has none.
 func (o *Object) GetFinalizers() []string { return o.metadata().GetFinalizers() }
+
+// GetDeletionGracePeriodSeconds returns the time of a whole object; a reduced one has none.
 func (o *Object) GetDeletionGracePeriodSeconds() *int64 {
 	return o.metadata().GetDeletionGracePeriodSeconds()
 }
-func (o *Object) GetManagedFields() []metav1.ManagedFieldsEntry {
-	return o.metadata().GetManagedFields()
-}
 
-// readOnly has the setters, which client-go requires.
+// readOnly is the part of metav1.Object that an Object has only because client-go requires it: getters of
+// what it never keeps, and setters, which panic.
 type readOnly struct{}
 
 var (
@@ -223,20 +224,22 @@ var (
 	_ runtime.Object = &Object{}
 )
 
-func (readOnly) SetNamespace(string)                          { immutable() }
-func (readOnly) SetName(string)                               { immutable() }
-func (readOnly) SetGenerateName(string)                       { immutable() }
-func (readOnly) SetUID(types.UID)                             { immutable() }
-func (readOnly) SetResourceVersion(string)                    { immutable() }
-func (readOnly) SetGeneration(int64)                          { immutable() }
-func (readOnly) SetSelfLink(string)                           { immutable() }
-func (readOnly) SetCreationTimestamp(metav1.Time)             { immutable() }
-func (readOnly) SetDeletionTimestamp(*metav1.Time)            { immutable() }
-func (readOnly) SetDeletionGracePeriodSeconds(*int64)         { immutable() }
-func (readOnly) SetLabels(map[string]string)                  { immutable() }
-func (readOnly) SetAnnotations(map[string]string)             { immutable() }
-func (readOnly) SetFinalizers([]string)                       { immutable() }
-func (readOnly) SetOwnerReferences([]metav1.OwnerReference)   { immutable() }
-func (readOnly) SetManagedFields([]metav1.ManagedFieldsEntry) { immutable() }
+func (readOnly) GetSelfLink() string                           { return "" }
+func (readOnly) GetManagedFields() []metav1.ManagedFieldsEntry { return nil }
+func (readOnly) SetNamespace(string)                           { immutable() }
+func (readOnly) SetName(string)                                { immutable() }
+func (readOnly) SetGenerateName(string)                        { immutable() }
+func (readOnly) SetUID(types.UID)                              { immutable() }
+func (readOnly) SetResourceVersion(string)                     { immutable() }
+func (readOnly) SetGeneration(int64)                           { immutable() }
+func (readOnly) SetSelfLink(string)                            { immutable() }
+func (readOnly) SetCreationTimestamp(metav1.Time)              { immutable() }
+func (readOnly) SetDeletionTimestamp(*metav1.Time)             { immutable() }
+func (readOnly) SetDeletionGracePeriodSeconds(*int64)          { immutable() }
+func (readOnly) SetLabels(map[string]string)                   { immutable() }
+func (readOnly) SetAnnotations(map[string]string)              { immutable() }
+func (readOnly) SetFinalizers([]string)                        { immutable() }
+func (readOnly) SetOwnerReferences([]metav1.OwnerReference)    { immutable() }
+func (readOnly) SetManagedFields([]metav1.ManagedFieldsEntry)  { immutable() }
 
 func immutable() { panic("an Object belongs to the cache and cannot be changed") }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -134,11 +135,11 @@ func TestAStreamedListThatDoesNotEndIsAskedForInPages(t *testing.T) {
 		defer f.Shutdown()
 		pass(streamPatience - time.Second)
 		c.put(named("b", "1")) // the stream is alive
-		if f.HasSynced("reload") {
+		if hasSynced(f, "reload") {
 			t.Error("synced without the last bookmark")
 		}
 		pass(2 * time.Second)
-		if !f.HasSynced("reload") {
+		if !hasSynced(f, "reload") {
 			t.Errorf("not synced: %v", f.Problem("reload"))
 		}
 		c.put(named("c", "1"))
@@ -149,6 +150,23 @@ func TestAStreamedListThatDoesNotEndIsAskedForInPages(t *testing.T) {
 		}
 		if diff := cmp.Diff([]string{"watch", "list", "watch"}, verbs(c)); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestPagesThatComeTooSlowlyAreAskedForAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		c.noStreams, c.slow = true, true
+		for n := range pageSize + 1 {
+			c.put(named(strconv.Itoa(n), "1"))
+		}
+		f := newTestFactory(t, c, reloadNeed)
+		f.Start(t.Context())
+		defer f.Shutdown()
+		pass(time.Minute)
+		if s := secretsStatus(f); s.Objects != pageSize+1 || s.Lists != 1 || s.Failures != 1 { // the stream
+			t.Errorf("%d objects, %d lists, %d failures", s.Objects, s.Lists, s.Failures)
 		}
 	})
 }
@@ -209,9 +227,6 @@ func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
 				f := twoResources(t, c, newCluster())
 				f.Start(t.Context())
 				defer f.Shutdown()
-				if err := f.WaitForSync(t.Context(), "other"); err != nil {
-					t.Fatal(err)
-				}
 				pass(3 * time.Minute)
 				if err := f.Problem("other"); err != nil {
 					t.Errorf("problem of the other controller: %v", err)
@@ -219,18 +234,12 @@ func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
 				if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
 					t.Errorf("problem %q, want %q", err, tc.want)
 				}
-				if got := f.HasSynced("reload"); got != tc.synced {
+				if got := hasSynced(f, "reload"); got != tc.synced {
 					t.Errorf("synced %t, want %t", got, tc.synced)
 				}
 				if err := f.CheckSync(nil); err != nil {
 					t.Errorf("informers-sync waits for what is refused: %v", err)
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				if err := f.WaitForSync(ctx); (err == nil) != tc.synced {
-					t.Errorf("WaitForSync: %v", err)
-				}
-
 				c.failWith(nil)
 				pass(3 * time.Minute)
 				if err := f.Problem("reload"); err != nil {
@@ -333,40 +342,6 @@ func TestAnOptionalResourceThatIsServedInAnotherVersionIsNotGone(t *testing.T) {
 	})
 }
 
-func TestRelistShowsWhatARestoredStoreHolds(t *testing.T) {
-	for name, before := range map[string]func(*cluster){
-		"while it watches": func(*cluster) {},
-		"while it opens a watch": func(c *cluster) {
-			c.failWith(func(string) error { return io.ErrUnexpectedEOF })
-			c.breakWatches(false)
-			pass(15 * time.Second)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"), named("b", "1"))
-				f := newTestFactory(t, c, reloadNeed)
-				startSynced(t, f)
-				defer f.Shutdown()
-				c.mu.Lock()
-				delete(c.objects, "shop/b")
-				c.version, c.history = 50, nil
-				c.mu.Unlock()
-				pass(10 * time.Minute)
-				wantNames(t, f, "shop/a", "shop/b") // the watch goes on, and shows nothing
-				before(c)
-				f.Relist()
-				c.failWith(nil)
-				pass(time.Minute)
-				wantNames(t, f, "shop/a")
-				c.put(named("c", "1"))
-				pass(time.Second)
-				wantNames(t, f, "shop/a", "shop/c")
-			})
-		})
-	}
-}
-
 func TestAFailureThatComesBackIsLoggedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
@@ -427,8 +402,8 @@ func TestReadinessWaitsForWhatTheServerDoesNotRefuse(t *testing.T) {
 				}
 				c.failWith(nil)
 				pass(3 * time.Minute)
-				if err := f.CheckSync(nil); err != nil || !f.HasSynced() {
-					t.Errorf("after it works again: synced %t, informers-sync %v", f.HasSynced(), err)
+				if err := f.CheckSync(nil); err != nil || !hasSynced(f, "reload") {
+					t.Errorf("after it works again: synced %t, informers-sync %v", hasSynced(f, "reload"), err)
 				}
 			})
 		})

@@ -21,8 +21,8 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
-// goOnWatching is the verb of a watch that the server accepted and that ended too soon, with errWatchEnded.
-const goOnWatching = "go on watching"
+// endingFor is how long a watch must last, after others have ended too soon, for that to be over.
+const endingFor = 2 * time.Minute
 
 var errWatchEnded = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Reason: "WatchEnded", Message: "the watch ended with an error, or without an event within a second"}}
@@ -32,17 +32,14 @@ type state struct {
 	name  string // of the resource, and the namespace if there are several
 	clock clock.PassiveClock
 
-	mu sync.Mutex
-	// lists counts complete lists. All but the first are relists.
-	lists, watches, events, failures int64
-	objects                          int // in the cache
-	lastEvent, lastActivity          time.Time
-	version                          string
-	empty                            bool                // it was not listed, but counts as empty
-	absent                           bool                // the server does not have the resource
-	failing                          map[string]*failure // by verb; removed when it succeeds
-	lastFailure                      *failure
-	logged                           string // the error that was logged last; empty when it is over
+	mu                      sync.Mutex
+	now                     ResourceStatus // what is counted; status fills in the rest
+	lastEvent, lastActivity time.Time
+	empty                   bool                // it was not listed, but counts as empty
+	failing                 map[string]*failure // by verb; removed when it succeeds
+	ended                   *failure            // of watches that the server accepted and that ended too soon
+	lastFailure             *failure
+	logged                  string // the error that was logged last; empty when it is over
 }
 
 // failure is a series of failed requests with one verb.
@@ -61,7 +58,7 @@ func newState(name string, c clock.PassiveClock) *state {
 func (s *state) counted(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.objects += n
+	s.now.Objects += n
 }
 
 // filled reports whether the cache has been filled once, and whether the API server has refused the last
@@ -70,15 +67,15 @@ func (s *state) filled() (done, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return s.lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
+	return s.now.Lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
 // listed records a complete list.
 func (s *state) listed(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lists++
-	s.version, s.lastActivity, s.absent = version, s.clock.Now(), false
+	s.now.Lists++
+	s.now.ResourceVersion, s.now.Absent, s.lastActivity = version, false, s.clock.Now()
 	s.succeeded("list", klog.Background())
 }
 
@@ -87,11 +84,11 @@ func (s *state) listed(version string) {
 func (s *state) isAbsent(atAll bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.empty, s.absent, s.lastActivity = true, atAll, s.clock.Now()
+	s.empty, s.now.Absent, s.lastActivity = true, atAll, s.clock.Now()
 	if atAll {
 		s.succeeded("list", klog.Background())
 		s.succeeded("watch", klog.Background())
-		s.succeeded(goOnWatching, klog.Background())
+		s.ended = nil
 	}
 }
 
@@ -99,7 +96,7 @@ func (s *state) isAbsent(atAll bool) {
 func (s *state) watching(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watches++
+	s.now.Watches++
 	s.succeeded("watch", klog.FromContext(ctx))
 }
 
@@ -123,25 +120,37 @@ func (s *state) observed(obj any, isEvent bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.version, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
+	s.now.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
 	if isEvent {
-		s.events++
+		s.now.Events++
 		s.lastEvent = s.lastActivity
-	}
-	if len(s.failing) > 0 {
-		s.succeeded(goOnWatching, klog.Background())
 	}
 }
 
 func (s *state) failed(verb string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failures++
+	s.now.Failures++
 	f := s.failing[verb]
 	if f == nil {
 		f = &failure{verb: verb, since: s.clock.Now()}
 		s.failing[verb] = f
 	}
+	s.count(f, err)
+}
+
+// watchEnded records that a watch ended too soon. client-go logs why.
+func (s *state) watchEnded() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.Failures++
+	if s.ended == nil || s.clock.Since(s.ended.last) > endingFor {
+		s.ended = &failure{verb: "go on watching", since: s.clock.Now()}
+	}
+	s.count(s.ended, errWatchEnded)
+}
+
+func (s *state) count(f *failure, err error) {
 	f.err, f.last = err, s.clock.Now()
 	f.count++
 	s.lastFailure = f
@@ -153,11 +162,14 @@ func (s *state) problem() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
-	for _, verb := range []string{"list", "watch", goOnWatching} {
+	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.now.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
+		errs = append(errs, f.describe(s.name))
+	}
+	if f := s.ended; f != nil && f.last.Sub(f.since) >= failingAfter && s.clock.Since(f.last) <= endingFor {
 		errs = append(errs, f.describe(s.name))
 	}
 	if !done && len(errs) == 0 {
@@ -193,7 +205,7 @@ func (f *failure) describe(resource string) error {
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if s.now.Absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
 	s.logged = err.Error()
@@ -202,17 +214,16 @@ func (s *state) logFailure(ctx context.Context, err error) {
 
 // status returns what is known of the requests.
 func (s *state) status() ResourceStatus {
-	out := ResourceStatus{}
-	if err := s.problem(); err != nil {
-		out.Problem = err.Error()
-	}
-	out.Synced, _ = s.filled()
+	problem := s.problem()
+	synced, _ := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out.Absent, out.Objects, out.ResourceVersion = s.absent, s.objects, s.version
+	out := s.now
+	if problem != nil {
+		out.Problem = problem.Error()
+	}
+	out.Synced, out.Relists = synced, max(0, out.Lists-1)
 	out.LastEventAge, out.LastActivityAge = s.age(s.lastEvent), s.age(s.lastActivity)
-	out.Lists, out.Relists, out.Watches = s.lists, max(0, s.lists-1), s.watches
-	out.Events, out.Failures = s.events, s.failures
 	if f := s.failing["list"]; f != nil {
 		out.Forbidden = apierrors.IsForbidden(f.err)
 	}

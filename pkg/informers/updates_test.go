@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
 )
 
@@ -74,7 +73,7 @@ func BenchmarkUpdates(b *testing.B) {
 	for name, start := range map[string]func(*testing.B, *rest.Config, func()) (synced <-chan struct{}){
 		"ours": func(b *testing.B, config *rest.Config, updated func()) <-chan struct{} {
 			b.Helper()
-			f, err := New(NewConfig(), clientsOf(b, config), []Need{reloadNeed}, metrics.NewKubeRegistry(), clock.RealClock{}, func(string) {})
+			f, err := (&Caches{}).New(NewConfig(), clientsOf(b, config), []Need{reloadNeed}, clock.RealClock{}, func(string) {})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -156,7 +156,7 @@ func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
 	}
 	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
 	c.waitForProblem(ctx, t, "concerned", "things.down.example.com", "ServiceUnavailable")
-	if c.HasSynced("concerned") {
+	if s := c.of(t, "things"); s.Synced {
 		t.Error("an API that is down was taken for one that has no such resource")
 	}
 	if err := shared.Objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}); err != nil {

@@ -51,7 +51,11 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 		t.Fatal(err)
 	}
 	c := &cache{clock: clocktesting.NewFakeClock(time.Now()), metrics: metrics.NewKubeRegistry()}
-	c.Factory, err = informers.New(informers.Config{}, clients, needs, c.metrics, c.clock, func(string) {})
+	caches, err := informers.NewCaches(c.metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Factory, err = caches.New(informers.Config{}, clients, needs, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

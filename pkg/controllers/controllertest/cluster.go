@@ -67,8 +67,8 @@ func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
 	return c
 }
 
-// open is Host.Cluster for the clusters of the test. Another address fails the test, since it may be one of the
-// real network.
+// open is Host.Cluster for the clusters of the test. Another address, which may be one of the real
+// network, fails the test.
 func (h *Host) open(
 	next func(string, *rest.Config) (*controllers.Cluster, error), name string, config *rest.Config,
 ) (*controllers.Cluster, error) {

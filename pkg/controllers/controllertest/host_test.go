@@ -400,8 +400,8 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 	}
 }
 
-// TestAFilterLosesNothingByWhatAnotherControllerNeeds has one controller that keeps whole Deployments, and with
-// them their generation, and one that looks at an annotation.
+// TestAFilterLosesNothingByWhatAnotherControllerNeeds has one controller that keeps whole Deployments, and
+// with them their generation, and one that looks at an annotation.
 func TestAFilterLosesNothingByWhatAnotherControllerNeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := ""

@@ -116,7 +116,11 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		needs[i].For = o.entry.Name
 	}
 	loops := controllers.NewMetrics(registry)
-	cache, err := informers.New(informers.NewConfig(), readers, needs, registry, clock.RealClock{}, loops.Panicked)
+	caches, err := informers.NewCaches(registry)
+	if err != nil {
+		return nil, nil, err
+	}
+	cache, err := caches.New(informers.NewConfig(), readers, needs, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
