@@ -207,6 +207,7 @@ func TestAFederatedObjectIsStoredAsItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	u.SetGeneration(stored.GetGeneration())
 	if got, want := string(policy.Summarize(stored)), string(policy.Summarize(u)); got != want {
 		t.Errorf("stored as %s, sent as %s", got, want)
 	}
