@@ -252,7 +252,10 @@ var simTamperings = []simTampering{
 	}},
 	{"given a longer duration", func(s *simulation, rng *rand.Rand) {
 		longer := int32(rng.IntN(5)+2) * int32(s.cfg.LeaseDuration.Duration/time.Second)
-		s.store.edit("admin", func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To(longer) })
+		s.store.edit("admin", func(l *coordinationv1.Lease) {
+			// Longer than after an earlier edit, too: a shorter one is the fault above.
+			l.Spec.LeaseDurationSeconds = ptr.To(max(longer, ptr.Deref(l.Spec.LeaseDurationSeconds, 0)))
+		})
 	}},
 	{"given other transitions", func(s *simulation, rng *rand.Rand) {
 		s.audit.newEra()

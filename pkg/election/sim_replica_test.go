@@ -47,6 +47,7 @@ type simProc struct {
 	maligned chan struct{}     // closed by malign
 	ended    chan struct{}     // closed by kill; nil if that closes no connection
 	gone     bool
+	restored bool // it has ended because etcd was restored
 	leading  bool // lead runs
 	lost     bool // lead has seen that its term was lost
 	inFlight int  // writes that have passed the fence
@@ -211,6 +212,7 @@ func (p *simProc) returned(err error) {
 	p.sim.log(p.identity, "Run returns: %v", err)
 	p.mu.Lock()
 	p.gone = true // the process exits
+	p.restored = errors.Is(err, ErrRestored)
 	refused := p.refused
 	p.mu.Unlock()
 	p.sim.audit.returned(p, err, refused)
@@ -220,6 +222,13 @@ func (p *simProc) isGone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.gone
+}
+
+// hasSeenRestore reports whether the process has ended because etcd was restored.
+func (p *simProc) hasSeenRestore() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.restored
 }
 
 func (p *simProc) isAware() bool {

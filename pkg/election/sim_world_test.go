@@ -149,7 +149,7 @@ func (s *simulation) revive(r *simReplica) {
 }
 
 // allAware reports whether every process knows the term of the Lease. New ones then wait for two lease
-// durations. A process that knows nothing of the past is not safe from an edit that hides it; see
+// durations, those included that somebody has written into the Lease. A process that knows nothing of the past is not safe from an edit that hides it; see
 // the limits in docs/adr/0003-leader-election.md.
 func (s *simulation) allAware() bool {
 	s.launching.Lock()
@@ -159,7 +159,7 @@ func (s *simulation) allAware() bool {
 			return false
 		}
 	}
-	s.noLaunchUntil = time.Now().Add(2 * s.cfg.LeaseDuration.Duration)
+	s.noLaunchUntil = time.Now().Add(max(2*s.cfg.LeaseDuration.Duration, s.audit.patience()))
 	return true
 }
 

@@ -270,8 +270,9 @@ func (s *simulation) isRuled() bool {
 	return leader != nil && (!s.fences.server || strings.HasPrefix(s.store.getNaming().leader, leader.pod+"_"))
 }
 
-// awaitLeader checks that somebody leads within the bound, by the client's fence and the API
-// server's.
+// awaitLeader checks that somebody leads within the bound, by the client's fence and the API server's.
+// Processes that end meanwhile are started again if revive is set, or if they have ended since etcd was
+// restored.
 func (s *simulation) awaitLeader(when string, bound time.Duration, revive bool) {
 	from := time.Now()
 	for {
@@ -284,7 +285,7 @@ func (s *simulation) awaitLeader(when string, bound time.Duration, revive bool) 
 		}
 		pass(20 * time.Millisecond)
 		for _, r := range s.replicas {
-			if revive {
+			if revive || s.current(r).hasSeenRestore() { // the kubelet starts that one again
 				s.revive(r)
 			}
 		}
