@@ -250,6 +250,12 @@ func (s *simulation) few() time.Duration {
 
 // quiet lets those that have lost return and start again.
 func (s *simulation) quiet() {
+	s.launching.Lock()
+	wait := time.Until(s.noLaunchUntil)
+	s.launching.Unlock()
+	if wait > 0 {
+		pass(wait)
+	}
 	for range 2 {
 		pass(s.cfg.LeaseDuration.Duration)
 		for _, r := range s.replicas {
