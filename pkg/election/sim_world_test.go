@@ -149,8 +149,8 @@ func (s *simulation) revive(r *simReplica) {
 }
 
 // allAware reports whether every process knows the term of the Lease. New ones then wait for two lease
-// durations, those included that somebody has written into the Lease. A process that knows nothing of the past is not safe from an edit that hides it; see
-// the limits in docs/adr/0003-leader-election.md.
+// durations, those included that somebody has written into the Lease. A process that knows nothing of
+// the past is not safe from an edit that hides it; see the limits in docs/adr/0003-leader-election.md.
 func (s *simulation) allAware() bool {
 	s.launching.Lock()
 	defer s.launching.Unlock()
