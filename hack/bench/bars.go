@@ -15,7 +15,7 @@ import (
 // bar is what a row must not exceed: a line of the table of bars in docs/bench/README.md.
 type bar struct {
 	bench, subject, statistic string
-	limit                     string // a number with its unit, or "that of" and another subject
+	limit                     string // a number with its unit, or a factor with " times that of " and another subject
 }
 
 // readBars reads that table.
@@ -42,13 +42,15 @@ func (b bar) check(rows []row) (value float64, met bool, err error) {
 		return 0, false, err
 	}
 	var limit float64
-	if other, ok := strings.CutPrefix(b.limit, "that of "); ok {
-		limit, err = b.of(rows, other)
-	} else {
-		number, _, _ := strings.Cut(b.limit, " ")
-		limit, err = strconv.ParseFloat(number, 64)
+	number, _, _ := strings.Cut(b.limit, " ")
+	if limit, err = strconv.ParseFloat(number, 64); err != nil {
+		return 0, false, err
 	}
-	return value, value <= limit, err
+	if _, other, ok := strings.Cut(b.limit, " times that of "); ok {
+		theirs, err := b.of(rows, other)
+		return value, value <= limit*theirs, err
+	}
+	return value, value <= limit, nil
 }
 
 func (b bar) of(rows []row, subject string) (float64, error) {

@@ -128,7 +128,7 @@ func (b *bench) add(name, subject, unit string, values ...float64) row {
 		return row{}
 	}
 	r := newRow(name, subject, unit, b.begin.UTC().Format(time.DateOnly), values)
-	r.Machine = b.env.Machine
+	r.Machine, r.Commit = b.env.Machine, b.env.Commit
 	b.rows = append(b.rows, r)
 	b.progress("%s, %s: n %d, min %s, median %s, p99 %s, max %s %s",
 		name, subject, r.N, number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit)

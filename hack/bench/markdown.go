@@ -59,7 +59,11 @@ func code(text string) string {
 func writeTable(s *strings.Builder, rows []row) {
 	var machines []string
 	for _, r := range rows {
-		if m := r.Date + " on " + r.Machine; !slices.Contains(machines, m) {
+		m := r.Date + " on " + r.Machine
+		if r.Commit != "" {
+			m += ", measured at " + r.Commit
+		}
+		if !slices.Contains(machines, m) {
 			machines = append(machines, m)
 		}
 	}

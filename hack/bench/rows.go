@@ -27,6 +27,7 @@ type row struct {
 	Unit    string  `json:"unit"`
 	Date    string  `json:"date"` // of the run; a run of one part keeps the other rows
 	Machine string  `json:"machine"`
+	Commit  string  `json:"commit,omitempty"` // unknown of rows before 2026-11-25
 }
 
 func (r row) part() string {
