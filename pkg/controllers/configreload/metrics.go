@@ -28,10 +28,17 @@ const (
 
 const metricPrefix = "quartermaster_config_reload_"
 
+// sourceEvent has the labels of a counter of source_changes_total. The counters are looked up once, since
+// every update of a source counts.
+type sourceEvent struct {
+	t     policy.SourceType
+	event string
+}
+
 // domainMetrics are the metrics of this controller; the loop's are in package controllers.
 type domainMetrics struct {
 	reloads       *metrics.CounterVec // kind, result
-	sourceChanges *metrics.CounterVec // type, event
+	sourceChanges map[sourceEvent]metrics.CounterMetric
 	stateWrites   *metrics.CounterVec // result
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
@@ -49,8 +56,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	d := &domainMetrics{
 		reloads: metrics.NewCounterVec(counter("reloads_total",
 			"Reloads by kind of workload and result (success, error, skipped, dry_run)."), []string{"kind", "result"}),
-		sourceChanges: metrics.NewCounterVec(counter("source_changes_total",
-			"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"}),
+		sourceChanges: map[sourceEvent]metrics.CounterMetric{},
 		stateWrites: metrics.NewCounterVec(counter("state_writes_total",
 			"Patches of the state annotation alone, by result."), []string{"result"}),
 		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
@@ -64,11 +70,13 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 			Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300},
 		}),
 	}
+	sourceChanges := metrics.NewCounterVec(counter("source_changes_total",
+		"Changes seen of sources by type and event (create, update, delete)."), []string{"type", "event"})
 	pending := metrics.NewGaugeFunc(gauge("pending_workloads", "Workloads with changes that wait to be acted on."),
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads, d.sourceChanges, d.stateWrites, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(d.reloads, sourceChanges, d.stateWrites, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
 	reg.RawMustRegister(pending, paused)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
@@ -81,7 +89,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 	}
 	for _, t := range policy.SourceTypes {
 		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges.WithLabelValues(t.String(), event).Add(0)
+			d.sourceChanges[sourceEvent{t, event}] = sourceChanges.WithLabelValues(t.String(), event)
 		}
 	}
 	return d
@@ -100,5 +108,5 @@ func (d *domainMetrics) sourceChanged(t policy.SourceType, before, after []byte)
 	default:
 		return
 	}
-	d.sourceChanges.WithLabelValues(t.String(), event).Inc()
+	d.sourceChanges[sourceEvent{t, event}].Inc()
 }
