@@ -148,7 +148,7 @@ var bases = map[string]string{
 var samples = map[string]any{
 	"compat":                          []any{"reloader"},
 	"controllers.config-reload.flags": map[string]any{"config-reload-csi": true},
-	"controllers.replication.flags":   map[string]any{"replication-workers": 1},
+	"controllers.replication.flags":   map[string]any{"replication-concurrent-syncs": 1},
 	"controllers.federation.flags":    map[string]any{"federation-member-qps": 1},
 	"extraArgs":                       []any{"--v=1"},
 	"extraEnv":                        []any{map[string]any{"name": "A", "value": "b"}},
@@ -288,7 +288,7 @@ var ofFlags = map[string]any{
 	"tls-cipher-suites":                []any{"TLS_AES_128_GCM_SHA256"},
 	"tls-min-version":                  "VersionTLS13",
 	"ttl-allow-protected":              []any{"nodes"},
-	"ttl-annotations":                  []any{"native", "twin"},
+	"ttl-annotations":                  []any{"native", "ttl-controller"},
 	"ttl-exclude-resources":            []any{"events"},
 	"ttl-include-resources":            []any{"pods.", "jobs", "*.example.com"},
 	"vmodule":                          "a=2",

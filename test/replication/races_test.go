@@ -27,7 +27,7 @@ func TestRaces(t *testing.T) {
 	const sources, changes = 6, 60
 	w := newFixture(t, "a", "b", "c", "d")
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
-	shared.RunLeader(w.ctx, t, args("--replication-workers=8")...)
+	shared.RunLeader(w.ctx, t, args("--replication-concurrent-syncs=8")...)
 	targets := []string{"b", "c", "d"}
 	tolerate := func(err error) {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
@@ -143,7 +143,7 @@ func TestWhatFailsIsWrittenInTheEnd(t *testing.T) {
 			}
 		}
 	}
-	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--replication-workers=16")})
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--replication-concurrent-syncs=16")})
 	shared.WaitForLeader(ctx, t, m)
 	await := func(content string) {
 		t.Helper()

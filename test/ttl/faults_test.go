@@ -82,7 +82,7 @@ func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
 	}
 	hold := make(chan struct{})
 	held := proxy.Add(faultproxy.Rule{Match: deletesOf("replaced"), Hold: hold, Times: 1})
-	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--ttl-workers=4")})
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--ttl-concurrent-syncs=4")})
 	shared.WaitForLeader(w.ctx, t, m)
 	w.create("replaced", in(0))
 	if err := held.WaitHits(w.ctx, 1); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-const twinTTL = "k8s-ttl-controller.twin.sh/ttl"
+const ttlControllerTTL = "k8s-ttl-controller.twin.sh/ttl"
 
 // TestScenarios has the rows of the specification's table that depend on the API server, in one
 // leader.
@@ -33,7 +33,7 @@ func TestScenarios(t *testing.T) {
 				deadlines[name], _ = time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
 				w.create(name, annotations)
 			}
-			w.create("stays", map[string]string{twinTTL: "1h"})
+			w.create("stays", map[string]string{ttlControllerTTL: "1h"})
 			for name := range deadlines {
 				w.gone(name)
 			}
@@ -68,7 +68,7 @@ func TestScenarios(t *testing.T) {
 				})
 			}
 			count(func(n int) bool { return n == 1 })
-			w.annotate("job/job", twinTTL+"=0s")
+			w.annotate("job/job", ttlControllerTTL+"=0s")
 			gone(w, jobs.Get, "job")
 			count(func(n int) bool { return n == 0 })
 			w.deleted("jobs/job")
@@ -105,13 +105,13 @@ func TestScenarios(t *testing.T) {
 		},
 		"25: a ClusterRole": func(w *fixture) {
 			roles := shared.Admin.RbacV1().ClusterRoles()
-			for name, key := range map[string]string{"janitors-": "janitor/ttl", "twins-": twinTTL} {
+			for name, key := range map[string]string{"janitors-": "janitor/ttl", "controllers-": ttlControllerTTL} {
 				if _, err := roles.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
 					Name: name + w.namespace, Annotations: map[string]string{key: "0s"}}}, metav1.CreateOptions{}); err != nil {
 					w.Fatal(err)
 				}
 			}
-			gone(w, roles.Get, "twins-"+w.namespace)
+			gone(w, roles.Get, "controllers-"+w.namespace)
 			w.settle()
 			if _, err := roles.Get(w.ctx, "janitors-"+w.namespace, metav1.GetOptions{}); err != nil {
 				w.Error(err)
@@ -127,7 +127,7 @@ func TestScenarios(t *testing.T) {
 			}
 		},
 		"5: an invalid value": func(w *fixture) {
-			w.create("cm", map[string]string{twinTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
+			w.create("cm", map[string]string{ttlControllerTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
 			w.told(w.namespace, "cm", "InvalidTTL")
 			w.settle()
 			w.annotate("configmap/cm", "k8s-ttl-controller.twin.sh/refreshed-at-")
@@ -137,7 +137,7 @@ func TestScenarios(t *testing.T) {
 			w.create("cm", nil)
 			w.create("prolonged", in(10*time.Second)) // a busy machine must prolong it in time
 			w.annotate("configmap/prolonged", "quartermaster.dev/expires=2200-01-01")
-			w.annotate("configmap/cm", twinTTL+"=0s")
+			w.annotate("configmap/cm", ttlControllerTTL+"=0s")
 			w.gone("cm")
 			<-time.After(10 * time.Second)
 			w.settle()

@@ -60,7 +60,7 @@ func TestLongHugeValues(t *testing.T) {
 	t.Logf("CPU time for one, with the poll for its Event: %v", cpu(t, m)-begin)
 	other.settle()
 	for i := range 19 {
-		w.create(fmt.Sprint("huge-", i), map[string]string{twinTTL: value})
+		w.create(fmt.Sprint("huge-", i), map[string]string{ttlControllerTTL: value})
 	}
 	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidTTL"})
 	if err != nil {

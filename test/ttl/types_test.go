@@ -85,7 +85,7 @@ func TestATypeComesAndGoes(t *testing.T) {
 		objects := shared.Objects.Resource(widgets).Namespace(w.namespace)
 		fleet.Eventually(w.ctx, t, func() error {
 			o := object("example.com/v1", "Widget", "w", map[string]any{})
-			o.SetAnnotations(map[string]string{twinTTL: "0"})
+			o.SetAnnotations(map[string]string{ttlControllerTTL: "0"})
 			_, err := objects.Create(w.ctx, o, metav1.CreateOptions{})
 			return err
 		})
@@ -182,7 +182,7 @@ func TestSomeTypesOnly(t *testing.T) {
 	if _, err := shared.Kubectl(w.ctx, "-n", w.namespace, "create", "secret", "generic", "s"); err != nil {
 		t.Fatal(err)
 	}
-	w.annotate("secret/s", twinTTL+"=0") // which it may list for config-reload's sake, and no more
+	w.annotate("secret/s", ttlControllerTTL+"=0") // which it may list for config-reload's sake, and no more
 	w.told(w.namespace, "s", "FailedToDeleteExpiredTTL")
 	w.create("cm", in(0))
 	w.gone("cm")

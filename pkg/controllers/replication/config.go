@@ -26,15 +26,15 @@ type Config struct {
 	policy.Options
 
 	// Scope lists the only namespaces that may be read and written; empty means all. The host sets
-	// Scope, and Reflector and Mittwald of the Options.
+	// Scope, and Reflector and Replicator of the Options.
 	Scope []string
 	// Kinds lists the kinds to copy.
 	Kinds []string
 	// MaxSpread is Options.MaxSpread as a quantity.
 	MaxSpread resource.QuantityValue
 	// DryRun sends every write as a dry run.
-	DryRun  bool
-	Workers int
+	DryRun          bool
+	ConcurrentSyncs int
 }
 
 // NewConfig returns the defaults of the flags.
@@ -50,9 +50,9 @@ func NewConfig() Config {
 				"sealedsecrets.bitnami.com/*", "velero.io/*",
 			},
 		},
-		Kinds:     []string{string(policy.Secret), string(policy.ConfigMap)},
-		MaxSpread: resource.QuantityValue{Quantity: resource.MustParse("64Mi")},
-		Workers:   4,
+		Kinds:           []string{string(policy.Secret), string(policy.ConfigMap)},
+		MaxSpread:       resource.QuantityValue{Quantity: resource.MustParse("64Mi")},
+		ConcurrentSyncs: 4,
 	}
 }
 
@@ -73,14 +73,14 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Kinds, flagPrefix+"kinds", c.Kinds, "The kinds to copy: Secret, ConfigMap.")
 	fs.DurationVar(&c.DeletionGrace, flagPrefix+"deletion-grace", c.DeletionGrace,
 		"How long a copy must be unwanted before it is deleted; 10m at least while its source's namespace does not exist.")
-	fs.BoolVar(&c.AllowAll, flagPrefix+"mittwald-allow-all", c.AllowAll,
+	fs.BoolVar(&c.AllowAll, flagPrefix+"replicator-allow-all", c.AllowAll,
 		"Permit every pull with replicate-from, of any source: kubernetes-replicator's --allow-all.")
-	fs.BoolVar(&c.AllowConfigMaps, flagPrefix+"mittwald-allow-configmaps", c.AllowConfigMaps,
+	fs.BoolVar(&c.AllowConfigMaps, flagPrefix+"replicator-allow-configmaps", c.AllowConfigMaps,
 		"Permit every pull of a ConfigMap with replicate-from, as kubernetes-replicator does.")
 	fs.BoolVar(&c.MarkAdopted, flagPrefix+"mark-adopted", c.MarkAdopted,
 		"Note the source on copies that kubernetes-replicator made, 5 per second. Without the note, a copy stays if its source goes first.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Send every write with dryRun=All and log it.")
-	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects reconciled at once.")
+	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Objects reconciled at once.")
 }
 
 // Validate reports all problems at once, each with its flag.
@@ -116,8 +116,8 @@ func (c *Config) Validate(controllers.Settings) error {
 	if c.DeletionGrace < 0 {
 		bad("deletion-grace", "must not be negative, got %v", c.DeletionGrace)
 	}
-	if c.Workers < 1 {
-		bad("workers", "must be at least 1, got %d", c.Workers)
+	if c.ConcurrentSyncs < 1 {
+		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }
@@ -142,7 +142,7 @@ func (c *Config) permissions() []rbacv1.PolicyRule {
 	if len(c.Scope) == 0 {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
 	}
-	if c.Reflector || c.Mittwald {
+	if c.Reflector || c.Replicator {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list"}})
 	}
 	return rules

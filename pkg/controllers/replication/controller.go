@@ -104,7 +104,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 		informer.AddIndex(index, c.indexOf(kind))
 	}
 	var err error
-	loop.Workers = cfg.Workers
+	loop.Workers = cfg.ConcurrentSyncs
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }
@@ -114,7 +114,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer c.memory.clear()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	if c.cfg.Reflector || c.cfg.Mittwald {
+	if c.cfg.Reflector || c.cfg.Replicator {
 		if c.cfg.PushNamespaces == "" {
 			klog.FromContext(ctx).Error(nil, "With --compat, writers of Secrets or ConfigMaps in one namespace can have them copied to all others",
 				"flag", "--"+flagPrefix+"push-namespaces")

@@ -55,7 +55,7 @@ func Entry() controllers.Entry {
 
 // with returns the configuration under these settings.
 func (c Config) with(s controllers.Settings) Config {
-	c.Reflector, c.Mittwald = slices.Contains(s.Compat, reflector), slices.Contains(s.Compat, replicator)
+	c.Reflector, c.Replicator = slices.Contains(s.Compat, reflector), slices.Contains(s.Compat, replicator)
 	c.DryRun = c.DryRun || s.DryRun
 	c.Scope = s.Namespaces
 	c.ProtectedNamespaces = slices.Concat(c.ProtectedNamespaces, s.OwnNamespaces)

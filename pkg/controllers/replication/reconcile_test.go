@@ -302,7 +302,7 @@ func TestReconcile(t *testing.T) {
 			flags: []string{"--namespaces=b"},
 			objects: []runtime.Object{
 				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
-					`Q:source={"copy":"b/t","dialect":"mittwald","mode":"pull","source":"a/s","uid":"1"}`),
+					`Q:source={"copy":"b/t","dialect":"replicator","mode":"pull","source":"a/s","uid":"1"}`),
 				secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True"),
 			},
 			run: func(w *fixture) {

@@ -38,8 +38,8 @@ type Config struct {
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
-	MaxClockSkew time.Duration
-	Workers      int
+	MaxClockSkew    time.Duration
+	ConcurrentSyncs int
 }
 
 // NewConfig returns the defaults of the flags.
@@ -48,7 +48,7 @@ func NewConfig() Config {
 		Options: policy.Options{
 			Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"}, ClusterScoped: true,
 		},
-		Grace: time.Minute, MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute, Workers: 2,
+		Grace: time.Minute, MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute, ConcurrentSyncs: 2,
 	}
 }
 
@@ -57,7 +57,7 @@ const flagPrefix = "ttl-"
 // AddFlags binds the --ttl-* flags. The current values of c are their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Annotations, flagPrefix+"annotations", c.Annotations,
-		"The annotations that count: native, twin (k8s-ttl-controller's), janitor (kube-janitor's). Default: native and what --compat names.")
+		"The annotations that count: native, ttl-controller (k8s-ttl-controller's), janitor (kube-janitor's). Default: native and what --compat names.")
 	fs.StringSliceVar(&c.Include, flagPrefix+"include-resources", c.Include, "The types whose objects may be deleted: plural, plural.group, *.group, *.")
 	fs.StringSliceVar(&c.Exclude, flagPrefix+"exclude-resources", c.Exclude, "The types whose objects are never deleted, such as pods or *.example.com. Wins over --ttl-include-resources.")
 	fs.StringSliceVar(&c.IncludeNamespaces, flagPrefix+"include-namespaces", c.IncludeNamespaces,
@@ -80,7 +80,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart; 0 switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
-	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Objects deleted at once.")
+	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Objects deleted at once.")
 }
 
 // Validate reports all problems at once, each with its flag.
@@ -103,8 +103,8 @@ func (c *Config) Validate(controllers.Settings) error {
 	if c.BreakerCooldown < time.Second {
 		bad("breaker-cooldown", "must be at least 1s, got %v", c.BreakerCooldown)
 	}
-	if c.Workers < 1 {
-		bad("workers", "must be at least 1, got %d", c.Workers)
+	if c.ConcurrentSyncs < 1 {
+		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }

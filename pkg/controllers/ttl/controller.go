@@ -95,7 +95,7 @@ func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Co
 		once: controllers.NewNotices(math.MaxInt64), failing: controllers.NewNotices(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.Workers, loop.Beside = cfg.Workers, c.followTypes
+	loop.Workers, loop.Beside = cfg.ConcurrentSyncs, c.followTypes
 	c.loop, err = controllers.NewLoop(loop, c.reconcile)
 	return c, err
 }

@@ -19,8 +19,8 @@ import (
 
 // The originals by their names in --compat.
 const (
-	twin    = "ttl-controller"
-	janitor = "janitor"
+	ttlController = "ttl-controller"
+	janitor       = "janitor"
 )
 
 // listsAtOnce is how many types are listed at the same time.
@@ -34,7 +34,7 @@ func Entry() controllers.Entry {
 		Name:         Name,
 		Summary:      "deletes annotated objects whose time has passed",
 		OffByDefault: true,
-		Compat:       []string{twin, janitor},
+		Compat:       []string{ttlController, janitor},
 		Config:       &flags,
 		Follows:      true,
 		Needs:        func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
@@ -53,8 +53,8 @@ func Entry() controllers.Entry {
 
 // with returns the configuration under these settings.
 func (c Config) with(s controllers.Settings) *Config {
-	if slices.Contains(s.Compat, twin) {
-		c.Compat = append(c.Compat, policy.Twin)
+	if slices.Contains(s.Compat, ttlController) {
+		c.Compat = append(c.Compat, policy.TTLController)
 	}
 	if slices.Contains(s.Compat, janitor) {
 		c.Compat = append(c.Compat, policy.Janitor)

@@ -200,7 +200,7 @@ func TestReconcile(t *testing.T) {
 		"34: the clocks are apart": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.put(pod, "shop/q", T+"ttl", "3h")
-			w.cfg.Workers = 1
+			w.cfg.ConcurrentSyncs = 1
 			w.start()
 			w.skew(-2*time.Hour, "")
 			w.pass(time.Hour)
@@ -313,7 +313,7 @@ func TestReconcile(t *testing.T) {
 			w.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
 		}},
 		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
-			configure: func(c *ttl.Config) { c.Workers = 1 }, run: func(w *fixture) {
+			configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(w *fixture) {
 				w.beforeRequests(func(r controllertest.Request) error {
 					if r.Namespace == "hangs" {
 						<-time.After(11 * time.Second) // the client waits for ten

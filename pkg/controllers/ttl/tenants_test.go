@@ -181,7 +181,7 @@ func TestATenantWithThousandsDueDelaysNobodyElse(t *testing.T) {
 				gets++
 			}
 		}
-		if gets > 4*(60+w.cfg.Workers) { // those that wait cost no requests
+		if gets > 4*(60+w.cfg.ConcurrentSyncs) { // those that wait cost no requests
 			t.Errorf("%d requests for 240 ConfigMaps", gets)
 		}
 		w.metric(4, "breaker_trips_total", "scope", "namespace")

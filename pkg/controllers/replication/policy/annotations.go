@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	nativePrefix    = "quartermaster.dev/"
-	reflectorPrefix = "reflector.v1.k8s.emberstack.com/"
-	mittwaldPrefix  = "replicator.v1.mittwald.de/"
+	nativePrefix     = "quartermaster.dev/"
+	reflectorPrefix  = "reflector.v1.k8s.emberstack.com/"
+	replicatorPrefix = "replicator.v1.mittwald.de/"
 )
 
 // The annotations. Users write the first group of each dialect, and controllers the second.
@@ -34,16 +34,16 @@ const (
 	autoReflects        = reflectorPrefix + "auto-reflects"
 	reflectedVersion    = reflectorPrefix + "reflected-version"
 	reflectedAt         = reflectorPrefix + "reflected-at"
-	replicateTo         = mittwaldPrefix + "replicate-to"
-	replicateToMatching = mittwaldPrefix + "replicate-to-matching"
-	replicationAllowed  = mittwaldPrefix + "replication-allowed"
-	replicationAllowedN = mittwaldPrefix + "replication-allowed-namespaces"
-	replicateFrom       = mittwaldPrefix + "replicate-from"
-	stripLabels         = mittwaldPrefix + "strip-labels"
-	keepOwners          = mittwaldPrefix + "keep-owner-references"
-	replicatedAt        = mittwaldPrefix + "replicated-at"
-	replicatedFrom      = mittwaldPrefix + "replicated-from-version"
-	replicatedKeys      = mittwaldPrefix + "replicated-keys"
+	replicateTo         = replicatorPrefix + "replicate-to"
+	replicateToMatching = replicatorPrefix + "replicate-to-matching"
+	replicationAllowed  = replicatorPrefix + "replication-allowed"
+	replicationAllowedN = replicatorPrefix + "replication-allowed-namespaces"
+	replicateFrom       = replicatorPrefix + "replicate-from"
+	stripLabels         = replicatorPrefix + "strip-labels"
+	keepOwners          = replicatorPrefix + "keep-owner-references"
+	replicatedAt        = replicatorPrefix + "replicated-at"
+	replicatedFrom      = replicatorPrefix + "replicated-from-version"
+	replicatedKeys      = replicatorPrefix + "replicated-keys"
 )
 
 // annotations are all keys that decisions depend on.
@@ -57,9 +57,9 @@ var annotations = []string{
 // written are the annotations that a controller of each dialect writes to a copy. A pull target
 // keeps its user's annotations.
 var written = map[Dialect][]string{
-	Native:    {Marker},
-	Reflector: {reflects, autoReflects, reflectedVersion, reflectedAt},
-	Mittwald:  {replicatedAt, replicatedFrom, replicatedKeys},
+	Native:     {Marker},
+	Reflector:  {reflects, autoReflects, reflectedVersion, reflectedAt},
+	Replicator: {replicatedAt, replicatedFrom, replicatedKeys},
 }
 
 // marker is the value of the annotation Marker. It names the source of the object's data.

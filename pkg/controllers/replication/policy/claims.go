@@ -134,7 +134,7 @@ func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim
 	for _, next := range []struct {
 		Dialect
 		ask func() Verdict
-	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Mittwald, a.replicates}} {
+	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Replicator, a.replicates}} {
 		if best.Claim == Yes || !r.asksIn(source, next.Dialect) || !r.mayPush(next.Dialect, source, home) {
 			continue
 		}
@@ -237,7 +237,7 @@ func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time
 			problem(forbiddenPush)
 		}
 	}
-	if source.Annotations[keepOwners] == "true" && r.Mittwald {
+	if source.Annotations[keepOwners] == "true" && r.Replicator {
 		problem(held(OwnerReferenceDropped, keepOwners+" has no effect: a copy with an owner in another namespace would be collected as garbage"))
 	}
 	problem(unsupported(source))
@@ -288,7 +288,7 @@ func (r *Rules) permitted(v View, source *Object, ns *Namespace, d Dialect, now 
 	switch d {
 	case Reflector:
 		verdict = verdict.or(a.allowed())
-	case Mittwald:
+	case Replicator:
 		verdict = verdict.or(a.permits())
 	}
 	if source.Deleting || v.Namespace(source.Namespace).is(labelDisabled) {

@@ -73,11 +73,11 @@ func (b *Body) ConfigMap() *corev1.ConfigMap {
 	return cm
 }
 
-// desired returns what a target holds after a write, of values or of their hashes. The mittwald
+// desired returns what a target holds after a write, of values or of their hashes. The replicator
 // dialect keeps the target's content except for the replicated keys, and lays the source's content over
 // it; a key is in one section only. The other dialects replace everything.
 func desired[V any](d Dialect, source, target map[Slot]V, replicated []string) map[Slot]V {
-	if d != Mittwald {
+	if d != Replicator {
 		return source
 	}
 	all := without(target, append(slices.Clone(replicated), keysOf(source)...))
@@ -109,13 +109,13 @@ func keysOf[V any](content map[Slot]V) []string {
 // replicated returns the keys of a target that came from a source: all keys in a dialect that replaces
 // everything.
 func replicated(target *Object, role role) []string {
-	if role.kind == pushCopy && role.dialect != Mittwald {
+	if role.kind == pushCopy && role.dialect != Replicator {
 		return keysOf(target.Content)
 	}
 	return keyList(target.Annotations[replicatedKeys])
 }
 
-// copiedLabels returns the labels of a source that a mittwald push copies.
+// copiedLabels returns the labels of a source that a replicator push copies.
 func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]string {
 	if strip, has := annotations[stripLabels]; has && strip != "false" {
 		return nil
@@ -170,13 +170,13 @@ func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now t
 			return b
 		}
 		b.Labels = overlaid(b.Labels, was.marker, nil)
-		for _, key := range append(slices.Clone(written[Mittwald]), Marker) {
+		for _, key := range append(slices.Clone(written[Replicator]), Marker) {
 			delete(b.Annotations, key)
 		}
 		return b
 	}
 	m := &marker{Copy: key.NamespacedName.String(), Dialect: p.Dialect, Mode: p.Mode, Source: p.Source.NamespacedName.String(), UID: string(source.UID)}
-	if p.Mode == Push && p.Dialect == Mittwald {
+	if p.Mode == Push && p.Dialect == Replicator {
 		labels := r.copiedLabels(source.Annotations, source.Labels)
 		m.Labels = slices.Sorted(maps.Keys(labels))
 		if p.Action != Mark {
@@ -212,7 +212,7 @@ func legacy(p *Plan, b, source *Body, now time.Time) {
 		if p.Mode == Push {
 			b.Annotations[reflects] = p.Source.NamespacedName.String()
 		}
-	case Mittwald:
+	case Replicator:
 		b.Annotations[replicatedAt] = now.UTC().Format(time.RFC3339)
 		b.Annotations[replicatedFrom] = source.ResourceVersion
 		b.Annotations[replicatedKeys] = strings.Join(keysOf(source.Content), ",")

@@ -267,7 +267,7 @@ func (r *Rules) release(p *Plan, v View, target *Object, role role, contested bo
 
 // remove deletes a copy, or strips a copy that has keys of its own.
 func (r *Rules) remove(p *Plan, target *Object, role role) {
-	if role.dialect != Mittwald || len(without(target.Content, replicated(target, role))) == 0 {
+	if role.dialect != Replicator || len(without(target.Content, replicated(target, role))) == 0 {
 		p.Action = Delete
 	} else if !p.keepsKeys(target) {
 		p.Action = Strip
@@ -322,7 +322,7 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 		}
 	}
 	switch differs := !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content); {
-	case !differs && (target.has(replicatedKeys) || role.dialect != Mittwald) && (role.marker == nil || role.marker.from == role.from):
+	case !differs && (target.has(replicatedKeys) || role.dialect != Replicator) && (role.marker == nil || role.marker.from == role.from):
 		p.State = InSync
 	case target.Immutable:
 		p.State = Refused
@@ -337,7 +337,7 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 // like a forbidden source.
 func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
 	mine := role.marker != nil && role.marker.from == role.from
-	if role.dialect != Mittwald || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
+	if role.dialect != Replicator || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
 	if !r.mustWait(p, v, target, now) && !p.keepsKeys(target) {
@@ -372,21 +372,21 @@ func (r *Rules) compare(p *Plan, source, target *Object, role role) {
 	retyped := marked && source.Type != target.Type
 	if retyped || !same && target.Immutable {
 		p.Action = Recreate
-		if p.Dialect == Mittwald && len(without(target.Content, keys)) > 0 {
+		if p.Dialect == Replicator && len(without(target.Content, keys)) > 0 {
 			p.Action, p.State = Nothing, Refused
 			p.problem(source.Key, TypeConflict, "%s has another type or is immutable, and has keys of its own", target.NamespacedName)
 		}
 		return
 	}
 	differs := !same
-	if p.Dialect == Mittwald {
+	if p.Dialect == Replicator {
 		labels := overlaid(target.Labels, role.marker, r.copiedLabels(source.Annotations, source.Labels))
 		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
 	}
 	switch {
 	case differs:
 		p.Action = Update
-	case role.dialect == Mittwald && !marked && r.MarkAdopted:
+	case role.dialect == Replicator && !marked && r.MarkAdopted:
 		p.Action = Mark
 	}
 }

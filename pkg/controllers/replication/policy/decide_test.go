@@ -51,7 +51,7 @@ func TestPullKeysOfTwoDialects(t *testing.T) {
 	w.holds("b/t", "k=v", "M:replicated-keys=(none)")
 }
 
-func TestLabelsOfAMittwaldCopyFollowTheSource(t *testing.T) {
+func TestLabelsOfAReplicatorCopyFollowTheSource(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b")))
 	w.settle()
@@ -64,7 +64,7 @@ func TestLabelsOfAMittwaldCopyFollowTheSource(t *testing.T) {
 	}
 }
 
-func TestAnImmutableMittwaldCopyWithKeysOfItsOwnStays(t *testing.T) {
+func TestAnImmutableReplicatorCopyWithKeysOfItsOwnStays(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.settle()

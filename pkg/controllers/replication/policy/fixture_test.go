@@ -36,7 +36,7 @@ type fixture struct {
 func newFixture(t testing.TB, configure func(*Options)) *fixture {
 	t.Helper()
 	o := Options{
-		Reflector: true, Mittwald: true, MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*", MaxSpread: 64 << 20,
+		Reflector: true, Replicator: true, MarkAdopted: true, DeletionGrace: 5 * time.Second, PushNamespaces: "*", MaxSpread: 64 << 20,
 		ProtectedNamespaces: []string{"kube-system"}, ProtectedNames: []string{"kube-root-ca.crt", "sh.helm.release.*", "bootstrap-token-*"},
 		DeniedLabels: []string{"argocd.argoproj.io/*", "sealedsecrets.bitnami.com/*", "kustomize.toolkit.fluxcd.io/*", "app.kubernetes.io/managed-by"},
 	}
@@ -286,7 +286,7 @@ func (w *fixture) holds(name, content string, annotations ...string) {
 
 // full returns a key of an annotation: R: and M: stand for the prefixes of the originals, Q: for ours.
 func full(key string) string {
-	return strings.NewReplacer("R:", reflectorPrefix, "M:", mittwaldPrefix, "Q:", nativePrefix).Replace(key)
+	return strings.NewReplacer("R:", reflectorPrefix, "M:", replicatorPrefix, "Q:", nativePrefix).Replace(key)
 }
 
 // newBody returns an object with content k=v and annotations key=value.

@@ -50,7 +50,7 @@ type Object struct {
 	// reflector.
 	UserMade    bool              `json:"u,omitempty"`
 	Annotations map[string]string `json:"a,omitempty"`
-	// Labels are kept for the mittwald dialect only, which copies them.
+	// Labels are kept for the replicator dialect only, which copies them.
 	Labels map[string]string `json:"l,omitempty"`
 	// Size is the size of all values together, in bytes.
 	Size int `json:"s,omitempty"`
@@ -102,7 +102,7 @@ func NewDigester(o Options, key []byte) *Digester {
 	return &Digester{
 		all: func(obj runtime.Object) bool {
 			_, configMap := obj.(*corev1.ConfigMap)
-			return o.Mittwald && (o.AllowAll || o.AllowConfigMaps && configMap)
+			return o.Replicator && (o.AllowAll || o.AllowConfigMaps && configMap)
 		},
 		mac: sync.Pool{New: func() any { return hmac.New(sha256.New, key) }},
 	}
@@ -115,7 +115,7 @@ func (d *Digester) Describe(b *Body) *Object {
 		Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
 		Annotations: map[string]string{},
 	}
-	mittwald, left, keyText := false, maxAnnotations, 0
+	replicator, left, keyText := false, maxAnnotations, 0
 	for _, key := range annotations {
 		if value, has := b.Annotations[key]; has {
 			if left -= len(value); left < 0 || len(value) > maxPatternLength {
@@ -123,10 +123,10 @@ func (d *Digester) Describe(b *Body) *Object {
 				o.TooLarge = o.TooLarge || key == replicatedKeys // it is not known which keys were replicated
 			}
 			o.Annotations[key] = value
-			mittwald = mittwald || strings.HasPrefix(key, mittwaldPrefix)
+			replicator = replicator || strings.HasPrefix(key, replicatorPrefix)
 		}
 	}
-	if mittwald {
+	if replicator {
 		o.Labels = b.Labels
 	}
 	for slot, value := range b.Content {

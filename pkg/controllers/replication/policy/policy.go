@@ -51,15 +51,15 @@ func (k Key) String() string { return string(k.Kind) + " " + k.NamespacedName.St
 // Dialect is a set of annotations. The dialects are sorted by precedence.
 type Dialect string
 
-// The dialects. Reflector is emberstack/kubernetes-reflector's, Mittwald mittwald/kubernetes-replicator's.
+// The dialects. Reflector is emberstack/kubernetes-reflector's, Replicator mittwald/kubernetes-replicator's.
 const (
-	Native    Dialect = "native"
-	Reflector Dialect = "reflector"
-	Mittwald  Dialect = "mittwald"
+	Native     Dialect = "native"
+	Reflector  Dialect = "reflector"
+	Replicator Dialect = "replicator"
 )
 
 // Dialects are all dialects, by precedence.
-var Dialects = []Dialect{Native, Reflector, Mittwald}
+var Dialects = []Dialect{Native, Reflector, Replicator}
 
 // Mode is who asks for data to be copied: the source, or the target.
 type Mode string
@@ -72,12 +72,12 @@ const (
 
 // Options are the flags that decisions depend on.
 type Options struct {
-	// Reflector and Mittwald switch on the dialects of the originals.
-	Reflector, Mittwald bool
-	// AllowAll makes every object a permitted source of mittwald pulls, and AllowConfigMaps every
+	// Reflector and Replicator switch on the dialects of the originals.
+	Reflector, Replicator bool
+	// AllowAll makes every object a permitted source of replicator pulls, and AllowConfigMaps every
 	// ConfigMap.
 	AllowAll, AllowConfigMaps bool
-	// MarkAdopted adds a marker to a mittwald push copy that has none.
+	// MarkAdopted adds a marker to a replicator push copy that has none.
 	MarkAdopted bool
 	// DeletionGrace is how long a copy must be unwanted before it is deleted.
 	DeletionGrace time.Duration
@@ -94,7 +94,7 @@ type Options struct {
 }
 
 func (o *Options) enabled(d Dialect) bool {
-	return d == Native || d == Reflector && o.Reflector || d == Mittwald && o.Mittwald
+	return d == Native || d == Reflector && o.Reflector || d == Replicator && o.Replicator
 }
 
 // Namespace is what is known of a namespace.

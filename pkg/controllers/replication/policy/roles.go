@@ -58,9 +58,9 @@ func (o *Options) roleOf(obj *Object) role {
 		return role{kind: pushCopy, dialect: Reflector, from: source}
 	case o.hasPushKey(obj):
 		return role{kind: pushSource}
-	case m == nil && o.Mittwald && obj.has(replicatedFrom) && obj.has(replicatedKeys):
+	case m == nil && o.Replicator && obj.has(replicatedFrom) && obj.has(replicatedKeys):
 		// With a marker, it would be a pull target that was detached.
-		return role{kind: unmarkedCopy, dialect: Mittwald}
+		return role{kind: unmarkedCopy, dialect: Replicator}
 	}
 	return role{kind: foreign}
 }
@@ -70,7 +70,7 @@ func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
 	for _, p := range []struct {
 		dialect Dialect
 		key     string
-	}{{Native, PullFrom}, {Reflector, reflects}, {Mittwald, replicateFrom}} {
+	}{{Native, PullFrom}, {Reflector, reflects}, {Replicator, replicateFrom}} {
 		text, has := obj.Annotations[p.key]
 		if !has || !o.enabled(p.dialect) || p.dialect == Reflector && (automatic || strings.TrimSpace(text) == "") {
 			continue
@@ -101,7 +101,7 @@ func (o *Options) asksIn(obj *Object, d Dialect) bool {
 		return false
 	case d == Reflector:
 		return isTrue(obj.Annotations[autoEnabled])
-	case d == Mittwald:
+	case d == Replicator:
 		return obj.has(replicateTo) || obj.has(replicateToMatching)
 	}
 	return obj.has(PushTo)

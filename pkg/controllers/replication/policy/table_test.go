@@ -696,7 +696,7 @@ func TestDecide(t *testing.T) {
 			w.put(secret("b/t", "", pull))
 			w.settle()
 			w.expect("create b/s, create c/s")
-			w.rules.Reflector, w.rules.Mittwald = false, false
+			w.rules.Reflector, w.rules.Replicator = false, false
 			w.edit("a/s", data("k=w"), auto("none"), with("M:replicate-to"))
 			w.settle()
 			w.remove("a/s")

@@ -20,26 +20,26 @@ type Family string
 
 // The families.
 const (
-	Native  Family = "native"
-	Twin    Family = "twin"
-	Janitor Family = "janitor"
+	Native        Family = "native"
+	TTLController Family = "ttl-controller"
+	Janitor       Family = "janitor"
 )
 
 // Families are all the families.
-var Families = []Family{Native, Twin, Janitor}
+var Families = []Family{Native, TTLController, Janitor}
 
 // Never is later than every deadline that an annotation can give.
 var Never = time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // The annotations.
 const (
-	NativeTTL     = "quartermaster.dev/ttl"
-	NativeExpires = "quartermaster.dev/expires"
-	TwinTTL       = "k8s-ttl-controller.twin.sh/ttl"
-	// TwinRefreshed moves the start of TwinTTL. Alone it does nothing.
-	TwinRefreshed  = "k8s-ttl-controller.twin.sh/refreshed-at"
-	JanitorTTL     = "janitor/ttl"
-	JanitorExpires = "janitor/expires"
+	NativeTTL        = "quartermaster.dev/ttl"
+	NativeExpires    = "quartermaster.dev/expires"
+	TTLControllerTTL = "k8s-ttl-controller.twin.sh/ttl"
+	// TTLControllerRefreshed moves the start of TTLControllerTTL. Alone it does nothing.
+	TTLControllerRefreshed = "k8s-ttl-controller.twin.sh/refreshed-at"
+	JanitorTTL             = "janitor/ttl"
+	JanitorExpires         = "janitor/expires"
 )
 
 // MaxValue is how long the value of an annotation may be, in bytes. Every sensible time or duration is
@@ -67,14 +67,14 @@ var annotations = []annotation{
 		return after(obj.GetCreationTimestamp().Time, value, ParseDuration)
 	}},
 	{Native, NativeExpires, func(value string, _ metav1.Object) (time.Time, error) { return ParseExpires(strings.TrimSpace(value)) }},
-	{Twin, TwinTTL, func(value string, obj metav1.Object) (time.Time, error) {
+	{TTLController, TTLControllerTTL, func(value string, obj metav1.Object) (time.Time, error) {
 		start := obj.GetCreationTimestamp().Time
-		if refreshed, ok := obj.GetAnnotations()[TwinRefreshed]; ok {
+		if refreshed, ok := obj.GetAnnotations()[TTLControllerRefreshed]; ok {
 			if len(refreshed) > MaxValue {
-				return start, fmt.Errorf("%s: %w", TwinRefreshed, errTooLong)
+				return start, fmt.Errorf("%s: %w", TTLControllerRefreshed, errTooLong)
 			}
 			if err := start.UnmarshalText([]byte(refreshed)); err != nil {
-				return start, fmt.Errorf("%s: %q is not a time in RFC 3339", TwinRefreshed, refreshed)
+				return start, fmt.Errorf("%s: %q is not a time in RFC 3339", TTLControllerRefreshed, refreshed)
 			}
 		}
 		return after(start, value, ParseDuration)
@@ -95,8 +95,8 @@ func (o *Options) Keys() (keys []string) {
 			keys = append(keys, a.key)
 		}
 	}
-	if slices.Contains(o.Families, Twin) {
-		keys = append(keys, TwinRefreshed)
+	if slices.Contains(o.Families, TTLController) {
+		keys = append(keys, TTLControllerRefreshed)
 	}
 	return keys
 }

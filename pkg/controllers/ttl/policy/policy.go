@@ -70,7 +70,7 @@ const (
 func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	for _, family := range o.Families {
 		if !slices.Contains(Families, family) {
-			bad("annotations", "must be of native, twin, janitor, got %q", family)
+			bad("annotations", "must be of native, ttl-controller, janitor, got %q", family)
 		}
 	}
 	for flag, items := range map[string][]string{"include-resources": o.Include, "exclude-resources": o.Exclude} {

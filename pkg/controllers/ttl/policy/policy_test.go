@@ -235,11 +235,11 @@ func TestAnnotated(t *testing.T) {
 		options     Options
 		want        bool
 	}{
-		"a TTL":                                 {annotations: map[string]string{TwinTTL: "1h"}, options: defaults(), want: true},
+		"a TTL":                                 {annotations: map[string]string{TTLControllerTTL: "1h"}, options: defaults(), want: true},
 		"an empty one":                          {annotations: map[string]string{JanitorTTL: ""}, options: defaults(), want: true},
 		"none":                                  {annotations: map[string]string{"a": "b"}, options: defaults()},
-		"6: refreshed, but without a TTL":       {annotations: map[string]string{TwinRefreshed: "2020-01-01T00:00:00Z"}, options: defaults()},
-		"16: a TTL of a family that is not one": {annotations: map[string]string{TwinTTL: "1h"}, options: native},
+		"6: refreshed, but without a TTL":       {annotations: map[string]string{TTLControllerRefreshed: "2020-01-01T00:00:00Z"}, options: defaults()},
+		"16: a TTL of a family that is not one": {annotations: map[string]string{TTLControllerTTL: "1h"}, options: native},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.options.Annotated(&metav1.ObjectMeta{Annotations: test.annotations}); got != test.want {
@@ -255,13 +255,13 @@ func TestHugeValues(t *testing.T) {
 	const size = 256 << 10
 	pad := func(value string) string { return strings.Repeat(" ", size) + value }
 	for name, annotations := range map[string]map[string]string{
-		NativeTTL:      {NativeTTL: pad("1h")},
-		NativeExpires:  {NativeExpires: pad("2030-01-01")},
-		TwinTTL:        {TwinTTL: strings.Repeat("1ns", size/3)},
-		TwinRefreshed:  {TwinTTL: "1h", TwinRefreshed: "2030-01-01T00:00:00." + strings.Repeat("0", size) + "Z"},
-		JanitorTTL:     {JanitorTTL: strings.Repeat("0", size) + "1s"},
-		JanitorExpires: {JanitorExpires: strings.Repeat("2030-01-01", size/10)},
-		"two":          {JanitorTTL: strings.Repeat("1", size), NativeTTL: "1h"},
+		NativeTTL:              {NativeTTL: pad("1h")},
+		NativeExpires:          {NativeExpires: pad("2030-01-01")},
+		TTLControllerTTL:       {TTLControllerTTL: strings.Repeat("1ns", size/3)},
+		TTLControllerRefreshed: {TTLControllerTTL: "1h", TTLControllerRefreshed: "2030-01-01T00:00:00." + strings.Repeat("0", size) + "Z"},
+		JanitorTTL:             {JanitorTTL: strings.Repeat("0", size) + "1s"},
+		JanitorExpires:         {JanitorExpires: strings.Repeat("2030-01-01", size/10)},
+		"two":                  {JanitorTTL: strings.Repeat("1", size), NativeTTL: "1h"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := defaults()
