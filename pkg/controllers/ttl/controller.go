@@ -19,12 +19,12 @@
 //	state      what it is                                 set by               cleared by
 //	kinds      the types that are followed                types.go             types.go
 //	records    the annotated objects                      the type's handler   the handler, the end of the type
-//	seen       when a record was first seen as it is      the type's handler   a change that matters
+//	firstSeen  when a record was first seen as it is      the type's handler   a change that matters
 //	failures   refusals in a row                          a worker             a worker
 //	notices    what owners have been told                 a worker             time, newer notices
 //	breaker    the deletions of the last minute           a worker             time
 //	           until when nothing is deleted              a worker             time
-//	rests      until when nothing of a type is deleted    a worker             time, the end of the type
+//	pauses     until when nothing of a type is deleted    a worker             time, the end of the type
 package ttl
 
 import (
@@ -70,9 +70,9 @@ type Controller struct {
 	clock   clock.WithTicker
 	metrics *domainMetrics
 	breaker *policy.Breaker
-	// once has the notices that owners get once, failing the notices that are repeated.
-	once, failing *controllers.Notices
-	loop          *controllers.Loop[key]
+	// onceNotices are what owners are told once, repeatedNotices what they are told again.
+	onceNotices, repeatedNotices *controllers.Notices
+	loop                         *controllers.Loop[key]
 
 	mu    sync.Mutex
 	kinds map[schema.GroupResource]*kind
@@ -92,7 +92,7 @@ func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Co
 	c := &Controller{
 		cfg: cfg, rules: cfg.Policy(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
 		breaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown}, kinds: map[schema.GroupResource]*kind{},
-		once: controllers.NewNotices(math.MaxInt64), failing: controllers.NewNotices(tellAgain),
+		onceNotices: controllers.NewNotices(math.MaxInt64), repeatedNotices: controllers.NewNotices(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.Beside = cfg.ConcurrentSyncs, c.followTypes
@@ -146,10 +146,10 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 // seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
 // leader, every object that is due at the start is such an object.
 func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
-	if c.cfg.DryRun || d.Deadline.After(r.seen) {
+	if c.cfg.DryRun || d.Deadline.After(r.firstSeen) {
 		return 0
 	}
-	return max(c.cfg.Grace-now.Sub(r.seen), 0)
+	return max(c.cfg.Grace-now.Sub(r.firstSeen), 0)
 }
 
 // pause returns when to look at an object again if nothing of its type or namespace may be deleted now; 0
@@ -157,7 +157,7 @@ func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Dur
 // the breaker permits, the same objects would always be first otherwise. Each object that comes back
 // before the breaker's limit is reached costs a request; each later object costs microseconds.
 func (c *Controller) pause(k key, now time.Time) time.Duration {
-	pause := max(c.breaker.Open(k.Namespace, now), k.resting(now))
+	pause := max(c.breaker.Open(k.Namespace, now), k.pauseLeft(now))
 	if pause > 0 {
 		pause += rand.N(spread)
 	}

@@ -114,7 +114,7 @@ func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 	if skew.Abs() <= c.cfg.MaxClockSkew+time.Second/2 {
 		return false
 	}
-	if k.rest(now) {
+	if k.beginPause(now) {
 		klog.FromContext(ctx).Error(nil, "The clocks of the manager and the API server differ too much, so nothing of this type is deleted",
 			"resource", k.GroupResource(), "ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	}
@@ -153,7 +153,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 		return 0, err
 	}
 	now := c.clock.Now()
-	if now.Sub(begun) >= slow && k.rest(now) {
+	if now.Sub(begun) >= slow && k.beginPause(now) {
 		klog.FromContext(ctx).Error(err, "A request failed after a long time; requesting nothing of this type for a while",
 			"resource", k.GroupResource(), "for", kindPause)
 	}
@@ -161,7 +161,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 	c.metrics.deletion(k, resultFailed)
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
-	if (forbidden || r.failures >= tellAfter) && c.failing.Due(uid, now) {
+	if (forbidden || r.failures >= tellAfter) && c.repeatedNotices.Due(uid, now) {
 		klog.FromContext(ctx).Error(err, "Cannot delete an expired object")
 		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
@@ -177,7 +177,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 
 // tell sends an Event about an object once, and reports whether it has.
 func (c *Controller) tell(k key, uid types.UID, eventType, reason, text string) bool {
-	due := c.once.Due([3]string{string(uid), reason, text}, c.clock.Now())
+	due := c.onceNotices.Due([3]string{string(uid), reason, text}, c.clock.Now())
 	if due {
 		c.event(k, uid, eventType, reason, text)
 	}

@@ -30,10 +30,10 @@ func (k key) Tenant() string { return k.Namespace }
 
 // entry is what a run remembers of an annotated object.
 type entry struct {
-	obj      metav1.Object
-	seen     time.Time // first, with these annotations
-	deadline time.Time // by the last decision
-	failures int       // only the worker that has the key uses it
+	obj       metav1.Object
+	firstSeen time.Time // with these annotations
+	deadline  time.Time // by the last decision
+	failures  int       // only the worker that has the key uses it
 }
 
 // kind is a type that is followed, and its annotated objects.
@@ -41,9 +41,9 @@ type kind struct {
 	policy.Type
 	following Following
 
-	mu      sync.Mutex
-	records map[cache.ObjectName]*entry
-	rests   time.Time // left alone before this
+	mu          sync.Mutex
+	records     map[cache.ObjectName]*entry
+	pausedUntil time.Time
 }
 
 // get returns a record, nil if there is none, and the object in it.
@@ -67,7 +67,7 @@ func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time
 		r.obj = obj
 		return
 	}
-	k.records[name] = &entry{obj: obj, seen: now, deadline: policy.Never}
+	k.records[name] = &entry{obj: obj, firstSeen: now, deadline: policy.Never}
 }
 
 func (k *kind) remove(name cache.ObjectName) {
@@ -82,22 +82,22 @@ func (k *kind) decided(r *entry, deadline time.Time) {
 	r.deadline = deadline
 }
 
-// rest leaves the type alone for a while, and reports whether this begins now.
-func (k *kind) rest(now time.Time) bool {
+// beginPause leaves the type alone for a while, and reports whether this begins now.
+func (k *kind) beginPause(now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	begins := !k.rests.After(now)
+	begins := !k.pausedUntil.After(now)
 	if begins {
-		k.rests = now.Add(kindPause)
+		k.pausedUntil = now.Add(kindPause)
 	}
 	return begins
 }
 
-// resting returns how long the type is left alone.
-func (k *kind) resting(now time.Time) time.Duration {
+// pauseLeft returns how long the type is left alone.
+func (k *kind) pauseLeft(now time.Time) time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return max(k.rests.Sub(now), 0)
+	return max(k.pausedUntil.Sub(now), 0)
 }
 
 // stop ends the watch and forgets the objects.
@@ -133,7 +133,7 @@ type KindStatus struct {
 func (k *kind) status(now time.Time) KindStatus {
 	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version}
 	s.Synced, s.Problem = k.following.Status()
-	if s.Problem == "" && k.resting(now) > 0 {
+	if s.Problem == "" && k.pauseLeft(now) > 0 {
 		s.Problem = "left alone for a while, since its clock is wrong or a request has failed after a long time; see the log"
 	}
 	k.mu.Lock()

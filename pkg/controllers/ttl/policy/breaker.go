@@ -32,20 +32,20 @@ type Breaker struct {
 	Cooldown time.Duration
 
 	mu    sync.Mutex
-	total count
+	total tally
 	// namespaces has each namespace that had a deletion, until it is forgotten: after a minute without
 	// deletions, unless it is stopped. The total limits how many there are.
-	namespaces map[string]*count
+	namespaces map[string]*tally
 	forgotten  time.Time // when idle namespaces were
 }
 
-// count is what a breaker knows of one namespace, or of all namespaces.
-type count struct {
+// tally is what a breaker knows of one namespace, or of all namespaces.
+type tally struct {
 	taken []time.Time // in the last minute, in order
 	until time.Time   // stopped before this
 }
 
-func (c *count) full(now time.Time, limit int) bool {
+func (c *tally) full(now time.Time, limit int) bool {
 	c.taken = slices.DeleteFunc(c.taken, func(t time.Time) bool { return now.Sub(t) >= window })
 	return len(c.taken) >= limit
 }
@@ -84,7 +84,7 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 	b.forget(now)
 	c := b.namespaces[namespace]
 	if c == nil {
-		c = &count{}
+		c = &tally{}
 	}
 	switch {
 	case c.until.After(now), b.total.until.After(now):
@@ -99,7 +99,7 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 	c.taken = append(c.taken, now)
 	b.total.taken = append(b.total.taken, now)
 	if b.namespaces == nil {
-		b.namespaces = map[string]*count{}
+		b.namespaces = map[string]*tally{}
 	}
 	b.namespaces[namespace] = c
 	return true, ""
@@ -111,14 +111,14 @@ func (b *Breaker) forget(now time.Time) {
 		return
 	}
 	b.forgotten = now
-	maps.DeleteFunc(b.namespaces, func(_ string, c *count) bool { return !c.full(now, 1) && !c.until.After(now) })
+	maps.DeleteFunc(b.namespaces, func(_ string, c *tally) bool { return !c.full(now, 1) && !c.until.After(now) })
 }
 
 // Return takes back the last permission in a namespace, which led to no deletion.
 func (b *Breaker) Return(namespace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, c := range []*count{b.namespaces[namespace], &b.total} {
+	for _, c := range []*tally{b.namespaces[namespace], &b.total} {
 		if c != nil && len(c.taken) > 0 {
 			c.taken = c.taken[:len(c.taken)-1]
 		}
