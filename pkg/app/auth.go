@@ -83,7 +83,7 @@ func (c *AuthorizationConfig) AddFlags(fs *pflag.FlagSet) {
 		"How long a denied SubjectAccessReview is cached.")
 }
 
-// Validate returns every mistake, each with its flag. It reads no files.
+// Validate returns all problems, joined; each names its flag. It reads no files.
 func (c *AuthorizationConfig) Validate() error {
 	if _, err := path.NewAuthorizer(c.AlwaysAllowPaths); err != nil {
 		return fmt.Errorf("--authorization-always-allow-paths: %w", err)
@@ -224,7 +224,7 @@ func (a *auth) protect(next http.Handler) http.Handler {
 func (a *auth) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot authorize a request", "path", attributes.GetPath(), "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot authorize a request", "path", attributes.GetPath(), "err", err)
 		err = errors.New("it is not known whether you may see it")
 	}
 	return decision, reason, err

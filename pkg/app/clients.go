@@ -158,7 +158,7 @@ func (t shortWaits) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// WrappedRoundTripper lets client-go find the transport behind this one.
+// WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t shortWaits) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // asServiceAccount replaces the credentials in config with tokens of a ServiceAccount. A token is
@@ -211,7 +211,7 @@ func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 		if err != nil && ctx.Err() == nil {
-			logger.Info("Waiting for the API server", "server", config.Host, "reason", err.Error())
+			logger.Info("Waiting for the API server", "server", config.Host, "err", err)
 			waited = true
 		}
 		if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {

@@ -48,7 +48,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	open.mu.Lock()
 	defer open.mu.Unlock()
 	if open.all[name] != nil {
-		return fail(errors.New("it is open already"))
+		return fail(errors.New("a cluster of this name is already open"))
 	}
 	reads, err := elsewhere(config, controller, p.lock.FenceElsewhere)
 	if err != nil {
@@ -160,5 +160,5 @@ func (t withoutRedirects) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// WrappedRoundTripper lets client-go find the transport behind this one.
+// WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t withoutRedirects) WrappedRoundTripper() http.RoundTripper { return t.next }

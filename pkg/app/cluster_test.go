@@ -61,7 +61,7 @@ func TestWhichClustersCanBeOpened(t *testing.T) {
 		"a file with the authority":   {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/ca"}}, "names a file"},
 		"a file with the key":         {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{KeyFile: "/key"}}, "names a file"},
 		"an authority that is none":   {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, "unable to load root certificates"},
-		"a name that is open already": {"open", &rest.Config{Host: "x"}, "it is open already"},
+		"a name that is open already": {"open", &rest.Config{Host: "x"}, "a cluster of this name is already open"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := p.openCluster("one", tc.cluster, tc.config)

@@ -101,8 +101,7 @@ func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(r)
 }
 
-// WrappedRoundTripper returns the transport behind this one. client-go uses it to cancel requests
-// and to log.
+// WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t dryRunTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // refuses returns why a write must not be sent, or "" if it may.
@@ -200,16 +199,16 @@ func (d *dryRun) made(r *http.Request) (*http.Request, string) {
 func (d *dryRun) deleteOptions(body []byte, contentType string) ([]byte, error) {
 	codec, err := negotiation.NegotiateInputSerializerForMediaType(contentType, false, d.options)
 	if err != nil {
-		return nil, fmt.Errorf("content type %q of its body: %w", contentType, err)
+		return nil, fmt.Errorf("request body: content type %q: %w", contentType, err)
 	}
 	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
 	decoded, _, err := codec.Serializer.Decode(body, &kind, nil)
 	if err != nil {
-		return nil, fmt.Errorf("its body: %w", err)
+		return nil, fmt.Errorf("request body: %w", err)
 	}
 	options, ok := decoded.(*metav1.DeleteOptions)
 	if !ok {
-		return nil, fmt.Errorf("its body is a %T, not DeleteOptions", decoded)
+		return nil, fmt.Errorf("request body: must be DeleteOptions, not a %T", decoded)
 	}
 	options.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"})
 	options.DryRun = []string{metav1.DryRunAll}

@@ -166,9 +166,9 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 		"in protobuf, of a group":      {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", appsV1), ""},
 		"in CBOR":                      {"application/cbor", cbor, ""},
 		"in a form that is not known":  {"application/x-new", []byte("x"), `"application/x-new"`},
-		"that is not what it says":     {"application/json", []byte("k8s\x00x"), "its body"},
-		"of another kind":              {"application/json", []byte(`{"apiVersion":"v1","kind":"Pod"}`), "its body"},
-		"that looks like another kind": {"application/json", []byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "its body"},
+		"that is not what it says":     {"application/json", []byte("k8s\x00x"), "request body"},
+		"of another kind":              {"application/json", []byte(`{"apiVersion":"v1","kind":"Pod"}`), "request body"},
+		"that looks like another kind": {"application/json", []byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "request body"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodDelete, "https://example.com/clusters/c/api/v1/namespaces/a/pods/b", bytes.NewReader(tc.body))

@@ -32,8 +32,8 @@ func (p *process) newControllers(entries []controllers.Entry) (all hostedControl
 	return all, errors.Join(errs...)
 }
 
-// newController builds the controller of an entry. What a function of the host panics with is returned
-// as an error.
+// newController builds the controller of an entry. If a function of the host panics with a Mistake, that is
+// the error.
 func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) {
 	host, err := p.host(entry.Name)
 	if err != nil {

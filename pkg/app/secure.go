@@ -57,7 +57,7 @@ func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.DisableHTTP2, "disable-http2-serving", c.DisableHTTP2, "Serve HTTP/1.1 only.")
 }
 
-// Validate returns every mistake, each with its flag. It reads no files.
+// Validate returns all problems, joined; each names its flag. It reads no files.
 func (c *SecureConfig) Validate() error {
 	var errs []error
 	if c.BindPort < 0 || c.BindPort > 65535 {

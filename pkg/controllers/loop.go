@@ -320,9 +320,9 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	case o.result == resultNotLeading:
 		// This replica does not lead: the one that does, or its successor, does the work. That is not
 		// worth a line per key.
-		logger.V(2).Info("Reconcile refused, not leading", "reason", err.Error())
+		logger.V(2).Info("Reconcile refused, not leading", "err", err)
 	case o.result == resultConflict:
-		logger.V(2).Info("Reconcile met a conflict, trying again", "reason", err.Error())
+		logger.V(2).Info("Reconcile met a conflict, trying again", "err", err)
 	case o.result == resultTerminal:
 		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
 	case err != nil:

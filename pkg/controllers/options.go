@@ -36,7 +36,7 @@ type Options struct {
 	// time, up to MaxBackoff, default 5 min.
 	MinBackoff, MaxBackoff time.Duration
 	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
-	// contexts end. The default is as long as --shutdown-timeout says, which holds in any case.
+	// contexts end. The default is --shutdown-timeout, which always applies as well.
 	DrainTimeout time.Duration
 	Metrics      *Metrics
 	// Beside, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns

@@ -58,7 +58,7 @@ func (t ownRetries) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// WrappedRoundTripper lets client-go find the transport underneath.
+// WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t ownRetries) WrappedRoundTripper() http.RoundTripper {
 	return t.RoundTripper
 }

@@ -70,7 +70,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	componentbaseoptions.BindLeaderElectionFlags(&c.LeaderElectionConfiguration, fs)
 }
 
-// Validate returns all problems, joined by errors.Join; each names its flag. If leader election is
+// Validate returns all problems, joined; each names its flag. If leader election is
 // off, the values are not checked.
 func (c Config) Validate() error {
 	if !c.LeaderElect {

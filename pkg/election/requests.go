@@ -129,7 +129,7 @@ func (e *elector) onWritten(kind protocol.ActionKind, lease *coordinationv1.Leas
 	p, now := e.protocol, e.now()
 	switch kind {
 	case protocol.ActCreate:
-		e.logger().Info("Created the Lease and waiting for its duration: the leader of a deleted Lease may not have ended",
+		e.logger().Info("Created the Lease; waiting one lease duration, since the leader of a deleted Lease may still write",
 			"lease", e.lock.lease, "duration", e.lock.cfg.LeaseDuration.Duration)
 		p.OnCreated(lease, now)
 	case protocol.ActAcquire:

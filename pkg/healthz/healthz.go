@@ -89,7 +89,7 @@ func (h *Handler) withhold(r *http.Request, check Check) error {
 	if err == nil || r.URL.Path == h.path {
 		return err
 	}
-	klog.FromContext(r.Context()).V(2).Info("Health check failed", "path", h.path, "check", check.Name(), "reason", err.Error())
+	klog.FromContext(r.Context()).V(2).Info("Health check failed", "path", h.path, "check", check.Name(), "err", err)
 	return errWithheld
 }
 

@@ -52,7 +52,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"The resync period of informers is random between this duration and its double; 0 switches resyncs off.")
 }
 
-// Validate returns every mistake in c, each with its flag.
+// Validate returns all problems, joined; each names its flag.
 func (c *Config) Validate() error {
 	var errs []error
 	if c.Standby != StandbyWarm && c.Standby != StandbyCold {

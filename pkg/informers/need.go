@@ -125,9 +125,9 @@ func (n *Need) validate() error {
 	case fieldErr != nil:
 		return fmt.Errorf("field selector: %w", fieldErr)
 	case n.ClusterScoped && n.Namespace != "":
-		return errors.New("a resource without namespaces, in one namespace")
+		return errors.New("ClusterScoped and Namespace must not both be set")
 	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest != nil):
-		return errors.New("only a need of metadata can do without a version")
+		return errors.New("Resource.Version must be set in the forms Typed and Unstructured, and with a Digest")
 	case sensitive && !n.Content:
 		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; read them live, or take a digest")
 	case sensitive && n.Namespace == "" && n.LabelSelector == "" && (n.FieldSelector == "" || n.FieldSelector == NotHelm):
@@ -135,7 +135,7 @@ func (n *Need) validate() error {
 	case n.Content && !sensitive:
 		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
 	case n.History && n.Digest == nil:
-		return errors.New("a history of no digest")
+		return errors.New("History needs a Digest")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
 	}
@@ -204,8 +204,8 @@ func newPlans(needs []Need, scheme *runtime.Scheme) ([]*plan, error) {
 	return plans, nil
 }
 
-// serves reports whether p can take n without that another need loses an object or its history. Of metadata,
-// nothing is lost; of a Go type, an object of custom resources that does not fit it.
+// serves reports whether p can take n without costing another need objects or history. Metadata fits every
+// object; a Go type may not fit an object of a custom resource.
 func (p *plan) serves(n Need, reads Form) bool {
 	mayMisfit := max(p.reads, reads) == Typed && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
 	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&

@@ -28,7 +28,7 @@ import (
 )
 
 // TestANamespacedInstallationNeedsNothingOfTheCluster installs the component namespaced in its own
-// namespace, adds a second namespace as docs/operate/operating.md describes, and leaves a third one
+// namespace, adds a second namespace as docs/start/install.md describes, and leaves a third one
 // unnamed. The audit log must show only requests in the first two.
 func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
@@ -125,7 +125,7 @@ func TestTheNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
 	}
 }
 
-// namespacedOverlay writes the overlay of docs/operate/operating.md.
+// namespacedOverlay writes the overlay of docs/start/install.md.
 func namespacedOverlay(t *testing.T, namespace string, components ...string) string {
 	t.Helper()
 	dir := overlay(t, components...)

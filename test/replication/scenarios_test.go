@@ -25,13 +25,12 @@ import (
 // The key and the value are in nothing that the manager says.
 const hidden = "donottell"
 
-// TestScenarios has the rows of the specification's table that depend on the API server, in one
-// leader.
+// TestScenarios has what depends on the API server, in one leader.
 func TestScenarios(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 15*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--insecure-metrics")...)
 	rows := map[string]func(w *fixture){
-		"R1: the reflector's source reaches the namespaces of its selector": func(w *fixture) {
+		"the reflector's source reaches the namespaces of its selector": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces-selector=group={id}"))
 			w.await("b/s: k=v", "c/s: k=v")
 			w.edit("a/s", holding("k=w"))
@@ -45,7 +44,7 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("managed fields %v", s.ManagedFields)
 			}
 		},
-		"R8: the labels of a namespace decide": func(w *fixture) {
+		"the labels of a namespace decide": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to=labels: group={id},env=x"))
 			w.settle()
 			w.label("b", "env", "x")
@@ -53,13 +52,13 @@ func TestScenarios(t *testing.T) {
 			w.label("b", "env", "")
 			w.await("b/s: none")
 		},
-		"R16: a deleted source takes its copies along": func(w *fixture) {
+		"a deleted source takes its copies along": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}"))
 			w.await("b/s: k=v", "c/s: k=v")
 			w.remove("a/s")
 			w.await("b/s: none", "c/s: none")
 		},
-		"R17: a source that is replaced loses nothing": func(w *fixture) {
+		"a source that is replaced loses nothing": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
 			w.await("b/s: k=v")
 			w.remove("a/s")
@@ -68,7 +67,7 @@ func TestScenarios(t *testing.T) {
 			w.settle()
 			w.wrote("create b/s")
 		},
-		"R18: copies are repaired": func(w *fixture) {
+		"copies are repaired": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}"))
 			w.await("b/s: k=v", "c/s: k=v")
 			w.remove("b/s")
@@ -76,7 +75,7 @@ func TestScenarios(t *testing.T) {
 			w.await("b/s: k=v", "c/s: k=v")
 			w.told("a/s", "DriftRepaired")
 		},
-		"R21: a type cannot be changed, so the copy is replaced": func(w *fixture) {
+		"a type cannot be changed, so the copy is replaced": func(w *fixture) {
 			w.secret("a/s", "k=v", w.with("Q:push-to={b}"))
 			w.await("b/s: k=v")
 			w.remove("a/s")

@@ -19,8 +19,7 @@ import (
 
 const ttlControllerTTL = "k8s-ttl-controller.twin.sh/ttl"
 
-// TestScenarios has the rows of the specification's table that depend on the API server, in one
-// leader.
+// TestScenarios has what depends on the API server, in one leader.
 func TestScenarios(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--ttl-max-deletions-per-minute=0")...)
@@ -49,7 +48,7 @@ func TestScenarios(t *testing.T) {
 				}
 			}
 		},
-		"27: a Job's Pods go too": func(w *fixture) {
+		"a Job's Pods go too": func(w *fixture) {
 			jobs, pods := shared.Admin.BatchV1().Jobs(w.namespace), shared.Admin.CoreV1().Pods(w.namespace)
 			_, err := jobs.Create(w.ctx, &batchv1.Job{
 				ObjectMeta: metav1.ObjectMeta{Name: "job"}, Spec: batchv1.JobSpec{Template: podTemplate()},
@@ -73,7 +72,7 @@ func TestScenarios(t *testing.T) {
 			count(func(n int) bool { return n == 0 })
 			w.deleted("jobs/job")
 		},
-		"26: the copy on a ReplicaSet does nothing": func(w *fixture) {
+		"the copy on a ReplicaSet does nothing": func(w *fixture) {
 			deployments := shared.Admin.AppsV1().Deployments(w.namespace)
 			template := podTemplate()
 			template.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -85,12 +84,12 @@ func TestScenarios(t *testing.T) {
 			gone(w, deployments.Get, "d")
 			w.deleted("deployments/d")
 		},
-		"23: a Namespace goes, with what is in it": func(w *fixture) {
+		"a Namespace goes, with what is in it": func(w *fixture) {
 			w.create("inside", nil)
 			w.annotate("namespace/"+w.namespace, "janitor/ttl=0s")
 			gone(w, shared.Admin.CoreV1().Namespaces().Get, w.namespace)
 		},
-		"22 and 23: what is protected stays": func(w *fixture) {
+		"what is protected stays": func(w *fixture) {
 			if _, err := shared.Admin.CoreV1().Namespaces().Create(w.ctx, &corev1.Namespace{
 				ObjectMeta: metav1.ObjectMeta{Name: "kube-" + w.namespace, Annotations: in(0)}}, metav1.CreateOptions{}); err != nil {
 				w.Fatal(err)
@@ -103,7 +102,7 @@ func TestScenarios(t *testing.T) {
 				w.Error(err)
 			}
 		},
-		"25: a ClusterRole": func(w *fixture) {
+		"a ClusterRole": func(w *fixture) {
 			roles := shared.Admin.RbacV1().ClusterRoles()
 			for name, key := range map[string]string{"janitors-": "janitor/ttl", "controllers-": ttlControllerTTL} {
 				if _, err := roles.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
@@ -117,7 +116,7 @@ func TestScenarios(t *testing.T) {
 				w.Error(err)
 			}
 		},
-		"24: a Node is not even watched": func(w *fixture) {
+		"a Node is not even watched": func(w *fixture) {
 			if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.namespace, Annotations: in(0)}}, metav1.CreateOptions{}); err != nil {
 				w.Fatal(err)
 			}
@@ -126,14 +125,14 @@ func TestScenarios(t *testing.T) {
 				w.Error(err)
 			}
 		},
-		"5: an invalid value": func(w *fixture) {
+		"an invalid value": func(w *fixture) {
 			w.create("cm", map[string]string{ttlControllerTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
 			w.told(w.namespace, "cm", "InvalidTTL")
 			w.settle()
 			w.annotate("configmap/cm", "k8s-ttl-controller.twin.sh/refreshed-at-")
 			w.gone("cm")
 		},
-		"17 and 18: annotations that come and change": func(w *fixture) {
+		"annotations that come and change": func(w *fixture) {
 			w.create("cm", nil)
 			w.create("prolonged", in(10*time.Second)) // a busy machine must prolong it in time
 			w.annotate("configmap/prolonged", "quartermaster.dev/expires=2200-01-01")

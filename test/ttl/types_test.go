@@ -72,7 +72,7 @@ func goroutines(t *testing.T, m *cluster.Manager) int {
 	return n
 }
 
-// TestATypeComesAndGoes installs a definition, uses it and removes it, several times (row 29).
+// TestATypeComesAndGoes installs a definition, uses it and removes it, several times.
 func TestATypeComesAndGoes(t *testing.T) {
 	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args("--v=2")...)
@@ -119,7 +119,7 @@ func TestATypeComesAndGoes(t *testing.T) {
 }
 
 // TestAnAPIThatIsDownDisturbsNobody has an APIService whose Service does not exist, before the manager
-// starts (row 28).
+// starts.
 func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
 	w := newFixture(t)
 	down := object("apiregistration.k8s.io/v1", "APIService", "v1.down.example.com", map[string]any{"spec": map[string]any{
@@ -149,8 +149,7 @@ func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
 	}
 }
 
-// TestSomeTypesOnly has a manager that may delete ConfigMaps and other chosen types, but asks for all
-// (row 30).
+// TestSomeTypesOnly has a manager that may delete ConfigMaps and other chosen types, but asks for all.
 func TestSomeTypesOnly(t *testing.T) {
 	w := newFixture(t)
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`

@@ -90,7 +90,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Workloads reconciled at once.")
 }
 
-// Validate reports all problems at once, each with its flag.
+// Validate returns all problems, joined; each names its flag.
 func (c *Config) Validate(s controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {

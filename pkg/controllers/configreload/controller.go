@@ -10,6 +10,7 @@
 // this package:
 //
 //	events.go, index.go                what enters, and whom it concerns
+//	sources.go                         changes of sources, until a workload takes them
 //	controller.go                      a reconcile
 //	write.go                           writing, Events
 //	kinds.go                           the kinds, and how each of them is reloaded
@@ -19,9 +20,9 @@
 // memory.go:
 //
 //	field      what it is                          set by                      cleared by
-//	last       the state that this run has         a decision, once it is      nothing; of last and the
-//	           recorded, or found, last, and on    carried out                 annotation, the later
-//	           which version of the workload                                   version counts
+//	last       the state that this run has         a decision, once it is      never; the later of last
+//	           recorded, or found, last, and on    carried out                 and the annotation counts
+//	           which version of the workload
 //	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
 //	           with the data before them           no event announced          that nothing is to do
 //	written    the version of the last write       each patch                  the cache, when it has it

@@ -74,7 +74,7 @@ func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	r.deleted = true
 	if _, err := c.recreateJob(ctx, k, w.Key, r); err != nil {
 		// The queue returns to recreateJob, which reports an error that lasts.
-		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "err", err)
 	}
 	return outcome{handedOn: true}, nil
 }

@@ -83,7 +83,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Objects reconciled at once.")
 }
 
-// Validate reports all problems at once, each with its flag.
+// Validate returns all problems, joined; each names its flag.
 func (c *Config) Validate(controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {

@@ -24,8 +24,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
-// TestReconcile has the rows of the specification's table that are about requests, time and crashes;
-// the others are in package policy.
+// TestReconcile has the rules of docs/controllers/replication.md that are about requests, time and crashes.
+// Package policy has the others.
 func TestReconcile(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lag       time.Duration
@@ -34,7 +34,7 @@ func TestReconcile(t *testing.T) {
 		objects   []runtime.Object
 		run       func(w *fixture)
 	}{
-		"R1: an automatic source reaches every namespace that is not protected": {
+		"an automatic source reaches every namespace that is not protected": {
 			objects: []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
 			run: func(w *fixture) {
 				w.expect("create b/s, create c/s")
@@ -66,7 +66,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"R11: a foreign object that goes makes way": {
+		"a foreign object that goes makes way": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b"), secret("b/s", "own")},
 			run: func(w *fixture) {
 				w.expect("")
@@ -75,7 +75,7 @@ func TestReconcile(t *testing.T) {
 				w.expect("create b/s")
 			},
 		},
-		"R17: a source that is back within the grace loses nothing": {
+		"a source that is back within the grace loses nothing": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *fixture) {
 				w.expect("create b/s")
@@ -91,7 +91,7 @@ func TestReconcile(t *testing.T) {
 				w.expect("delete b/s")
 			},
 		},
-		"R20: an orphan is found after a restart": {
+		"an orphan is found after a restart": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(w *fixture) {
 				w.restart(func() { w.remove("a/s") })

@@ -56,7 +56,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 		return 0, nil
 	}
-	logger.V(2).Info("Written", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
+	logger.V(2).Info("Wrote the target", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 	reason, text := reasonReplicated, "replicated to "
 	switch {
 	case p.Action == policy.Mark:

@@ -10,6 +10,7 @@
 // version that it has read.
 //
 //	controller.go  a reconcile
+//	api.go         live reads and deletions, with the server's clock
 //	delete.go      requests, what becomes of their answers, Events
 //	kinds.go       what a run remembers
 //	types.go       discovery
@@ -138,7 +139,7 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if pause := c.pause(k, now); pause > 0 {
 		return pause, nil
 	}
-	klog.FromContext(ctx).V(4).Info("Due", "annotation", d.Key, "deadline", d.Deadline)
+	klog.FromContext(ctx).V(4).Info("Object is due", "annotation", d.Key, "deadline", d.Deadline)
 	return c.expire(ctx, k, r, &d, obj.GetUID())
 }
 

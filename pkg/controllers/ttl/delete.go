@@ -84,7 +84,7 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *polic
 	}
 	err = c.objects.delete(ctx, k.Type, live)
 	if err == nil {
-		logger.V(2).Info("Deleted")
+		logger.V(2).Info("Deleted an expired object")
 		c.metrics.deletion(k, resultDeleted)
 		c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
 		k.decided(r, policy.Never) // it is not overdue while its finalizers work

@@ -27,15 +27,15 @@ const (
 	deleteP = "delete pods shop/p"
 )
 
-// TestReconcile has the rows of the specification, with their numbers, that are about more than one
-// decision. Package policy has the others.
+// TestReconcile has the rules of docs/controllers/ttl.md that take requests, time or more than one decision.
+// Package policy has the others.
 func TestReconcile(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", errors.New("by nobody"))
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
 		run       func(w *fixture)
 	}{
-		"1: what is due is deleted with its UID and version": {run: func(w *fixture) {
+		"what is due is deleted with its UID and version": {run: func(w *fixture) {
 			var sent string
 			w.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -49,7 +49,7 @@ func TestReconcile(t *testing.T) {
 			w.toldOf("DeletedExpiredTTL")
 			w.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "deleted")
 		}},
-		"2: what is due in days is looked at every hour, without a request": {run: func(w *fixture) {
+		"what is due in days is looked at every hour, without a request": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3d")
 			w.start()
 			w.pass(70*time.Hour - time.Second)
@@ -57,7 +57,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"8: an invalid value is told once": {run: func(w *fixture) {
+		"an invalid value is told once": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "-5m")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "-5m")
@@ -67,7 +67,7 @@ func TestReconcile(t *testing.T) {
 			w.put(pod, "shop/p", T+"ttl", "-6m")
 			w.toldOf("InvalidTTL")
 		}},
-		"17: an annotation that is added counts": {run: func(w *fixture) {
+		"an annotation that is added counts": {run: func(w *fixture) {
 			w.put(pod, "shop/p")
 			w.start()
 			w.asked()
@@ -75,7 +75,7 @@ func TestReconcile(t *testing.T) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.asked(getP, deleteP)
 		}},
-		"18: the live object is due later": {run: func(w *fixture) {
+		"the live object is due later": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.whenRead(object(pod, "shop/p", T+"ttl", "1w"))
@@ -85,14 +85,14 @@ func TestReconcile(t *testing.T) {
 			w.asked()
 			w.toldOf()
 		}},
-		"18: the live object has no TTL any more": {run: func(w *fixture) {
+		"the live object has no TTL any more": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.whenRead(object(pod, "shop/p"))
 			w.pass(3 * time.Hour)
 			w.asked(getP)
 		}},
-		"19: another object of that name": {run: func(w *fixture) {
+		"another object of that name": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.Lag(time.Second)
@@ -105,7 +105,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Hour)
 			w.asked(getP)
 		}},
-		"20: a status that changes in between": {run: func(w *fixture) {
+		"a status that changes in between": {run: func(w *fixture) {
 			w.start()
 			changed := false
 			w.refuse(func() error {
@@ -120,7 +120,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP, getP, deleteP)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"20: a status that never rests": {run: func(w *fixture) {
+		"a status that never rests": {run: func(w *fixture) {
 			w.start()
 			w.refuse(func() error {
 				w.Put(object(pod, "shop/p", T+"ttl", "1h"))
@@ -138,7 +138,7 @@ func TestReconcile(t *testing.T) {
 			w.pass(time.Minute)
 			w.left(0, 0)
 		}},
-		"20: the TTL is prolonged in between": {run: func(w *fixture) {
+		"the TTL is prolonged in between": {run: func(w *fixture) {
 			w.start()
 			w.refuse(func() error {
 				w.Put(object(pod, "shop/p", T+"ttl", "1w"))
@@ -149,7 +149,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, deleteP)
 			w.toldOf()
 		}},
-		"31: the breaker": {run: func(w *fixture) {
+		"the breaker": {run: func(w *fixture) {
 			for i := range 150 {
 				w.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
 			}
@@ -171,7 +171,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("%d Events of the breaker", n)
 			}
 		}},
-		"32: a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
+		"a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -182,7 +182,7 @@ func TestReconcile(t *testing.T) {
 			w.toldOf("WouldDeleteExpiredTTL")
 			w.left(1, 0)
 		}},
-		"32: a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
+		"a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "5h")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -191,13 +191,13 @@ func TestReconcile(t *testing.T) {
 			w.asked(getP, getP)
 			w.toldOf()
 		}},
-		"33: overdue for days": {run: func(w *fixture) {
+		"overdue for days": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.pass(72 * time.Hour)
 			w.start()
 			w.asked(getP, deleteP)
 		}},
-		"34: the clocks are apart": {run: func(w *fixture) {
+		"the clocks are apart": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.put(pod, "shop/q", T+"ttl", "3h")
 			w.cfg.ConcurrentSyncs = 1
@@ -217,13 +217,13 @@ func TestReconcile(t *testing.T) {
 			w.pass(2 * time.Minute)
 			w.left(0, 0)
 		}},
-		"34: nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(w *fixture) {
+		"nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(w *fixture) {
 			w.start()
 			w.skew(-2*time.Hour, "")
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.asked(getP, deleteP)
 		}},
-		"37: forbidden": {run: func(w *fixture) {
+		"forbidden": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.refuse(func() error { return forbidden })
 			w.start()
@@ -337,7 +337,7 @@ func TestReconcile(t *testing.T) {
 				w.pass(2 * time.Minute)
 				w.left(0, 0)
 			}},
-		"34: the clock of one type's API is wrong": {run: func(w *fixture) {
+		"the clock of one type's API is wrong": {run: func(w *fixture) {
 			w.start()
 			w.skew(-2*time.Hour, "configmaps")
 			w.put(configMap, "shop/c", T+"ttl", "1h")

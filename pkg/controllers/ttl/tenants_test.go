@@ -30,14 +30,14 @@ func expires(in time.Duration) (key, value string) {
 	return policy.NativeExpires, time.Now().Add(in).UTC().Format(time.RFC3339)
 }
 
-// TestGrace has objects that are due when they are first seen, and others. Rows 1, 3, 7, 17, 27, 29
-// and 33 of the specification are as in TestReconcile, a minute later.
+// TestGrace has objects that are due when they are first seen, and others. The former are deleted a minute
+// later than in TestReconcile, which has no grace.
 func TestGrace(t *testing.T) {
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
 		run       func(w *fixture)
 	}{
-		"1, 33: what is due when a leader begins is announced once, and goes a minute later": {run: func(w *fixture) {
+		"what is due when a leader begins is announced once, and goes a minute later": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.pass(72 * time.Hour)
 			w.start()
@@ -49,7 +49,7 @@ func TestGrace(t *testing.T) {
 			w.asked(getP, deleteP)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"3: a deadline that is now": {run: func(w *fixture) {
+		"a deadline that is now": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "2h")
 			w.start()
 			w.pass(time.Minute - time.Second)
@@ -65,7 +65,7 @@ func TestGrace(t *testing.T) {
 			w.asked(getP, deleteP)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"17: an annotation with a past time on an object that was known": {run: func(w *fixture) {
+		"an annotation with a past time on an object that was known": {run: func(w *fixture) {
 			w.put(pod, "shop/p")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
@@ -96,7 +96,7 @@ func TestGrace(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getP, deleteP)
 		}},
-		"18: the live object has another deadline, of which no watch has told": {run: func(w *fixture) {
+		"the live object has another deadline, of which no watch has told": {run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "3h")
 			w.start()
 			w.whenRead(object(pod, "shop/p", T+"ttl", "2h"))
@@ -123,7 +123,7 @@ func TestGrace(t *testing.T) {
 			w.start()
 			w.toldOf("TTLProtected")
 		}},
-		"32: a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
+		"a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.start()
 			w.toldOf("WouldDeleteExpiredTTL")

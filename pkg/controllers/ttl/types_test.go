@@ -26,7 +26,6 @@ var (
 	widgets = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, Namespaced: true}
 )
 
-// Row 28.
 func TestDiscovery(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := map[string]string{
@@ -57,7 +56,6 @@ type nothing struct{}
 func (nothing) Stop()                  {}
 func (nothing) Status() (bool, string) { return true, "" }
 
-// Rows 28 and 30.
 func TestATypeWithAProblemDisturbsNoOther(t *testing.T) {
 	followed := map[string]policy.Type{}
 	unfollowable := ""
@@ -101,7 +99,6 @@ type notLeading struct{ error }
 
 func (notLeading) NotLeading() bool { return true }
 
-// Row 35.
 func TestALostLeadershipIsNoFailure(t *testing.T) {
 	r := &entry{}
 	c := &Controller{} // nothing of it is used: no Event, no metric

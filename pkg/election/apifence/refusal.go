@@ -49,7 +49,7 @@ func (t *refusalTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return nil, fmt.Errorf("%s %s was refused by the API server, %s: %w", req.Method, req.URL.Path, words, t.notLeading)
 }
 
-// WrappedRoundTripper lets client-go find the transport underneath.
+// WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t *refusalTransport) WrappedRoundTripper() http.RoundTripper {
 	return t.next
 }

@@ -268,7 +268,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// WrappedRoundTripper lets client-go find the transport underneath, to close its idle connections.
+// WrappedRoundTripper implements net.RoundTripperWrapper, by which client-go closes idle connections.
 func (t *fencedTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // connects matches the subresources that run commands in Pods or pass requests on to them, with any

@@ -61,7 +61,7 @@ const (
 	Late Verdict = "late, before the successor's first write"
 	// InOrder means the same behind the fence in the API server, or of a successor that took the Lease on
 	// evidence, before the claim had run out. The store then takes writes of one Pod at a time, in the
-	// order of the terms (ADR 0003, rule 12): what a process has sent before it died, or what waited in an
+	// order of the terms (ADR 0003, rule 11): what a process has sent before it died, or what waited in an
 	// API server that stood still, may be the last of its term.
 	InOrder Verdict = "late and in order, before the first write of a successor behind the fence"
 	// AfterRelease means that the process had released the Lease, and nobody had acquired it yet.

@@ -4,11 +4,12 @@
 // Package policy decides what config-reload does with a workload. It is pure: nothing here reads a
 // clock, a cache or the API server.
 //
-//	rules.go, patterns.go         what the annotations of a workload ask for
-//	workload.go                   what its pod template refers to
-//	state.go, window.go           what is known of its sources, and which changes are collected
-//	decide.go                     what is to be done, and when
-//	pause.go, marks.go, patch.go  the bytes that do it
+//	annotations.go, names.go, rules.go  what the annotations of a workload ask for
+//	workload.go                         what its pod template refers to
+//	source.go, digest.go                sources, and what the cache keeps of them
+//	state.go, window.go                 what is recorded of the sources, and which changes are collected
+//	decide.go                           what to do, and when
+//	pause.go, marks.go, patch.go        the bytes that do it
 package policy
 
 import "time"

@@ -35,7 +35,7 @@ type View interface {
 // Unwanted is why a target is to lose its data, or empty. Each reason has its own grace.
 type Unwanted string
 
-// The reasons.
+// Reasons why a target is unwanted.
 const (
 	Withdrawn Unwanted = "withdrawn" // its source is gone, or does not ask for it any more
 	Homeless  Unwanted = "homeless"  // the namespace of its source does not exist
@@ -59,7 +59,7 @@ const (
 // State is how a target stands, for the metric.
 type State string
 
-// The states.
+// States of a target.
 const (
 	InSync    State = "in_sync"
 	Due       State = "due"       // an action is planned

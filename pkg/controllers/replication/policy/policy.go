@@ -26,7 +26,7 @@ import (
 // Kind is a kind of object. The kinds never mix.
 type Kind string
 
-// The kinds.
+// Kinds of objects that are copied.
 const (
 	Secret    Kind = "Secret"
 	ConfigMap Kind = "ConfigMap"
@@ -64,7 +64,7 @@ var Dialects = []Dialect{Native, Reflector, Replicator}
 // Mode is who asks for data to be copied: the source, or the target.
 type Mode string
 
-// The modes.
+// Modes of a claim: by the source or by the target.
 const (
 	Push Mode = "push"
 	Pull Mode = "pull"
@@ -145,7 +145,7 @@ const (
 // Claim is whether a source wants a target, or permits it the source's data.
 type Claim int
 
-// The claims.
+// Claims of a source to a namespace.
 const (
 	No Claim = iota
 	Held

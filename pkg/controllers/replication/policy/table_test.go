@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestDecide has the rows of the specification's table. Rows about requests rather than
-// decisions (conflicts, quota, hand-over) are in the tests of the controller, under the same names.
+// TestDecide has the rules of docs/controllers/replication.md, each with an example. The tests of the
+// controller have what is about requests (conflicts, quota, hand-over).
 func TestDecide(t *testing.T) {
 	type test struct {
 		configure func(*Options)
@@ -24,7 +24,7 @@ func TestDecide(t *testing.T) {
 	permits := with("M:replication-allowed=true", "M:replication-allowed-namespaces=b")
 	pull := with("M:replicate-from=a/s")
 	for name, tc := range map[string]test{
-		"R1: an automatic source reaches every namespace that is not protected": {nil, func(w *fixture) {
+		"an automatic source reaches every namespace that is not protected": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), labelled("t=1"), with("kubectl.kubernetes.io/last-applied-configuration={}")))
 			w.settle()
 			w.expect("create b/s, create c/s", "NamespaceProtected a/s")
@@ -34,24 +34,24 @@ func TestDecide(t *testing.T) {
 				w.t.Errorf("labels %v, type %s, annotations %v", b.Labels, b.Type, b.Annotations)
 			}
 		}},
-		"R2: an empty match is no match": {nil, func(w *fixture) {
+		"an empty match is no match": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=^(?!kube-system)")))
 			w.settle()
 			w.expect("")
 		}},
-		"R3: a negative lookahead excludes namespaces": {nil, func(w *fixture) {
+		"a negative lookahead excludes namespaces": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=^(?!kube-system).*")))
 			w.settle()
 			w.expect("create b/s, create c/s")
 		}},
-		"R4: the first match counts, not the longest": {nil, func(w *fixture) {
+		"the first match counts, not the longest": {nil, func(w *fixture) {
 			w.namespaces("ab")
 			delete(w.ns, "b")
 			w.put(secret("a/s", "k=v", auto("a|ab")))
 			w.settle()
 			w.expect("")
 		}},
-		"R5: a list that does not compile holds what is there": {nil, func(w *fixture) {
+		"a list that does not compile holds what is there": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=b")))
 			w.settle()
 			w.expect("create b/s")
@@ -60,19 +60,19 @@ func TestDecide(t *testing.T) {
 			w.expect("", "InvalidPattern a/s")
 			w.holds("b/s", "k=v")
 		}},
-		"R6: a pattern that takes too long is held and not run again": {nil, func(w *fixture) {
+		"a pattern that takes too long is held and not run again": {nil, func(w *fixture) {
 			w.namespaces("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=b,(x+x+)+y")))
 			w.settle()
 			w.expect("create b/s", "PatternTimeout a/s")
 		}},
-		"R7: a list and a selector are united": {nil, func(w *fixture) {
+		"a list and a selector are united": {nil, func(w *fixture) {
 			w.label("b", "env", "x")
 			w.put(secret("a/s", "k=v", auto("c"), with("R:reflection-auto-namespaces-selector=env=x")))
 			w.settle()
 			w.expect("create b/s, create c/s")
 		}},
-		"R8: a namespace's labels decide": {nil, func(w *fixture) {
+		"a namespace's labels decide": {nil, func(w *fixture) {
 			w.label("b", "env", "x")
 			w.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector=env=x")))
 			w.settle()
@@ -84,21 +84,21 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("create b/s")
 		}},
-		"R9: what the reflector made and is right is not written": {nil, func(w *fixture) {
+		"what the reflector made and is right is not written": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "k=v", reflectorMade("a/s", "0")))
 			w.put(secret("b/m", "k=v", mirror, with("R:auto-reflects=False", "R:reflected-version=0")))
 			w.settle()
 			w.expect("")
 		}},
-		"R10: what the reflector made and differs is updated in place": {nil, func(w *fixture) {
+		"what the reflector made and differs is updated in place": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "k=old", reflectorMade("a/s", "0"), with("x=y")))
 			w.settle()
 			w.expect("update b/s")
 			w.holds("b/s", "k=v", "x=y", "Q:source=*", "R:reflected-version=1", "R:auto-reflects=True")
 		}},
-		"R11: a foreign object is not touched, and makes way": {nil, func(w *fixture) {
+		"a foreign object is not touched, and makes way": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "own=1", with("x=y")))
 			w.settle()
@@ -110,7 +110,7 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("create b/s")
 		}},
-		"R12: a mirror that is older than its source is filled": {nil, func(w *fixture) {
+		"a mirror that is older than its source is filled": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", allowed))
 			w.put(secret("b/m", "k=old z=1", mirror, labelled("l=1"), typed("example.com/t")))
 			w.settle()
@@ -120,7 +120,7 @@ func TestDecide(t *testing.T) {
 				w.t.Errorf("labels %v, type %s", b.Labels, b.Type)
 			}
 		}},
-		"R13: a mirror waits for its source": {nil, func(w *fixture) {
+		"a mirror waits for its source": {nil, func(w *fixture) {
 			w.put(secret("b/m", "", mirror))
 			w.settle()
 			w.expect("", "PermissionDenied b/m")
@@ -128,7 +128,7 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("update b/m")
 		}},
-		"R14: a withdrawn permission deletes copies and freezes mirrors": {nil, func(w *fixture) {
+		"a withdrawn permission deletes copies and freezes mirrors": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/m", "k=v", mirror))
 			w.settle()
@@ -139,7 +139,7 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s", "PermissionDenied b/m")
 		}},
-		"R15: a source that is no longer automatic loses its copies": {nil, func(w *fixture) {
+		"a source that is no longer automatic loses its copies": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s")
@@ -147,7 +147,7 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"R16: a deleted source takes its copies along, and nothing else": {nil, func(w *fixture) {
+		"a deleted source takes its copies along, and nothing else": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("c/s", "k=v"))
 			w.put(secret("b/m", "k=v", mirror))
@@ -157,7 +157,7 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"R17: a source that is back within the grace loses nothing": {nil, func(w *fixture) {
+		"a source that is back within the grace loses nothing": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s")
@@ -167,7 +167,7 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("")
 		}},
-		"R18: copies are repaired": {nil, func(w *fixture) {
+		"copies are repaired": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto()))
 			w.settle()
 			w.expect("create b/s, create c/s")
@@ -177,7 +177,7 @@ func TestDecide(t *testing.T) {
 			w.expect("create b/s, update c/s")
 			w.holds("c/s", "k=v")
 		}},
-		"R19: a mirror that the reflector took for its copy is not deleted": {nil, func(w *fixture) {
+		"a mirror that the reflector took for its copy is not deleted": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.put(secret("b/s", "k=v", reflectorMade("a/s", "1"), with("kubectl.kubernetes.io/last-applied-configuration={}")))
 			w.settle()
@@ -186,12 +186,12 @@ func TestDecide(t *testing.T) {
 			w.settle()
 			w.expect("create c/s")
 		}},
-		"R20: an orphan of the reflector is deleted": {nil, func(w *fixture) {
+		"an orphan of the reflector is deleted": {nil, func(w *fixture) {
 			w.put(secret("b/s", "k=v", reflectorMade("a/s", "1")))
 			w.settle()
 			w.expect("delete b/s")
 		}},
-		"R21: another type needs another copy": {nil, func(w *fixture) {
+		"another type needs another copy": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", auto("b")))
 			w.settle()
 			w.expect("create b/s")
@@ -204,7 +204,7 @@ func TestDecide(t *testing.T) {
 				w.t.Errorf("type %s", got)
 			}
 		}},
-		"R22: a detached mirror stays as it is": {nil, func(w *fixture) {
+		"a detached mirror stays as it is": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", allowed))
 			w.put(secret("b/m", "", mirror))
 			w.settle()

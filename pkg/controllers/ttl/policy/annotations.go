@@ -18,7 +18,7 @@ import (
 // Family is a set of annotations that belong together.
 type Family string
 
-// The families.
+// Families of annotations, by the operator that they come from.
 const (
 	Native        Family = "native"
 	TTLController Family = "ttl-controller"
@@ -31,7 +31,7 @@ var Families = []Family{Native, TTLController, Janitor}
 // Never is later than every deadline that an annotation can give.
 var Never = time.Date(20000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// The annotations.
+// Annotations of each family.
 const (
 	NativeTTL        = "quartermaster.dev/ttl"
 	NativeExpires    = "quartermaster.dev/expires"
@@ -161,7 +161,7 @@ var janitorTTL = regexp.MustCompile(`^[0-9]+[smhdw]$`)
 // ParseJanitorTTL parses a TTL of kube-janitor other than forever: a number with one unit.
 func ParseJanitorTTL(s string) (time.Duration, error) {
 	if !janitorTTL.MatchString(s) {
-		return 0, errors.New(`is neither a number with one unit of s, m, h, d, w nor "forever"`)
+		return 0, errors.New(`must be a number with one unit of s, m, h, d, w, or "forever"`)
 	}
 	return ParseDuration(s)
 }
@@ -172,7 +172,7 @@ func ParseExpires(s string) (t time.Time, err error) {
 		return t, nil
 	}
 	if t, err = ParseJanitorExpires(s); err != nil {
-		err = errors.New("is neither a time in RFC 3339 nor YYYY-MM-DDTHH:MM nor YYYY-MM-DD")
+		err = errors.New("must be a time in RFC 3339, YYYY-MM-DDTHH:MM or YYYY-MM-DD")
 	}
 	return t, err
 }
@@ -185,5 +185,5 @@ func ParseJanitorExpires(s string) (time.Time, error) {
 			return t, nil
 		}
 	}
-	return time.Time{}, errors.New("is none of YYYY-MM-DDTHH:MM:SSZ, YYYY-MM-DDTHH:MM and YYYY-MM-DD")
+	return time.Time{}, errors.New("must be one of YYYY-MM-DDTHH:MM:SSZ, YYYY-MM-DDTHH:MM, YYYY-MM-DD")
 }

@@ -70,13 +70,13 @@ const (
 func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	for _, family := range o.Families {
 		if !slices.Contains(Families, family) {
-			bad("annotations", "must be of native, ttl-controller, janitor, got %q", family)
+			bad("annotations", "must be one of native, ttl-controller, janitor, got %q", family)
 		}
 	}
 	for flag, items := range map[string][]string{"include-resources": o.Include, "exclude-resources": o.Exclude} {
 		for _, item := range items {
 			if plural, _, _ := strings.Cut(item, "."); plural == "" || plural != "*" && strings.Contains(item, "*") || strings.ContainsAny(item, " /") {
-				bad(flag, "%q is none of plural, plural.group, *.group, *", item)
+				bad(flag, "%q must be one of plural, plural.group, *.group, *", item)
 			}
 		}
 	}
@@ -95,7 +95,7 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 			known = known || strings.HasPrefix(item, prefix) && len(item) > len(prefix)
 		}
 		if !known {
-			bad("allow-protected", "%q is none of nodes, persistentvolumes, customresourcedefinitions, in:NAMESPACE, namespace:NAME", item)
+			bad("allow-protected", "%q must be one of nodes, persistentvolumes, customresourcedefinitions, in:NAMESPACE, namespace:NAME", item)
 		}
 	}
 }
