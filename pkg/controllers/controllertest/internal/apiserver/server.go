@@ -234,6 +234,7 @@ func (s *Server) parse(req *http.Request) (call, error) {
 	switch {
 	case c.resource == nil:
 		return c, notFound()
+	case c.Subresource == "approval" && c.Resource == certificateRequests:
 	case c.Subresource != "" && (c.Subresource != "status" || !c.resource.status):
 		if c.resource.custom {
 			return c, notFound()
@@ -242,6 +243,9 @@ func (s *Server) parse(req *http.Request) (call, error) {
 	}
 	return c, nil
 }
+
+// certificateRequests have a second subresource for the status, approval.
+var certificateRequests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
 
 // notFound is the answer to a path that nothing serves.
 func notFound() error {

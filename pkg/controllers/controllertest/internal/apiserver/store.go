@@ -164,7 +164,7 @@ func (s *Server) replace(r *resource, sub string, current, obj *object, manager 
 
 // withoutOtherParts returns obj with the parts of current that a request to the subresource cannot change.
 func withoutOtherParts(r *resource, sub string, current, obj *object) *object {
-	if sub == "status" {
+	if sub != "" {
 		status, found := obj.Object["status"]
 		sent := obj
 		obj = current.DeepCopy()

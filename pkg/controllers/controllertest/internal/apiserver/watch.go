@@ -163,6 +163,7 @@ var selectable = map[schema.GroupResource][]string{
 	{Resource: "events"}:               {"involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid", "reason", "type"},
 	{Resource: "services"}:             {"spec.clusterIP", "spec.type"},
 	{Group: "batch", Resource: "jobs"}: {"status.successful"},
+	certificateRequests:                {"spec.signerName"},
 }
 
 func newSelector(gr schema.GroupResource, opts metav1.ListOptions) (*selector, error) {
