@@ -49,7 +49,10 @@ func newHosted(
 
 // Problem implements healthz.Worker.
 func (h *hosted) Problem() error {
-	_, err := h.own()
+	s, err := h.own()
+	if s.Problem != "" {
+		err = errors.New(s.Problem)
+	}
 	return errors.Join(h.runs.problem(), h.cache.Problem(h.name), err)
 }
 

@@ -192,6 +192,17 @@ func TestAStatusThatPanicsIsAProblem(t *testing.T) {
 	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
+func TestAControllersOwnProblemIsOne(t *testing.T) {
+	h, c, registry := host(t, untilTheEnd)
+	c.status.Problem = "the API server refuses"
+	series(t, registry, "quartermaster_controller_problem", 1)
+	if err := h.health.Check(nil); err == nil || err.Error() != c.status.Problem {
+		t.Errorf("problem %v", err)
+	}
+	c.status.Problem = ""
+	series(t, registry, "quartermaster_controller_problem", 0)
+}
+
 func TestWhatDidNotEndIsNamed(t *testing.T) {
 	h, c, _ := host(t, untilTheEnd)
 	if err := (hostedControllers{h}).unfinished(time.Now()); err != nil {

@@ -29,8 +29,9 @@ type Status struct {
 	// Details is the controller's own part of the status, as JSON.
 	Details any `json:"details,omitempty"`
 
-	// Restarts counts how often Run has ended unexpectedly. Problem is why the controller's health
-	// check fails, or "" if it passes. The host sets both.
+	// Restarts counts how often Run has ended unexpectedly. The host sets it. Problem is why the
+	// controller's health check fails, or "" if it passes. The controller sets what only it knows, the host
+	// the rest.
 	Restarts uint64 `json:"restarts"`
 	Problem  string `json:"problem,omitempty"`
 }
