@@ -1,0 +1,125 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy decides whether the request of a kubelet for a serving certificate may be approved. It is
+// pure. docs/controllers/csr-approver.md explains the checks, by their numbers.
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Check is the number of a check.
+type Check int
+
+// The checks. A request that fails the first is not a kubelet's, and is ignored.
+const (
+	OfKubelet Check = 1 + iota
+	Encoding
+	Subject
+	Usages
+	Names
+	Duration
+	Reserved
+	NodeExists
+	OfNode
+	Permitted
+	Unique
+	OfAPIServer
+	PerNode
+)
+
+// Final reports whether no later state of the cluster can mend a failure.
+func (c Check) Final() bool { return c < NodeExists }
+
+var failures = map[Check]string{
+	Encoding:    "it is not one PEM block of at most 16 KiB with a valid signature",
+	Subject:     "the subject is not the kubelet's user and group",
+	Usages:      "the usages are not those of a server",
+	Names:       "it must ask for 1 to 32 DNS names and IP addresses, and for nothing else",
+	Duration:    "it asks for a longer time than is allowed",
+	Reserved:    "no node may have such a name or address",
+	NodeExists:  "the Node does not exist, or is being deleted",
+	OfNode:      "not among the addresses of the Node",
+	Permitted:   "not permitted by the flags dns-regex and ip-ranges",
+	Unique:      "another Node has it",
+	OfAPIServer: "it is an address of the API server",
+	PerNode:     "too many requests of the node were approved within an hour",
+}
+
+// Problem is a check that failed, and the names and addresses because of which it did.
+type Problem struct {
+	Check Check
+	Names []string
+}
+
+// shownNames is how many names a text has. Whoever sends a request chooses them.
+const shownNames = 3
+
+// String describes the problem in ASCII.
+func (p Problem) String() string {
+	text := fmt.Sprintf("check %d: %s", p.Check, failures[p.Check])
+	for i, name := range p.Names {
+		if i == shownNames {
+			return fmt.Sprintf("%s and %d more", text, len(p.Names)-shownNames)
+		}
+		text += fmt.Sprintf(" %+.60q", name)
+	}
+	return text
+}
+
+// Options are what an administrator permits.
+type Options struct {
+	// IPRanges are CIDRs.
+	IPRanges []string
+	// DNSRegex is the regular expression that DNS names match as a whole; {node} in it is the Node's name.
+	DNSRegex string
+	// MaxDuration is the longest time that a request may ask for.
+	MaxDuration time.Duration
+}
+
+// LongestDuration is the most that MaxDuration may be.
+const LongestDuration = 367 * 24 * time.Hour
+
+// Validate calls bad with each mistake and the name of its flag.
+func (o *Options) Validate(bad func(flag, format string, args ...any)) {
+	for _, item := range o.IPRanges {
+		if prefix, err := netip.ParsePrefix(item); err != nil || prefix.Addr().Is4In6() {
+			bad("ip-ranges", "%.80q must be a CIDR, such as 10.0.0.0/16 or fd00::/8", item)
+		}
+	}
+	// By itself first, so that the anchors enclose all of it, and then with the longest name.
+	_, err := regexp.Compile(o.DNSRegex)
+	if err == nil {
+		_, err = o.dnsNames(strings.Repeat("a", validation.DNS1123SubdomainMaxLength))
+	}
+	if err != nil {
+		bad("dns-regex", "%.200q is not a regular expression: %v", o.DNSRegex, err)
+	}
+	if o.DNSRegex == "" {
+		bad("dns-regex", "must not be empty")
+	}
+	if o.MaxDuration < 10*time.Minute || o.MaxDuration > LongestDuration {
+		bad("max-duration", "must be 10m to %v, got %v", LongestDuration, o.MaxDuration)
+	}
+}
+
+// dnsNames returns what the DNS names of a node match.
+func (o *Options) dnsNames(node string) (*regexp.Regexp, error) {
+	return regexp.Compile(`\A(?:` + strings.ReplaceAll(o.DNSRegex, "{node}", regexp.QuoteMeta(node)) + `)\z`)
+}
+
+// contains reports whether one of the ranges has an address.
+func (o *Options) contains(ip netip.Addr) bool {
+	return slices.ContainsFunc(o.IPRanges, func(item string) bool {
+		prefix, err := netip.ParsePrefix(item)
+		return err == nil && prefix.Contains(ip)
+	})
+}

@@ -1,0 +1,451 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+var key = func() ed25519.PrivateKey {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	return key
+}()
+
+// fixture is what a row changes: a request of the kubelet of node n1, and the cluster.
+type fixture struct {
+	template x509.CertificateRequest
+	key      crypto.Signer
+	encode   func(der []byte) []byte
+	csr      certificatesv1.CertificateSigningRequest
+	options  Options
+	node     corev1.Node
+	others   []corev1.Node
+	api      []string // the API server's
+}
+
+func newFixture() *fixture {
+	f := &fixture{
+		key:    key,
+		encode: toPEM,
+		template: x509.CertificateRequest{
+			Subject:  pkix.Name{CommonName: "system:node:n1", Organization: []string{"system:nodes"}},
+			DNSNames: []string{"n1"}, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)},
+		},
+		options: Options{IPRanges: []string{"10.0.0.0/24"}, DNSRegex: "{node}", MaxDuration: LongestDuration},
+		node:    nodeWith("n1", "n1", "10.0.0.1"),
+		api:     []string{"10.96.0.1", "10.0.0.250"},
+	}
+	f.csr.Spec = certificatesv1.CertificateSigningRequestSpec{
+		SignerName: certificatesv1.KubeletServingSignerName, Username: "system:node:n1", Groups: []string{"system:nodes", "system:authenticated"},
+		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+	}
+	return f
+}
+
+func toPEM(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: pemType, Bytes: der})
+}
+
+// nodeWith returns a Node with a host name and internal addresses.
+func nodeWith(name, host string, addresses ...string) corev1.Node {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: host}}
+	for _, a := range addresses {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+// failed returns the checks that fail, such as "9 11", or "" for an approval.
+func (f *fixture) failed(t *testing.T) string {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &f.template, f.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.csr.Spec.Request = f.encode(der)
+	if NodeOf(&f.csr) == "" {
+		return "1"
+	}
+	asked, problems := f.options.Read(&f.csr)
+	if len(problems) == 0 {
+		problems = f.options.Judge(&asked, &f.node, func(name string) bool {
+			return slices.ContainsFunc(f.others, func(other corev1.Node) bool {
+				return other.Name == name || slices.Contains(NamesOf(&other), name)
+			})
+		})
+		if !IsControlPlane(&f.node) {
+			api := map[string]bool{}
+			for _, a := range f.api {
+				name, _ := Canonical(a)
+				api[name] = true
+			}
+			problems = append(problems, JudgeAPIServer(&asked, api)...)
+		}
+	}
+	var checks []string
+	for _, p := range problems {
+		checks = append(checks, fmt.Sprint(int(p.Check)))
+		if text := p.String(); len(text) > 400 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
+			t.Errorf("text %q", text)
+		}
+	}
+	return strings.Join(checks, " ")
+}
+
+func with(extensions ...pkix.Extension) func(*fixture) {
+	return func(f *fixture) { f.template.ExtraExtensions = extensions }
+}
+
+// names returns an extension with general names, each with the tag of its kind.
+func names(kinds ...byte) pkix.Extension {
+	var all []asn1.RawValue
+	for _, kind := range kinds {
+		value := map[byte][]byte{2: []byte("n1"), 7: {10, 0, 0, 1}}[kind]
+		all = append(all, asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: int(kind), Bytes: value})
+	}
+	der, err := asn1.Marshal(all)
+	if err != nil {
+		panic(err)
+	}
+	return pkix.Extension{Id: subjectAltName, Value: der}
+}
+
+func asks(dns []string, ips ...string) func(*fixture) {
+	return func(f *fixture) {
+		f.template.DNSNames, f.template.IPAddresses = dns, nil
+		for _, ip := range ips {
+			f.template.IPAddresses = append(f.template.IPAddresses, net.ParseIP(ip))
+		}
+	}
+}
+
+func usages(list ...certificatesv1.KeyUsage) func(*fixture) {
+	return func(f *fixture) { f.csr.Spec.Usages = list }
+}
+
+func seconds(s int32) func(*fixture) {
+	return func(f *fixture) { f.csr.Spec.ExpirationSeconds = &s }
+}
+
+func reports(list ...corev1.NodeAddress) func(*fixture) {
+	return func(f *fixture) { f.node.Status.Addresses = list }
+}
+
+func both(all ...func(*fixture)) func(*fixture) {
+	return func(f *fixture) {
+		for _, change := range all {
+			change(f)
+		}
+	}
+}
+
+func manyIPs(n int) (list []string) {
+	for i := range n {
+		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
+	}
+	return list
+}
+
+// TestChecks has the rows of the specification, with their numbers, that one request decides, and what a
+// node that was broken into may try.
+func TestChecks(t *testing.T) {
+	control := func(f *fixture) { f.node.Labels = map[string]string{controlPlane: ""} }
+	for name, tc := range map[string]struct {
+		change func(*fixture)
+		failed string
+	}{
+		"1: DNS name and address":               {},
+		"1: the address alone":                  {asks(nil, "10.0.0.1"), ""},
+		"1: the name alone":                     {asks([]string{"n1"}), ""},
+		"2: another signer":                     {func(f *fixture) { f.csr.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, "1"},
+		"2: a ServiceAccount":                   {func(f *fixture) { f.csr.Spec.Username = "system:serviceaccount:a:b" }, "1"},
+		"2: a node without the group":           {func(f *fixture) { f.csr.Spec.Groups = []string{"system:authenticated"} }, "1"},
+		"a user that only begins like a node":   {func(f *fixture) { f.csr.Spec.Username = "system:node:" }, "1"},
+		"3: another common name":                {func(f *fixture) { f.template.Subject.CommonName = "system:node:n2" }, "3"},
+		"3: a second organisation":              {func(f *fixture) { f.template.Subject.Organization = []string{"system:nodes", "system:masters"} }, "3"},
+		"3: no organisation":                    {func(f *fixture) { f.template.Subject.Organization = nil }, "3"},
+		"3: an organisational unit":             {func(f *fixture) { f.template.Subject.OrganizationalUnit = []string{"x"} }, "3"},
+		"3: a common name before the right one": {secondCommonName, "3"},
+		"4: client auth":                        {usages("client auth"), "4"},
+		"4: client auth as well":                {usages("digital signature", "server auth", "client auth"), "4"},
+		"4: digital signature alone":            {usages("digital signature"), "4"},
+		"4: no usage":                           {usages(), "4"},
+		"4: key encipherment as well":           {usages("key encipherment", "server auth", "digital signature"), ""},
+		"5: an e-mail address":                  {func(f *fixture) { f.template.EmailAddresses = []string{"a@example.com"} }, "5"},
+		"5: a URI":                              {func(f *fixture) { f.template.URIs = []*url.URL{{Scheme: "spiffe", Host: "a"}} }, "5"},
+		"5: nothing":                            {asks(nil), "5"},
+		"5: 33 addresses":                       {asks(nil, manyIPs(33)...), "5"},
+		"5: 32 addresses":                       {both(asks(nil, manyIPs(32)...), func(f *fixture) { f.node = nodeWith("n1", "n1", manyIPs(32)...) }), ""},
+		"5: a CA":                               {with(pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: []byte{0x30, 3, 1, 1, 0xff}}), "5"},
+		"5: key usage":                          {with(pkix.Extension{Id: keyUsage, Value: []byte{3, 2, 5, 0xa0}}), ""},
+		"5: a name of a kind that Go skips":     {with(names(2, 7, 8)), "5"},
+		"5: the same without it":                {with(names(2, 7)), ""},
+		"5: an address as a DNS name":           {asks([]string{"10.0.0.1"}), "5"},
+		"5: a DNS name with a zero byte":        {asks([]string{"n1\x00.evil.example"}), "5"},
+		"5: a DNS name with a blank":            {asks([]string{"n1 "}), "5"},
+		"5: a DNS name with a dot at its end":   {asks([]string{"n1."}), "5"},
+		"5: an empty DNS name":                  {asks([]string{""}), "5"},
+		"5: a name of 300 bytes":                {asks([]string{strings.Repeat("a.", 149) + "aa"}), "5"},
+		"6: no PEM":                             {func(f *fixture) { f.encode = func(der []byte) []byte { return der } }, "2"},
+		"6: empty":                              {func(f *fixture) { f.encode = func([]byte) []byte { return nil } }, "2"},
+		"6: two blocks":                         {func(f *fixture) { f.encode = func(der []byte) []byte { return bytes.Repeat(toPEM(der), 2) } }, "2"},
+		"6: text before the block":              {func(f *fixture) { f.encode = func(der []byte) []byte { return append([]byte("x\n"), toPEM(der)...) } }, "2"},
+		"6: blanks around the block": {func(f *fixture) {
+			f.encode = func(der []byte) []byte { return []byte("\n" + string(toPEM(der)) + "\n\n") }
+		}, ""},
+		"6: a block of another type":                     {func(f *fixture) { f.encode = asCertificate }, "2"},
+		"6: a broken signature":                          {func(f *fixture) { f.encode = func(der []byte) []byte { der[len(der)-1] ^= 1; return toPEM(der) } }, "2"},
+		"6: a name that was changed after it was signed": {func(f *fixture) { f.encode = renamed }, "2"},
+		"6: 17 KiB":                             {func(f *fixture) { f.template.Subject.Locality = []string{strings.Repeat("x", 12500)} }, "2"},
+		"7: a name that begins with its own":    {asks([]string{"n1.evil.example"}), "9 10"},
+		"7: the same, and the Node has it":      {both(asks([]string{"n1.evil.example"}), func(f *fixture) { f.node = nodeWith("n1", "n1.evil.example") }), "10"},
+		"8: n10":                                {asks([]string{"n10"}), "9 10"},
+		"8: N1":                                 {asks([]string{"N1"}), ""},
+		"8: the Node says N1":                   {func(f *fixture) { f.node = nodeWith("n1", "N1", "10.0.0.1") }, ""},
+		"9: an address that is not the Node's":  {asks(nil, "10.0.0.2"), "9"},
+		"9: the same, once the Node has it":     {both(asks(nil, "10.0.0.2"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.2") }), ""},
+		"9: an address in the form of IPv6":     {withMapped, ""},
+		"9: an address as the Node's host name": {reports(corev1.NodeAddress{Type: corev1.NodeHostName, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "10.0.0.1"}), "9"},
+		"9: a name as an address of the Node":   {reports(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}), "9"},
+		"9: external and internal addresses": {both(asks([]string{"n1", "n1.example.com"}, "10.0.0.1", "10.0.0.2"), func(f *fixture) { f.options.DNSRegex = `{node}(\.example\.com)?` },
+			reports(corev1.NodeAddress{Type: corev1.NodeInternalDNS, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeExternalDNS, Address: "n1.example.com"},
+				corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "10.0.0.2"})), ""},
+		"9: the 65th address of the Node": {both(asks(nil, "10.0.0.65"), func(f *fixture) { f.node = nodeWith("n1", "n1", manyIPs(65)...) }), "9"},
+		"10: outside of the ranges":       {both(asks(nil, "10.9.0.1"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.9.0.1") }), "10"},
+		"10: all ranges": {both(asks(nil, "10.9.0.1"), func(f *fixture) {
+			f.node, f.options.IPRanges = nodeWith("n1", "n1", "10.9.0.1"), []string{"0.0.0.0/0", "::/0"}
+		}), ""},
+		"10: an expression that a name begins with": {func(f *fixture) { f.options.DNSRegex = "n" }, "10"},
+		"10: an expression with alternatives":       {func(f *fixture) { f.options.DNSRegex = "x|n" }, "10"},
+		"10: the node's name is no expression": {both(asks([]string{"nx1"}), func(f *fixture) {
+			f.csr.Spec.Username, f.template.Subject.CommonName, f.node = "system:node:n.1", "system:node:n.1", nodeWith("n.1", "nx1")
+		}), "10"},
+		"11: another Node has the address":         {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "10.0.0.1")} }, "11"},
+		"11: another Node has it as its host name": {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "10.0.0.1")} }, "11"},
+		"11: another Node has it in another form":  {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "::ffff:10.0.0.1")} }, "11"},
+		"11: another Node is called like it": {both(asks([]string{"n2"}), func(f *fixture) {
+			f.node, f.options.DNSRegex, f.others = nodeWith("n1", "n2"), ".*", []corev1.Node{nodeWith("n2", "host2")}
+		}), "11"},
+		"11: another Node with addresses of its own": {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "10.0.0.2")} }, ""},
+		"12: kubernetes.default.svc":                 {both(asks([]string{"kubernetes.default.svc"}), func(f *fixture) { f.node, f.options.DNSRegex = nodeWith("n1", "kubernetes.default.svc"), ".*" }), "7"},
+		"12: Kubernetes, in any case":                {asks([]string{"Kubernetes"}), "7"},
+		"12: kubernetes.default.example":             {asks([]string{"kubernetes.default.example"}), "7"},
+		"12: a Service":                              {asks([]string{"registry.kube-system.svc"}), "7"},
+		"12: a Service by its long name":             {asks([]string{"a.b.svc.Cluster.Local"}), "7"},
+		"12: localhost":                              {asks([]string{"localhost"}), "7"},
+		"12: every name":                             {asks([]string{"*.n1"}), "5 7"},
+		"12: 127.0.0.1":                              {asks(nil, "127.0.0.1"), "7"},
+		"12: 127.0.0.1 in the form of IPv6":          {func(f *fixture) { f.template.IPAddresses = []net.IP{net.ParseIP("::ffff:127.0.0.1").To16()} }, "7"},
+		"12: ::1":                                    {asks(nil, "::1"), "7"},
+		"12: the address of a cloud's metadata":      {asks(nil, "169.254.169.254"), "7"},
+		"12: a multicast address":                    {asks(nil, "224.0.0.1", "ff02::1"), "7"},
+		"12: no address in particular":               {asks(nil, "0.0.0.0", "::"), "7"},
+		"13: an endpoint of the API server":          {both(asks(nil, "10.0.0.250"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.250") }), "12"},
+		"13: its cluster IP": {both(asks(nil, "10.96.0.1"), func(f *fixture) {
+			f.node, f.options.IPRanges = nodeWith("n1", "n1", "10.96.0.1"), []string{"10.0.0.0/8"}
+		}), "12"},
+		"13: an endpoint, of a control plane":          {both(asks(nil, "10.0.0.250"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.250"); control(f) }), ""},
+		"14: the Node is being deleted":                {func(f *fixture) { f.node.DeletionTimestamp = &metav1.Time{} }, "8"},
+		"15: 600 s":                                    {seconds(600), ""},
+		"15: 366 days":                                 {seconds(366 * 86400), ""},
+		"15: 368 days":                                 {seconds(368 * 86400), "6"},
+		"15: as long as there is":                      {seconds(1<<31 - 1), "6"},
+		"15: longer than a shorter flag":               {both(seconds(7200), func(f *fixture) { f.options.MaxDuration = time.Hour }), "6"},
+		"a key of RSA":                                 {func(f *fixture) { f.key = rsaKey() }, ""},
+		"a key on P-256":                               {func(f *fixture) { f.key = ecdsaKey() }, ""},
+		"everything is wrong":                          {both(usages("client auth"), seconds(1<<30), asks([]string{"*"}), func(f *fixture) { f.template.Subject.CommonName = "x" }), "3 4 5 6 7"},
+		"the Node has thousands of addresses":          {func(f *fixture) { f.node = nodeWith("n1", "n1", slices.Repeat([]string{"10.0.0.1"}, 10_000)...) }, ""},
+		"the Node has addresses that are no addresses": {reports(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: strings.Repeat("x", 1<<20)}, corev1.NodeAddress{Type: corev1.NodeInternalIP}), "9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture()
+			if tc.change != nil {
+				tc.change(f)
+			}
+			if got := f.failed(t); got != tc.failed {
+				t.Errorf("checks %q fail, want %q", got, tc.failed)
+			}
+		})
+	}
+}
+
+func asCertificate(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func renamed(der []byte) []byte {
+	return toPEM(bytes.ReplaceAll(der, []byte("\x82\x02n1"), []byte("\x82\x02n2")))
+}
+
+// secondCommonName puts a common name first that x509 does not show.
+func secondCommonName(f *fixture) {
+	commonName := asn1.ObjectIdentifier{2, 5, 4, 3}
+	subject, err := asn1.Marshal(pkix.RDNSequence{
+		{{Type: commonName, Value: "auth.example.com"}}, {{Type: asn1.ObjectIdentifier{2, 5, 4, 10}, Value: "system:nodes"}}, {{Type: commonName, Value: "system:node:n1"}},
+	})
+	if err != nil {
+		panic(err)
+	}
+	f.template.RawSubject = subject
+}
+
+// withMapped asks for 10.0.0.1 in the 16 bytes of ::ffff:10.0.0.1.
+func withMapped(f *fixture) {
+	der, err := asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: 7, Bytes: net.ParseIP("10.0.0.1").To16()}})
+	if err != nil {
+		panic(err)
+	}
+	f.template.ExtraExtensions = []pkix.Extension{{Id: subjectAltName, Value: der}}
+}
+
+func rsaKey() crypto.Signer {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		panic(err)
+	}
+	return key
+}
+
+func ecdsaKey() crypto.Signer {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	return key
+}
+
+// TestDecided has the states of row 19.
+func TestDecided(t *testing.T) {
+	for name, tc := range map[string]struct {
+		status certificatesv1.CertificateSigningRequestStatus
+		want   bool
+	}{
+		"nobody has decided":         {},
+		"approved":                   {conditioned(certificatesv1.CertificateApproved), true},
+		"denied":                     {conditioned(certificatesv1.CertificateDenied), true},
+		"failed":                     {conditioned(certificatesv1.CertificateFailed), true},
+		"signed without a condition": {certificatesv1.CertificateSigningRequestStatus{Certificate: []byte("x")}, true},
+	} {
+		if got := Decided(&certificatesv1.CertificateSigningRequest{Status: tc.status}); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+func conditioned(of certificatesv1.RequestConditionType) certificatesv1.CertificateSigningRequestStatus {
+	return certificatesv1.CertificateSigningRequestStatus{Conditions: []certificatesv1.CertificateSigningRequestCondition{{Type: of}}}
+}
+
+func TestTextsNameWhatFailed(t *testing.T) {
+	for want, problem := range map[string]Problem{
+		`check 9: not among the addresses of the Node "10.0.0.2"`:                                      {OfNode, []string{"10.0.0.2"}},
+		`check 9: not among the addresses of the Node "a" "b" "c" and 2 more`:                          {OfNode, []string{"a", "b", "c", "d", "e"}},
+		`check 8: the Node does not exist, or is being deleted`:                                        {Check: NodeExists},
+		`check 7: no node may have such a name or address "` + strings.Repeat("x", 60) + `"`:           {Reserved, []string{strings.Repeat("x", 100)}},
+		`check 5: it must ask for 1 to 32 DNS names and IP addresses, and for nothing else "\u00e4\n"`: {Names, []string{"ä\n"}},
+	} {
+		if got := problem.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for check := Encoding; check <= PerNode; check++ {
+		if failures[check] == "" {
+			t.Errorf("check %d has no text", check)
+		}
+	}
+}
+
+func TestOptionsThatAreWrong(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*Options)
+		flags  []string
+	}{
+		"the defaults":                                    {func(*Options) {}, nil},
+		"every range":                                     {func(o *Options) { o.IPRanges = []string{"0.0.0.0/0", "::/0"} }, nil},
+		"an address in place of a range":                  {func(o *Options) { o.IPRanges = []string{"10.0.0.1"} }, []string{"ip-ranges"}},
+		"two ranges that are none":                        {func(o *Options) { o.IPRanges = []string{"x", "10.0.0.0/33", "10.0.0.0/8"} }, []string{"ip-ranges", "ip-ranges"}},
+		"a range of IPv4 in the form of IPv6":             {func(o *Options) { o.IPRanges = []string{"::ffff:10.0.0.0/104"} }, []string{"ip-ranges"}},
+		"a broken expression":                             {func(o *Options) { o.DNSRegex = "(" }, []string{"dns-regex"}},
+		"an expression that closes the anchors' group":    {func(o *Options) { o.DNSRegex = "a)|(?:b" }, []string{"dns-regex"}},
+		"an expression that is too large with long names": {func(o *Options) { o.DNSRegex = "((({node}){100}){100}){100}" }, []string{"dns-regex"}},
+		"no expression":                                   {func(o *Options) { o.DNSRegex = "" }, []string{"dns-regex"}},
+		"a year and three days":                           {func(o *Options) { o.MaxDuration = 368 * 24 * time.Hour }, []string{"max-duration"}},
+		"a minute":                                        {func(o *Options) { o.MaxDuration = time.Minute }, []string{"max-duration"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newFixture().options
+			tc.change(&o)
+			var flags []string
+			o.Validate(func(flag, _ string, _ ...any) { flags = append(flags, flag) })
+			if diff := cmp.Diff(tc.flags, flags); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// FuzzRequest reads arbitrary requests. What passes must be what check 5 promises.
+func FuzzRequest(f *testing.F) {
+	fixture := newFixture()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &fixture.template, key)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(toPEM(der), false)
+	f.Add(der, true)
+	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\n-----END CERTIFICATE REQUEST-----"), false)
+	f.Fuzz(func(t *testing.T, text []byte, isDER bool) {
+		if isDER {
+			text = toPEM(text)
+		}
+		csr := fixture.csr
+		csr.Spec.Request, csr.Spec.ExpirationSeconds = text, ptr.To[int32](600)
+		asked, problems := fixture.options.Read(&csr)
+		// Few inputs have a valid signature, so what comes after it is read as well.
+		if block, _ := pem.Decode(text); block != nil {
+			if request, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
+				read(request)
+			}
+		}
+		all := asked.All()
+		if len(problems) == 0 && (len(all) == 0 || len(all) > maxNames) {
+			t.Errorf("%d names pass", len(all))
+		}
+		for _, name := range all {
+			if canonical, _ := Canonical(name); len(problems) == 0 && canonical != name {
+				t.Errorf("%q passes", name)
+			}
+		}
+		if len(problems) == 0 {
+			fixture.options.Judge(&asked, &fixture.node, func(string) bool { return false })
+		}
+	})
+}
