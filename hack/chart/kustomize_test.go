@@ -23,6 +23,7 @@ var counterparts = map[string]struct {
 }{
 	"argo-rollouts":                  {values: "controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}"},
 	"compat-reloader":                {values: "compat: [reloader]"},
+	"csr-approver":                   {values: "controllers: {csr-approver: {enabled: true}}"},
 	"csi-secrets":                    {values: "controllers: {config-reload: {flags: {config-reload-csi: true}}}"},
 	"federation":                     {values: "controllers: {federation: {enabled: true}}"},
 	"monitoring":                     {values: "{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}"},

@@ -140,7 +140,8 @@ func TestWhatIsEmptyMayBeNull(t *testing.T) {
 // bases are values with which every template is in use, in one of them.
 var bases = map[string]string{
 	"in the cluster": `{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true},
-		replicationPolicy: {enabled: true}, controllers: {replication: {enabled: true}, ttl: {enabled: true}, federation: {enabled: true}}}`,
+		replicationPolicy: {enabled: true}, controllers: {replication: {enabled: true}, ttl: {enabled: true}, federation: {enabled: true},
+		csr-approver: {enabled: true}}}`,
 	"namespaced": "namespaced: {enabled: true}",
 }
 
@@ -149,6 +150,7 @@ var samples = map[string]any{
 	"compat":                          []any{"reloader"},
 	"controllers.config-reload.flags": map[string]any{"config-reload-csi": true},
 	"controllers.replication.flags":   map[string]any{"replication-concurrent-syncs": 1},
+	"controllers.csr-approver.flags":  map[string]any{"csr-approver-concurrent-syncs": 1},
 	"controllers.federation.flags":    map[string]any{"federation-member-qps": 1},
 	"extraArgs":                       []any{"--v=1"},
 	"extraEnv":                        []any{map[string]any{"name": "A", "value": "b"}},
@@ -271,6 +273,8 @@ var ofFlags = map[string]any{
 	"config-reload-namespace-selector": []any{"a=b"},
 	"config-reload-source-selector":    []any{"a=b"},
 	"config-reload-strategy":           "annotations",
+	"csr-approver-ip-ranges":           []any{"10.0.0.0/8", "fd00::/8"},
+	"csr-approver-max-duration":        "1h",
 	"feature-gates":                    map[string]any{"LoggingAlphaOptions": true},
 	"insecure-bind-address":            "0.0.0.0",
 	"kube-api-content-type":            "application/json",
@@ -372,7 +376,7 @@ func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 	}
 	values := map[string]any{"replicaCount": 1} // as many as do not need an election
 	flags := []string{"flags"}
-	for _, controller := range []string{"config-reload", "replication", "ttl", "federation"} {
+	for _, controller := range []string{"config-reload", "replication", "ttl", "federation", "csr-approver"} {
 		if strings.HasPrefix(flag.Name, controller+"-") {
 			flags = []string{"controllers", controller, "flags"}
 			set(values, true, "controllers", controller, "enabled")
@@ -440,6 +444,7 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 		"controllers.replication.enabled":   true,
 		"controllers.ttl.enabled":           true,
 		"controllers.federation.enabled":    true,
+		"controllers.csr-approver.enabled":  true,
 		"controllers.config-reload.enabled": false,
 		"namespaced.enabled":                true,
 	}

@@ -164,6 +164,8 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 		"--use-service-account-credentials", // as in production: each controller is a user of its own
 		"--service-account-private-key-file=" + c.pki.path("service-account.key"),
 		"--root-ca-file=" + c.pki.path("serving-ca.crt"),
+		"--cluster-signing-cert-file=" + c.pki.path("serving-ca.crt"), // of approved CertificateSigningRequests
+		"--cluster-signing-key-file=" + c.pki.path("serving-ca.key"),
 		"--controller-start-interval=0s",
 		"--kube-api-qps=500",
 		"--kube-api-burst=1000",

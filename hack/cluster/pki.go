@@ -53,13 +53,19 @@ func newPKI(dir string) (*pki, error) {
 			return nil, err
 		}
 	}
+	servingKey, err := keyutil.MarshalPrivateKeyToPEM(p.servingCA.key)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.write("serving-ca.key", servingKey); err != nil {
+		return nil, err
+	}
 	if _, _, err := p.issue(p.servingCA, "apiserver", "kube-apiserver", "", x509.ExtKeyUsageServerAuth); err != nil {
 		return nil, err
 	}
 	if _, _, err := p.issue(p.frontCA, "front-proxy", frontProxyUser, "", x509.ExtKeyUsageClientAuth); err != nil {
 		return nil, err
 	}
-	var err error
 	p.adminCert, p.adminKey, err = p.issue(p.clientCA, "admin", "admin", "system:masters", x509.ExtKeyUsageClientAuth)
 	if err != nil {
 		return nil, err

@@ -70,7 +70,7 @@ const (
 const anyType = "plural.group"
 
 // allOn switches on what settings only change.
-var allOn = []string{"--controllers=*,replication,ttl,federation", "--ttl-include-resources=" + anyType}
+var allOn = []string{"--controllers=*,replication,ttl,federation,csr-approver", "--ttl-include-resources=" + anyType}
 
 // settings are the flags that add rules to allOn's, or take some away, by the name under which
 // the template quartermaster.settings of the chart knows them: NAME=ITEM for an item of a list,

@@ -24,6 +24,7 @@ var components = map[string][]string{
 	"argo-rollouts":                  {"--config-reload-argo-rollouts"},
 	"csi-secrets":                    {"--config-reload-csi"},
 	"compat-reloader":                {"--compat=reloader"},
+	"csr-approver":                   {"--controllers=*,csr-approver"},
 	"federation":                     {"--controllers=*,federation"},
 	"replication":                    {"--controllers=*,replication"},
 	"replication-compat":             {"--compat=reflector,replicator"},
@@ -39,10 +40,12 @@ var requires = map[string]string{"replication-compat": "replication", "ttl-every
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
+	"csr-approver": "# The controller csr-approver. The manager does not start without the flag --csr-approver-ip-ranges, which only you\n" +
+		"# can give: see deploy/examples/csr-approver.\n",
 	"federation": "# The controller federation. Its types come first: see docs/controllers/federation.md. Only in the namespace\n" +
 		"# kube-federation-system the manager may read Secrets, those with the tokens of other clusters.\n",
-	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication, ttl and federation find no account and write nothing: where they\n" +
-		"# run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
+	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication, ttl, federation and csr-approver find no account and write\n" +
+		"# nothing: where they run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read and delete all objects\n" +
 		"# of these types, to which Secrets do not belong. Annotations and flags say which objects it deletes.\n",
 	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +

@@ -223,6 +223,8 @@ var unusual = []string{
 	"--config-reload-ignored-namespaces=a", "--config-reload-ignored-sources=secrets", "--config-reload-max-delay=7s",
 	"--config-reload-namespace-selector=a=b", "--config-reload-namespaces=a,b", "--config-reload-on-create", "--config-reload-on-delete",
 	"--config-reload-quiet-period=7s", "--config-reload-source-selector=a,b", "--config-reload-strategy=annotations",
+	"--csr-approver-deny-final", "--csr-approver-dns-regex={node}|b", "--csr-approver-dry-run", "--csr-approver-ip-ranges=10.0.0.0/8,fd00::/8",
+	"--csr-approver-max-duration=7h", "--csr-approver-per-node=7", "--csr-approver-concurrent-syncs=7",
 	"--federation-member-qps=7", "--federation-namespace=other", "--federation-removal-guard=7", "--federation-unsafe-endpoints",
 	"--replication-deletion-grace=7s", "--replication-denied-labels=a", "--replication-dry-run", "--replication-kinds=Secret", "--replication-mark-adopted=false",
 	"--replication-max-spread=1Mi", "--replication-replicator-allow-configmaps",

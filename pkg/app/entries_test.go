@@ -5,6 +5,7 @@ package app
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -65,7 +66,7 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 				"controller one: the function New is missing", "controller two: the function Permissions is missing", "controller two: the function New is missing"}},
 		"no name": {
 			[]controllers.Entry{withFunctions(controllers.Entry{})},
-			[]string{`controller number 5 of the registry, which has no name: the name "" is not a DNS label: ` +
+			[]string{fmt.Sprintf("controller number %d", len(registry())+1) + ` of the registry, which has no name: the name "" is not a DNS label: ` +
 				`a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character ` +
 				`(e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`}},
 		"one name twice": {

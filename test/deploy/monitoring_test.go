@@ -133,8 +133,8 @@ var listed = regexp.MustCompile(`^(quartermaster|informer|process|rest_client|wo
 func TestAManagerExportsTheListedMetrics(t *testing.T) {
 	ctx := fleet.Context(t)
 	installFederation(ctx, t)
-	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation")
-	m := shared.RunLeader(ctx, t)
+	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation", "csr-approver")
+	m := shared.RunLeader(ctx, t, "--csr-approver-ip-ranges=10.0.0.0/8")
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)

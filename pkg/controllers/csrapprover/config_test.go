@@ -1,0 +1,75 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover"
+)
+
+func TestMistakesNameTheirFlags(t *testing.T) {
+	for name, tc := range map[string]struct {
+		flags string
+		want  []string
+	}{
+		"the defaults, for a manager that does not run the controller": {"", nil},
+		"24: a broken expression":                                      {"--csr-approver-dns-regex=(", []string{"--csr-approver-dns-regex"}},
+		"24: a range that is none":                                     {"--csr-approver-ip-ranges=10.0.0.0/8,10.0.0.1", []string{"--csr-approver-ip-ranges"}},
+		"a time that no signer gives":                                  {"--csr-approver-max-duration=8809h", []string{"--csr-approver-max-duration"}},
+		"a negative limit and nobody to work":                          {"--csr-approver-per-node=-1 --csr-approver-concurrent-syncs=0", []string{"--csr-approver-per-node", "--csr-approver-concurrent-syncs"}},
+		"everything that is set on purpose":                            {"--csr-approver-ip-ranges=0.0.0.0/0,::/0 --csr-approver-dns-regex=.* --csr-approver-per-node=0", nil},
+		"an expression that ends in a newline":                         {"--csr-approver-dns-regex=a\n", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := csrapprover.NewConfig()
+			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+			cfg.AddFlags(fs)
+			if err := fs.Parse(strings.Split(tc.flags, " ")); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			if err := cfg.Validate(controllers.Settings{}); err != nil {
+				for line := range strings.SplitSeq(err.Error(), "\n") {
+					flag, _, _ := strings.Cut(line, ":")
+					got = append(got, flag)
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestRangesAreRequired is row 24: the manager builds the controller at its start.
+func TestRangesAreRequired(t *testing.T) {
+	_, err := csrapprover.New(csrapprover.NewConfig(), nil, nil, nil, nil, controllers.Options{}, nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "--csr-approver-ip-ranges: ") {
+		t.Error(err)
+	}
+}
+
+// TestPermissionsAreForOneSigner holds that nothing else can be approved.
+func TestPermissionsAreForOneSigner(t *testing.T) {
+	found := false
+	for _, rule := range csrapprover.Entry().Permissions(controllers.Settings{}) {
+		for _, verb := range rule.Verbs {
+			if verb == "approve" {
+				found = true
+				if diff := cmp.Diff([]string{"kubernetes.io/kubelet-serving"}, rule.ResourceNames); diff != "" {
+					t.Error(diff)
+				}
+			}
+		}
+	}
+	if !found {
+		t.Error("no rule permits to approve")
+	}
+}

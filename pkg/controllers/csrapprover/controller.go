@@ -1,0 +1,252 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package csrapprover approves the requests of kubelets for serving certificates.
+//
+// A request is a key in the turn of its node. Its reconcile reads the request and the Node live, decides in
+// package policy, which is pure, and approves exactly the version that it has read. A request that fails a
+// check waits: for a change of its Node, or of a Node that shares a name or an address with it, and where the
+// reason is not in a Node, for a few minutes.
+//
+//	cache.go       what the cache keeps, and which events concern which requests
+//	memory.go      what a run remembers
+//	controller.go  a reconcile
+//	write.go       the approval, the Events, refusals
+//
+// The state, besides the cache:
+//
+//	state      what it is                             set by    cleared by
+//	waiting    why each request waits, its refusals   a worker  a worker, when the request is decided or gone
+//	sent       approvals that the cache may not show  a worker  the same
+//	apiServer  the API server's addresses             a worker  age
+//	notices    when refusals were told                a worker  age
+package csrapprover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Name is the name of the controller.
+const Name = "csr-approver"
+
+const (
+	// again is when a request is looked at again that waits for what no Node shows.
+	again = 5 * time.Minute
+	// limitWindow is the time in which PerNode requests may be approved.
+	limitWindow = time.Hour
+	// apiServerAge is how long the API server's addresses are kept.
+	apiServerAge = time.Minute
+	// maxBackoff is the longest time between two attempts after an error other than a refusal.
+	maxBackoff = time.Minute
+)
+
+// Controller approves requests. Build it with [New].
+type Controller struct {
+	cfg      Config
+	requests informers.Informer[*informers.Object]
+	nodes    informers.Informer[*informers.Object]
+	client   kubernetes.Interface
+	events   record.EventRecorder
+	clock    clock.WithTicker
+	metrics  *domainMetrics
+	memory   *memory
+	notices  *controllers.Notices
+	loop     *controllers.Loop[key]
+
+	mu        sync.Mutex // held while the API server's addresses are read
+	apiServer map[string]bool
+	read      time.Time
+}
+
+var _ controllers.Controller = &Controller{}
+
+// New adds indexes and handlers to the informers, so it must be called before they are started. The
+// configuration must have passed Validate. The informers keep what this package's entry declares.
+func New(cfg Config, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
+	loop controllers.Options, reg metrics.KubeRegistry,
+) (_ *Controller, err error) {
+	if len(cfg.IPRanges) == 0 {
+		return nil, errors.New("--" + flagPrefix + "ip-ranges: must be given; 0.0.0.0/0,::/0 permits every address")
+	}
+	c := &Controller{
+		cfg: cfg, requests: requests, nodes: nodes, client: client, events: events, clock: loop.Clock,
+		memory: newMemory(), notices: controllers.NewNotices(maxForbidden),
+	}
+	c.metrics = newDomainMetrics(reg, c.memory)
+	c.addIndexes()
+	loop.Workers, loop.MaxBackoff = cfg.ConcurrentSyncs, maxBackoff
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchMapped(requests, c.ofRequest), controllers.WatchChanges(nodes, c.ofNode))
+	return c, err
+}
+
+// Run reconciles until ctx ends and every worker has returned.
+func (c *Controller) Run(ctx context.Context) error { return c.loop.Run(ctx) }
+
+// Status returns the state of the controller's loop, with a problem while the API server refuses requests.
+func (c *Controller) Status() controllers.Status {
+	s := c.loop.Status()
+	if n := c.memory.count(func(w waits) bool { return w.refusals > 0 }); n > 0 {
+		s.Problem = fmt.Sprintf("the API server refuses what %d requests need; see the log", n)
+	}
+	return s
+}
+
+func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	o, exists := c.requests.Get(k.object())
+	switch {
+	case !exists || requestOf(o).state != pending:
+		c.memory.forget(k.name)
+		return 0, nil
+	case k.node == "":
+		c.metrics.requests.WithLabelValues(resultIgnored).Inc()
+		return 0, nil
+	}
+	after, err := c.decide(ctx, k)
+	if apierrors.IsConflict(err) {
+		after, err = c.decide(ctx, k)
+	}
+	if apierrors.IsForbidden(err) && !controllers.IsNotLeading(err) {
+		return c.refused(ctx, k, err), nil
+	}
+	return after, err
+}
+
+// decide reads a request and decides on it. What the cache shows to fail costs no request of ours.
+func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
+	if !c.withinLimit(k, false) {
+		return c.wait(ctx, k, problem(policy.PerNode)), nil
+	}
+	if _, exists := c.nodes.Get(cache.NewObjectName("", k.node)); !exists {
+		return c.wait(ctx, k, problem(policy.NodeExists)), nil
+	}
+	csr, err := c.client.CertificatesV1().CertificateSigningRequests().Get(ctx, k.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("get request %s: %w", k, err)
+	case policy.Decided(csr) || policy.NodeOf(csr) != k.node:
+		return 0, nil // its event is on its way
+	}
+	asked, problems := c.cfg.Read(csr)
+	if len(problems) > 0 {
+		if c.cfg.DenyFinal && !c.cfg.DryRun {
+			return 0, c.write(ctx, k, csr, certificatesv1.CertificateDenied, describe(problems))
+		}
+		return c.wait(ctx, k, problems), nil
+	}
+	if problems, err = c.judge(ctx, k, &asked); err != nil {
+		return 0, err
+	}
+	if len(problems) > 0 || c.cfg.DryRun {
+		return c.wait(ctx, k, problems), nil
+	}
+	if !c.withinLimit(k, true) {
+		return c.wait(ctx, k, problem(policy.PerNode)), nil
+	}
+	return 0, c.write(ctx, k, csr, certificatesv1.CertificateApproved, "every name and address is the Node's")
+}
+
+// judge returns the checks of what the cluster says that a request fails.
+func (c *Controller) judge(ctx context.Context, k key, asked *policy.Asked) ([]policy.Problem, error) {
+	node, err := c.client.CoreV1().Nodes().Get(ctx, k.node, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return problem(policy.NodeExists), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get Node %s: %w", k.node, err)
+	}
+	problems := c.cfg.Judge(asked, node, func(name string) bool {
+		for _, other := range c.nodesWith(name) {
+			if other != k.node {
+				return true
+			}
+		}
+		return false
+	})
+	if len(problems) > 0 || policy.IsControlPlane(node) {
+		return problems, nil
+	}
+	apiServer, err := c.apiServerNames(ctx)
+	return policy.JudgeAPIServer(asked, apiServer), err
+}
+
+// withinLimit reports whether one more request of the node may be approved. If take is set, the request
+// counts as approved from now on.
+func (c *Controller) withinLimit(k key, take bool) bool {
+	c.memory.mu.Lock()
+	defer c.memory.mu.Unlock()
+	within := c.cfg.PerNode == 0 || c.approvals(k) < c.cfg.PerNode
+	if within && take {
+		c.memory.sent[k.name] = k.node
+	}
+	return within
+}
+
+// approvals returns how many other requests of the node were approved a short while ago. The caller holds
+// memory.mu.
+func (c *Controller) approvals(k key) (n int) {
+	for name, node := range c.memory.sent {
+		if node == k.node && name != k.name {
+			n++
+		}
+	}
+	now := c.clock.Now()
+	c.requestsOf(k.node, approved, func(name string, r request) {
+		if _, counted := c.memory.sent[name]; !counted && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
+			n++
+		}
+	})
+	return n
+}
+
+// apiServerNames returns the cluster IPs of the Service default/kubernetes, and its endpoints.
+func (c *Controller) apiServerNames(ctx context.Context) (map[string]bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.apiServer != nil && c.clock.Since(c.read) < apiServerAge {
+		return c.apiServer, nil
+	}
+	service, err := c.client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get the Service of the API server: %w", err)
+	}
+	endpoints, err := c.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	if err != nil {
+		return nil, fmt.Errorf("list the endpoints of the API server: %w", err)
+	}
+	found := slices.Clone(service.Spec.ClusterIPs)
+	for i := range endpoints.Items {
+		for _, endpoint := range endpoints.Items[i].Endpoints {
+			found = append(found, endpoint.Addresses...)
+		}
+	}
+	c.apiServer, c.read = map[string]bool{}, c.clock.Now()
+	for _, address := range found {
+		name, _ := policy.Canonical(address)
+		c.apiServer[name] = true
+	}
+	return c.apiServer, nil
+}
+
+func problem(check policy.Check) []policy.Problem { return []policy.Problem{{Check: check}} }

@@ -1,0 +1,73 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover
+
+import (
+	"sync"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
+)
+
+// memory is what a run remembers of requests, by name, until the cache shows that they are decided or gone.
+type memory struct {
+	mu      sync.Mutex
+	waiting map[string]waits
+	// sent has the nodes of requests of which an approval was sent. The cache may not show it yet.
+	sent map[string]string
+}
+
+// waits says why a request waits. Its size matters, since there may be thousands.
+type waits struct {
+	// checks has the bit 1<<n for each check n that has failed, and the bit 1 if it was decided on.
+	checks uint16
+	// refusals counts the answers 403 in a row.
+	refusals uint8
+}
+
+func newMemory() *memory {
+	return &memory{waiting: map[string]waits{}, sent: map[string]string{}}
+}
+
+func (m *memory) forget(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.waiting, name)
+	delete(m.sent, name)
+}
+
+// wait notes why a request waits, and reports whether that is new.
+func (m *memory) wait(name string, problems []policy.Problem) bool {
+	now := waits{checks: 1}
+	for _, p := range problems {
+		now.checks |= 1 << p.Check
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was, waited := m.waiting[name]
+	m.waiting[name] = now
+	delete(m.sent, name)
+	return !waited || was.checks != now.checks
+}
+
+// refused notes a refusal, and returns how many came before it.
+func (m *memory) refused(name string) (before uint8) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.waiting[name]
+	before, w.refusals = w.refusals, min(w.refusals+1, 100)
+	m.waiting[name] = w
+	return before
+}
+
+// count returns how many requests wait for such reasons.
+func (m *memory) count(such func(waits) bool) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.waiting {
+		if such(w) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,50 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover
+
+import (
+	"strconv"
+
+	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
+)
+
+const metricPrefix = "quartermaster_csr_approver_"
+
+// The results of a request.
+const (
+	resultApproved = "approved"
+	resultDenied   = "denied"
+	resultIgnored  = "ignored"
+	resultDryRun   = "dry_run"
+)
+
+// domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is the
+// name of an object.
+type domainMetrics struct {
+	requests *metrics.CounterVec // result
+	approval *metrics.Histogram
+}
+
+func newDomainMetrics(reg metrics.KubeRegistry, m *memory) *domainMetrics {
+	d := &domainMetrics{
+		requests: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "requests_total", StabilityLevel: metrics.ALPHA,
+			Help: "Requests for serving certificates by result (approved, denied, ignored, dry_run)."}, []string{"result"}),
+		approval: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "approval_seconds", StabilityLevel: metrics.ALPHA,
+			Help:    "Time from the creation of a request, in whole seconds, until it was approved.",
+			Buckets: []float64{0.5, 1, 2, 5, 10, 30, 60, 300, 3600, 86400}}),
+	}
+	reg.MustRegister(d.requests, d.approval)
+	for _, result := range []string{resultApproved, resultDenied, resultIgnored, resultDryRun} {
+		d.requests.WithLabelValues(result).Add(0)
+	}
+	for check := policy.Encoding; check <= policy.PerNode; check++ {
+		reg.RawMustRegister(metrics.NewGaugeFunc(&metrics.GaugeOpts{Name: metricPrefix + "waiting_requests", StabilityLevel: metrics.ALPHA,
+			Help:        "Requests that are not approved, by the number of the check that they fail.",
+			ConstLabels: map[string]string{"check": strconv.Itoa(int(check))},
+		}, func() float64 { return float64(m.count(func(w waits) bool { return w.checks&(1<<check) != 0 })) }))
+	}
+	return d
+}

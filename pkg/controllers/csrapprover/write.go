@@ -1,0 +1,118 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
+)
+
+// The reasons of conditions and Events.
+const (
+	reasonApproved    = "QuartermasterApproved"
+	reasonDenied      = "QuartermasterDenied"
+	reasonTold        = "ServingCertificateApproved"
+	reasonNotApproved = "ServingCertificateNotApproved"
+	reasonForbidden   = "ServingCertificateForbidden"
+)
+
+// A refused request is seldom allowed soon.
+const (
+	minForbidden = 5 * time.Minute
+	maxForbidden = time.Hour
+)
+
+// maxMessage is the length of an Event's message that any API server accepts.
+const maxMessage = 1024
+
+// write approves or denies exactly the request that was read.
+func (c *Controller) write(ctx context.Context, k key, csr *certificatesv1.CertificateSigningRequest,
+	condition certificatesv1.RequestConditionType, message string,
+) error {
+	reason, result, eventType, event := reasonApproved, resultApproved, corev1.EventTypeNormal, reasonTold
+	if condition == certificatesv1.CertificateDenied {
+		reason, result, eventType, event = reasonDenied, resultDenied, corev1.EventTypeWarning, reasonNotApproved
+	}
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: condition, Status: corev1.ConditionTrue, Reason: reason, Message: message,
+	})
+	_, err := c.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, k.name, csr, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("update the approval of request %s: %w", k, err)
+	}
+	klog.FromContext(ctx).V(2).Info("Decided", "node", k.node, "reason", reason, "because", message)
+	c.metrics.requests.WithLabelValues(result).Inc()
+	if condition == certificatesv1.CertificateApproved {
+		c.metrics.approval.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
+	}
+	c.tell(k, eventType, event, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
+	return nil
+}
+
+// wait notes why a request waits, tells it once, and returns when to decide again without an event.
+func (c *Controller) wait(ctx context.Context, k key, problems []policy.Problem) time.Duration {
+	if c.memory.wait(k.name, problems) {
+		logger := klog.FromContext(ctx).WithValues("node", k.node)
+		if len(problems) == 0 {
+			logger.Info("Dry run: would approve")
+			c.metrics.requests.WithLabelValues(resultDryRun).Inc()
+		} else {
+			logger.V(4).Info("Not approved", "because", describe(problems))
+			if problems[0].Check != policy.NodeExists {
+				c.tell(k, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
+			}
+		}
+	}
+	for _, p := range problems {
+		if p.Check >= policy.OfAPIServer {
+			return again
+		}
+	}
+	return 0
+}
+
+// refused returns when to try again after the API server refused a request of ours, and tells it.
+func (c *Controller) refused(ctx context.Context, k key, err error) time.Duration {
+	pod := c.cfg.Pod
+	if c.notices.Due(reasonForbidden, c.clock.Now()) {
+		klog.FromContext(ctx).Error(err, "The API server refuses what is needed to approve a request")
+		if pod.Name != "" {
+			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
+				corev1.EventTypeWarning, reasonForbidden, short(err.Error()))
+		}
+	}
+	return min(minForbidden<<min(c.memory.refused(k.name), 10), maxForbidden)
+}
+
+func describe(problems []policy.Problem) string {
+	var texts []string
+	for _, p := range problems {
+		texts = append(texts, p.String())
+	}
+	return strings.Join(texts, "; ")
+}
+
+func short(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxMessage)], "") }
+
+// tell records an Event on the Node of a request, if it exists: so the API server's limit of Events is a
+// limit for each node.
+func (c *Controller) tell(k key, eventType, reason, text string) {
+	if o, exists := c.nodes.Get(cache.NewObjectName("", k.node)); exists {
+		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: k.node, UID: o.GetUID()}, eventType, reason, short(text))
+	}
+}

@@ -1,0 +1,129 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// isApproval selects the writes of approvals.
+func isApproval(r *http.Request) bool {
+	return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/approval")
+}
+
+// TestALeaderThatDiesBeforeItsWrite holds the write of a leader that is killed. Its successor approves the
+// request once.
+func TestALeaderThatDiesBeforeItsWrite(t *testing.T) {
+	w := newFixture(t)
+	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	never := make(chan struct{})
+	defer close(never)
+	held := proxy.Add(faultproxy.Rule{Match: isApproval, Hold: never})
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args(fleet.ShortTimings...)})
+	shared.WaitForLeader(w.ctx, t, m)
+	n := w.node("n", "10.3.0.1")
+	name := w.request(n, n, "10.3.0.1")
+	if err := held.WaitHits(w.ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	m.Kill()
+	shared.RunLeader(w.ctx, t, args(fleet.ShortTimings...)...)
+	w.signed(name)
+	w.settle()
+	if got := w.approvals()[name]; got != 1 {
+		t.Errorf("it was approved %d times", got)
+	}
+}
+
+// TestAnAnswerThatIsLost executes a write whose answer the leader does not get, and one that it is told to
+// repeat later.
+func TestAnAnswerThatIsLost(t *testing.T) {
+	w := newFixture(t)
+	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	proxy.Add(faultproxy.Rule{Match: isApproval, Times: 1, DropResponse: true})
+	proxy.Add(faultproxy.Rule{Match: isApproval, Times: 1, Status: http.StatusTooManyRequests, RetryAfter: time.Second})
+	proxy.Add(faultproxy.Rule{Match: isApproval, Times: 1, Status: http.StatusInternalServerError})
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args()})
+	shared.WaitForLeader(w.ctx, t, m)
+	n := w.node("n", "10.3.0.2")
+	for range 4 {
+		name := w.request(n, n)
+		w.signed(name)
+		if got := w.approvals()[name]; got > 1 {
+			t.Errorf("%s was approved %d times", name, got)
+		}
+	}
+}
+
+// TestHundredsThatFailDelayNobody sends 500 requests that fail from one node, and one from another.
+func TestHundredsThatFailDelayNobody(t *testing.T) {
+	w := newFixture(t)
+	m := shared.RunLeader(w.ctx, t, args()...)
+	evil, good := w.node("evil", "10.3.0.3"), w.node("good", "10.3.0.4")
+	client, request := kubelet(t, evil).CertificatesV1().CertificateSigningRequests(), requestFor(evil, evil+".evil.example")
+	parallel(500, func(int) {
+		created, err := client.Create(w.ctx, request, metav1.CreateOptions{})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { w.remove(created.Name) })
+	})
+	begin := time.Now()
+	w.signed(w.request(good, good, "10.3.0.4"))
+	t.Logf("the other node's request was signed after %v", time.Since(begin).Round(time.Millisecond))
+	fleet.Eventually(w.ctx, t, func() error {
+		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_csr_approver_waiting_requests{check="9"} 500`)
+	})
+	writes := 0
+	for _, e := range shared.AuditSince(t, w.begin, func(e auditv1.Event) bool {
+		return cluster.AuditPod(e) == m.Pod && cluster.AuditWrite(e) && e.ObjectRef != nil && e.ObjectRef.Resource == "events"
+	}) {
+		if e.ObjectRef.Namespace == metav1.NamespaceDefault {
+			writes++
+		}
+	}
+	t.Logf("%d writes of Events", writes)
+	if writes > 30 {
+		t.Errorf("%d writes of Events, want 30 at most", writes)
+	}
+}
+
+// TestNothingIsAskedForWhileNothingChanges has requests that wait, and Nodes whose kubelets report their
+// health.
+func TestNothingIsAskedForWhileNothingChanges(t *testing.T) {
+	w := newFixture(t)
+	m := shared.RunLeader(w.ctx, t, args()...)
+	n := w.node("n", "10.3.0.5")
+	w.told(n, w.request(n, "10.3.0.6"), "check 9")
+	w.settle()
+	begin := time.Now()
+	for range 10 {
+		node, err := shared.Admin.CoreV1().Nodes().Get(w.ctx, n, metav1.GetOptions{})
+		if err == nil {
+			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+			_, err = shared.Admin.CoreV1().Nodes().UpdateStatus(w.ctx, node, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Log(err) // another controller may have written meanwhile
+		}
+		fleet.Wait(w.ctx, time.Second)
+	}
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == m.Pod }) {
+		if ref := e.ObjectRef; ref != nil && strings.HasSuffix(e.UserAgent, "/csr-approver") {
+			t.Errorf("%s %s", e.Verb, e.RequestURI)
+		}
+	}
+}

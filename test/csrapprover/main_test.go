@@ -1,0 +1,238 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package csrapprover tests the controller csr-approver in managers as processes on a real control plane, in
+// which kube-controller-manager signs. Requests are sent as the users of kubelets. The audit log shows who
+// approved what.
+package csrapprover
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// All tests of the package share a control plane.
+var shared *fleet.Fleet
+
+func TestMain(m *testing.M) {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Components: []string{"csr-approver"}}, permitKubelets))
+}
+
+// permitKubelets lets kubelets send requests, as every cluster does.
+func permitKubelets(ctx context.Context) error {
+	_, err := shared.Admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubelets"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-bootstrapper"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// ranges are the addresses that the tests' nodes may have. The cluster IP of the API server is among them.
+const ranges = "--csr-approver-ip-ranges=10.0.0.0/8"
+
+func args(more ...string) []string {
+	return append([]string{"--controllers=-config-reload", ranges, "--insecure-metrics"}, more...)
+}
+
+var key = func() ed25519.PrivateKey {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	return key
+}()
+
+var groups atomic.Int32 // so far
+
+// fixture is a group of nodes.
+type fixture struct {
+	*testing.T
+	ctx   context.Context
+	id    string
+	begin time.Time
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	return &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("g%d", groups.Add(1)), begin: time.Now()}
+}
+
+// node creates a Node with its name as its host name and an address, and returns its name.
+func (w *fixture) node(name string, addresses ...string) string {
+	w.Helper()
+	name = w.id + "-" + name
+	if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = shared.Admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	w.report(name, append([]string{name}, addresses...)...)
+	return name
+}
+
+// report writes names and addresses into the status of a Node, as its kubelet does.
+func (w *fixture) report(node string, names ...string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		n, err := shared.Admin.CoreV1().Nodes().Get(w.ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		n.Status.Addresses = nil
+		for _, name := range names {
+			kind := corev1.NodeInternalIP
+			if net.ParseIP(name) == nil {
+				kind = corev1.NodeHostName
+			}
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: kind, Address: name})
+		}
+		_, err = shared.Admin.CoreV1().Nodes().UpdateStatus(w.ctx, n, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// kubelet returns a client that is a node's kubelet.
+func kubelet(t testing.TB, node string) kubernetes.Interface {
+	t.Helper()
+	config := shared.AdminConfig()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node, Groups: []string{"system:nodes", "system:authenticated"}}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// requestFor returns a request of a node's kubelet.
+func requestFor(node string, asks ...string) *certificatesv1.CertificateSigningRequest {
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
+	for _, ask := range asks {
+		if ip := net.ParseIP(ask); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, ask)
+		}
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		panic(err)
+	}
+	return &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: certificatesv1.KubeletServingSignerName,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+		},
+	}
+}
+
+// request sends a request as a node's kubelet, and returns its name.
+func (w *fixture) request(node string, asks ...string) string {
+	w.Helper()
+	return w.send(node, requestFor(node, asks...))
+}
+
+func (w *fixture) send(node string, request *certificatesv1.CertificateSigningRequest) string {
+	w.Helper()
+	created, err := kubelet(w, node).CertificatesV1().CertificateSigningRequests().Create(w.ctx, request, metav1.CreateOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { w.remove(created.Name) })
+	return created.Name
+}
+
+func (w *fixture) remove(request string) {
+	err := shared.Admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), request, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		w.Error(err)
+	}
+}
+
+// state returns the conditions of a request by their types, and whether it is signed.
+func (w *fixture) state(request string) (state string, signed bool) {
+	w.Helper()
+	r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, request, metav1.GetOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	var types []string
+	for _, c := range r.Status.Conditions {
+		types = append(types, string(c.Type))
+	}
+	return strings.Join(types, " "), len(r.Status.Certificate) > 0
+}
+
+// signed waits until a request is signed.
+func (w *fixture) signed(request string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		if state, signed := w.state(request); state != "Approved" || !signed {
+			return fmt.Errorf("request %s is %q, signed: %t", request, state, signed)
+		}
+		return nil
+	})
+}
+
+// told waits for an Event on a Node that says that a request waits for a check.
+func (w *fixture) told(node, request, text string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error {
+		events, err := shared.Admin.CoreV1().Events(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reason=ServingCertificateNotApproved"})
+		if err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, request) && strings.Contains(e.Message, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("no Event on %s names %s and %q", node, request, text)
+	})
+	if state, _ := w.state(request); state != "" {
+		w.Errorf("request %s is %q", request, state)
+	}
+}
+
+// approvals returns how often managers have approved or denied each request since the beginning.
+func (w *fixture) approvals() map[string]int {
+	w.Helper()
+	all := map[string]int{}
+	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && cluster.AuditWrite(e) }) {
+		if ref := e.ObjectRef; ref != nil && ref.Resource == "certificatesigningrequests" {
+			if e.Verb != "update" || ref.Subresource != "approval" {
+				w.Errorf("%s %s", e.Verb, e.RequestURI)
+			}
+			all[ref.Name]++
+		}
+	}
+	return all
+}
+
+var errNotYet = errors.New("not yet")

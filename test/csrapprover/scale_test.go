@@ -1,0 +1,149 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// parallel calls do for 0 to n-1, 10 at a time.
+func parallel(n int, do func(i int)) {
+	var running sync.WaitGroup
+	for part := range 10 {
+		running.Go(func() {
+			for i := part; i < n; i += 10 {
+				do(i)
+			}
+		})
+	}
+	running.Wait()
+}
+
+// nodes creates Nodes with a name and an address each, and returns their names.
+func (w *fixture) nodes(n int) []string {
+	w.Helper()
+	names := make([]string, n)
+	parallel(n, func(i int) {
+		names[i] = w.node(fmt.Sprintf("worker-%d.compute.internal", i), addressOf(i))
+	})
+	return names
+}
+
+func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 64+i/62500, i/250%250, 1+i%250) }
+
+// TestAnApprovalTakesMilliseconds sends requests one after the other. It logs how long each took from the
+// answer to its creation until it was approved.
+func TestAnApprovalTakesMilliseconds(t *testing.T) {
+	w := newFixture(t)
+	shared.RunReleased(w.ctx, t, args()...)
+	names := w.nodes(100)
+	var took []time.Duration
+	for i, n := range names {
+		name := w.request(n, n, addressOf(i))
+		took = append(took, w.untilApproved(name, time.Now()))
+	}
+	slices.Sort(took)
+	t.Logf("median %v, p99 %v, most %v", took[50].Round(time.Millisecond), took[98].Round(time.Millisecond), took[99].Round(time.Millisecond))
+	if took[98] > 10*time.Second { // the goal is 1 s; a busy machine must not fail this
+		t.Errorf("p99 is %v", took[98])
+	}
+}
+
+// untilApproved returns how long it took since begin until the request was approved.
+func (w *fixture) untilApproved(name string, begin time.Time) time.Duration {
+	w.Helper()
+	requests := shared.Admin.CertificatesV1().CertificateSigningRequests()
+	for w.ctx.Err() == nil {
+		r, err := requests.Get(w.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		if len(r.Status.Conditions) > 0 {
+			return time.Since(begin)
+		}
+	}
+	w.Fatalf("%s is not approved", name)
+	return 0
+}
+
+// TestLongAThousandAtOnce has a thousand nodes that ask for a certificate at once.
+func TestLongAThousandAtOnce(t *testing.T) {
+	const n = 1000
+	w := newFixture(t)
+	w.ctx = fleet.Within(t.Context(), t, 5*time.Minute)
+	names := w.nodes(n)
+	shared.RunReleased(w.ctx, t, args()...)
+	requests, created := make([]*certificatesv1.CertificateSigningRequest, n), make([]string, n)
+	parallel(n, func(i int) { requests[i] = requestFor(names[i], names[i], addressOf(i)) })
+	begin := time.Now()
+	parallel(n, func(i int) { created[i] = w.send(names[i], requests[i]) })
+	sent := time.Since(begin)
+	fleet.Eventually(w.ctx, t, func() error {
+		if got := len(w.approvals()); got < n {
+			return fmt.Errorf("%d are approved", got)
+		}
+		return nil
+	})
+	t.Logf("%d requests were sent within %v and approved within %v", n, sent.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
+	approvals := w.approvals()
+	for _, name := range created {
+		if approvals[name] != 1 {
+			t.Errorf("%s was approved %d times", name, approvals[name])
+		}
+	}
+	if took := time.Since(begin); took > 2*time.Minute { // the goal is 30 s
+		t.Errorf("it took %v", took)
+	}
+}
+
+// TestLongMemory compares the resident memory of a leader that has 5,000 Nodes and 10,000 requests in its
+// cache with that of one that has none of them.
+func TestLongMemory(t *testing.T) {
+	w := newFixture(t)
+	w.ctx = fleet.Within(t.Context(), t, 10*time.Minute)
+	measure := func(with string) int {
+		t.Helper()
+		m := shared.RunReleased(w.ctx, t, args()...)
+		fleet.Wait(w.ctx, 20*time.Second)
+		rss := residentKiB(t, m.PID())
+		t.Logf("%s: %d KiB of resident memory", with, rss)
+		if err := m.Stop(w.ctx, fleet.Patience); err != nil {
+			t.Error(err)
+		}
+		return rss
+	}
+	before := measure("with nothing")
+	names := w.nodes(5000)
+	parallel(10_000, func(i int) {
+		n := names[i%len(names)]
+		w.send(n, requestFor(n, "wait.example.com"))
+	})
+	waiting := measure("with 5,000 Nodes and 10,000 requests that wait")
+	again := measure("the same again")
+	t.Logf("growth %d and %d KiB; the goal is 4096", waiting-before, again-before)
+}
+
+func residentKiB(t *testing.T, pid int) (kib int) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Skip(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}

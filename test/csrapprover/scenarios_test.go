@@ -1,0 +1,276 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package csrapprover
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestScenarios has what the API server and the signer decide, in one leader.
+func TestScenarios(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
+	m := shared.RunLeader(ctx, t, args("--csr-approver-dns-regex={node}(\\..*)?", "--v=4")...)
+	for name, run := range map[string]func(w *fixture){
+		"1: a kubelet gets a certificate that servers can use": func(w *fixture) {
+			n := w.node("n", "10.1.0.1")
+			name := w.request(n, n, "10.1.0.1")
+			w.signed(name)
+			r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, name, metav1.GetOptions{})
+			if err != nil {
+				w.Fatal(err)
+			}
+			block, _ := pem.Decode(r.Status.Certificate)
+			crt, err := x509.ParseCertificate(block.Bytes)
+			if err != nil {
+				w.Fatal(err)
+			}
+			for _, host := range []string{n, "10.1.0.1"} {
+				if err := crt.VerifyHostname(host); err != nil {
+					w.Error(err)
+				}
+			}
+			if c := r.Status.Conditions[0]; c.Reason != "QuartermasterApproved" || c.LastUpdateTime.IsZero() {
+				w.Errorf("condition %+v", c)
+			}
+		},
+		"7: a node asks for a name that begins with its own": func(w *fixture) {
+			n := w.node("n", "10.1.0.2")
+			w.told(n, w.request(n, n+".evil.example"), "check 9")
+			// With the wide expression of this test, only other checks are left once the Node claims it.
+			w.report(n, n, "auth.example.com")
+			w.told(n, w.request(n, "auth.example.com"), "check 10")
+		},
+		"9: an address that the Node reports later": func(w *fixture) {
+			n := w.node("n", "10.1.0.3")
+			name := w.request(n, "10.1.0.4")
+			w.told(n, name, "check 9")
+			w.report(n, n, "10.1.0.3", "10.1.0.4")
+			w.signed(name)
+		},
+		"11: a node claims another's address": func(w *fixture) {
+			victim, evil := w.node("victim", "10.1.0.5"), w.node("evil", "10.1.0.6")
+			w.signed(w.request(victim, victim, "10.1.0.5"))
+			w.report(evil, evil, "10.1.0.6", "10.1.0.5")
+			w.told(evil, w.request(evil, evil, "10.1.0.5"), "check 11")
+			w.told(evil, w.request(evil, "::ffff:10.1.0.5"), "check 11")
+			w.signed(w.request(evil, evil, "10.1.0.6")) // its own it gets
+			waits := w.request(victim, "10.1.0.5")
+			w.told(victim, waits, "check 11") // so the victim waits too
+			w.report(evil, evil, "10.1.0.6")
+			w.signed(waits)
+		},
+		"11: a node claims another's name": func(w *fixture) {
+			victim, evil := w.node("victim", "10.1.0.7"), w.node("evil", "10.1.0.8")
+			w.report(evil, victim, "10.1.0.8")
+			w.told(evil, w.request(evil, victim), "check 10")
+		},
+		"12: a node claims the names of the API server": func(w *fixture) {
+			n := w.node("n", "10.1.0.9")
+			w.report(n, n, "kubernetes.default.svc", "127.0.0.1")
+			w.told(n, w.request(n, "kubernetes.default.svc"), "check 7")
+			w.told(n, w.request(n, "127.0.0.1"), "check 7")
+		},
+		"13: a node claims the cluster IP of the API server": func(w *fixture) {
+			service, err := shared.Admin.CoreV1().Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
+			if err != nil {
+				w.Fatal(err)
+			}
+			n := w.node("n", "10.1.0.10", service.Spec.ClusterIP)
+			w.told(n, w.request(n, service.Spec.ClusterIP), "check 12")
+		},
+		"13: a node claims an endpoint of the API server, and is of the control plane later": func(w *fixture) {
+			slices, err := shared.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
+			if err != nil || len(slices.Items) == 0 {
+				w.Skip("the API server has published no address here", err)
+			}
+			address := slices.Items[0].Endpoints[0].Addresses[0]
+			n := w.node("n", address)
+			name := w.request(n, address)
+			w.label(n, "node-role.kubernetes.io/control-plane", "")
+			if address[:3] != "10." {
+				w.told(n, name, "check 10") // it is outside of the ranges
+				return
+			}
+			w.signed(name)
+		},
+		"14: the Node is created later": func(w *fixture) {
+			n := w.id + "-late"
+			name := w.request(n, n, "10.1.0.11")
+			w.settle()
+			if state, _ := w.state(name); state != "" {
+				w.Errorf("it is %q", state)
+			}
+			w.node("late", "10.1.0.11")
+			w.signed(name)
+		},
+		"14: the Node goes": func(w *fixture) {
+			n := w.node("n", "10.1.0.12")
+			if err := shared.Admin.CoreV1().Nodes().Delete(w.ctx, n, metav1.DeleteOptions{}); err != nil {
+				w.Fatal(err)
+			}
+			name := w.request(n, n, "10.1.0.12")
+			w.settle()
+			if state, _ := w.state(name); state != "" {
+				w.Errorf("it is %q", state)
+			}
+		},
+		"2: other signers and users are ignored": func(w *fixture) {
+			n := w.node("n", "10.1.0.13")
+			client := requestFor(n)
+			client.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+			client.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+			names := []string{w.send(n, client)}
+			byAdmin, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Create(w.ctx, requestFor(n, n), metav1.CreateOptions{})
+			if err != nil {
+				w.Fatal(err)
+			}
+			w.Cleanup(func() { w.remove(byAdmin.Name) })
+			w.settle()
+			for _, name := range append(names, byAdmin.Name) {
+				if state, _ := w.state(name); state != "" {
+					w.Errorf("%s is %q", name, state)
+				}
+			}
+		},
+		"16: of 25 requests at once 20 are approved": func(w *fixture) {
+			n := w.node("n", "10.1.0.14")
+			for range 25 {
+				w.request(n, n)
+			}
+			fleet.Eventually(w.ctx, w, func() error {
+				if len(w.approvedOf(n)) < 20 {
+					return errNotYet
+				}
+				return nil
+			})
+			w.settle()
+			if approved := w.approvedOf(n); len(approved) != 20 {
+				w.Errorf("%d are approved", len(approved))
+			}
+		},
+		"15: a certificate for 600 s": func(w *fixture) {
+			n := w.node("n", "10.1.0.15")
+			r := requestFor(n, n)
+			r.Spec.ExpirationSeconds = new(int32)
+			*r.Spec.ExpirationSeconds = 600
+			w.signed(w.send(n, r))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { run(newFixture(t)) })
+	}
+	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_csr_approver_requests_total{result="approved"}`,
+		`quartermaster_csr_approver_requests_total{result="denied"} 0`, `quartermaster_csr_approver_waiting_requests{check="9"}`); err != nil {
+		t.Error(err)
+	}
+}
+
+// settle waits until the controller has decided on everything that happened before.
+func (w *fixture) settle() {
+	w.Helper()
+	n := w.node(fmt.Sprintf("canary-%d", time.Now().UnixNano()))
+	w.signed(w.request(n, n))
+}
+
+// approvedOf returns the approved requests of a node.
+func (w *fixture) approvedOf(node string) (names []string) {
+	w.Helper()
+	list, err := shared.Admin.CertificatesV1().CertificateSigningRequests().List(w.ctx, metav1.ListOptions{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, r := range list.Items {
+		if r.Spec.Username == "system:node:"+node && slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
+			return c.Type == certificatesv1.CertificateApproved
+		}) {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+func (w *fixture) label(node, label, value string) {
+	w.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, label, value)
+	if _, err := shared.Admin.CoreV1().Nodes().Patch(w.ctx, node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestMigrationWritesNothing has requests as the original leaves them: approved, denied and waiting. A dry
+// run beside the original writes nothing; without it, what waits is approved, and nothing else is written.
+func TestMigrationWritesNothing(t *testing.T) {
+	w := newFixture(t)
+	n := w.node("n", "10.2.0.1")
+	decide := func(name string, of certificatesv1.RequestConditionType) {
+		t.Helper()
+		requests := shared.Admin.CertificatesV1().CertificateSigningRequests()
+		r, err := requests.Get(w.ctx, name, metav1.GetOptions{})
+		if err == nil {
+			r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: of, Status: corev1.ConditionTrue, Reason: "kubelet-serving-cert-approver", Message: "x"}}
+			_, err = requests.UpdateApproval(w.ctx, name, r, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	approved, denied, waits := w.request(n, n), w.request(n, n), w.request(n, n, "10.2.0.1")
+	decide(approved, certificatesv1.CertificateApproved)
+	decide(denied, certificatesv1.CertificateDenied)
+	dry := shared.RunLeader(w.ctx, t, args("--csr-approver-dry-run")...)
+	if _, err := dry.WaitForLine(w.ctx, "Dry run: would approve"); err != nil {
+		t.Fatal(err)
+	}
+	if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+		t.Error(err)
+	}
+	if writes := w.approvals(); len(writes) > 0 {
+		t.Errorf("the dry run has written %v", writes)
+	}
+	shared.RunLeader(w.ctx, t, args()...)
+	w.signed(waits)
+	w.settle()
+	if state, _ := w.state(denied); state != "Denied" {
+		t.Errorf("what was denied is %q", state)
+	}
+	if writes := w.approvals(); writes[approved]+writes[denied] > 0 || writes[waits] != 1 {
+		t.Errorf("writes %v", writes)
+	}
+}
+
+// TestTheStartFails has what a manager refuses, and the flag that it names.
+func TestTheStartFails(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"24: without ranges":       {[]string{"--controllers=csr-approver"}, "--csr-approver-ip-ranges"},
+		"24: a broken expression":  {args("--csr-approver-dns-regex=("), "--csr-approver-dns-regex"},
+		"24: a range that is none": {args("--csr-approver-ip-ranges=x"), "--csr-approver-ip-ranges"},
+		"27: with some namespaces": {args("--namespaces=a"), "--namespaces"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := fleet.Context(t)
+			m := shared.RunReplica(ctx, t, tc.args...)
+			if err := m.Wait(ctx); err == nil || m.ExitCode() == 0 {
+				t.Errorf("it ended with %d, %v", m.ExitCode(), err)
+			}
+			if tail := m.Tail(20); !strings.Contains(tail, tc.want) {
+				t.Errorf("it does not name %s:\n%s", tc.want, tail)
+			}
+		})
+	}
+}
