@@ -22,14 +22,14 @@ var (
 )
 
 // showLog copies the relevant lines of a manager's log, on average at most one a second.
-func (f *fleet) showLog(ctx context.Context, m *cluster.Manager) {
+func (ms *managers) showLog(ctx context.Context, m *cluster.Manager) {
 	limit := rate.NewLimiter(1, 10)
 	hidden := 0
 	for line := range m.Lines(ctx) {
 		text, ok := interesting(line)
 		switch {
 		case strings.HasPrefix(text, `"Started leading"`):
-			f.lead(m)
+			ms.lead(m)
 			continue
 		case !ok:
 			continue
@@ -39,10 +39,10 @@ func (f *fleet) showLog(ctx context.Context, m *cluster.Manager) {
 			continue
 		}
 		if hidden > 0 {
-			fmt.Fprintf(f.out, "%s | (%d more lines in %s)\n", m.Pod, hidden, m.Log)
+			fmt.Fprintf(ms.out, "%s | (%d more lines in %s)\n", m.Pod, hidden, m.Log)
 			hidden = 0
 		}
-		fmt.Fprintf(f.out, "%s | %s\n", m.Pod, text)
+		fmt.Fprintf(ms.out, "%s | %s\n", m.Pod, text)
 	}
 }
 
@@ -67,11 +67,11 @@ func interesting(line string) (text string, ok bool) {
 }
 
 // introduce prints what there is and what to try.
-func (f *fleet) introduce(binary string, nodes int) {
-	c, out := f.cluster, f.out
+func (ms *managers) introduce(binary string, nodes int) {
+	c, out := ms.cluster, ms.out
 	kubectl := quote(filepath.Join(c.Dir(), "kubectl"))
 	status := quote(binary) + " status --kubeconfig=" + quote(c.Kubeconfig()) + " --endpoint-insecure"
-	for _, m := range f.managers {
+	for _, m := range ms.all {
 		status += " --endpoint=" + m.SecureURL
 	}
 	note, watch := "Nothing runs in the Pods, as the nodes are simulated.", "rollout status deployment/web"
@@ -80,7 +80,7 @@ func (f *fleet) introduce(binary string, nodes int) {
 	}
 	fmt.Fprintf(out, "\nkubeconfig   %s\n", c.Kubeconfig())
 	fmt.Fprintf(out, "logs         %s\n", filepath.Join(c.Dir(), "logs"))
-	for _, m := range f.managers {
+	for _, m := range ms.all {
 		fmt.Fprintf(out, "%s\n  health     %s/readyz?verbose\n  metrics    %s/metrics\n", m.Pod, m.InsecureURL, m.SecureURL)
 	}
 	fmt.Fprintf(out, `
@@ -99,7 +99,7 @@ Try in another terminal:
 
 Ctrl-C stops everything and removes %[4]s.
 
-`, kubectl, quote(f.leaderPID()), f.managers[0].SecureURL, c.Dir(), status, note, watch)
+`, kubectl, quote(ms.leaderPID()), ms.all[0].SecureURL, c.Dir(), status, note, watch)
 }
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,=-]+$`)

@@ -34,7 +34,7 @@ func runManagers(ctx context.Context, opts options, root, dir string, lock *os.F
 			fmt.Println("Stopped.")
 		}
 	}()
-	f := &fleet{out: os.Stdout, cluster: c, leads: make(chan struct{})}
+	ms := &managers{out: os.Stdout, cluster: c, leads: make(chan struct{})}
 	if err := prepare(ctx, c, root); err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func runManagers(ctx context.Context, opts options, root, dir string, lock *os.F
 	if len(opts.args) > 0 { // they replace the Deployment's: two --controllers would add up
 		start = c.StartBare
 	}
-	defer f.stop()
+	defer ms.stop()
 	for i := range opts.replicas {
 		replica, err := c.NewReplica(ctx, strconv.Itoa(i+1))
 		if err != nil {
@@ -56,13 +56,13 @@ func runManagers(ctx context.Context, opts options, root, dir string, lock *os.F
 		if err != nil {
 			return err
 		}
-		f.add(ctx, m)
+		ms.add(ctx, m)
 	}
-	if err := f.waitForLeader(ctx); err != nil {
+	if err := ms.waitForLeader(ctx); err != nil {
 		return err
 	}
-	f.introduce(binary, opts.nodes)
-	return f.follow(ctx)
+	ms.introduce(binary, opts.nodes)
+	return ms.follow(ctx)
 }
 
 // startCluster starts the control plane. The end of ctx ends the start, but not the started

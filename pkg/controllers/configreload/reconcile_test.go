@@ -279,3 +279,65 @@ func TestReconcileReferences(t *testing.T) {
 		},
 	})
 }
+
+func TestDryRunWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := deploy(pod(reads("app-config")), kAuto, "true", kPause, "5m", nativeState, stateOf(cmKey, h1))
+		paused := deploy(pod(), kPausedAt, "yesterday")
+		paused.Name, paused.Spec.Paused = "api", true
+		w := newFixture(t, func(c *Config) { c.DryRun = true }, cm1(), d, paused)
+		changeCM(w)
+		w.pass(time.Minute)
+		if diff := cmp.Diff([]string{"Normal WouldReload Would reload for ConfigMap shop/app-config"}, w.events()); diff != "" {
+			t.Errorf("events differ (-want +got):\n%s", diff)
+		}
+		// It is decided on again, with nothing new.
+		w.put(annotated(d.DeepCopy(), "example.org/touched", "1"))
+		w.pass(time.Minute)
+		w.put(cm1())
+		w.pass(time.Minute)
+		if diff := cmp.Diff([]string{"Normal WouldReload Would reload for ConfigMap shop/app-config"}, w.events()); diff != "" {
+			t.Errorf("events of the second change differ (-want +got):\n%s", diff)
+		}
+		if got := w.writes(); len(got) != 0 {
+			t.Errorf("writes: %v", got)
+		}
+		if n := w.count("reloads_total", map[string]string{"result": resultDryRun}); n != 2 {
+			t.Errorf("%v dry runs counted, want 2", n)
+		}
+	})
+}
+
+func TestTwoNamesOfOneVariable(t *testing.T) {
+	// app.config and app-config share a variable. The later change sets it, and the state
+	// distinguishes them.
+	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }
+	hash := func(v string) string { return hashOf("v", v) }
+	state := func(cmHash, dottedHash string) string {
+		return stateOf(cmKey, cmHash, "configmap/app.config", dottedHash)
+	}
+	runCases(t, map[string]reconcileCase{
+		"the later change stands": {
+			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
+				nativeState, state(h1, hash("1")))},
+			change: func(w *fixture) { w.put(dotted("2")); w.pass(100 * time.Millisecond); changeCM(w) },
+			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		},
+		"of two that changed at one instant, the first by type and name stands": {
+			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
+				nativeState, state(h1, hash("1")))},
+			change: func(w *fixture) { w.put(dotted("2"), cm2()) },
+			want:   []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		},
+		"of two that come to equal data, the later one leaves the template as it is": {
+			objects: []runtime.Object{cm1(), dotted("1"), deploy(pod(reads("app-config"), reads("app.config")), kAuto, "true",
+				nativeState, state(h1, hash("1")))},
+			change: func(w *fixture) { w.put(dotted("2")); w.pass(time.Minute); w.put(cm("app-config", "v", "2")) },
+			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),
+				env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
+			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},
+		},
+	})
+}

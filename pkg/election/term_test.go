@@ -6,6 +6,8 @@ package election
 import (
 	"context"
 	"errors"
+	"net"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -208,6 +210,126 @@ func TestReleaseThatFails(t *testing.T) {
 		var lost *LostError
 		if err := <-r.done; !errors.As(err, &lost) || lost.Reason != protocol.ReasonReleaseFailed {
 			t.Errorf("Run returned %v", err)
+		}
+		store.background.Wait()
+	})
+}
+
+func TestTwoHungAcquisitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		start := time.Now()
+		r := startReplica(t, store, "r", testConfig())
+		// It neither gets an answer nor sees what it has written.
+		r.client.set(func(c *storeClient) { c.hang["update"] = true })
+		for r.client.count("update") < 1 {
+			pass(time.Microsecond)
+		}
+		blind := func(hangs bool, loss linkLoss) {
+			r.client.set(func(c *storeClient) { c.hang["update"], c.hang["get"], c.hang["watch"] = hangs, hangs, hangs })
+			r.client.link.set(func(l *simLink) { l.lost = loss })
+		}
+		blind(true, loseAll)
+		for r.client.count("update") < 2 {
+			pass(100 * time.Millisecond)
+		}
+		pass(time.Second)
+		blind(false, loseNothing)
+		<-r.led
+		if took := time.Since(start); took > 24*time.Second {
+			t.Errorf("it leads after %s", took)
+		}
+		if lease, _ := store.get(); transitionsOf(lease) != 2 {
+			t.Errorf("the Lease is %s", describe(lease))
+		}
+		r.end()
+		store.background.Wait()
+	})
+}
+
+// TestWriteWithoutAnAnswer lets a write of lead fail before lead is asked to stop.
+func TestWriteWithoutAnAnswer(t *testing.T) {
+	reset := errors.New("connection reset by peer")
+	tests := map[string]struct {
+		code  int // of the answer, or
+		err   error
+		drain time.Duration
+		want  time.Duration
+		end   protocol.Reason // "": released
+	}{
+		"holds up the release":                         {0, reset, 5 * time.Minute, time.Minute, ""},
+		"costs the release if the drain is shorter":    {0, reset, 30 * time.Second, 0, protocol.ReasonDrainTimeout},
+		"does so after a 504":                          {http.StatusGatewayTimeout, nil, 5 * time.Minute, time.Minute, ""},
+		"does not if there was no connection":          {0, &net.OpError{Op: "dial", Err: reset}, 5 * time.Minute, 0, ""},
+		"does not if it was answered, even by refusal": {http.StatusConflict, nil, 5 * time.Minute, 0, ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := freeStore()
+				cfg := testConfig()
+				cfg.DrainTimeout = test.drain
+				r := startReplica(t, store, "r", cfg)
+				<-r.led
+				transport := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) {
+					return &http.Response{StatusCode: test.code, Body: http.NoBody}, test.err
+				}))
+				resp, err := transport.RoundTrip(must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
+				if err == nil {
+					_ = resp.Body.Close()
+				}
+				start := time.Now()
+				r.stop(nil)
+				err = <-r.done
+				var lost *LostError
+				errors.As(err, &lost)
+				if (lost == nil) != (test.end == "") || lost != nil && lost.Reason != test.end || (store.holder() == "") != (test.end == "") {
+					t.Errorf("Run returned %v, the Lease is held by %q", err, store.holder())
+				}
+				if took := time.Since(start); took < test.want || took > test.want+20*time.Millisecond {
+					t.Errorf("Run returned after %s, want %s", took, test.want)
+				}
+				store.background.Wait()
+			})
+		})
+	}
+}
+
+// TestLossIsShownAtOnce looks while lead still drains.
+func TestLossIsShownAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		r := startReplicaWith(t, store, "r", testConfig(), func(ctx context.Context) error {
+			<-ctx.Done()
+			pass(5 * time.Second)
+			return nil
+		})
+		<-r.led
+		store.delete("admin")
+		pass(time.Second)
+		if s := shown(r.lock); s.Phase != "Lost" || s.Holder != "" {
+			t.Errorf("it shows %+v", s)
+		}
+		if err := <-r.done; err == nil {
+			t.Error("no error")
+		}
+		store.background.Wait()
+	})
+}
+
+func TestContextOfLeadEndsWithLead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := freeStore()
+		r := startReplica(t, store, "r", testConfig())
+		ctx := <-r.led
+		r.client.set(func(c *storeClient) { c.hang["update"] = true }) // the release gets no answer
+		r.leave <- nil
+		synctest.Wait()
+		if ctx.Err() == nil {
+			t.Error("it goes on")
+		}
+		if err := <-r.done; err != nil {
+			t.Error(err)
 		}
 		store.background.Wait()
 	})
