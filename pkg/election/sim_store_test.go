@@ -130,14 +130,18 @@ func (s *simStore) snapshot() simSnapshot {
 }
 
 // restore goes back to the snapshot, as an etcd restored from a backup: versions that have been
-// given out are given out again. All watches end, since the API servers are restarted.
+// given out are given out again. The API servers are restarted, as etcd asks: all watches end, and new ones
+// begin with what the snapshot has. A snapshot may be of a time before the last restore.
 func (s *simStore) restore(from simSnapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.lease
 	s.highest = max(s.highest, s.rv)
 	s.rv, s.lease = from.rv, from.lease
-	s.past = slices.DeleteFunc(s.past, func(e simEvent) bool { return versionOf(e.event) > s.rv })
+	s.past = nil
+	if s.lease != nil {
+		s.past = []simEvent{{event: watch.Event{Type: watch.Added, Object: s.lease}}} // whatever a server has seen
+	}
 	for _, w := range s.watches {
 		w.Stop()
 	}
