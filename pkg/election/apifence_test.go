@@ -596,7 +596,7 @@ func TestRefusedWrites(t *testing.T) {
 				})
 				pass(30 * time.Second)
 				synctest.Wait()
-				if f.named() != test.named || f.requests > 90 {
+				if f.named() != test.named || f.requests > 35 {
 					t.Errorf("%q is named, %d other requests", f.named(), f.requests)
 				}
 				stop()

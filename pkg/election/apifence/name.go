@@ -71,7 +71,11 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 		f.Trouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up
 	}
 	barred := f.Clock.Now() // since when this replica is not admitted
-	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
+	backoff := backoffMin
+	if leads { // no write waits for this, and each that an API server refuses begins it anew
+		backoff = backoffMax / 4
+	}
+	for ; ; backoff = min(2*backoff, backoffMax) {
 		judged, unnamed, err := f.stand(ctx)
 		if leads && judged == verdictAbsent && f.isRefused() {
 			judged = verdictForeign
