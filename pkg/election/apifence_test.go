@@ -553,6 +553,8 @@ func TestAWebhookThatIsAway(t *testing.T) {
 		if err := f.lock.Problem(); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
 			t.Errorf("after 14 s: %v", err)
 		}
+		pass(3 * time.Second)
+		stop() // it would release the Lease without an error
 		var lost *LostError
 		if err := <-ended; !errors.As(err, &lost) || lost.Reason != protocol.ReasonCannotLead || f.leases.holder() != "" {
 			t.Errorf("Run returned %v, the Lease is held by %q", err, f.leases.holder())

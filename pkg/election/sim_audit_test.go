@@ -36,12 +36,13 @@ const (
 	ruleNamesInOrder = "the fence never goes back to the Pod of a former leader"
 	ruleStale        = "a stale write is executed at most the watch's lag and its time in the API server after the fence names another"
 	ruleInOrder      = "no write of a former leader is stored after its successor's first one"
+	ruleGivesUp      = "a holder that cannot lead gives the Lease up"
 	ruleSomeoneLeads = "someone leads again within the bound"
 	ruleFewRequests  = "the requests of a replica are bounded"
 	ruleReturns      = "Run returns"
 )
 
-var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, ruleCancelled, ruleLostCloses, ruleTermsUnique, ruleNoEarlySteal, ruleOwnRelease, ruleDrainFirst, ruleAfterRelease, ruleDrainWrites, ruleNamedFirst, ruleNamesInOrder, ruleStale, ruleInOrder, ruleSomeoneLeads, ruleFewRequests, ruleReturns}
+var allRules = []string{ruleOneLeader, ruleReplaced, ruleAfterPause, ruleSent, ruleCancelled, ruleLostCloses, ruleTermsUnique, ruleNoEarlySteal, ruleOwnRelease, ruleDrainFirst, ruleAfterRelease, ruleDrainWrites, ruleNamedFirst, ruleNamesInOrder, ruleStale, ruleInOrder, ruleGivesUp, ruleSomeoneLeads, ruleFewRequests, ruleReturns}
 
 // auditor sees everything that happens, by the real time and in the order of the store, and knows
 // the rules. A reign begins when the store executes the acquisition of a replica; the reigns are

@@ -50,3 +50,32 @@ func TestSimulatedLateName(t *testing.T) {
 		})
 	}
 }
+
+// TestSimulatedBarredHolders keeps every holder from naming itself. Each gives the Lease up after a lease
+// duration, by rule 12, and somebody leads soon after the webhook is back.
+func TestSimulatedBarredHolders(t *testing.T) {
+	for seed := range uint64(5) {
+		runPlan(t, ours, simFences{client: true, server: true}, 2, seed, func(s *simulation) {
+			s.install()
+			s.store.setWebhook(true)
+			s.launchReplicas(2)
+			for range 4 {
+				if !passUntil(10*time.Millisecond, func() bool { return s.store.holder() != "" }) {
+					s.audit.violate(ruleSomeoneLeads, "nobody tries to")
+					return
+				}
+				holder := s.store.holder()
+				pass(s.claim(1))
+				if s.store.holder() == holder {
+					s.audit.violate(ruleGivesUp, "%s has held the Lease for %s", holder, s.claim(1))
+					return
+				}
+				for _, r := range s.replicas {
+					s.revive(r)
+				}
+			}
+			s.store.setWebhook(false)
+			s.awaitLeader("when the webhook is back", s.few(), false)
+		})
+	}
+}
