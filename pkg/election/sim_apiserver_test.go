@@ -122,13 +122,6 @@ func (a *simServer) kept(verb string) time.Duration {
 	return time.Until(until)
 }
 
-// caughtUp returns when the server has seen all that has happened.
-func (a *simServer) caughtUp() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.stalled.Add(10 * time.Millisecond)
-}
-
 // stall keeps the server's watches from showing anything new for d.
 func (a *simServer) stall(d time.Duration) {
 	a.mu.Lock()
@@ -158,7 +151,7 @@ func (a *simServer) queued(verb string, rng *rand.Rand) time.Duration {
 	a.mu.Lock()
 	left := time.Until(a.busy)
 	a.mu.Unlock()
-	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" && !a.sim.prompt || !a.sim.calm.Load()), rng.Float64()
+	forgotten, wait := rng.IntN(100) == 0 && (verb == "write" || !a.sim.calm.Load()), rng.Float64()
 	switch {
 	case forgotten:
 		return time.Duration(wait * 2 * float64(a.sim.cfg.LeaseDuration.Duration))
@@ -239,9 +232,7 @@ func (a *simServer) execute(w *simWrite) (refused string, err error) {
 		return words, nil
 	}
 	w.server, w.admitted, w.unjudged = a, time.Now(), unjudged
-	if !a.sim.prompt {
-		passToStore(w.rng)
-	}
+	passToStore(w.rng)
 	a.sim.audit.executed(w)
 	return "", nil
 }

@@ -77,14 +77,15 @@ type simCount struct {
 	terms  int
 	writes int // executed
 	// stale writes were executed after the reign of another began, and led ones after a write of it.
-	stale, led int
-	admitted   int           // stale writes that passed the server's fence
-	latest     time.Duration // the longest time of those after the fence had named another
-	refused    int           // by the server's fence
-	clock      int           // led ones of replicas whose clocks stood still
-	samePod    int           // stale writes of a former process of the Pod that the fence names
-	early      int           // terms that began before the predecessor's claim had ended
-	alive      int           // of these, terms whose predecessor was alive
+	stale, led     int
+	judged, waited int           // led ones within a limit, see limitOf
+	admitted       int           // stale writes that passed the server's fence
+	latest         time.Duration // the longest time of those after the fence had named another
+	refused        int           // by the server's fence
+	clock          int           // led ones of replicas whose clocks stood still
+	samePod        int           // stale writes of a former process of the Pod that the fence names
+	early          int           // terms that began before the predecessor's claim had ended
+	alive          int           // of these, terms whose predecessor was alive
 }
 
 func (c *simCount) add(other simCount) {
@@ -92,6 +93,8 @@ func (c *simCount) add(other simCount) {
 	c.writes += other.writes
 	c.stale += other.stale
 	c.led += other.led
+	c.judged += other.judged
+	c.waited += other.waited
 	c.admitted += other.admitted
 	c.latest = max(c.latest, other.latest)
 	c.refused += other.refused
@@ -107,6 +110,9 @@ type reign struct {
 	proc   *simProc
 	term   eraTerm
 	began  time.Time
+	owed   time.Time // if it began early, when the predecessor's claim ends
+	led    time.Time // when lead started
+	proved bool      // that was early
 	stored time.Time // its first write
 	named  time.Time // when the fence named its Pod
 }
@@ -333,10 +339,12 @@ func (a *auditor) executed(w *simWrite) {
 		return
 	}
 	a.count.stale++
-	led, samePod := false, false
+	led, samePod, limits := false, false, map[simLimit]bool{}
 	var named time.Time // when the fence first named a later leader
 	for _, r := range a.reigns[next.number-1:] {
-		led = led || !r.stored.IsZero()
+		if !r.stored.IsZero() {
+			led, limits[a.limitOf(w, r)] = true, true
+		}
 		if !r.named.IsZero() && (named.IsZero() || r.named.Before(named)) {
 			named = r.named
 		}
@@ -348,7 +356,12 @@ func (a *auditor) executed(w *simWrite) {
 		if w.proc.clockStood() {
 			a.count.clock++
 		}
-		if a.strict && !samePod { // writes of a process that was restarted in its Pod are a limit, and counted below
+		switch {
+		case !limits[limitNone] && limits[limitWaited]:
+			a.count.waited++
+		case !limits[limitNone]:
+			a.count.judged++
+		case a.strict && !samePod: // writes of a process that was restarted in its Pod are a limit, and counted below
 			a.violateLocked(ruleInOrder, "%s, sent %s ago, judged %s ago by API server %d", w.proc.identity, now.Sub(w.sent), now.Sub(w.admitted), w.server.index)
 		}
 	}
@@ -369,6 +382,30 @@ func (a *auditor) executed(w *simWrite) {
 	}
 }
 
+// simLimit is one of the limits in docs/adr/0003-leader-election.md within which a write of a former leader
+// may be stored after the first one of its successor.
+type simLimit int
+
+const (
+	limitNone   simLimit = iota
+	limitJudged          // an API server had judged it before the successor led
+	limitWaited          // the successor has asked no API server, and the write was under way since before the claim ended
+)
+
+// limitOf returns the limit within which a write that is stored now follows the first one of that reign.
+func (a *auditor) limitOf(w *simWrite, r *reign) simLimit {
+	// From the last moment at which a fence may be open, on a slow clock, to the first at which a standby may
+	// take the Lease, on a fast one.
+	least := float64(a.sim.cfg.LeaseDuration.Duration)/1.01 - float64(a.sim.cfg.RenewDeadline.Duration)/0.99
+	switch {
+	case w.admitted.Before(r.led):
+		return limitJudged
+	case !r.proved && w.admitted.Sub(w.sent) >= time.Duration(least):
+		return limitWaited
+	}
+	return limitNone
+}
+
 // leads is called when lead starts.
 func (a *auditor) leads(p *simProc) {
 	if p.wouldPass() { // else lead starts late, after a pause, and cannot write
@@ -380,6 +417,7 @@ func (a *auditor) leads(p *simProc) {
 	if own == nil {
 		own = a.begin(p, a.created[p.identity]) // client-go's elector leads by creating the Lease
 	}
+	own.led, own.proved = time.Now(), time.Now().Before(own.owed)
 	a.count.terms++
 	before, repeated := a.terms[own.term]
 	a.terms[own.term] = p.identity
@@ -434,6 +472,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 	last := a.renewed[from]
 	tampered := !a.tampered.IsZero() && now.Sub(a.tampered) < a.sim.cfg.LeaseDuration.Duration
 	a.renewed[writer] = ownWrite{now, protocol.DurationOf(after, 0)}
+	var owed time.Time
 	switch {
 	case protocol.HolderOf(after) == "":
 		a.checkRelease(proc, from)
@@ -443,7 +482,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		holder := a.sim.find(from)
 		switch early := now.Sub(last.at) < least; {
 		case early && holder != nil && proc.hasEvidence(holder):
-			a.replaced[holder] = true
+			a.replaced[holder], owed = true, last.at.Add(least)
 			a.count.early++
 			if !holder.isGone() {
 				a.count.alive++
@@ -469,7 +508,7 @@ func (a *auditor) leaseChanged(writer string, before, after *coordinationv1.Leas
 		}
 	}
 	if from != writer || protocol.TermOf(before) != protocol.TermOf(after) {
-		a.begin(proc, protocol.TermOf(after))
+		a.begin(proc, protocol.TermOf(after)).owed = owed
 		a.checkCancelled(proc)
 	}
 }
@@ -563,7 +602,11 @@ func (a *auditor) checkRequests() {
 				first++
 			}
 			if last-first >= most {
-				a.violateLocked(ruleFewRequests, "%s makes more than %d requests in the minute before %s", who, most, calls[last].at.Sub(a.sim.start))
+				verbs := map[string]int{}
+				for _, call := range calls[first : last+1] {
+					verbs[call.verb]++
+				}
+				a.violateLocked(ruleFewRequests, "%s makes more than %d requests in the minute before %s: %v", who, most, calls[last].at.Sub(a.sim.start), verbs)
 				break
 			}
 		}

@@ -135,7 +135,6 @@ func exchangeWith[T any](ctx context.Context, p *simProc, server *simServer, ver
 	out, queued, back := p.link.latency(rng), server.queued(verb, rng), p.link.answerLatency(rng)
 	late, failFirst, hangsUp := rng.IntN(3) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
 	answered := make(chan answer, 1)
-	sent := time.Now()
 	p.sim.store.background.Go(func() {
 		pass(out)
 		lost, dead, _ := p.link.state()
@@ -151,11 +150,6 @@ func exchangeWith[T any](ctx context.Context, p *simProc, server *simServer, ver
 		pass(queued)
 		for left := server.kept(verb); left > 0; left = server.kept(verb) {
 			pass(left)
-		}
-		if p.sim.catchesUp && time.Since(sent) > 500*time.Millisecond {
-			for left := time.Until(server.caughtUp()); left > 0; left = time.Until(server.caughtUp()) {
-				pass(left) // it may have begun to lag again meanwhile
-			}
 		}
 		if hangsUp && ctx.Err() != nil {
 			return // the API server has noticed that nobody waits

@@ -31,9 +31,6 @@ type simulation struct {
 	audit   *auditor
 	calm    atomic.Bool // the faults are over
 	sparse  atomic.Bool // leaders write seldom
-	// API servers have what they have admitted in the store at once, and judge what was under way for long by
-	// what is true then. Else the limits in docs/adr/0006-fence-namespace.md show.
-	prompt, catchesUp bool
 
 	twoSeconds bool // instead of the proof, a wait as long
 	hidden     int  // addresses of API servers that nobody can find out

@@ -127,9 +127,9 @@ func runSeeds(t *testing.T, first, n int, elect simElector, m *debug.Metrics, fe
 // String implements fmt.Stringer.
 func (c *simCount) String() string {
 	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the Lease, %d after another had written "+
-		"(%d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence; "+
+		"(%d judged before that one led, %d under way for long, %d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence; "+
 		"%d early take-overs, %d from a holder that was alive",
-		c.terms, c.writes, c.stale, c.led, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive)
+		c.terms, c.writes, c.stale, c.led, c.judged, c.waited, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive)
 }
 
 // drawFences gives half of the seeds the fence in the API server.
@@ -146,7 +146,6 @@ func runSeed(t *testing.T, seed uint64, elect simElector, m *debug.Metrics, fenc
 		s.fences = fences(rng)
 		s.addServers(max(1, rng.IntN(5)-1)) // three fifths of all clusters have one
 		s.audit.strict = s.fences.client && s.fences.server && rng.IntN(4) > 0
-		s.prompt, s.catchesUp = s.audit.strict, s.audit.strict
 		if rng.IntN(5) == 0 {
 			s.hidden = rng.IntN(len(s.servers) + 1)
 		}
