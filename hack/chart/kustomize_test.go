@@ -35,6 +35,9 @@ var counterparts = map[string]struct {
 	"service-account-per-controller": {values: "flags: {use-service-account-credentials: true}"},
 	"ttl-chosen-types":               {values: "controllers: {ttl: {enabled: true}}"},
 	"ttl-compat":                     {[]string{"ttl-chosen-types"}, "{compat: [ttl-controller, janitor], controllers: {ttl: {enabled: true}}}"},
+	"ttl-rules": {[]string{"ttl-chosen-types"}, `{controllers: {ttl: {enabled: true, flags: {ttl-rules: /etc/quartermaster/ttl/rules.yaml}}},
+		extraVolumes: [{name: ttl-rules, configMap: {name: quartermaster-ttl-rules}}],
+		extraVolumeMounts: [{name: ttl-rules, mountPath: /etc/quartermaster/ttl, readOnly: true}]}`},
 	"ttl-every-type": {[]string{"ttl-chosen-types"}, `controllers: {ttl: {enabled: true, flags: {ttl-include-resources: [
 		namespaces., configmaps., persistentvolumeclaims., pods., services., deployments.apps, statefulsets.apps, jobs.batch,
 		ingresses.networking.k8s.io, '*']}}}`},

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
 func TestTheSchemaRefusesMistakes(t *testing.T) {
@@ -54,6 +55,8 @@ func TestTheSchemaRefusesMistakes(t *testing.T) {
 		"a map for a flag that takes a list":            "controllers: {replication: {flags: {replication-kinds: {Secret: true}}}}",
 		"an annotation that is not text":                "podAnnotations: {a: 1}",
 		"an argument that is not text":                  "extraArgs: [1]",
+		"a field of a rule that is not there":           "controllers: {ttl: {rules: [{name: a, wen: b}]}}",
+		"rules of a controller that has none":           "controllers: {replication: {rules: []}}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := render(values, "kube-system"); err == nil || !strings.Contains(err.Error(), "schema") {
@@ -74,6 +77,35 @@ func TestValuesThatDoNotGoTogetherAreRefused(t *testing.T) {
 		if _, err := render(values, "team-a"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", values, err)
 		}
+	}
+}
+
+func TestRulesAreMountedAndRollTheManager(t *testing.T) {
+	checksums := map[string]bool{}
+	for _, ttl := range []string{"1h", "2h"} {
+		values := "{controllers: {ttl: {enabled: true, rules: [{name: a, resources: [pods], when: \"object.a == 'b'\", ttl: " + ttl + "}]}}, podAnnotations: {a: b}, extraVolumes: [{name: x, emptyDir: {}}]}"
+		o := mustRender(t, values, "ops")
+		text, _, _ := unstructured.NestedString(o["ConfigMap ops/quartermaster-ttl-rules"], "data", "rules.yaml")
+		set, err := rules.Parse([]byte(text))
+		if err != nil || len(set.Rules()) != 1 || set.Rules()[0].TTL != ttl || set.Rules()[0].When != "object.a == 'b'" {
+			t.Fatalf("%v: the rules are %s", err, text)
+		}
+		if config := inForce(t, o.args(t)); !strings.Contains(config, "ttl-rules: /etc/quartermaster/ttl/rules.yaml") {
+			t.Error("the flag is not set")
+		}
+		deployment := o["Deployment ops/quartermaster"]
+		annotations, _, _ := unstructured.NestedStringMap(deployment, "spec", "template", "metadata", "annotations")
+		volumes, _, _ := unstructured.NestedSlice(deployment, "spec", "template", "spec", "volumes")
+		if annotations["a"] != "b" || len(volumes) != 2 {
+			t.Errorf("annotations %v, volumes %v", annotations, volumes)
+		}
+		checksums[annotations["checksum/ttl-rules"]] = true
+	}
+	if len(checksums) != 2 {
+		t.Error("a change of the rules does not change the Pods")
+	}
+	if o := mustRender(t, "controllers: {ttl: {rules: [{name: a, resources: [pods], ttl: 1h}]}}", "ops"); o["ConfigMap ops/quartermaster-ttl-rules"] != nil {
+		t.Error("there are rules of a controller that is off")
 	}
 }
 

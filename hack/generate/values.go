@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
 // values are the chart's values, apart from the flags. The schema is made from it.
@@ -145,7 +147,11 @@ func valuesSchema() ([]byte, error) {
 		flags[flag.Name] = schemaOfFlag(flag)
 	})
 	for name, flags := range ofController {
-		controllers[name] = closed(schema{"enabled": schema{"type": "boolean"}, "flags": closed(flags)})
+		of := schema{"enabled": schema{"type": "boolean"}, "flags": closed(flags)}
+		if name == ttl.Name {
+			of["rules"] = schemaOf(reflect.TypeFor[[]rules.Rule]())
+		}
+		controllers[name] = closed(of)
 	}
 	properties["flags"], properties["controllers"] = closed(general), closed(controllers)
 
@@ -216,6 +222,9 @@ func schemaOf(t reflect.Type) schema {
 		properties := schema{}
 		for i := range t.NumField() {
 			field := t.Field(i)
+			if !field.IsExported() {
+				continue
+			}
 			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 			if name == "" { // inlined
 				maps.Copy(properties, schemaOf(field.Type)["properties"].(schema))

@@ -20,6 +20,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	clientfeatures "k8s.io/client-go/features"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
@@ -27,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app/status"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 // helpColumns is the width of --help. It does not follow the terminal, so that the generated pages
@@ -95,6 +99,7 @@ the others stand by with warm caches.`,
 		cmd.Flags().AddFlagSet(fs)
 	}
 	cmd.AddCommand(status.NewCommand(o.command(), o.Election.Lease()), newControllersCommand(o), newRBACCommand(o))
+	cmd.AddCommand(o.entryCommands()...)
 	for _, c := range cmd.Commands() {
 		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}
@@ -132,7 +137,39 @@ func (o *Options) subcommand(name, short, long string, print func(io.Writer) err
 	return cmd
 }
 
-// setHelp makes root print its flags in groups and list its commands. Each of these prints only the
+// entryCommands returns the commands of the entries.
+func (o *Options) entryCommands() (all []*cobra.Command) {
+	for _, e := range o.entries {
+		if e.Command == nil {
+			continue
+		}
+		cmd := e.Command(o.connect)
+		for _, c := range cmd.Commands() {
+			for _, fs := range o.flags.FlagSets {
+				c.Flags().AddFlagSet(fs)
+			}
+		}
+		all = append(all, cmd)
+	}
+	return all
+}
+
+// connect returns what the flags say, and how a person reaches the API server: as with kubectl.
+func (o *Options) connect() (s controllers.Settings, config *rest.Config, err error) {
+	if err := errors.Join(o.readConfigFile(), o.Validate()); err != nil {
+		return s, nil, err
+	}
+	files := clientcmd.NewDefaultClientConfigLoadingRules()
+	files.ExplicitPath = o.Client.Kubeconfig
+	config, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		files, &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: o.Client.Master}}).ClientConfig()
+	if err != nil {
+		return s, nil, fmt.Errorf("--kubeconfig, --master: %w", err)
+	}
+	return o.Settings(), config, nil
+}
+
+// setHelp makes root print its flags in groups and list its commands. Each of our commands prints only the
 // flags that root does not have; cobra's own commands keep cobra's help.
 func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	help, usage := root.HelpFunc(), root.UsageFunc()
@@ -150,7 +187,7 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 			print(cmd.OutOrStderr())
 			return nil
 		}
-		if cmd.Parent() != root || cmd.HasSubCommands() {
+		if cmd.Parent() != root && cmd.Flags().Lookup("controllers") == nil || cmd.HasSubCommands() {
 			return usage(cmd)
 		}
 		own := pflag.NewFlagSet(cmd.Name(), pflag.ContinueOnError)

@@ -36,6 +36,7 @@ func TestHelpGolden(t *testing.T) {
 	for name, args := range map[string][]string{
 		"help":             {"--help"},
 		"help-status":      {"status", "--help"},
+		"help-ttl-test":    {"ttl", "test", "--help"},
 		"help-controllers": {"controllers", "--help"},
 		"help-rbac":        {"rbac", "--help"},
 	} {

@@ -232,7 +232,7 @@ var unusual = []string{
 	"--replication-push-namespaces=a-*,!a-b;labels:c=d", "--replication-concurrent-syncs=7",
 	"--ttl-allow-protected=nodes", "--ttl-annotations=ttl-controller", "--ttl-breaker-cooldown=7s", "--ttl-cluster-scoped=false", "--ttl-dry-run",
 	"--ttl-exclude-namespaces=a", "--ttl-exclude-resources=a", "--ttl-grace=7s", "--ttl-include-namespaces=a", "--ttl-include-resources=a", "--ttl-janitor-cluster-scoped",
-	"--ttl-max-clock-skew=7s", "--ttl-max-deletions-per-minute=7", "--ttl-concurrent-syncs=7",
+	"--ttl-max-clock-skew=7s", "--ttl-max-deletions-per-minute=7", "--ttl-rules=/r", "--ttl-concurrent-syncs=7",
 	`--allow-metric-labels=m="a": b,c`, "--allow-metric-labels-manifest=/m", "--disabled-metrics=x", "--show-hidden-metrics-for-version=1.36",
 	"--log-flush-frequency=7s", "--log-json-info-buffer-size=4Ki", "--log-json-split-stream", "--log-text-info-buffer-size=1M", "--log-text-split-stream",
 	"--logging-format=json", "--v=7", "--vmodule=a=1,b=2", "--feature-gates=AllAlpha=true,AllBeta=false",

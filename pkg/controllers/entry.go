@@ -4,9 +4,11 @@
 package controllers
 
 import (
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -44,6 +46,10 @@ type Entry struct {
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here.
 	NamespacePermissions func(Settings) map[string][]rbacv1.PolicyRule
+	// Command returns a command for people, with subcommands that understand all flags of the manager;
+	// nil if there is none. connect returns what the flags say, and how the user of a kubeconfig
+	// reaches the API server.
+	Command func(connect func() (Settings, *rest.Config, error)) *cobra.Command
 	// EveryReplica makes every replica run the controller, from the time when its cache is started
 	// until the process ends, and not only the one that leads. The fences refuse the writes of a
 	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is called

@@ -90,8 +90,9 @@ type Need struct {
 	MaxAnnotation int
 	// Fields to keep beyond the annotations.
 	Fields Fields
-	// When, if set, restricts the need to the objects for which it returns true. It is called with the
-	// whole metadata. A need with When has an informer of its own.
+	// When, if set, restricts the need to the objects for which it returns true. It is called with what the
+	// API server's answer is decoded as, like Digest: the whole metadata, and more if the need reads more. A
+	// need with When has an informer of its own.
 	When func(metav1.Object) bool
 	// Digest returns a few bytes that summarise an object, such as a hash of a Secret's data or the
 	// names that a pod template refers to. In the Reduced form, nothing else of the content is kept. nil

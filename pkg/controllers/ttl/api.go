@@ -9,6 +9,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -21,34 +22,46 @@ const requestTimeout = 10 * time.Second
 
 // objects reads and deletes live objects.
 type objects interface {
-	// get returns the metadata of an object, and the time on the server's clock; zero if that is unknown.
-	get(ctx context.Context, t policy.Type, name cache.ObjectName) (*metav1.PartialObjectMetadata, time.Time, error)
+	// get returns an object, or no more than its metadata, and the time on the server's clock; zero if
+	// that is unknown.
+	get(ctx context.Context, t policy.Type, name cache.ObjectName, whole bool) (metav1.Object, time.Time, error)
 	// delete deletes exactly the object that was read.
-	delete(ctx context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error
+	delete(ctx context.Context, t policy.Type, live metav1.Object) error
 }
 
 // api implements objects.
-type api struct{ client metadata.Interface }
+type api struct {
+	metadata metadata.Interface
+	whole    dynamic.Interface
+}
 
 func newAPI(config *rest.Config) (api, error) {
 	config = rest.CopyConfig(config)
 	config.Timeout = requestTimeout
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return dateReader{next} })
 	client, err := metadata.NewForConfig(config)
-	return api{client}, err
+	if err != nil {
+		return api{}, err
+	}
+	whole, err := dynamic.NewForConfig(config)
+	return api{client, whole}, err
 }
 
-func (a api) get(ctx context.Context, t policy.Type, name cache.ObjectName) (*metav1.PartialObjectMetadata, time.Time, error) {
-	var date time.Time
+func (a api) get(ctx context.Context, t policy.Type, name cache.ObjectName, whole bool) (live metav1.Object, date time.Time, err error) {
 	ctx = context.WithValue(ctx, dateKey{}, &date)
-	live, err := a.client.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	if whole {
+		live, err = a.whole.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	} else {
+		live, err = a.metadata.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	}
 	return live, date, err
 }
 
-func (a api) delete(ctx context.Context, t policy.Type, live *metav1.PartialObjectMetadata) error {
+func (a api) delete(ctx context.Context, t policy.Type, live metav1.Object) error {
 	background := metav1.DeletePropagationBackground
-	return a.client.Resource(t.GroupVersionResource).Namespace(live.Namespace).Delete(ctx, live.Name, metav1.DeleteOptions{
-		Preconditions:     &metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion},
+	uid, version := live.GetUID(), live.GetResourceVersion()
+	return a.metadata.Resource(t.GroupVersionResource).Namespace(live.GetNamespace()).Delete(ctx, live.GetName(), metav1.DeleteOptions{
+		Preconditions:     &metav1.Preconditions{UID: &uid, ResourceVersion: &version},
 		PropagationPolicy: &background,
 	})
 }

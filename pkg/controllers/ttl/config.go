@@ -29,6 +29,8 @@ type Config struct {
 	Compat []policy.Family
 	Scope  []string
 	Pod    cache.ObjectName
+	// RulesFile has rules for objects without annotations, see package rules; empty means none.
+	RulesFile string
 	// DryRun deletes nothing.
 	DryRun bool
 
@@ -70,12 +72,14 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.AllowProtected, flagPrefix+"allow-protected", c.AllowProtected, ""+
 		"What may be deleted although it is protected: nodes, persistentvolumes, customresourcedefinitions, "+
 		"in:NAMESPACE for the objects in kube-system or the like, namespace:NAME for such a namespace itself.")
+	fs.StringVar(&c.RulesFile, flagPrefix+"rules", c.RulesFile,
+		"A file of rules that say which objects without annotations expire, and when. It is read at the start; ttl test shows what it would delete.")
 	fs.DurationVar(&c.Grace, flagPrefix+"grace", c.Grace, ""+
 		"How long an object is left alone, with an Event, that is due when it is first seen: restored from a backup, applied with a past time, "+
 		"or overdue when this process begins to lead; 0 means that it is deleted at once.")
 	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
 		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in the namespace is deleted for a while; "+
-		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit.", policy.TotalLimit))
+		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit. Annotations and rules each have this limit.", policy.TotalLimit))
 	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long deletions stop after --ttl-max-deletions-per-minute was reached.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart; 0 switches the check off.")
@@ -89,8 +93,8 @@ func (c *Config) Validate(controllers.Settings) error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
-	rules := c.Policy()
-	rules.Validate(bad)
+	options := c.Policy()
+	options.Validate(bad)
 	if c.Grace < 0 {
 		bad("grace", "must not be negative, got %v", c.Grace)
 	}

@@ -1,29 +1,34 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ttl deletes annotated objects whose time has passed.
+// Package ttl deletes objects whose time has passed, by their annotations or by rules of a file.
 //
-// types.go follows every type of objects that the flags and the API server permit. A handler per type
-// records the objects that have an annotation, in kinds.go, and enqueues them; it keeps nothing of other
-// objects. The reconcile of an object decides in package policy, which is pure, when the object is due, and
-// runs again then. It reads a due object live, decides again, and deletes the object with the UID and the
-// version that it has read.
+// types.go follows every type of objects that the flags and the API server permit. A handler per
+// type records the objects that have an annotation or that a rule chooses, in kinds.go, and
+// enqueues them; it keeps nothing of other objects. The rules are evaluated where the cache decodes
+// an object, and their verdict is the digest that the cache keeps. The reconcile of an object
+// decides in package policy, which is pure, when the object is due, and runs again then. It reads a
+// due object live, decides again, and deletes the object with the UID and the version that it has
+// read.
 //
 //	controller.go  a reconcile
 //	api.go         live reads and deletions, with the server's clock
 //	delete.go      requests, what becomes of their answers, Events
 //	kinds.go       what a run remembers
+//	ruled.go       the rules for the objects of a type
+//	testfile.go    the command that shows what a file of rules would delete
 //	types.go       discovery
 //
-// The state (the breaker and the notices outlive a run):
+// The state (the breakers, the notices and the faults outlive a run):
 //
 //	state      what it is                                 set by               cleared by
 //	kinds      the types that are followed                types.go             types.go
-//	records    the annotated objects                      the type's handler   the handler, the end of the type
+//	records    the objects that may expire                the type's handler   the handler, the end of the type
 //	firstSeen  when a record was first seen as it is      the type's handler   a change that matters
 //	failures   refusals in a row                          a worker             a worker
 //	notices    what owners have been told                 a worker             time, newer notices
-//	breaker    the deletions of the last minute           a worker             time
+//	faults     the last object that a rule failed for     the type's handler   nobody
+//	breakers   the deletions of the last minute           a worker             time
 //	           until when nothing is deleted              a worker             time
 //	pauses     until when nothing of a type is deleted    a worker             time, the end of the type
 package ttl
@@ -48,13 +53,14 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
 // Name is the name of the controller.
 const Name = "ttl"
 
-// recheckInterval is the longest time until the clock is compared with a deadline again. After a step of
-// the clock, a deletion is at most this late.
+// recheckInterval is the longest time until the clock is compared with a deadline again. After a
+// step of the clock, a deletion is at most this late.
 const recheckInterval = time.Hour
 
 // spread is the time over which objects that waited for the same moment come back.
@@ -63,27 +69,31 @@ const spread = 10 * time.Second
 // Controller deletes objects. Build it with [New].
 type Controller struct {
 	cfg     Config
-	rules   policy.Options
+	options policy.Options
+	rules   *rules.Set
 	follow  Follow
 	client  kubernetes.Interface
 	objects objects
 	events  record.EventRecorder
 	clock   clock.WithTicker
 	metrics *domainMetrics
-	breaker *policy.Breaker
-	// onceNotices are what owners are told once, repeatedNotices what they are told again.
-	onceNotices, repeatedNotices *controllers.Notices
-	loop                         *controllers.Loop[key]
+	// Rules have a breaker of their own, so that a new rule with a backlog stops no annotations.
+	breaker, ruleBreaker *policy.Breaker
+	// onceNotices are what owners are told once, repeatedNotices what they are told again, faultNotices the
+	// log lines about rules.
+	onceNotices, repeatedNotices, faultNotices *controllers.Notices
+	loop                                       *controllers.Loop[key]
 
-	mu    sync.Mutex
-	kinds map[schema.GroupResource]*kind
+	mu     sync.Mutex
+	kinds  map[schema.GroupResource]*kind
+	faults map[string]RuleFault // by rule
 }
 
 var _ controllers.Controller = &Controller{}
 
-// New returns the controller. cfg must have passed Validate. Clients made from config write only while
-// this replica leads.
-func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
+// New returns the controller. cfg must have passed Validate, and set is what its RulesFile has.
+// Clients made from config write only while this replica leads.
+func New(cfg Config, set *rules.Set, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (*Controller, error) {
 	objects, err := newAPI(config)
@@ -91,9 +101,11 @@ func New(cfg Config, follow Follow, client kubernetes.Interface, config *rest.Co
 		return nil, err
 	}
 	c := &Controller{
-		cfg: cfg, rules: cfg.Policy(), follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
-		breaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown}, kinds: map[schema.GroupResource]*kind{},
-		onceNotices: controllers.NewNotices(math.MaxInt64), repeatedNotices: controllers.NewNotices(tellAgain),
+		cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
+		breaker:     &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
+		ruleBreaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
+		onceNotices: controllers.NewNotices(math.MaxInt64), repeatedNotices: controllers.NewNotices(tellAgain), faultNotices: controllers.NewNotices(time.Minute),
+		kinds: map[schema.GroupResource]*kind{}, faults: map[string]RuleFault{},
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.Beside = cfg.ConcurrentSyncs, c.followTypes
@@ -117,7 +129,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop, and of each type.
 func (c *Controller) Status() controllers.Status {
 	s := c.loop.Status()
-	s.Details = c.status()
+	s.Details = Details{c.status(), c.ruleStatus()}
 	return s
 }
 
@@ -127,19 +139,19 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return 0, nil
 	}
 	now := c.clock.Now()
-	d := c.decide(k, obj, now)
+	d := c.decide(k, obj, r.verdict, now)
 	k.decided(r, d.Deadline)
 	if !d.Due(now) {
 		return wait(&d, now), nil
 	}
 	if left := c.grace(r, &d, now); left > 0 {
-		c.tell(k, obj.GetUID(), corev1.EventTypeNormal, reasonWill, fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, because(&d)))
+		c.tell(k, obj.GetUID(), corev1.EventTypeNormal, reasonWill, fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, d.Because()))
 		return left, nil
 	}
-	if pause := c.pause(k, now); pause > 0 {
+	if pause := c.pause(k, &d, now); pause > 0 {
 		return pause, nil
 	}
-	klog.FromContext(ctx).V(4).Info("Object is due", "annotation", d.Key, "deadline", d.Deadline)
+	klog.FromContext(ctx).V(4).Info("Object is due", "annotation", d.Key, "rule", d.Rule, "deadline", d.Deadline)
 	return c.expire(ctx, k, r, &d, obj.GetUID())
 }
 
@@ -147,7 +159,7 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 // seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
 // leader, every object that is due at the start is such an object.
 func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
-	if c.cfg.DryRun || d.Deadline.After(r.firstSeen) {
+	if c.dryRun(d) || d.Deadline.After(r.firstSeen) {
 		return 0
 	}
 	return max(c.cfg.Grace-now.Sub(r.firstSeen), 0)
@@ -157,17 +169,21 @@ func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Dur
 // means now. Objects that wait come back spread, so in another order each time: with more objects than
 // the breaker permits, the same objects would always be first otherwise. Each object that comes back
 // before the breaker's limit is reached costs a request; each later object costs microseconds.
-func (c *Controller) pause(k key, now time.Time) time.Duration {
-	pause := max(c.breaker.Open(k.Namespace, now), k.pauseLeft(now))
+func (c *Controller) pause(k key, d *policy.Decision, now time.Time) time.Duration {
+	pause := max(c.breakerOf(d).Open(k.Namespace, now), k.pauseLeft(now))
 	if pause > 0 {
 		pause += rand.N(spread)
 	}
 	return pause
 }
 
-// decide decides on a state of an object, and tells its owner the warnings.
-func (c *Controller) decide(k key, obj metav1.Object, now time.Time) policy.Decision {
-	d := c.rules.Decide(k.Type, obj, now)
+// decide decides on a state of an object, on which the rules have the verdict, and tells its owner the
+// warnings.
+func (c *Controller) decide(k key, obj metav1.Object, v rules.Verdict, now time.Time) policy.Decision {
+	if v.Rule != 0 {
+		return c.rules.Decide(v)
+	}
+	d := c.options.Decide(k.Type, obj, now)
 	for _, w := range d.Warnings {
 		if c.tell(k, obj.GetUID(), corev1.EventTypeWarning, w.Reason, w.Text) && w.Reason == policy.InvalidTTL {
 			c.metrics.invalid.WithLabelValues(w.Key).Inc()
@@ -176,10 +192,16 @@ func (c *Controller) decide(k key, obj metav1.Object, now time.Time) policy.Deci
 	return d
 }
 
-// because returns why an object is deleted.
-func because(d *policy.Decision) string {
-	return fmt.Sprintf("%s=%s, due at %s", d.Key, d.Value, d.Deadline.UTC().Format(time.RFC3339))
+// breakerOf returns the breaker that counts the deletion.
+func (c *Controller) breakerOf(d *policy.Decision) *policy.Breaker {
+	if d.Rule != "" {
+		return c.ruleBreaker
+	}
+	return c.breaker
 }
+
+// dryRun reports whether the decision deletes nothing.
+func (c *Controller) dryRun(d *policy.Decision) bool { return c.cfg.DryRun || d.DryRun }
 
 // wait returns when to look at an object again; 0 means at its next change.
 func wait(d *policy.Decision, now time.Time) time.Duration {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
 const (
@@ -49,57 +50,62 @@ const (
 // expire deletes the object of a record if it still has the UID, and is due as decided.
 func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *policy.Decision, uid types.UID) (time.Duration, error) {
 	begun := c.clock.Now()
-	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName)
+	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName, decided.Rule != "" && k.ruled.Whole)
 	now := c.clock.Now()
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case err != nil:
-		return c.refused(ctx, k, r, uid, begun, "get", err)
-	case live.UID != uid:
+		return c.refused(ctx, k, r, decided, uid, begun, "get", err)
+	case live.GetUID() != uid:
 		return 0, nil // its own event is on its way
 	case c.skewed(ctx, k, date, now):
-		return c.pause(k, now), nil
+		return c.pause(k, decided, now), nil
 	}
-	d := c.decide(k, live, now)
+	var v rules.Verdict
+	if decided.Rule != "" { // else the rules decide on the event with which the annotation goes
+		v, _ = k.ruled.verdict(live)
+	}
+	d := c.decide(k, live, v, now)
 	switch {
 	case !d.Due(now):
 		return wait(&d, now), nil
 	case c.cfg.Grace > 0 && !d.Deadline.Equal(decided.Deadline):
 		return c.cfg.Grace, nil // a deadline that nobody has been told of; its own event is on its way
 	}
-	logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "value", d.Value, "deadline", d.Deadline)
-	if c.cfg.DryRun {
-		if c.tell(k, uid, corev1.EventTypeNormal, reasonWould, "would be deleted because of "+because(&d)) {
+	logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "rule", d.Rule, "value", d.Value, "deadline", d.Deadline)
+	if c.dryRun(&d) {
+		if c.tell(k, uid, corev1.EventTypeNormal, reasonWould, "would be deleted because of "+d.Because()) {
 			logger.Info("Dry run: would delete")
-			c.metrics.deletion(k, resultDryRun)
+			c.metrics.deletion(k, &d, resultDryRun)
 		}
 		return 0, nil
 	}
-	if permitted, opened := c.breaker.Take(k.Namespace, now); !permitted {
+	breaker := c.breakerOf(&d)
+	if permitted, opened := breaker.Take(k.Namespace, now); !permitted {
 		if opened != "" {
-			c.tooMany(ctx, k, opened)
+			c.tooMany(ctx, k, &d, opened)
 		}
-		return c.pause(k, now), nil
+		return c.pause(k, &d, now), nil
 	}
 	err = c.objects.delete(ctx, k.Type, live)
 	if err == nil {
 		logger.V(2).Info("Deleted an expired object")
-		c.metrics.deletion(k, resultDeleted)
+		c.metrics.deletion(k, &d, resultDeleted)
 		c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
 		k.decided(r, policy.Never) // it is not overdue while its finalizers work
-		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+because(&d))
+		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+d.Because())
 		return 0, nil
 	}
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonForbidden, metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
 		metav1.StatusReasonInvalid, metav1.StatusReasonTooManyRequests:
-		c.breaker.Return(k.Namespace) // nothing was deleted; after other errors, such as 500 and 504, the object may have been
+		breaker.Return(k.Namespace) // nothing was deleted; after other errors, such as 500 and 504, the object may have been
 	}
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
-	return c.refused(ctx, k, r, uid, begun, "delete", err)
+	return c.refused(ctx, k, r, &d, uid, begun, "delete", err)
 }
 
 // skewed reports whether this clock and the API server's are too far apart. date is the API server's
@@ -123,7 +129,7 @@ func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 
 // tooMany tells that the deletion of k has opened the breaker. Only the log names the namespace: the Events
 // of the manager's Pod are for whoever may read that namespace.
-func (c *Controller) tooMany(ctx context.Context, k key, opened policy.Scope) {
+func (c *Controller) tooMany(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
 	c.metrics.trips.WithLabelValues(string(opened)).Inc()
 	logger := klog.FromContext(ctx)
 	limit, text := c.cfg.MaxDeletionsPerMinute, "%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v"
@@ -140,6 +146,10 @@ func (c *Controller) tooMany(ctx context.Context, k key, opened policy.Scope) {
 		}
 		logger = logger.WithValues("overdue", overdue)
 	}
+	if d.Rule != "" {
+		logger = logger.WithValues("rule", d.Rule)
+		text += ". This is about deletions by rules, of which " + d.Rule + " is due; annotations go on"
+	}
 	logger.Error(nil, "Breaker opened", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
@@ -148,7 +158,9 @@ func (c *Controller) tooMany(ctx context.Context, k key, opened policy.Scope) {
 }
 
 // refused returns when to try again after an error of a request that began at begun.
-func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID, begun time.Time, operation string, err error) (time.Duration, error) {
+func (c *Controller) refused(
+	ctx context.Context, k key, r *entry, d *policy.Decision, uid types.UID, begun time.Time, operation string, err error,
+) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
 		return 0, err
 	}
@@ -158,7 +170,7 @@ func (c *Controller) refused(ctx context.Context, k key, r *entry, uid types.UID
 			"resource", k.GroupResource(), "for", kindPause)
 	}
 	r.failures++
-	c.metrics.deletion(k, resultFailed)
+	c.metrics.deletion(k, d, resultFailed)
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
 	if (forbidden || r.failures >= tellAfter) && c.repeatedNotices.Due(uid, now) {

@@ -5,15 +5,18 @@ package ttl
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -27,26 +30,35 @@ const (
 const listsAtOnce = 2
 
 // Entry describes the controller to the host. It is off by default, since it deletes what anybody has
-// annotated.
+// annotated, or what rules choose.
 func Entry() controllers.Entry {
 	flags := NewConfig()
 	return controllers.Entry{
 		Name:         Name,
-		Summary:      "deletes annotated objects whose time has passed",
+		Summary:      "deletes objects whose time has passed, by annotations or by rules",
 		OffByDefault: true,
 		Compat:       []string{ttlController, janitor},
 		Config:       &flags,
 		Follows:      true,
 		Needs:        func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
 		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
+		Command: func(connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
+			return newCommand(&flags, connect)
+		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg := flags.with(h.Settings)
-			rules, lists := cfg.Policy(), make(chan struct{}, listsAtOnce)
-			follow := func(ctx context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error) {
-				following, err := h.Follow(ctx, need(rules, t, when), lists, handler)
+			cfg, lists := flags.with(h.Settings), make(chan struct{}, listsAtOnce)
+			var set *rules.Set
+			if cfg.RulesFile != "" {
+				var err error
+				if set, err = rules.Read(cfg.RulesFile); err != nil {
+					return nil, fmt.Errorf("--"+flagPrefix+"rules: %w", err)
+				}
+			}
+			follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (Following, error) {
+				following, err := h.Follow(ctx, need, lists, handler)
 				return followed{following}, err
 			}
-			return New(*cfg, follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
+			return New(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
 		},
 	}
 }
@@ -65,11 +77,17 @@ func (c Config) with(s controllers.Settings) *Config {
 }
 
 // need returns what is kept of a type.
-func need(rules policy.Options, t policy.Type, when func(metav1.Object) bool) informers.Need {
+func need(options policy.Options, t policy.Type, r *ruled) informers.Need {
 	n := informers.Need{
-		For: Name, Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: when,
-		Annotations: append(rules.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
+		For: Name, Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: options.Annotated,
+		Annotations: append(options.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
+	}
+	if r != nil {
+		n.When, n.Digest = r.mayExpire, r.digest
+		if !r.Whole {
+			n.Form = informers.Metadata
+		}
 	}
 	if n.Resource == informers.Secrets {
 		n.FieldSelector = informers.NotHelm

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
 // key names an object.
@@ -28,17 +29,19 @@ func (k key) String() string { return k.GroupResource().String() + "/" + k.Objec
 // Tenant returns the namespace, in whose turn the queue takes the key.
 func (k key) Tenant() string { return k.Namespace }
 
-// entry is what a run remembers of an annotated object.
+// entry is what a run remembers of an object that may expire.
 type entry struct {
 	obj       metav1.Object
-	firstSeen time.Time // with these annotations
+	verdict   rules.Verdict
+	firstSeen time.Time // with these annotations or this verdict
 	deadline  time.Time // by the last decision
 	failures  int       // only the worker that has the key uses it
 }
 
-// kind is a type that is followed, and its annotated objects.
+// kind is a type that is followed, and its objects that may expire.
 type kind struct {
 	policy.Type
+	ruled     *ruled // nil without rules
 	following Following
 
 	mu          sync.Mutex
@@ -67,7 +70,7 @@ func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time
 		r.obj = obj
 		return
 	}
-	k.records[name] = &entry{obj: obj, firstSeen: now, deadline: policy.Never}
+	k.records[name] = &entry{obj: obj, verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
 }
 
 func (k *kind) remove(name cache.ObjectName) {
@@ -111,12 +114,18 @@ func (k *kind) stop() {
 // same reports whether two states of an object give the same deadline, if neither is being deleted. keys
 // are the annotations that count; the cache may have other annotations, for other controllers.
 func same(a, b metav1.Object, keys []string) bool {
-	return a.GetUID() == b.GetUID() && reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
+	return a.GetUID() == b.GetUID() && verdictOf(a) == verdictOf(b) && reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
 		!slices.ContainsFunc(keys, func(key string) bool {
 			was, had := a.GetAnnotations()[key]
 			is, has := b.GetAnnotations()[key]
 			return was != is || had != has
 		})
+}
+
+// Details is what /debug/controllers/ttl shows beside the loop.
+type Details struct {
+	Types []KindStatus `json:"types"`
+	Rules []RuleStatus `json:"rules,omitempty"`
 }
 
 // KindStatus is what /debug/controllers/ttl shows of a type.

@@ -21,11 +21,12 @@ const (
 // domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
 // namespace or a name.
 type domainMetrics struct {
-	deletions *metrics.CounterVec // group, resource, result
-	invalid   *metrics.CounterVec // key
-	lag       *metrics.Histogram
-	trips     *metrics.CounterVec // scope
-	skew      *metrics.Gauge
+	deletions  *metrics.CounterVec // group, resource, result, rule
+	invalid    *metrics.CounterVec // key
+	ruleErrors *metrics.CounterVec // rule
+	lag        *metrics.Histogram
+	trips      *metrics.CounterVec // scope
+	skew       *metrics.Gauge
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
@@ -37,8 +38,11 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 	}
 	d := &domainMetrics{
 		deletions: metrics.NewCounterVec(counter("deletions_total",
-			"Expired objects by type and result (deleted, dry_run, failed)."), []string{"group", "resource", "result"}),
+			"Expired objects by type, result (deleted, dry_run, failed) and rule, which is empty for annotations."),
+			[]string{"group", "resource", "result", "rule"}),
 		invalid: metrics.NewCounterVec(counter("invalid_annotations_total", "Objects with an annotation that cannot be understood."), []string{"key"}),
+		ruleErrors: metrics.NewCounterVec(counter("rule_errors_total",
+			"Objects for which a rule could not be evaluated."), []string{"rule"}),
 		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "deletion_lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from the deadline until an object was deleted.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 3600, 86400}}),
@@ -46,9 +50,15 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 			"How often too many objects of one namespace, or of all in total, were due within a minute."), []string{"scope"}),
 		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
 	}
-	reg.MustRegister(d.deletions, d.invalid, d.lag, d.trips, d.skew)
-	for _, key := range c.rules.Keys() {
+	reg.MustRegister(d.deletions, d.invalid, d.ruleErrors, d.lag, d.trips, d.skew)
+	for _, key := range c.options.Keys() {
 		d.invalid.WithLabelValues(key).Add(0)
+	}
+	for i, r := range c.rules.Rules() {
+		d.ruleErrors.WithLabelValues(r.Name).Add(0)
+		opts := gauge("rule_objects", "Objects that expire by the rule, in time.")
+		opts.ConstLabels = map[string]string{"rule": r.Name}
+		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(c.ruleStatus()[i].Objects) }))
 	}
 	// computed registers a gauge that is a sum over the types at each scrape.
 	computed := func(name, help string, value func(*KindStatus) int) {
@@ -60,7 +70,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 			return float64(sum)
 		}))
 	}
-	computed("tracked_objects", "Annotated objects.", func(s *KindStatus) int { return s.Tracked })
+	computed("tracked_objects", "Objects with an annotation, and objects that a rule chooses.", func(s *KindStatus) int { return s.Tracked })
 	computed("overdue_objects", "Objects whose deadline has passed.", func(s *KindStatus) int { return s.Overdue })
 	computed("watched_types", "Types whose objects are known.", func(s *KindStatus) int { return count(s.Synced) })
 	computed("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *KindStatus) int { return count(s.Problem != "") })
@@ -68,14 +78,16 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
 		d.trips.WithLabelValues(string(scope)).Add(0)
 	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
-		gauge("breaker_open", "1 while nothing at all is deleted, because too many objects were due."), func() float64 {
+		gauge("breaker_open", "1 while annotations or rules delete nothing at all, because too many objects were due."), func() float64 {
 			_, all := c.breaker.Stopped(c.clock.Now())
-			return float64(count(all))
+			_, ruled := c.ruleBreaker.Stopped(c.clock.Now())
+			return float64(count(all || ruled))
 		}))
 	reg.RawMustRegister(metrics.NewGaugeFunc(
-		gauge("stopped_namespaces", "Namespaces in which nothing is deleted, because too many of their objects were due."), func() float64 {
+		gauge("stopped_namespaces", "Namespaces in which annotations or rules delete nothing, because too many of their objects were due."), func() float64 {
 			namespaces, _ := c.breaker.Stopped(c.clock.Now())
-			return float64(namespaces)
+			ruled, _ := c.ruleBreaker.Stopped(c.clock.Now())
+			return float64(namespaces + ruled)
 		}))
 	return d
 }
@@ -87,6 +99,6 @@ func count(is bool) int {
 	return 0
 }
 
-func (d *domainMetrics) deletion(k key, result string) {
-	d.deletions.WithLabelValues(k.Group, k.Resource, result).Inc()
+func (d *domainMetrics) deletion(k key, why *policy.Decision, result string) {
+	d.deletions.WithLabelValues(k.Group, k.Resource, result, why.Rule).Inc()
 }

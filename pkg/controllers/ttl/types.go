@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 const (
@@ -36,9 +37,9 @@ var definitions = []schema.GroupVersionResource{
 	{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
 }
 
-// Follow shows handler the objects of a type for which when returns true, until Stop; the annotations of
-// [policy.Options.Keys], owners and creationTimestamps, and no more. handler may keep them.
-type Follow func(ctx context.Context, t policy.Type, when func(metav1.Object) bool, handler cache.ResourceEventHandler) (Following, error)
+// Follow shows handler the objects that the need chooses, reduced to what it names, until Stop. handler may
+// keep them.
+type Follow func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (Following, error)
 
 // Following is a type that is followed.
 type Following interface {
@@ -50,8 +51,8 @@ type Following interface {
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
 // down are the groups that did not answer. If there are no types either, no group has answered.
-func (c *Controller) discover() (types []policy.Type, down []string, err error) {
-	lists, err := discovery.ServerPreferredResources(c.client.Discovery())
+func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []string, err error) {
+	lists, err := discovery.ServerPreferredResources(client)
 	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
 	for gv := range failed {
 		down = append(down, gv.Group)
@@ -105,7 +106,6 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 	if len(f.cfg.Scope) > 0 {
 		return
 	}
-	all := func(metav1.Object) bool { return true }
 	var mu sync.Mutex
 	var due time.Time
 	// Later events do not put off the look that the first event has asked for.
@@ -118,7 +118,7 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 		}
 	}
 	for _, resource := range definitions {
-		following, err := f.follow(ctx, policy.Type{GroupVersionResource: resource}, all, cache.ResourceEventHandlerFuncs{
+		following, err := f.follow(ctx, informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata}, cache.ResourceEventHandlerFuncs{
 			AddFunc: func(any) { look() }, UpdateFunc: func(_, _ any) { look() }, DeleteFunc: func(any) { look() },
 		})
 		if err != nil {
@@ -131,8 +131,8 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 
 // look follows the existing types, and returns when to look again; 0 means at the next change.
 func (f *follower) look(ctx context.Context) time.Duration {
-	types, down, err := f.discover()
-	problems := strings.Join(f.rules.Unmatched(types), ", ")
+	types, down, err := discover(f.client.Discovery())
+	problems := strings.Join(append(f.options.Unmatched(types), f.rules.Missing(f.wanted(types))...), ", ")
 	if err != nil {
 		problems = err.Error()
 	}
@@ -155,13 +155,21 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	return 0
 }
 
+// wanted returns which of the types are to be followed.
+func (c *Controller) wanted(types []policy.Type) (wanted []policy.Type) {
+	for _, t := range types {
+		if c.options.Watches(t) && (t.Namespaced || len(c.cfg.Scope) == 0) {
+			wanted = append(wanted, t)
+		}
+	}
+	return wanted
+}
+
 // apply follows the given types and, of groups that are down, the types that it already follows.
 func (f *follower) apply(ctx context.Context, types []policy.Type, down []string) {
 	wanted := map[schema.GroupResource]policy.Type{}
-	for _, t := range types {
-		if f.rules.Watches(t) && (t.Namespaced || len(f.cfg.Scope) == 0) {
-			wanted[t.GroupResource()] = t
-		}
+	for _, t := range f.wanted(types) {
+		wanted[t.GroupResource()] = f.rules.InVersion(t)
 	}
 	for name, k := range f.kinds { // nobody else writes it
 		if t, there := wanted[name]; there && t == k.Type || slices.Contains(down, name.Group) {
@@ -189,16 +197,20 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 
 // begin follows a type.
 func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error) {
-	k, keys := &kind{Type: t, records: map[cache.ObjectName]*entry{}}, f.rules.Keys()
+	k, keys := &kind{Type: t, ruled: f.ruledBy(t), records: map[cache.ObjectName]*entry{}}, f.options.Keys()
 	put := func(obj any, same bool) {
 		o := obj.(metav1.Object)
 		name := cache.MetaObjectToName(o)
 		k.put(name, o, same, f.clock.Now())
-		if !same {
-			f.loop.Enqueue(key{k, name})
+		if same {
+			return
+		}
+		f.loop.Enqueue(key{k, name})
+		if v := verdictOf(o); v.Problem != 0 {
+			f.faultOf(ctx, key{k, name}, v)
 		}
 	}
-	k.following, err = f.follow(ctx, t, f.rules.Annotated, cache.ResourceEventHandlerFuncs{
+	k.following, err = f.follow(ctx, need(f.options, t, k.ruled), cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { put(obj, false) },
 		UpdateFunc: func(old, obj any) { put(obj, same(old.(metav1.Object), obj.(metav1.Object), keys)) },
 		DeleteFunc: func(obj any) {

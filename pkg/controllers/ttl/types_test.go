@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 var (
@@ -43,8 +44,7 @@ func TestDiscovery(t *testing.T) {
 		fmt.Fprint(w, body)
 	}))
 	defer server.Close()
-	c := &Controller{client: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL})}
-	types, down, err := c.discover()
+	types, down, err := discover(kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL}).Discovery())
 	if len(types) != 1 || types[0].GroupVersionResource != pods.GroupVersionResource || !types[0].Namespaced || len(down) != 1 || down[0] != "example.com" || err == nil {
 		t.Errorf("%v, %v, %v", types, down, err)
 	}
@@ -57,17 +57,17 @@ func (nothing) Stop()                  {}
 func (nothing) Status() (bool, string) { return true, "" }
 
 func TestATypeWithAProblemDisturbsNoOther(t *testing.T) {
-	followed := map[string]policy.Type{}
+	followed := map[string]schema.GroupVersionResource{}
 	unfollowable := ""
-	follow := func(_ context.Context, t policy.Type, _ func(metav1.Object) bool, _ cache.ResourceEventHandler) (Following, error) {
-		if t.Resource == unfollowable {
+	follow := func(_ context.Context, need informers.Need, _ cache.ResourceEventHandler) (Following, error) {
+		if need.Resource.Resource == unfollowable {
 			return nil, errors.New("cannot be followed")
 		}
-		followed[t.Resource] = t
+		followed[need.Resource.Resource] = need.Resource
 		return nothing{}, nil
 	}
 	cfg := NewConfig()
-	f := &follower{Controller: &Controller{cfg: cfg, rules: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	f := &follower{Controller: &Controller{cfg: cfg, options: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
 	other := widgets
 	other.Version = "v2"
 	for _, step := range []struct {
@@ -102,7 +102,7 @@ func (notLeading) NotLeading() bool { return true }
 func TestALostLeadershipIsNoFailure(t *testing.T) {
 	r := &entry{}
 	c := &Controller{} // nothing of it is used: no Event, no metric
-	if after, err := c.refused(t.Context(), key{}, r, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
+	if after, err := c.refused(t.Context(), key{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
 		t.Errorf("%v, %v, %d failures", after, err, r.failures)
 	}
 }

@@ -35,7 +35,19 @@ app.kubernetes.io/name: quartermaster
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if include "quartermaster.rules-of-ttl" . }}
+{{- $_ := set $flags "ttl-rules" "/etc/quartermaster/ttl/rules.yaml" }}
+{{- end }}
 {{- toYaml $flags }}
+{{- end }}
+
+{{- /* The file of the rules of ttl; empty without rules. */}}
+{{- define "quartermaster.rules-of-ttl" -}}
+{{- if dig "ttl" "enabled" false .Values.controllers }}
+{{- with dig "ttl" "rules" list .Values.controllers }}
+{{- dict "rules" . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* A value of a flag. Helm reads every number as a float, and would write a great one with an exponent. */}}

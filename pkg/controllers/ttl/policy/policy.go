@@ -29,8 +29,8 @@ type Options struct {
 	IncludeNamespaces, ExcludeNamespaces []string
 	// ClusterScoped permits types without namespaces.
 	ClusterScoped bool
-	// JanitorClusterScoped lets kube-janitor's annotations count on types without namespaces. On Namespaces
-	// they always count.
+	// JanitorClusterScoped lets kube-janitor's annotations count on types without namespaces. On
+	// Namespaces they always count.
 	JanitorClusterScoped bool
 	// AllowProtected lifts protections: nodes, persistentvolumes, customresourcedefinitions,
 	// in:NAMESPACE for the objects in it, namespace:NAME for the Namespace.
@@ -141,6 +141,22 @@ func unacted(t Type, obj metav1.Object) bool {
 	return false
 }
 
+// comesBack reports whether Kubernetes makes the object again as soon as it is deleted.
+func comesBack(t Type, obj metav1.Object) bool {
+	switch t.GroupResource() {
+	case schema.GroupResource{Resource: "configmaps"}:
+		return obj.GetName() == "kube-root-ca.crt"
+	case schema.GroupResource{Resource: "serviceaccounts"}:
+		return obj.GetName() == "default"
+	}
+	return false
+}
+
+// Ruled reports whether rules may decide on the object: no annotation does, and it may be deleted.
+func (o *Options) Ruled(t Type, obj metav1.Object) bool {
+	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !unacted(t, obj) && !comesBack(t, obj) && o.protected(t, obj) == ""
+}
+
 // protected returns why the object must not be deleted, or "".
 func (o *Options) protected(t Type, obj metav1.Object) string {
 	namespace := obj.GetNamespace()
@@ -179,11 +195,28 @@ type Decision struct {
 	// Deadline is when it is due. Key and Value are the annotation that wins.
 	Deadline   time.Time
 	Key, Value string
-	Warnings   []Warning
+	// Rule is the name of the rule that decides in place of an annotation. Since is when its time
+	// begins, DryRun says that it deletes nothing.
+	Rule     string
+	Since    time.Time
+	DryRun   bool
+	Warnings []Warning
 }
 
-// Due reports whether the deadline has come. A decision that no annotation has won is never due.
-func (d *Decision) Due(now time.Time) bool { return d.Key != "" && !now.Before(d.Deadline) }
+// Due reports whether the deadline has come. A decision that neither an annotation nor a rule has
+// won is never due.
+func (d *Decision) Due(now time.Time) bool {
+	return (d.Key != "" || d.Rule != "") && !now.Before(d.Deadline)
+}
+
+// Because returns why the object is due.
+func (d *Decision) Because() string {
+	due := d.Deadline.UTC().Format(time.RFC3339)
+	if d.Rule == "" {
+		return fmt.Sprintf("%s=%s, due at %s", d.Key, d.Value, due)
+	}
+	return fmt.Sprintf("rule %s, since %s, ttl %s, due at %s", d.Rule, d.Since.UTC().Format(time.RFC3339), d.Value, due)
+}
 
 // conflictTolerance is how far apart two deadlines may be and still count as the same.
 const conflictTolerance = time.Second

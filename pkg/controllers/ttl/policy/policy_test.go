@@ -189,6 +189,47 @@ func TestWatches(t *testing.T) {
 	}
 }
 
+// TestRuled has objects on which rules may or may not decide.
+func TestRuled(t *testing.T) {
+	for name, test := range map[string]struct {
+		kind, namespace, name string // Pod shop/p
+		change                func(*metav1.PartialObjectMetadata)
+		want                  bool
+	}{
+		"an object":               {want: true},
+		"6: an annotation":        {change: func(o *metav1.PartialObjectMetadata) { o.Annotations[NativeTTL] = "1x" }},
+		"7: the janitor's other":  {change: func(o *metav1.PartialObjectMetadata) { o.Annotations[JanitorExpires] = "2099-01-01" }},
+		"it is being deleted":     {change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }},
+		"17: in kube-system":      {namespace: "kube-system"},
+		"17: in the manager's":    {namespace: "manager"},
+		"17: a Namespace default": {kind: "Namespace", name: "default"},
+		"a Namespace":             {kind: "Namespace", name: "pr-1", want: true},
+		"a ReplicaSet of a Deployment, by a rule that names it": {kind: "ReplicaSet", change: controlledBy("Deployment")},
+		"a mirror Pod":                              {change: func(o *metav1.PartialObjectMetadata) { o.Annotations[corev1.MirrorPodAnnotationKey] = "x" }},
+		"a Pod of a Job":                            {change: controlledBy("Job"), want: true},
+		"9: the ConfigMap of certificates":          {kind: "ConfigMap", name: "kube-root-ca.crt"},
+		"9: the ServiceAccount default":             {kind: "ServiceAccount", name: "default"},
+		"a ServiceAccount":                          {kind: "ServiceAccount", name: "x", want: true},
+		"a ConfigMap that is called as a Namespace": {kind: "ConfigMap", name: "default", want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			of := typeOf(cmp.Or(test.kind, "Pod"))
+			obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+				Namespace: cmp.Or(test.namespace, "shop"), Name: cmp.Or(test.name, "p"), Annotations: map[string]string{}}}
+			if !of.Namespaced {
+				obj.Namespace = ""
+			}
+			if test.change != nil {
+				test.change(obj)
+			}
+			o := defaults()
+			if got := o.Ruled(of, obj); got != test.want {
+				t.Errorf("%t, want %t", got, test.want)
+			}
+		})
+	}
+}
+
 func TestValidate(t *testing.T) {
 	o := defaults()
 	mistakes := map[string]string{}

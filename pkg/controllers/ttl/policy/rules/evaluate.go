@@ -1,0 +1,239 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	"github.com/google/cel-go/interpreter"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/cel/common"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+// maxTime is a limit for what CEL does not count as cost, such as the length of texts that a loop
+// compares. Only a loop of checkTimeAfter steps can meet it. It is longer than a process waits for
+// its share of a CPU.
+const maxTime = 250 * time.Millisecond
+
+// Problem is why a rule does not let an object expire. It names nothing of the object, which may be a
+// Secret.
+type Problem uint8
+
+// The problems.
+const (
+	_ Problem = iota
+	TooCostly
+	TooSlow
+	Missing
+	Mistyped
+	NoTime
+	Failed
+)
+
+// String returns the problem as part of a sentence about a rule.
+func (p Problem) String() string {
+	return [...]string{
+		"", "costs more than 20000", "takes longer than 250ms", "reads a field that the object lacks",
+		"finds a value of another type", "has a since that is no time", "cannot be evaluated",
+	}[p]
+}
+
+// Verdict is what the rules say of an object.
+type Verdict struct {
+	// Rule is the number of the rule that decides, from 1 on in the order of the file. 0 is no rule.
+	Rule uint8
+	// Problem is why the rule cannot decide, so that the object does not expire.
+	Problem Problem
+	// Since is when the time of the rule begins, in seconds since 1970.
+	Since int64
+}
+
+// Encode returns the verdict in nine bytes at most, none for no rule.
+func (v Verdict) Encode() []byte {
+	switch {
+	case v.Rule == 0:
+		return nil
+	case v.Problem != 0:
+		return []byte{v.Rule, byte(v.Problem)}
+	}
+	return binary.BigEndian.AppendUint64([]byte{v.Rule}, uint64(v.Since))
+}
+
+// Decode is the reverse of Encode.
+func Decode(b []byte) (v Verdict) {
+	switch len(b) {
+	case 2:
+		v = Verdict{Rule: b[0], Problem: Problem(b[1])}
+	case 9:
+		v = Verdict{Rule: b[0], Since: int64(binary.BigEndian.Uint64(b[1:]))}
+	}
+	return v
+}
+
+// Of returns the rule that decides. There must be one.
+func (s *Set) Of(v Verdict) *Rule { return &s.rules[v.Rule-1] }
+
+// Decide returns what becomes of an object with the verdict.
+func (s *Set) Decide(v Verdict) policy.Decision {
+	if v.Rule == 0 || v.Problem != 0 {
+		return policy.Decision{Deadline: policy.Never}
+	}
+	r, since := s.Of(v), time.Unix(v.Since, 0)
+	return policy.Decision{Deadline: since.Add(r.ttl), Rule: r.Name, Value: r.TTL, Since: since, DryRun: r.DryRun}
+}
+
+// Typed is the rules for the objects of one type.
+type Typed struct {
+	t     policy.Type
+	set   *Set
+	rules []uint8 // as in Verdict
+	// Whole says that a rule reads more than the metadata.
+	Whole bool
+}
+
+// For returns the rules for the objects of a type, nil if there are none.
+func (s *Set) For(t policy.Type) *Typed {
+	typed := &Typed{t: t, set: s}
+	for i, r := range s.Rules() {
+		if slices.ContainsFunc(r.resources, func(item schema.GroupVersionResource) bool { return names(item, t) }) {
+			typed.rules = append(typed.rules, uint8(i+1))
+			typed.Whole = typed.Whole || !r.every
+		}
+	}
+	if len(typed.rules) == 0 {
+		return nil
+	}
+	return typed
+}
+
+// Evaluate returns the verdict of the first rule that matches an object, or that cannot be
+// evaluated; the error, which may have values of the object, says more about a problem. The object
+// must be a whole one if Whole is set. It is not changed. Objects that another object controls go
+// with that one, so rules for every type leave them alone.
+func (t *Typed) Evaluate(obj metav1.Object) (Verdict, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), maxTime)
+	defer cancel()
+	e := &evaluation{ctx: ctx, typed: t, obj: obj}
+	for _, number := range t.rules {
+		r := &t.set.rules[number-1]
+		if r.every && metav1.GetControllerOfNoCopy(obj) != nil {
+			continue
+		}
+		if r.when != nil {
+			matched, err := run[types.Bool](e, r, r.when)
+			if err != nil {
+				return Verdict{Rule: number, Problem: problemOf(err, Failed)}, err
+			}
+			if !matched {
+				continue
+			}
+		}
+		if r.forever {
+			return Verdict{}, nil
+		}
+		since := obj.GetCreationTimestamp().Time
+		if r.since != nil {
+			is, err := run[types.Timestamp](e, r, r.since)
+			if err != nil {
+				return Verdict{Rule: number, Problem: problemOf(err, NoTime)}, err
+			}
+			since = is.Time
+		}
+		if since.Unix() < 0 {
+			return Verdict{}, nil // also without a creationTimestamp; such a field means something else
+		}
+		return Verdict{Rule: number, Since: since.Add(time.Second - 1).Unix()}, nil // rounded up
+	}
+	return Verdict{}, nil
+}
+
+// evaluation is the evaluation of the rules for one object.
+type evaluation struct {
+	ctx             context.Context
+	typed           *Typed
+	obj             metav1.Object
+	cost            uint64
+	whole, metadata map[string]any // made when they are first read
+}
+
+var (
+	errCost = errors.New("all rules of the object together cost too much")
+	errType = errors.New("the value has another type")
+)
+
+// run evaluates an expression of a rule.
+func run[T ref.Val](e *evaluation, r *Rule, program cel.Program) (result T, err error) {
+	value, details, err := program.ContextEval(e.ctx, e.input(r))
+	if cost := details.ActualCost(); cost != nil {
+		e.cost += *cost
+	}
+	if err != nil {
+		return result, err
+	}
+	if e.cost > maxCost {
+		return result, errCost
+	}
+	result, ok := value.(T)
+	if !ok {
+		return result, errType
+	}
+	return result, nil
+}
+
+// problemOf returns the problem of an expression that failed; other, if nothing else is known.
+func problemOf(err error, other Problem) Problem {
+	var cancelled interpreter.EvalCancelledError
+	switch {
+	case errors.Is(err, errCost), errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded:
+		return TooCostly
+	case errors.Is(err, interpreter.InterruptError{}):
+		return TooSlow
+	case strings.HasPrefix(err.Error(), "no such key"):
+		return Missing
+	case errors.Is(err, errType), strings.HasPrefix(err.Error(), "no such overload"):
+		return Mistyped
+	}
+	return other
+}
+
+// input returns what the expressions of a rule read.
+func (e *evaluation) input(r *Rule) map[string]any {
+	if r.every {
+		if e.metadata == nil {
+			e.metadata = map[string]any{"object": map[string]any{"metadata": common.SchemalessTypedToVal(&metav1.ObjectMeta{
+				Name: e.obj.GetName(), Namespace: e.obj.GetNamespace(), Labels: e.obj.GetLabels(),
+				OwnerReferences: e.obj.GetOwnerReferences(), CreationTimestamp: e.obj.GetCreationTimestamp()})}}
+		}
+		return e.metadata
+	}
+	if e.whole == nil {
+		e.whole = map[string]any{"object": e.typed.value(e.obj)}
+	}
+	return e.whole
+}
+
+// value returns a whole object as expressions see it: as JSON, with its kind, which typed objects lack.
+func (t *Typed) value(obj metav1.Object) any {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return u.Object
+	}
+	shallow := reflect.New(reflect.TypeOf(obj).Elem())
+	shallow.Elem().Set(reflect.ValueOf(obj).Elem())
+	shallow.Interface().(runtime.Object).GetObjectKind().SetGroupVersionKind(t.t.GroupVersion().WithKind(t.t.Kind))
+	return common.SchemalessTypedToVal(shallow.Interface())
+}

@@ -1,0 +1,454 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+var (
+	jobs        = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}, Kind: "Job", Namespaced: true}
+	pods        = policy.Type{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "pods"}, Kind: "Pod", Namespaced: true}
+	claims      = policy.Type{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}, Kind: "PersistentVolumeClaim", Namespaced: true}
+	secrets     = policy.Type{GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "secrets"}, Kind: "Secret", Namespaced: true}
+	deployments = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, Kind: "Deployment", Namespaced: true}
+	widgets     = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, Kind: "Widget", Namespaced: true}
+)
+
+// r is the rule r of the specification.
+const r = `
+- name: r
+  resources: [jobs.batch]
+  when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Complete' && c.status == 'True')"
+  since: timestamp(object.status.completionTime)
+  ttl: 1h`
+
+const done = `
+status: {succeeded: 1, completionTime: "2030-01-10T10:00:00Z", conditions: [{type: Complete, status: "True"}]}`
+
+var at = time.Date(2030, 1, 10, 10, 0, 0, 0, time.UTC)
+
+func parse(t testing.TB, text string) *Set {
+	t.Helper()
+	set, err := Parse([]byte("rules:" + text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// object returns an object that was created at 8:00, unstructured, and typed if its type is built in.
+func object(t testing.TB, of policy.Type, text string) (objects []metav1.Object) {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+		t.Fatal(err)
+	}
+	if u.Object == nil {
+		u.Object = map[string]any{}
+	}
+	u.SetGroupVersionKind(of.GroupVersion().WithKind(of.Kind))
+	u.SetName("x")
+	if u.GetNamespace() == "" {
+		u.SetNamespace("shop")
+	}
+	u.SetCreationTimestamp(metav1.NewTime(at.Add(-2 * time.Hour)))
+	objects = append(objects, u)
+	if typed, err := clientscheme.Scheme.New(of.GroupVersion().WithKind(of.Kind)); err == nil {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
+			t.Fatal(err)
+		}
+		typed.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // as the cache decodes it
+		objects = append(objects, typed.(metav1.Object))
+	}
+	return objects
+}
+
+// TestEvaluate has the rows of the specification, with their numbers, that one object decides.
+func TestEvaluate(t *testing.T) {
+	const orphans = `
+- name: evicted
+  resources: [pods]
+  when: object.status.?phase.orValue('') == 'Failed' && object.status.?reason.orValue('') == 'Evicted'
+  ttl: 15m
+- name: orphans
+  resources: [pods]
+  when: "!has(object.metadata.ownerReferences) && object.status.?phase.orValue('') in ['Succeeded', 'Failed']"
+  since: timestamp(object.status.conditions.filter(c, c.type == 'Ready')[0].lastTransitionTime)
+  ttl: 1h`
+	const unused = `
+- name: unused
+  resources: [persistentvolumeclaims]
+  when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Unused' && c.status == 'True')"
+  since: timestamp(object.status.conditions.filter(c, c.type == 'Unused')[0].lastTransitionTime)
+  ttl: 4d`
+	const temp = `
+- {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == 'temp'", ttl: 1h}`
+	controlled := `
+metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x, uid: "1", controller: true}]}`
+	rule := func(of, rest string) string { return "\n- {name: r, ttl: 1h, resources: [" + of + "], " + rest + "}" }
+
+	for name, test := range map[string]struct {
+		rules, object string
+		of            policy.Type
+		rule          string    // that matches
+		since         time.Time // if not its creation
+		problem       Problem
+	}{
+		"1: a Job that is done":                     {rules: r, of: jobs, object: done, rule: "r", since: at},
+		"2: a Job that runs":                        {rules: r, of: jobs, object: "status: {active: 1}"},
+		"2: a Job without a status":                 {rules: r, of: jobs},
+		"3: a Job that failed after some successes": {rules: r, of: jobs, object: `status: {succeeded: 1, failed: 7, conditions: [{type: Failed, status: "True"}]}`},
+		"4: a field that is missing":                {rules: rule("jobs.batch", "when: object.status.x == 1"), of: jobs, object: done, rule: "r", problem: Missing},
+		"5: forever, before the rule": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + r,
+			of: jobs, object: "metadata: {labels: {keep: ''}}" + done},
+		"5: without the label": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + r,
+			of: jobs, object: done, rule: "r", since: at},
+		"8: the first of two":                           {rules: r + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, object: done, rule: "r", since: at},
+		"8: the second, where the first does not match": {rules: r + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "later"},
+		"an error decides, whatever later rules say":    {rules: rule("jobs.batch", "when: object.spec.x == 1") + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "r", problem: Missing},
+		"9: every type, a Deployment":                   {rules: temp, of: deployments, object: "metadata: {namespace: temp}", rule: "temp"},
+		"9: a Pod that a ReplicaSet controls":           {rules: temp, of: pods, object: controlled},
+		"9: an object of a CustomResourceDefinition":    {rules: temp, of: widgets, object: "metadata: {namespace: temp}", rule: "temp"},
+		"9: elsewhere":                                   {rules: temp, of: widgets},
+		"9: every type of a group":                       {rules: rule("'*.example.com'", "dryRun: true"), of: widgets, rule: "r"},
+		"9: every type of another group":                 {rules: rule("'*.apps'", "dryRun: true"), of: widgets},
+		"9: owners, labels and creation":                 {rules: rule("'*'", "when: \"object.metadata.?labels[?'a/b'].orValue('') == 'c' && timestamp(object.metadata.creationTimestamp) > timestamp('2019-04-01T00:00:00Z') && object.metadata.?ownerReferences.orValue([]).all(o, o.kind == 'Team' && !has(o.controller))\""), of: widgets, object: "metadata: {labels: {a/b: c}, ownerReferences: [{kind: Team, name: x, uid: '1', apiVersion: v1}]}", rule: "r"},
+		"a controlled object by a rule that names it":    {rules: rule("pods", "dryRun: false"), of: pods, object: controlled, rule: "r"},
+		"10: dyn lets nobody read what a rule may not":   {rules: rule("'*'", "when: dyn(object).metadata.annotations.a == 'b'"), of: widgets, object: "metadata: {annotations: {a: b}}", rule: "r", problem: Missing},
+		"18: an evicted Pod":                             {rules: orphans, of: pods, object: "metadata: {ownerReferences: [{kind: X, name: x, uid: '1', apiVersion: v1}]}\nstatus: {phase: Failed, reason: Evicted}", rule: "evicted"},
+		"18: a bare Pod that runs and is not ready":      {rules: orphans, of: pods, object: `status: {phase: Running, conditions: [{type: Ready, status: "False", lastTransitionTime: "2030-01-10T10:00:00Z"}]}`},
+		"18: a bare Pod that is done":                    {rules: orphans, of: pods, object: `status: {phase: Succeeded, conditions: [{type: Ready, status: "False", lastTransitionTime: "2030-01-10T10:00:00Z"}]}`, rule: "orphans", since: at},
+		"19: a claim that nobody uses":                   {rules: unused, of: claims, object: `status: {conditions: [{type: Unused, status: "True", lastTransitionTime: "2030-01-10T10:00:00Z"}]}`, rule: "unused", since: at},
+		"19: a claim that is mounted again":              {rules: unused, of: claims, object: `status: {conditions: [{type: Unused, status: "False", lastTransitionTime: "2030-01-10T10:00:00Z"}]}`},
+		"20: since next week":                            {rules: rule("jobs.batch", "since: timestamp('2030-01-17T10:00:00Z')"), of: jobs, rule: "r", since: at.Add(7 * 24 * time.Hour)},
+		"20: since no time":                              {rules: rule("jobs.batch", "since: timestamp(object.metadata.labels.at)"), of: jobs, object: "metadata: {labels: {at: yesterday}}", rule: "r", problem: NoTime},
+		"20: since a text, which only its value shows":   {rules: rule("jobs.batch", "since: object.metadata.labels.at"), of: jobs, object: "metadata: {labels: {at: '2030-01-01'}}", rule: "r", problem: Mistyped},
+		"20: since a time before 1970":                   {rules: rule("jobs.batch", "since: timestamp('1969-12-31T23:59:59Z')"), of: jobs},
+		"since a fraction of a second, which is rounded": {rules: rule("jobs.batch", "since: timestamp('2030-01-10T09:59:59.000001Z')"), of: jobs, rule: "r", since: at},
+		"when is no boolean, which only its value shows": {rules: rule("jobs.batch", "when: object.metadata.name"), of: jobs, rule: "r", problem: Mistyped},
+		"a comparison of other types":                    {rules: rule("jobs.batch", "when: object.metadata.name > 1"), of: jobs, rule: "r", problem: Mistyped},
+		"a division by zero":                             {rules: rule("jobs.batch", "when: \"1 / size(object.metadata.?labels.orValue({})) > 0\""), of: jobs, rule: "r", problem: Failed},
+		"the kind, which the cache drops":                {rules: rule("jobs.batch", "when: object.kind == 'Job' && object.apiVersion == 'batch/v1'"), of: jobs, rule: "r"},
+		"bytes are text in base64, as in JSON":           {rules: rule("secrets", "when: object.data.a == 'eA=='"), of: secrets, object: "data: {a: eA==}", rule: "r"},
+		"quantities, numbers and lists":                  {rules: rule("pods", "when: \"quantity(object.spec.containers[0].resources.requests.cpu).isLessThan(quantity('1')) && object.spec.priority == 7\""), of: pods, object: "spec: {priority: 7, containers: [{name: c, resources: {requests: {cpu: 100m}}}]}", rule: "r"},
+		"a type that no rule names":                      {rules: r, of: pods},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := parse(t, test.rules)
+			for _, obj := range object(t, test.of, test.object) {
+				var got Verdict
+				var err error
+				if typed := set.For(test.of); typed != nil {
+					got, err = typed.Evaluate(obj)
+				}
+				want := Verdict{Problem: test.problem}
+				for i, r := range set.Rules() {
+					if r.Name == test.rule {
+						want.Rule = uint8(i + 1)
+					}
+				}
+				if want.Rule != 0 && want.Problem == 0 {
+					want.Since = at.Add(-2 * time.Hour).Unix()
+					if !test.since.IsZero() {
+						want.Since = test.since.Unix()
+					}
+				}
+				if got != want || (err != nil) != (want.Problem != 0) {
+					t.Errorf("%T: %+v, %v; want %+v", obj, got, err, want)
+				}
+				if decoded := Decode(got.Encode()); decoded != got || len(got.Encode()) > 9 {
+					t.Errorf("%+v is kept as %v, which is %+v", got, got.Encode(), decoded)
+				}
+			}
+		})
+	}
+}
+
+func TestDecide(t *testing.T) {
+	set := parse(t, r+"\n- {name: dry, resources: [pods], ttl: 1w, dryRun: true}")
+	for name, test := range map[string]struct {
+		verdict Verdict
+		want    policy.Decision
+	}{
+		"no rule":   {want: policy.Decision{Deadline: policy.Never}},
+		"a problem": {verdict: Verdict{Rule: 1, Problem: Missing}, want: policy.Decision{Deadline: policy.Never}},
+		"a rule":    {verdict: Verdict{Rule: 1, Since: at.Unix()}, want: policy.Decision{Rule: "r", Value: "1h", Since: at, Deadline: at.Add(time.Hour)}},
+		"a dry run": {verdict: Verdict{Rule: 2, Since: at.Unix()}, want: policy.Decision{Rule: "dry", Value: "1w", Since: at, Deadline: at.Add(7 * 24 * time.Hour), DryRun: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := set.Decide(test.verdict)
+			if !d.Since.Equal(test.want.Since) && test.want.Rule != "" || !d.Deadline.Equal(test.want.Deadline) || d.Rule != test.want.Rule || d.Value != test.want.Value || d.DryRun != test.want.DryRun {
+				t.Errorf("%+v, want %+v", d, test.want)
+			}
+			if d.Rule == "r" && d.Because() != "rule r, since 2030-01-10T10:00:00Z, ttl 1h, due at 2030-01-10T11:00:00Z" {
+				t.Error(d.Because())
+			}
+		})
+	}
+}
+
+// TestParse has files with mistakes, and what the error names.
+func TestParse(t *testing.T) {
+	rule := func(rest string) string { return "rules:\n- {name: r, resources: [pods], ttl: 1h, " + rest + "}" }
+	item := func(resource string) string { return "rules: [{name: r, ttl: 1h, resources: ['" + resource + "']}]" }
+	for name, test := range map[string]struct {
+		text string
+		want []string // parts of the error; none if there is none
+	}{
+		"no rules":                             {text: ""},
+		"an empty list of rules":               {text: "# nothing\n---\nrules: []\n"},
+		"every field":                          {text: rule("when: 'true', since: timestamp(object.metadata.creationTimestamp), dryRun: true")},
+		"a list that is not indented":          {text: "rules:\n- name: r\n  resources: [pods]\n  ttl: 1h\n- name: s\n  resources: [pods]\n  ttl: forever\n"},
+		"a built-in type":                      {text: item("ingresses.networking.k8s.io")},
+		"another type":                         {text: item("widgets.v1.example.com")},
+		"a built-in type with its version":     {text: item("jobs.v1.batch")},
+		"every type":                           {text: item("*")},
+		"every type of a group":                {text: item("*.example.com")},
+		"11: a mistake in CEL":                 {text: rule("when: object.a ="), want: []string{"rule r: when: 1:10"}},
+		"11: another variable":                 {text: rule("when: oldObject.a == 1"), want: []string{"rule r: when: 1:1", "oldObject"}},
+		"11: there is no now":                  {text: rule("since: now()"), want: []string{"rule r: since", "now"}},
+		"11: when is a string":                 {text: rule("when: \"'true'\""), want: []string{"rule r: when: is of type string, not bool"}},
+		"11: since is a string":                {text: rule("since: \"'2030-01-01'\""), want: []string{"rule r: since: is of type string, not"}},
+		"11: an unknown field":                 {text: "rules: [{wen: 'true', name: r, resources: [pods], ttl: 1h}]", want: []string{"rule r", `"wen"`}},
+		"11: an unknown field of the file":     {text: "rule: []", want: []string{`"rule"`}},
+		"11: an unknown type":                  {text: item("jobs"), want: []string{"rule r: resources", `"jobs"`, "widgets.v1.example.com"}},
+		"11: an unknown type of a group":       {text: item("job.batch"), want: []string{"rule r: resources"}},
+		"11: another type without its version": {text: item("widgets.example.com"), want: []string{"rule r: resources"}},
+		"11: a wildcard in a name":             {text: item("po*"), want: []string{"rule r: resources"}},
+		"11: a name twice":                     {text: "rules: [{name: r, resources: [pods], ttl: 1h}, {name: r, resources: [pods], ttl: 1h}]", want: []string{"rule r: name"}},
+		"two mistakes":                         {text: "rules: [{name: r, resources: [pods], ttl: 1x}, {name: s, ttl: 1h}]", want: []string{"rule r: ttl", "rule s: resources: is missing"}},
+		"a key twice":                          {text: "rules: []\nrules: []", want: []string{"rules"}},
+		"a second document":                    {text: "rules: []\n---\nrules: []", want: []string{"single document"}},
+		"no name":                              {text: "rules: [{resources: [pods], ttl: 1h}]", want: []string{"rule number 1: name"}},
+		"a name in capitals":                   {text: "rules: [{name: R, resources: [pods], ttl: 1h}]", want: []string{"rule R: name"}},
+		"a name that is too long":              {text: "rules: [{name: " + strings.Repeat("r", 64) + ", resources: [pods], ttl: 1h}]", want: []string{"name"}},
+		"no ttl":                               {text: "rules: [{name: r, resources: [pods]}]", want: []string{"rule r: ttl: is missing"}},
+		"a negative ttl":                       {text: "rules: [{name: r, resources: [pods], ttl: -1h}]", want: []string{"rule r: ttl", "negative"}},
+		"a ttl that is a number":               {text: "rules: [{name: r, resources: [pods], ttl: 1}]", want: []string{"rule r", "ttl"}},
+		"two versions of a type":               {text: "rules: [{name: r, resources: [widgets.v1.example.com], ttl: 1h}, {name: s, resources: [widgets.v2.example.com], ttl: 1h}]", want: []string{"rule s: resources"}},
+		"10: every type, with spec":            {text: "rules: [{name: r, resources: ['*'], ttl: 1h, when: has(object.spec)}]", want: []string{"rule r: when", "spec", "metadata.name"}},
+		"10: every type, with annotations":     {text: "rules: [{name: r, resources: ['*'], ttl: 1h, when: \"object.metadata.annotations['a'] == 'b'\"}]", want: []string{"rule r: when", "annotations"}},
+		"10: every type of a group, with uid":  {text: "rules: [{name: r, resources: ['*.apps'], ttl: 1h, since: timestamp(object.metadata.uid)}]", want: []string{"rule r: since", "uid"}},
+		"10: by an index":                      {text: "rules: [{name: r, resources: ['*'], ttl: 1h, when: \"object['spec'] == 1\"}]", want: []string{"rule r: when"}},
+		"an expression that is too long":       {text: rule("when: \"'" + strings.Repeat("x", 4<<10) + "' == ''\""), want: []string{"rule r: when", "4096"}},
+		"a function of unlimited time":         {text: rule("when: size(object.spec.a.distinct()) > 1"), want: []string{"rule r: when", "distinct"}},
+		"a text that grows without limit":      {text: rule("when: \"object.a.replace('', object.b) == ''\""), want: []string{"rule r: when", "replace"}},
+		"such a function within a loop":        {text: rule("when: \"object.a.exists(x, sets.contains(x, object.b))\""), want: []string{"rule r: when", "sets.contains"}},
+		"a pattern of a tenant":                {text: rule("when: object.a.matches(object.b)"), want: []string{"rule r: when", "literal"}},
+		"a pattern of a tenant, as a function": {text: rule("when: \"matches(object.a, object.b)\""), want: []string{"rule r: when", "literal"}},
+		"a pattern of the file":                {text: rule("when: object.metadata.name.matches('^a+$')")},
+		"a pattern that is no pattern":         {text: rule("when: object.metadata.name.matches('(')"), want: []string{"rule r: when"}},
+		"no YAML":                              {text: "rules: [", want: []string{"yaml"}},
+		"rules that are no list":               {text: "rules: {a: b}", want: []string{"rules"}},
+		"a rule that is no map":                {text: "rules: [1]", want: []string{"rule number 1"}},
+		"too many rules":                       {text: "rules: [" + strings.Repeat("{},", 101) + "]", want: []string{"101 rules"}},
+		"too large":                            {text: "# " + strings.Repeat("x", 1<<20), want: []string{"1 MiB"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse([]byte(test.text))
+			if (err != nil) != (len(test.want) > 0) {
+				t.Fatal(err)
+			}
+			for _, part := range test.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q has no %q", err, part)
+				}
+			}
+		})
+	}
+	if set := parse(t, r); len(set.Rules()) != 1 || set.For(jobs) == nil || !set.For(jobs).Whole || set.For(pods) != nil {
+		t.Error("the rules are not those of the file")
+	}
+	if set, err := Parse(nil); set != nil || err != nil || set.For(jobs) != nil || set.Missing([]policy.Type{jobs}) != nil {
+		t.Errorf("%v, %v", set, err)
+	}
+}
+
+// TestTypes has how rules name types.
+func TestTypes(t *testing.T) {
+	set := parse(t, `
+- {name: a, ttl: 1h, resources: [jobs.batch, widgets.v1.example.com, nodes]}
+- {name: b, ttl: 1h, resources: ["*"]}
+- {name: c, ttl: 1h, resources: ["*.apps", "*.gone.example.com"]}`)
+	other := widgets
+	other.Version = "v2"
+	if got := set.InVersion(other); got != widgets {
+		t.Errorf("%v, want the version of the rule", got)
+	}
+	if got := set.InVersion(jobs); got != jobs {
+		t.Error(got)
+	}
+	want := "[nodes of the rule a *.gone.example.com of the rule c]"
+	if got := fmt.Sprint(set.Missing([]policy.Type{jobs, widgets, deployments})); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for of, want := range map[policy.Type]string{jobs: "[1 2] true", pods: "[2] false", deployments: "[2 3] false"} {
+		typed := set.For(of)
+		if got := fmt.Sprintf("%d %t", typed.rules, typed.Whole); got != want {
+			t.Errorf("%s: %s, want %s", of.Resource, got, want)
+		}
+	}
+}
+
+// hostile returns an object of about 1.5 MiB, with lists of 10,000 items, a map as large and a long
+// text.
+func hostile() *unstructured.Unstructured {
+	list, keys := make([]any, 10_000), map[string]any{}
+	for i := range list {
+		list[i] = fmt.Sprintf("%060d", i)
+		keys[fmt.Sprint(i)] = "x"
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"name": "x", "namespace": "shop", "creationTimestamp": "2030-01-10T08:00:00Z"},
+		"spec":     map[string]any{"a": list, "b": list, "keys": keys, "long": strings.Repeat("x", 500_000)},
+	}}
+}
+
+// TestHostileObjects has objects that make ordinary expressions expensive. Row 21.
+func TestHostileObjects(t *testing.T) {
+	for name, test := range map[string]struct {
+		when string
+		want Problem
+	}{
+		"21: nested loops":                       {"object.spec.a.exists(x, object.spec.b.exists(y, x == y + 'z'))", TooCostly},
+		"a loop within a loop over keys":         {"object.spec.keys.all(x, object.spec.keys.exists(y, true))", TooSlow},
+		"a long text that is compared each time": {"object.spec.a.exists(x, x == object.spec.long)", TooSlow},
+		"a pattern on a long text":               {"object.spec.long.matches('(a|b|x)+y')", TooCostly},
+		"a text that is read as a time":          {"timestamp(object.spec.long) > timestamp('2030-01-01T00:00:00Z')", Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := parse(t, "\n- {name: r, resources: [widgets.v1.example.com], ttl: 1h, when: \""+test.when+"\"}")
+			obj := hostile()
+			begin := time.Now()
+			v, err := set.For(widgets).Evaluate(obj)
+			t.Logf("%v after %v: %.100v", v.Problem, time.Since(begin), err)
+			if v.Rule != 1 || v.Problem != test.want {
+				t.Errorf("%v, %.200v; want %v", v.Problem, err, test.want)
+			}
+		})
+	}
+}
+
+// TestTheCostOfAllRules has rules of which none costs too much alone.
+func TestTheCostOfAllRules(t *testing.T) {
+	var text strings.Builder
+	for i := range 20 {
+		fmt.Fprintf(&text, "\n- {name: r%d, resources: [widgets.v1.example.com], ttl: 1h, when: \"object.spec.a.exists(x, x == 'none%d')\"}", i, i)
+	}
+	obj := hostile()
+	obj.Object["spec"].(map[string]any)["a"] = obj.Object["spec"].(map[string]any)["a"].([]any)[:1000]
+	v, err := parse(t, text.String()).For(widgets).Evaluate(obj)
+	if v.Problem != TooCostly || v.Rule < 2 || v.Rule > 6 {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// TestProblemsNameNoValue has errors of CEL with values of a Secret in them.
+func TestProblemsNameNoValue(t *testing.T) {
+	set := parse(t, "\n- {name: r, resources: [secrets], ttl: 1h, when: \"object.stringData[object.stringData.a] == ''\"}")
+	for _, obj := range object(t, secrets, "stringData: {a: hunter2}") {
+		v, err := set.For(secrets).Evaluate(obj)
+		if v.Problem != Missing || !strings.Contains(err.Error(), "hunter2") || strings.Contains(v.Problem.String(), "hunter2") {
+			t.Errorf("%v: %v", v.Problem, err)
+		}
+	}
+}
+
+func benchmarkPod() string {
+	return `
+metadata: {labels: {app: web, pod-template-hash: abc}, annotations: {a: b}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web, uid: "1", controller: true}]}
+spec: {nodeName: node, containers: [{name: a, image: x, env: [{name: A, value: b}], ports: [{containerPort: 80, protocol: TCP}]}, {name: b, image: z}], volumes: [{name: v, emptyDir: {}}]}
+status: {phase: Running, podIP: 10.0.0.1, conditions: [{type: Initialized, status: "True"}, {type: Ready, status: "True", lastTransitionTime: "2030-01-10T10:00:00Z"}, {type: PodScheduled, status: "True"}]}`
+}
+
+// BenchmarkAPod evaluates five rules, the bar of which is 100 µs.
+func BenchmarkAPod(b *testing.B) {
+	var text strings.Builder
+	for i := range 5 {
+		fmt.Fprintf(&text, `
+- name: r%d
+  resources: [pods]
+  when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Done%d' && c.status == 'True') || object.metadata.?labels.team.orValue('') == 'x'"
+  ttl: 1h`, i, i)
+	}
+	typed := parse(b, text.String()).For(pods)
+	for _, obj := range object(b, pods, benchmarkPod()) {
+		b.Run(fmt.Sprintf("%T", obj), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if v, err := typed.Evaluate(obj); v.Rule != 0 {
+					b.Fatal(v, err)
+				}
+			}
+		})
+	}
+}
+
+// TestNoValueIsRetained searches the heap for a value of a Secret that rules have read. Row 25.
+func TestNoValueIsRetained(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes a heap dump")
+	}
+	value := func(i int) string { // computed, so that it is nowhere else
+		sum := sha256.Sum256([]byte{byte(i)})
+		return hex.EncodeToString(sum[:])
+	}
+	set := parse(t, "\n- {name: r, resources: [secrets], ttl: 1h, when: \"object.stringData.exists(k, object.stringData[k].startsWith('x'))\"}\n"+
+		"- {name: s, resources: [secrets], ttl: 1h, when: \"object.data.b != ''\", since: \"timestamp(object.stringData[object.stringData.a])\"}")
+	typed := set.For(secrets)
+	kept := value(250)
+	for i := range 10 {
+		for _, obj := range object(t, secrets, fmt.Sprintf("stringData: {a: %s}\ndata: {b: %s}", value(i), base64.StdEncoding.EncodeToString([]byte(value(100+i))))) {
+			v, err := typed.Evaluate(obj)
+			if v.Problem != Missing || !strings.Contains(err.Error(), value(i)) {
+				t.Fatal(v, err)
+			}
+		}
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "heap"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for range 3 { // pools survive one collection
+		goruntime.GC()
+	}
+	debug.WriteHeapDump(file.Fd())
+	dump, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(dump, []byte(kept)) {
+		t.Fatal("the dump does not even hold what is kept: the search proves nothing")
+	}
+	for i := range 10 {
+		for _, text := range []string{value(i), value(100 + i), base64.StdEncoding.EncodeToString([]byte(value(100 + i)))} {
+			if n := bytes.Count(dump, []byte(text)); n > 0 {
+				t.Fatalf("a value of Secret %d is in the heap dump %d times", i, n)
+			}
+		}
+	}
+	goruntime.KeepAlive(kept)
+}

@@ -1,0 +1,128 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"context"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
+)
+
+// ruled is the rules for the objects of a type that they may decide on. nil is no rules.
+type ruled struct {
+	*rules.Typed
+	t       policy.Type
+	options *policy.Options
+}
+
+// ruledBy returns the rules for a type.
+func (c *Controller) ruledBy(t policy.Type) *ruled {
+	if typed := c.rules.For(t); typed != nil {
+		return &ruled{typed, t, &c.options}
+	}
+	return nil
+}
+
+// verdict returns what the rules say of an object, which must be whole if a rule reads more than the
+// metadata. The error, which may have values of the object, says more about a problem.
+func (r *ruled) verdict(obj metav1.Object) (rules.Verdict, error) {
+	if r == nil || !r.options.Ruled(r.t, obj) {
+		return rules.Verdict{}, nil
+	}
+	return r.Evaluate(obj)
+}
+
+// digest is what the cache keeps of an object for the rules. It is called when the object changes.
+func (r *ruled) digest(obj runtime.Object) []byte {
+	v, _ := r.verdict(obj.(metav1.Object))
+	return v.Encode()
+}
+
+// mayExpire reports whether the cache keeps the object at all.
+func (r *ruled) mayExpire(obj metav1.Object) bool {
+	if r.options.Annotated(obj) {
+		return true
+	}
+	v, _ := r.verdict(obj)
+	return v.Rule != 0
+}
+
+// verdictOf returns the verdict in the digest of a cached object.
+func verdictOf(obj metav1.Object) rules.Verdict {
+	if cached, ok := obj.(interface{ Digest(of string) []byte }); ok {
+		return rules.Decode(cached.Digest(Name))
+	}
+	return rules.Verdict{}
+}
+
+// RuleFault is an object for which a rule cannot be evaluated.
+type RuleFault struct {
+	Object string    `json:"object"`
+	Reason string    `json:"reason"`
+	Time   time.Time `json:"time"`
+}
+
+// faultOf tells of an object for which a rule cannot be evaluated: anybody may make many, so there
+// is no Event.
+func (c *Controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
+	rule, now := c.rules.Of(v).Name, c.clock.Now()
+	c.metrics.ruleErrors.WithLabelValues(rule).Inc()
+	if c.faultNotices.Due(rule, now) {
+		klog.FromContext(ctx).Error(nil, "A rule cannot be evaluated for an object, which is not deleted",
+			"rule", rule, "object", k.String(), "reason", v.Problem.String())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.faults[rule] = RuleFault{Object: k.String(), Reason: v.Problem.String(), Time: now}
+}
+
+// RuleStatus is what /debug/controllers/ttl shows of a rule.
+type RuleStatus struct {
+	Rule      string     `json:"rule"`
+	DryRun    bool       `json:"dryRun,omitempty"`
+	Objects   int        `json:"objects"` // that expire by it
+	Overdue   int        `json:"overdue"`
+	LastFault *RuleFault `json:"lastFault,omitempty"`
+}
+
+// ruleStatus returns the state of the rules, in the order of the file.
+func (c *Controller) ruleStatus() []RuleStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []RuleStatus
+	for _, r := range c.rules.Rules() {
+		s := RuleStatus{Rule: r.Name, DryRun: r.DryRun}
+		if fault, has := c.faults[r.Name]; has {
+			s.LastFault = &fault
+		}
+		list = append(list, s)
+	}
+	now := c.clock.Now()
+	for _, k := range c.kinds {
+		if k.ruled != nil {
+			k.count(list, now)
+		}
+	}
+	return list
+}
+
+// count adds the objects of the type to the rules by which they expire.
+func (k *kind) count(list []RuleStatus, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, r := range k.records {
+		if v := r.verdict; v.Rule != 0 && v.Problem == 0 {
+			list[v.Rule-1].Objects++
+			if !r.deadline.After(now) {
+				list[v.Rule-1].Overdue++
+			}
+		}
+	}
+}

@@ -1,0 +1,490 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
+)
+
+var (
+	job        = kind{"batch/v1", "Job"}
+	deployment = kind{"apps/v1", "Deployment"}
+	claim      = kind{"v1", "PersistentVolumeClaim"}
+	namespace  = kind{"v1", "Namespace"}
+	secret     = kind{"v1", "Secret"}
+)
+
+const (
+	getJ    = "get jobs.batch shop/j"
+	deleteJ = "delete jobs.batch shop/j"
+
+	// ruleR is the rule r of the specification.
+	ruleR = `
+- name: r
+  resources: [jobs.batch]
+  when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Complete' && c.status == 'True')"
+  since: timestamp(object.status.completionTime)
+  ttl: 1h`
+	// temp is the rule of row 9.
+	temp = `
+- {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == 'temp'", ttl: 1h}`
+)
+
+// ruled writes a file of rules.
+func (w *fixture) ruled(rules string) {
+	w.Helper()
+	w.cfg.RulesFile = filepath.Join(w.TempDir(), "rules.yaml")
+	if err := os.WriteFile(w.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// with returns the object with a field of its own.
+func with(u *unstructured.Unstructured, value any, path ...string) *unstructured.Unstructured {
+	if err := unstructured.SetNestedField(u.Object, value, path...); err != nil {
+		panic(err)
+	}
+	return u
+}
+
+// done returns a Job that was completed so long ago.
+func done(name string, ago time.Duration, annotations ...string) *unstructured.Unstructured {
+	return with(object(job, name, annotations...), map[string]any{
+		"completionTime": time.Now().Add(-ago).UTC().Format(time.RFC3339),
+		"conditions":     []any{map[string]any{"type": "Complete", "status": "True"}},
+	}, "status")
+}
+
+func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructured.Unstructured {
+	u.SetLabels(labels)
+	return u
+}
+
+// TestRules has the rows of the specification of rules, with their numbers, that are about more
+// than one object or moment. Package rules has the others.
+func TestRules(t *testing.T) {
+	for name, test := range map[string]struct {
+		rules     string
+		configure func(*ttl.Config)
+		run       func(w *fixture)
+	}{
+		"1: a Job that was done two hours ago": {rules: ruleR, run: func(w *fixture) {
+			var sent string
+			w.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
+			w.add(done("shop/j", 2*time.Hour))
+			w.start()
+			w.asked(getJ, deleteJ)
+			for _, part := range []string{`"uid":"0`, `"resourceVersion":"1`, `"propagationPolicy":"Background"`} {
+				if !strings.Contains(sent, part) {
+					w.Errorf("the deletion is %s, without %s", sent, part)
+				}
+			}
+			texts, _ := w.events()
+			if want := "because of rule r, since 1999-12-31T22:00:00Z, ttl 1h, due at 1999-12-31T23:00:00Z"; len(texts) != 1 || !strings.HasSuffix(texts[0], want) {
+				w.Errorf("Events %q, want one that ends in %q", texts, want)
+			}
+			w.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "deleted", "rule", "r")
+		}},
+		"1: a Job that was done 50 minutes ago": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 50*time.Minute))
+			w.start()
+			w.metric(1, "rule_objects", "rule", "r")
+			w.pass(10*time.Minute - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+			w.metric(0, "rule_objects", "rule", "r")
+		}},
+		"2: a Job that completes": {rules: ruleR, run: func(w *fixture) {
+			w.add(with(object(job, "shop/j"), int64(1), "status", "active"))
+			w.start()
+			w.pass(3 * time.Hour)
+			w.asked()
+			w.metric(0, "rule_errors_total", "rule", "r")
+			w.metric(0, "tracked_objects")
+			w.add(done("shop/j", 0))
+			w.pass(time.Hour - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+		}},
+		"4: a field that is missing": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour))
+			w.start()
+			w.add(with(done("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
+			w.pass(3 * time.Hour)
+			w.asked()
+			w.toldOf()
+			w.metric(1, "rule_errors_total", "rule", "r")
+			details := w.Controller(ttl.Name).Status().Details.(ttl.Details)
+			if len(details.Rules) != 1 || details.Rules[0].LastFault == nil || details.Rules[0].LastFault.Object != "jobs.batch/shop/j" || details.Rules[0].Objects != 0 {
+				w.Errorf("the status is %+v", details.Rules)
+			}
+		}},
+		"5: an exception": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + ruleR, run: func(w *fixture) {
+			w.add(labelled(done("shop/j", 2*time.Hour), map[string]string{"keep": ""}))
+			w.start()
+			w.pass(3 * time.Hour)
+			w.asked()
+		}},
+		"6: forever by an annotation": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
+			w.start()
+			w.pass(3 * time.Hour)
+			w.asked()
+			w.add(done("shop/j", 5*time.Hour))
+			w.asked(getJ, deleteJ)
+		}},
+		"6: an invalid annotation": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "1x"))
+			w.start()
+			w.pass(3 * time.Hour)
+			w.asked()
+			w.toldOf("InvalidTTL")
+		}},
+		"6: an annotation with its own deadline": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
+			w.start()
+			w.pass(time.Hour - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+		}},
+		"6: an annotation of which the cache does not know yet": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 50*time.Minute))
+			w.start()
+			w.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever"))
+			w.pass(3 * time.Hour)
+			w.asked(getJ)
+		}},
+		"6: an annotation that goes, of which the cache does not know yet": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
+			w.start()
+			w.Lag(time.Second)
+			w.beforeRequests(func(controllertest.Request) error {
+				w.beforeRequests(nil)
+				w.Put(done("shop/j", 3*time.Hour))
+				return nil
+			})
+			w.pass(time.Hour + time.Second)
+			w.asked(getJ, getJ, deleteJ) // first of the metadata, for which the rule cannot be evaluated
+		}},
+		"7: another annotation of the janitor's": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
+			w.start()
+			w.pass(3 * time.Hour)
+			w.asked()
+		}},
+		"9: a namespace": {rules: temp, configure: func(c *ttl.Config) {
+			c.Include = append(c.Include, "deployments.apps", "serviceaccounts", "configmaps")
+		}, run: func(w *fixture) {
+			owned := object(pod, "temp/d-1")
+			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "d", UID: "1", Controller: ptr.To(true)}})
+			w.add(crd(), object(deployment, "temp/d"), owned, object(configMap, "temp/kube-root-ca.crt"), object(kind{"v1", "ServiceAccount"}, "temp/default"),
+				object(widget, "temp/w"), object(deployment, "shop/d"))
+			w.start()
+			got := w.asks()
+			slices.Sort(got)
+			if want := []string{"delete deployments.apps temp/d", "delete widgets.example.com temp/w", "get deployments.apps temp/d", "get widgets.example.com temp/w"}; !slices.Equal(got, want) {
+				w.Errorf("requests %q, want %q", got, want)
+			}
+			w.pass(3 * time.Hour)
+			w.asked()
+		}},
+		"12: a label that has changed since": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(w *fixture) {
+			w.add(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
+			w.start()
+			w.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"}))
+			w.pass(3 * time.Hour)
+			w.asked(getJ)
+			w.toldOf()
+		}},
+		"13: a status that changes in between": {rules: ruleR, run: func(w *fixture) {
+			changed := false
+			w.refuse(func() error {
+				if !changed {
+					changed = true
+					w.Put(done("shop/j", 2*time.Hour))
+				}
+				return nil
+			})
+			w.start()
+			w.add(done("shop/j", 2*time.Hour))
+			w.pass(100 * time.Millisecond)
+			w.asked(getJ, deleteJ, getJ, deleteJ)
+			w.toldOf("DeletedExpiredTTL")
+		}},
+		"14: another object of that name": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 50*time.Minute))
+			w.start()
+			w.Lag(time.Second)
+			w.beforeRequests(func(controllertest.Request) error {
+				w.Delete(object(job, "shop/j"))
+				w.Put(object(job, "shop/j"))
+				w.beforeRequests(nil)
+				return nil
+			})
+			w.pass(3 * time.Hour)
+			w.asked(getJ)
+		}},
+		"15: a backlog stops no annotation": {rules: ruleR, run: func(w *fixture) {
+			left := func(want int) {
+				w.Helper()
+				if got := len(controllertest.List[batchv1.Job](w.Host)); got != want {
+					w.Errorf("%d Jobs are left, want %d", got, want)
+				}
+			}
+			for i := range 150 {
+				w.add(done(fmt.Sprintf("shop/j%d", i), 2*time.Hour))
+			}
+			w.start()
+			left(90)
+			w.put(pod, "shop/p", T+"ttl", "1h")
+			w.left(0, 0)
+			w.metric(1, "stopped_namespaces")
+			w.metric(90, "overdue_objects")
+			texts, _ := w.events()
+			if text := texts[slices.IndexFunc(texts, func(s string) bool { return strings.Contains(s, "TTLBreakerOpen") })]; !strings.Contains(text, "of which r is due") {
+				w.Error(text)
+			}
+			w.pass(5*time.Minute - time.Second)
+			left(90)
+			w.pass(11 * time.Second) // they come spread over 10 s
+			left(30)
+			w.pass(4 * time.Minute)
+			left(30)
+			w.pass(80 * time.Second)
+			left(0)
+		}},
+		"15: annotations stop no rule": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *fixture) {
+			w.put(pod, "shop/p", T+"ttl", "1h")
+			w.put(pod, "shop/q", T+"ttl", "1h")
+			w.start()
+			w.left(1, 0)
+			w.asks()
+			w.add(done("shop/j", 2*time.Hour))
+			w.asked(getJ, deleteJ)
+		}},
+		"16: a dry run of one rule": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(w *fixture) {
+			w.add(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
+			w.start()
+			w.toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
+			w.pass(3 * time.Hour)
+			got := w.asks()
+			slices.Sort(got)
+			if want := []string{deleteJ, getJ, "get persistentvolumeclaims shop/c"}; !slices.Equal(got, want) {
+				w.Errorf("requests %q, want %q", got, want)
+			}
+			w.metric(1, "deletions_total", "result", "dry_run", "rule", "claims")
+			w.toldOf()
+		}},
+		"17: what is protected": {rules: "\n- {name: r, resources: [jobs.batch, namespaces, nodes], ttl: 1h}", configure: func(c *ttl.Config) {
+			c.Include = append(c.Include, "namespaces", "nodes")
+		}, run: func(w *fixture) {
+			w.add(object(job, "kube-system/j"), object(namespace, "/default"), object(namespace, "/pr-1"), object(kind{"v1", "Node"}, "/n"))
+			w.start()
+			w.asked("get namespaces pr-1", "delete namespaces pr-1")
+			w.metric(0, "tracked_objects")
+			w.toldOf("DeletedExpiredTTL")
+			for _, of := range w.Controller(ttl.Name).Status().Details.(ttl.Details).Types {
+				if of.Resource == "nodes" {
+					w.Error("Nodes are watched")
+				}
+			}
+		}},
+		"19: a claim that is mounted again": {rules: `
+- name: unused
+  resources: [persistentvolumeclaims]
+  when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Unused' && c.status == 'True')"
+  since: timestamp(object.status.conditions.filter(c, c.type == 'Unused')[0].lastTransitionTime)
+  ttl: 3d2h`, run: func(w *fixture) {
+			unused := func(name, status string) *unstructured.Unstructured {
+				return with(object(claim, name), []any{map[string]any{"type": "Unused", "status": status,
+					"lastTransitionTime": time.Now().Add(-3 * 24 * time.Hour).UTC().Format(time.RFC3339)}}, "status", "conditions")
+			}
+			w.add(unused("shop/c", "True"), unused("shop/mounted", "True"))
+			w.start()
+			w.add(unused("shop/mounted", "False"))
+			w.pass(2*time.Hour - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked("get persistentvolumeclaims shop/c", "delete persistentvolumeclaims shop/c")
+			w.pass(3 * time.Hour)
+			w.asked()
+		}},
+		"20: since a time to come": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp('2000-01-01T12:00:00Z'), ttl: 1h}", run: func(w *fixture) {
+			w.add(object(job, "shop/j"))
+			w.start()
+			w.pass(13*time.Hour - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+		}},
+		"20: since no time": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
+			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "x"}))
+			w.start()
+			w.pass(3 * time.Hour)
+			w.asked()
+			w.metric(1, "rule_errors_total", "rule", "r")
+		}},
+		"21: a hostile object": {rules: "\n- {name: r, resources: [jobs.batch], when: \"object.spec.template.spec.?volumes.orValue([]).exists(a, object.spec.template.spec.volumes.exists(b, a.name == b.name + 'x')) || has(object.status)\", ttl: 1h}", run: func(w *fixture) {
+			volumes := make([]any, 10_000)
+			for i := range volumes {
+				volumes[i] = map[string]any{"name": fmt.Sprintf("%0100d", i)}
+			}
+			w.add(with(object(job, "greedy/j"), volumes, "spec", "template", "spec", "volumes"))
+			w.start()
+			w.add(done("shop/j", 0))
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+			w.metric(1, "rule_errors_total", "rule", "r")
+			w.toldOf("DeletedExpiredTTL")
+		}},
+		"22: a new leader with a hundred timers": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 0 }, run: func(w *fixture) {
+			for i := range 100 {
+				w.add(done(fmt.Sprintf("shop/j%d", i), 50*time.Minute))
+			}
+			w.start()
+			w.pass(5 * time.Minute)
+			w.Restart()
+			w.pass(5 * time.Minute)
+			if got := w.asks(); len(got) != 200 {
+				w.Errorf("%d requests, want 200", len(got))
+			}
+			if got := len(controllertest.List[batchv1.Job](w.Host)); got != 0 {
+				w.Errorf("%d Jobs are left", got)
+			}
+		}},
+		"24: a type that comes later, in the version of the rule": {rules: "\n- {name: r, resources: [widgets.v1.example.com], when: object.spec.old, ttl: 1h}", run: func(w *fixture) {
+			w.start()
+			w.pass(time.Hour)
+			w.add(crd(), with(object(widget, "shop/w"), true, "spec", "old"), with(object(widget, "shop/other"), false, "spec", "old"))
+			w.pass(time.Minute)
+			w.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
+		}},
+		"27: the clocks are apart": {rules: ruleR, run: func(w *fixture) {
+			w.add(done("shop/j", 50*time.Minute))
+			w.start()
+			w.skew(-2*time.Hour, "")
+			w.pass(10 * time.Minute)
+			w.asked(getJ)
+			w.skew(0, "")
+			w.pass(2 * time.Minute)
+			w.asked(getJ, deleteJ)
+		}},
+		"what is due when it is first seen is announced": {rules: ruleR, configure: minute, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour))
+			w.start()
+			w.toldOf("WillDeleteExpiredTTL")
+			w.pass(time.Minute - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+		}},
+		"a namespace that is excluded": {rules: ruleR, configure: func(c *ttl.Config) { c.ExcludeNamespaces = []string{"sh*"} }, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour))
+			w.start()
+			w.asked()
+			w.toldOf()
+			w.metric(0, "tracked_objects")
+		}},
+		"a refusal": {rules: ruleR, run: func(w *fixture) {
+			w.refuse(func() error { return apierrors.NewForbidden(schema.GroupResource{Resource: "jobs"}, "j", nil) })
+			w.add(done("shop/j", 2*time.Hour))
+			w.start()
+			w.asked(getJ, deleteJ+" refused")
+			w.metric(1, "deletions_total", "result", "failed", "rule", "r")
+		}},
+		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(w *fixture) {
+			w.add(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
+			w.start()
+			w.asked("get secrets shop/s", "delete secrets shop/s")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t, func(c *ttl.Config) {
+					c.Include = append(c.Include, "jobs.batch", "persistentvolumeclaims", "secrets")
+					if test.configure != nil {
+						test.configure(c)
+					}
+				})
+				w.ruled(test.rules)
+				test.run(w)
+			})
+		})
+	}
+}
+
+// TestAFileWithAMistake fails the start. Rows 10 and 11; package rules has every mistake.
+func TestAFileWithAMistake(t *testing.T) {
+	entry := ttl.Entry()
+	entry.Config.(*ttl.Config).RulesFile = filepath.Join(t.TempDir(), "rules.yaml")
+	if _, err := entry.New(controllers.Host{}); err == nil || !strings.Contains(err.Error(), "--ttl-rules") {
+		t.Error(err)
+	}
+	if err := os.WriteFile(entry.Config.(*ttl.Config).RulesFile, []byte("rules: [{name: a, resources: ['*'], when: has(object.spec), ttl: 1h}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := entry.New(controllers.Host{}); err == nil || !strings.Contains(err.Error(), "--ttl-rules") || !strings.Contains(err.Error(), "rule a: when") {
+		t.Error(err)
+	}
+}
+
+// TestTryingAFile has the command that shows what a file would delete.
+func TestTryingAFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") })
+		w.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),
+			done("shop/kept", 2*time.Hour, "quartermaster.dev/ttl", "forever"), object(pod, "shop/p"), object(configMap, "temp/c"))
+		w.start()
+		w.ruled(ruleR + "\n- {name: bad, resources: [pods], when: object.spec.x == 1, ttl: 1h}\n- {name: none, resources: [nodes], ttl: 1h}" + temp)
+		connect := func() (controllers.Settings, *rest.Config, error) { return controllers.Settings{}, w.RESTConfig(), nil }
+		cmd := w.entry.Command(connect)
+		var out bytes.Buffer
+		cmd.SetOut(&out)
+		cmd.SetArgs([]string{"test", w.cfg.RulesFile})
+		if err := cmd.ExecuteContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want := `NAMESPACE   NAME           RULE   SINCE                  DUE
+shop        jobs.batch/j   r      1999-12-31T22:00:00Z   1999-12-31T23:00:00Z
+temp        configmaps/c   temp   1999-12-31T22:00:00Z   1999-12-31T23:00:00Z
+
+RULE   DUE   LATER   FAULTY   DRYRUN
+r      1     1       0        false
+bad    0     0       1        false
+none   0     0       0        false
+temp   1     0       0        false
+
+nodes of the rule none is no type whose objects may be deleted here; the flags may exclude it, such as --ttl-include-resources
+
+the rule bad reads a field that the object lacks, such as pods/p in "shop": no such key: spec
+`
+		if got := out.String(); got != want {
+			t.Errorf("printed\n%swant\n%s", got, want)
+		}
+		w.asked()
+	})
+}

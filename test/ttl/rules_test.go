@@ -1,0 +1,388 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// rules writes a file of rules, in which NS is the namespace, and returns its path.
+func (w *fixture) rules(text string) string {
+	w.Helper()
+	file := filepath.Join(w.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, []byte("rules:"+strings.ReplaceAll(text, "NS", w.namespace)), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	return file
+}
+
+// ruleR is the rule r of the specification, in one namespace and for seconds.
+const ruleR = `
+- name: r
+  resources: [jobs.batch]
+  when: "object.metadata.namespace == 'NS' && object.?status.conditions.orValue([]).exists(c, c.type == 'Complete' && c.status == 'True')"
+  since: timestamp(object.status.completionTime)
+  ttl: 2s`
+
+// job creates a Job, whose Pod never starts.
+func (w *fixture) job(name string) {
+	w.Helper()
+	if _, err := shared.Admin.BatchV1().Jobs(w.namespace).Create(w.ctx, &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), Template: podTemplate()}}, metav1.CreateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// end ends the Pod of a Job, as a kubelet does.
+func (w *fixture) end(name string, phase corev1.PodPhase) {
+	w.Helper()
+	pods := shared.Admin.CoreV1().Pods(w.namespace)
+	fleet.Eventually(w.ctx, w, func() error {
+		list, err := pods.List(w.ctx, metav1.ListOptions{LabelSelector: "job-name=" + name})
+		if err == nil && len(list.Items) == 0 {
+			err = errors.New("the Job has no Pod")
+		}
+		if err != nil {
+			return err
+		}
+		pod := &list.Items[0]
+		pod.Status.Phase = phase
+		_, err = pods.UpdateStatus(w.ctx, pod, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// metric waits until a metric of the manager has a value.
+func (w *fixture) metric(m *cluster.Manager, line string) {
+	w.Helper()
+	fleet.Eventually(w.ctx, w, func() error { return fleet.Answers(m.InsecureURL+"/metrics", "", 200, line) })
+}
+
+// TestRules has the rows of the specification of rules that depend on the API server and on
+// Kubernetes' own controllers.
+func TestRules(t *testing.T) {
+	w := newFixture(t)
+	temp := newFixture(t)
+	m := shared.RunLeader(w.ctx, t, args("--v=2", "--ttl-rules="+w.rules(ruleR+`
+- {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == '`+temp.namespace+`'", ttl: 20s}
+- {name: widgets, resources: [widgets.v1.example.com], when: object.metadata.namespace == 'NS' && object.spec.old, ttl: 0s}
+- {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
+- {name: missing, resources: [persistentvolumeclaims], when: object.metadata.namespace == 'NS' && object.status.x == 1, ttl: 0s}`))...)
+
+	// Row 9, whose time begins now.
+	deployments := shared.Admin.AppsV1().Deployments(temp.namespace)
+	template := podTemplate()
+	template.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	if _, err := deployments.Create(w.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"},
+		Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	// Rows 1, 2, 3 and 6.
+	for _, name := range []string{"done", "runs", "fails", "kept"} {
+		w.job(name)
+	}
+	w.annotate("job/kept", "quartermaster.dev/ttl=forever")
+	w.end("done", corev1.PodSucceeded)
+	w.end("kept", corev1.PodSucceeded)
+	w.end("fails", corev1.PodFailed)
+	jobs, pods := shared.Admin.BatchV1().Jobs(w.namespace), shared.Admin.CoreV1().Pods(w.namespace)
+	gone(w, jobs.Get, "done")
+	w.told(w.namespace, "done", "DeletedExpiredTTL")
+	fleet.Eventually(w.ctx, t, func() error {
+		list, err := pods.List(w.ctx, metav1.ListOptions{LabelSelector: "job-name=done"})
+		if err == nil && len(list.Items) > 0 {
+			err = errors.New("its Pod is left")
+		}
+		return err
+	})
+	w.metric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="deleted",rule="r"} 1`)
+
+	// Rows 4 and 21: nobody else waits.
+	if _, err := shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, newClaim("missing"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.metric(m, `quartermaster_ttl_rule_errors_total{rule="missing"} 1`)
+	hostile := map[string]string{}
+	for i := range 10_000 {
+		hostile[fmt.Sprintf("key-%d", i)] = fmt.Sprintf("%080d", i)
+	}
+	begin := cpu(t, m)
+	if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "hostile"}, Data: hostile}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.metric(m, `quartermaster_ttl_rule_errors_total{rule="expensive"} 1`)
+	t.Logf("CPU time for an expensive ConfigMap of 1 MB: %v", cpu(t, m)-begin)
+	w.settle()
+
+	// Row 24.
+	if _, err := shared.Objects.Resource(definitions).Create(w.ctx, widgetDefinition(), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.Objects.Resource(definitions).Delete(context.Background(), "widgets.example.com", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	widget := func(namespace, name string, old bool) {
+		fleet.Eventually(w.ctx, t, func() error {
+			_, err := shared.Objects.Resource(widgets).Namespace(namespace).Create(w.ctx, object("example.com/v1", "Widget", name, map[string]any{"spec": map[string]any{"old": old}}), metav1.CreateOptions{})
+			return err
+		})
+	}
+	widget(w.namespace, "old", true)
+	widget(w.namespace, "new", false)
+	widget(temp.namespace, "temporary", false)
+	for namespace, name := range map[string]string{w.namespace: "old", temp.namespace: "temporary"} {
+		gone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (any, error) {
+			return shared.Objects.Resource(widgets).Namespace(namespace).Get(ctx, name, opts)
+		}, name)
+	}
+
+	gone(w, deployments.Get, "d")
+	w.settle()
+	if _, err := jobs.Get(w.ctx, "fails", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	w.deleted("jobs/done", "widgets/old")
+	temp.deleted("deployments/d", "widgets/temporary") // and neither its Pods, nor kube-root-ca.crt, nor the ServiceAccount default
+	if log := m.Tail(10_000); strings.Contains(log, strings.Repeat("0", 70)) || !strings.Contains(log, "A rule cannot be evaluated") {
+		t.Error("the log has a value, or no rule that cannot be evaluated")
+	}
+	token, err := shared.AdminToken(w.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"rule": "missing"`, `"reason": "reads a field that the object lacks"`); err != nil {
+		t.Error(err)
+	}
+}
+
+func newClaim(name string) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}}}}
+}
+
+// TestAFileWithAMistakeFailsTheStart has rows 10 and 11.
+func TestAFileWithAMistakeFailsTheStart(t *testing.T) {
+	w := newFixture(t)
+	m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + w.rules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.WaitForLine(w.ctx, "rule bad: when: "); err != nil {
+		t.Error(err)
+	}
+	if err := m.Wait(w.ctx); m.ExitCode() != 1 {
+		t.Errorf("%v, exit code %d", err, m.ExitCode())
+	}
+}
+
+// TestALeaderThatDiesBetweenTheTwoRequestsOfARule has a hundred Jobs with timers, a leader that is
+// killed after it has read one of them, and its successor (rows 22 and 23).
+func TestALeaderThatDiesBetweenTheTwoRequestsOfARule(t *testing.T) {
+	w := newFixture(t)
+	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
+	never := make(chan struct{})
+	defer close(never)
+	held := proxy.Add(faultproxy.Rule{Hold: never, Match: func(r *http.Request) bool {
+		return r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/configmaps/cm-")
+	}})
+	flags := args(append([]string{"--ttl-max-deletions-per-minute=0", "--ttl-rules=" + w.rules(`
+- {name: r, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.?data.old.orValue('') == 'yes'", ttl: 10s}`)}, fleet.ShortTimings...)...)
+	m := shared.Run(t, replica, cluster.ManagerOptions{Args: flags})
+	shared.WaitForLeader(w.ctx, t, m)
+	var want []string
+	for i := range 100 {
+		name := fmt.Sprintf("cm-%d", i)
+		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, "configmaps/"+name)
+	}
+	if err := held.WaitHits(w.ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	m.Kill()
+	shared.RunLeader(w.ctx, t, flags...)
+	for i := range 100 {
+		w.gone(fmt.Sprintf("cm-%d", i))
+	}
+	w.deleted(want...)
+}
+
+// TestATypeThatCannotBeListedByARule has row 26.
+func TestATypeThatCannotBeListedByARule(t *testing.T) {
+	w := newFixture(t)
+	for _, role := range []string{"quartermaster-cache-ttl", "quartermaster-controller-ttl"} {
+		r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := r.Rules[:0]
+		for _, rule := range r.Rules {
+			if of := rule.Resources[0]; of != "*" && of != "persistentvolumeclaims" {
+				kept = append(kept, rule)
+			}
+		}
+		r.Rules = kept
+		if _, err := shared.Admin.RbacV1().ClusterRoles().Update(w.ctx, r, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { shared.InstallWith(context.Background(), t) })
+	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.Verb == "list" || e.Verb == "watch" })
+	m := shared.RunLeader(w.ctx, t, args("--ttl-rules="+w.rules(`
+- {name: claims, resources: [persistentvolumeclaims], ttl: 0s}
+- {name: maps, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.?data.old.orValue('') == 'yes'", ttl: 0s}`))...)
+	if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "cm"}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.gone("cm")
+	w.deleted("configmaps/cm")
+	fleet.Eventually(w.ctx, t, func() error {
+		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_controller_problem{controller="ttl"} 0`)
+	})
+}
+
+// TestTryingAFile compares what the command shows with what a leader deletes then.
+func TestTryingAFile(t *testing.T) {
+	w := newFixture(t)
+	for name, old := range map[string]string{"old": "yes", "new": "no"} {
+		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": old}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := w.rules(`
+- {name: r, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.old == 'yes'", ttl: 0s}`)
+	begin := time.Now()
+	out, err := exec.CommandContext(w.ctx, shared.Binary, "ttl", "test", file, "--kubeconfig="+shared.Kubeconfig()).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if !regexp.MustCompile(`(?m)^`+w.namespace+` +configmaps/old +r +`).Match(out) || bytes.Contains(out, []byte("configmaps/new")) || !regexp.MustCompile(`(?m)^r +1 +0 +0 +false$`).Match(out) {
+		t.Errorf("it shows\n%s", out)
+	}
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
+		return strings.HasPrefix(e.UserAgent, "manager/") && e.User.Username == "admin"
+	}) {
+		if e.Verb != "get" && e.Verb != "list" {
+			t.Errorf("it asks to %s %s", e.Verb, e.RequestURI)
+		}
+	}
+	shared.RunLeader(w.ctx, t, args("--ttl-rules="+file)...)
+	w.gone("old")
+	w.settle()
+	w.deleted("configmaps/old")
+}
+
+// TestLongMemoryOfRules logs by how much ten rules over 20,000 Pods, Jobs and claims make a leader
+// larger, if they choose none of these, and all.
+func TestLongMemoryOfRules(t *testing.T) {
+	w := newFixture(t)
+	w.ctx = fleet.Within(t.Context(), t, 20*time.Minute)
+	var creating sync.WaitGroup
+	for part := range 20 {
+		creating.Go(func() {
+			for i := range 1000 {
+				name := fmt.Sprintf("an-object-of-an-application-%d-%d", part, i)
+				meta := metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/name": "an-application", "app.kubernetes.io/managed-by": "bench"}}
+				var err error
+				switch {
+				case part < 10:
+					template := podTemplate()
+					_, err = shared.Admin.CoreV1().Pods(w.namespace).Create(w.ctx, &corev1.Pod{ObjectMeta: meta, Spec: template.Spec}, metav1.CreateOptions{})
+				case part < 15:
+					_, err = shared.Admin.BatchV1().Jobs(w.namespace).Create(w.ctx, &batchv1.Job{ObjectMeta: meta,
+						Spec: batchv1.JobSpec{Suspend: ptr.To(true), Template: podTemplate()}}, metav1.CreateOptions{})
+				default:
+					claim := newClaim(name)
+					claim.ObjectMeta = meta
+					_, err = shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, claim, metav1.CreateOptions{})
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	creating.Wait()
+	rules := func(when string) string {
+		var text strings.Builder
+		for i := range 10 {
+			fmt.Fprintf(&text, "\n- {name: r%d, resources: [pods, jobs.batch, persistentvolumeclaims], ttl: 30d, when: \"object.metadata.namespace == 'NS' && object.?status.conditions.orValue([]).exists(c, c.type == 'T%d' && c.status == 'True') || %s\"}", i, i, when)
+		}
+		return "--ttl-rules=" + w.rules(text.String())
+	}
+	types := "--ttl-include-resources=pods,jobs.batch,persistentvolumeclaims"
+	for _, of := range []struct {
+		name string
+		args []string
+	}{{"without rules", nil}, {"with rules that choose none", []string{rules("object.metadata.?labels.x.orValue('') != ''")}}, {"with rules that choose all", []string{rules("object.metadata.namespace == 'NS'")}}} {
+		for round := range 3 {
+			m := shared.RunLeader(w.ctx, t, append(args(types), of.args...)...)
+			fleet.Eventually(w.ctx, t, func() error {
+				return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_watched_types 3")
+			})
+			took := cpu(t, m)
+			lowest := 1e9
+			for range 45 {
+				fleet.Wait(w.ctx, 2*time.Second)
+				lowest = min(lowest, value(t, m, "process_resident_memory_bytes")/(1<<20))
+			}
+			t.Logf("%s, %d: %.1f MiB resident, %.1f MiB of heap in use, %.0f objects, %v of CPU time for the start", of.name, round,
+				lowest, value(t, m, "go_memstats_heap_inuse_bytes")/(1<<20), value(t, m, "quartermaster_ttl_tracked_objects"), took)
+			m.Kill()
+			shared.FreeLease(t, m)
+		}
+	}
+}
+
+// value returns the value of a metric without labels.
+func value(t *testing.T, m *cluster.Manager, name string) float64 {
+	t.Helper()
+	_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^` + name + ` (\S+)`).FindStringSubmatch(body)
+	if found == nil {
+		t.Fatalf("no metric %s", name)
+	}
+	v, err := strconv.ParseFloat(found[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
