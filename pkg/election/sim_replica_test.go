@@ -351,6 +351,9 @@ func (p *simProc) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	p.sim.audit.sends(w)
+	if rng.IntN(10) == 0 { // the fence has let it go, but a pause may still hold it up in the process
+		pass(time.Duration(rng.Int64N(int64(5 * time.Millisecond))))
+	}
 	refused, err := exchange(req.Context(), p, "write", func(server *simServer) (string, error) { return server.execute(w) })
 	if err != nil {
 		return nil, err
