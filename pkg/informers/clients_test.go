@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"weak"
 
@@ -186,6 +187,27 @@ func TestTheLiveVersionIsAskedForByTheControllersOwnNeed(t *testing.T) {
 	if _, err := f.For("other").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil {
 		t.Error("it was asked for by another controller's need")
 	}
+}
+
+func TestANamespaceThatMayNotBeReadHidesNoAgeOfTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newCluster()
+		b.failWith(func(string) error { return forbidden })
+		f := inNamespaces(t, map[string]*cluster{"a": newCluster(in("a", "x", "1")), "b": b})
+		f.caches.all, f.caches.metrics = []*Factory{f}, resourceMetrics()
+		registry := metrics.NewKubeRegistry()
+		registry.CustomMustRegister(f.caches)
+		f.Start(t.Context())
+		defer f.Shutdown()
+		pass(time.Second)
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(`
+			# HELP quartermaster_informer_last_activity_age_seconds [ALPHA] Seconds since the last event, bookmark or list. A healthy watch gets a bookmark about once a minute.
+			# TYPE quartermaster_informer_last_activity_age_seconds gauge
+			quartermaster_informer_last_activity_age_seconds{cluster="",group="",resource="secrets"} 1
+		`), "quartermaster_informer_last_activity_age_seconds"); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestDebugInformersAndMetrics(t *testing.T) {

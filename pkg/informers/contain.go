@@ -6,6 +6,7 @@ package informers
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -39,7 +40,8 @@ func panicked(recovered any) error {
 	return fmt.Errorf("panic: a value of type %T", recovered)
 }
 
-// maxBad limits how many objects of a resource are remembered as bad, since anybody may create them.
+// maxBad limits how many objects of a resource are remembered as misfits, and how many panics, since
+// anybody may create such objects.
 const maxBad = 1000
 
 // panics contains panics of the controllers' functions that are called with cached objects. It remembers
@@ -49,19 +51,19 @@ type panics struct {
 	resource string
 	count    func(controller string) // called for every panic
 
-	mu  sync.Mutex
-	bad map[badObject]struct{}
+	mu    sync.Mutex
+	bad   map[badObject]struct{}
+	unfit map[cache.ObjectName]struct{} // a problem of all controllers
 }
 
-// badObject is an object, and the controller and function that panicked on it last. Both are empty for an
-// object that does not fit its Go type, which concerns all controllers.
+// badObject is an object, and the controller and function that panicked on it last.
 type badObject struct {
 	controller, function string
 	object               cache.ObjectName
 }
 
 func newPanics(resource string, count func(controller string)) *panics {
-	return &panics{resource: resource, count: count, bad: map[badObject]struct{}{}}
+	return &panics{resource: resource, count: count, bad: map[badObject]struct{}{}, unfit: map[cache.ObjectName]struct{}{}}
 }
 
 // contain calls a function of a controller with m and reports whether it panicked. A panic is logged once
@@ -79,7 +81,7 @@ func (p *panics) contain(controller, function string, m metav1.Object, call func
 		return false
 	}
 	p.count(controller)
-	if p.remember(key) {
+	if remember(p.bad, key) {
 		klog.Background().Error(err, "A function of a controller panicked", "controller", controller, "function", function,
 			"resource", p.resource, "object", klog.KRef(key.object.Namespace, key.object.Name), "stack", string(stack))
 	}
@@ -90,18 +92,17 @@ func (p *panics) contain(controller, function string, m metav1.Object, call func
 func (p *panics) misfit(m *misfit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.remember(badObject{object: cache.MetaObjectToName(m)}) {
+	if remember(p.unfit, cache.MetaObjectToName(m)) {
 		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out", "resource", p.resource, "object", klog.KObj(m))
 	}
 }
 
-// remember remembers a bad object and returns true, unless it is known or there are too many. The caller
-// holds mu.
-func (p *panics) remember(key badObject) bool {
-	if _, known := p.bad[key]; known || len(p.bad) >= maxBad {
+// remember adds key and returns true, unless it is known or there are too many.
+func remember[K comparable](known map[K]struct{}, key K) bool {
+	if _, is := known[key]; is || len(known) >= maxBad {
 		return false
 	}
-	p.bad[key] = struct{}{}
+	known[key] = struct{}{}
 	return true
 }
 
@@ -109,49 +110,49 @@ func (p *panics) remember(key badObject) bool {
 func (p *panics) fits(object cache.ObjectName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.bad, badObject{object: object})
+	delete(p.unfit, object)
+}
+
+// forget forgets a panic, since the function will not be called for the object again.
+func (p *panics) forget(key badObject) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.bad, key)
 }
 
 // gone forgets objects that are gone.
 func (p *panics) gone(is func(cache.ObjectName) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for key := range p.bad {
-		if is(key.object) {
-			delete(p.bad, key)
-		}
-	}
+	maps.DeleteFunc(p.bad, func(key badObject, _ struct{}) bool { return is(key.object) })
+	maps.DeleteFunc(p.unfit, func(object cache.ObjectName, _ struct{}) bool { return is(object) })
 }
 
 // misfits returns how many objects do not fit their Go type.
-func (p *panics) misfits() (n int) {
+func (p *panics) misfits() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for key := range p.bad {
-		if key.controller == "" {
-			n++
-		}
-	}
-	return n
+	return len(p.unfit)
 }
 
-// problem returns an error that names one of the objects that are bad for the controller, or nil.
+// problem returns an error that names an object that does not fit its Go type, or else one on which a
+// function of the controller panics; nil if there is none.
 func (p *panics) problem(controller string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for object := range p.unfit {
+		return fmt.Errorf("%d objects of %s do not fit their Go type, one of them %s", len(p.unfit), p.resource, object)
+	}
 	n := 0
 	var one badObject
 	for key := range p.bad {
-		if key.controller == controller || key.controller == "" {
+		if key.controller == controller {
 			n++
 			one = key
 		}
 	}
-	switch {
-	case n == 0:
+	if n == 0 {
 		return nil
-	case one.controller == "":
-		return fmt.Errorf("%d objects of %s do not fit their Go type or a function panics on them, one of them %s", n, p.resource, one.object)
 	}
 	return fmt.Errorf("%s panics on %d objects of %s, one of them %s", one.function, n, p.resource, one.object)
 }

@@ -61,7 +61,7 @@ func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTi
 
 // newInformer returns an informer with a feed for each namespace that is read.
 func (f *Factory) newInformer(p *plan, sourceFor func(*plan, string) (source, error)) (*informer, error) {
-	i := newInformer(p, f.panicked, &f.wg)
+	i := newInformer(p, f.panicked)
 	namespaces := f.cfg.Namespaces
 	switch {
 	case len(namespaces) > 0 && p.clusterScoped:
@@ -183,8 +183,9 @@ func (f *Factory) all() []*informer {
 	return all
 }
 
-// Shutdown stops the informers, removes their metrics and returns when all their goroutines have
-// ended. The caches stay readable. It may be called without Start.
+// Shutdown stops the informers, removes their metrics and returns when they make no more requests. A
+// call of a controller's handler that has begun may go on: one that hangs must not keep the process from
+// ending. The caches stay readable. Shutdown may be called without Start.
 func (f *Factory) Shutdown() {
 	f.mu.Lock()
 	if f.stop != nil {

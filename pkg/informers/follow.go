@@ -32,6 +32,9 @@ func (f *Factory) Follow(ctx context.Context, need Need, lists chan struct{}, ha
 func (f *Factory) follow(
 	ctx context.Context, need Need, sourceFor func(*plan, string) (source, error), lists chan struct{}, handler cache.ResourceEventHandler,
 ) (*Following, error) {
+	if need.whole() {
+		return nil, errors.New("what is followed has the form Reduced or Metadata")
+	}
 	plans, err := newPlans([]Need{need}, f.clients.scheme)
 	if err != nil {
 		return nil, err

@@ -149,6 +149,16 @@ func TestAFollowedResourceIsKeptAsTheNeedSays(t *testing.T) {
 	})
 }
 
+func TestWhatIsFollowedIsNotKeptWhole(t *testing.T) {
+	f := newTestFactory(t, newCluster())
+	for _, form := range []Form{Typed, Unstructured} {
+		need := Need{For: "sync", Resource: Secrets, Form: form, Content: true, Namespace: "shop"}
+		if _, err := f.follow(t.Context(), need, newCluster().source, nil, &told{}); err == nil || !strings.Contains(err.Error(), "Reduced") {
+			t.Errorf("%s: error %v", form, err)
+		}
+	}
+}
+
 func TestAHandlerMayStopWhatItFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))

@@ -20,17 +20,16 @@ type informer struct {
 	feeds    []*feed
 	objects  cache.ThreadSafeStore
 	detector cache.MutationDetector // of client-go, see KUBE_CACHE_MUTATION_DETECTOR
-	wg       *sync.WaitGroup        // has all goroutines
 
 	mu        sync.Mutex // held from a change until it is told, so that listeners hear of changes in order
 	listeners []*listener
 	synced    chan struct{} // closed when it has synced
 }
 
-func newInformer(p *plan, count func(controller string), wg *sync.WaitGroup) *informer {
+func newInformer(p *plan, count func(controller string)) *informer {
 	name := resourceName(p.resource)
 	i := &informer{
-		name: name, wg: wg, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
+		name: name, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
 		objects: cache.NewThreadSafeStore(cache.Indexers{}, cache.Indices{}),
 	}
 	i.reducer = &reducer{plan: p, panics: newPanics(name, count), cached: func(namespace, name string) *Object {
@@ -118,8 +117,8 @@ func (i *informer) remove(f *feed, obj any) error {
 		return err
 	}
 	name := cache.MetaObjectToName(m)
-	i.panics.gone(func(n cache.ObjectName) bool { return n == name })
 	i.forget(f, name.String())
+	i.panics.gone(func(n cache.ObjectName) bool { return n == name }) // an index has just been called with it once more
 	return nil
 }
 
@@ -155,12 +154,12 @@ func (i *informer) replace(f *feed, list []any) error {
 		_, there := listed[name]
 		return !there && f.covers(name.Namespace)
 	}
-	i.panics.gone(isGone)
 	for _, key := range i.keys(f) {
 		if name, err := cache.ParseObjectName(key); err == nil && isGone(name) {
 			i.forget(f, key)
 		}
 	}
+	i.panics.gone(isGone)
 	return nil
 }
 
@@ -209,7 +208,7 @@ type listener struct {
 // tell queues an event for all listeners. The caller holds mu.
 func (i *informer) tell(e event) {
 	for _, l := range i.listeners {
-		l.add(i.wg, e)
+		l.add(e)
 	}
 }
 
@@ -220,17 +219,20 @@ func (i *informer) listen(controller string, call func(event)) {
 		if o == nil {
 			o = e.old
 		}
-		i.panics.contain(controller, "event handler", o, func() { call(e) })
+		const function = "event handler"
+		if i.panics.contain(controller, function, o, func() { call(e) }) && e.new == nil {
+			i.panics.forget(badObject{controller, function, o.objectName()})
+		}
 	}}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.listeners = append(i.listeners, l)
 	for _, obj := range i.objects.List() {
-		l.add(i.wg, event{new: obj.(*Object), initial: true})
+		l.add(event{new: obj.(*Object), initial: true})
 	}
 }
 
-func (l *listener) add(wg *sync.WaitGroup, e event) {
+func (l *listener) add(e event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.stopped {
@@ -239,7 +241,7 @@ func (l *listener) add(wg *sync.WaitGroup, e event) {
 	l.events = append(l.events, e)
 	if !l.running {
 		l.running = true
-		wg.Go(l.run)
+		go l.run()
 	}
 }
 

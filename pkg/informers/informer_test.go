@@ -7,17 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
@@ -60,7 +63,7 @@ func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
 				return o.(*corev1.Secret).Data["value"]
 			}}, Need{For: "b", Resource: Secrets, Digest: func(o runtime.Object) []byte {
 				return []byte(o.(*corev1.Secret).ResourceVersion) // always another one
-			}}), func(string) {}, &sync.WaitGroup{})
+			}}), func(string) {})
 			f := &feed{informer: i, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}}
 			i.feeds = []*feed{f}
 			for _, s := range steps {
@@ -204,9 +207,9 @@ func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
 	}
 }
 
-func TestShutdownWaitsForARunningListener(t *testing.T) {
+func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTestFactory(t, newCluster(named("a", "1")), reloadNeed)
+		f := newTestFactory(t, newCluster(named("a", "1"), named("b", "1")), reloadNeed)
 		startSynced(t, f)
 		h := &heard{block: make(chan struct{})}
 		f.informers[0].listen("reload", h.hear)
@@ -216,11 +219,14 @@ func TestShutdownWaitsForARunningListener(t *testing.T) {
 		pass(time.Hour)
 		select {
 		case <-done:
-			t.Error("Shutdown returned while a listener was running")
 		default:
+			t.Error("Shutdown waits")
 		}
 		close(h.block)
-		<-done
+		synctest.Wait()
+		if n := len(h.all()); n != 1 {
+			t.Errorf("the listener heard %d events, want the one that it was called with before Shutdown", n)
+		}
 	})
 }
 
@@ -386,6 +392,65 @@ func TestAPanicOfAControllersFunctionIsContained(t *testing.T) {
 	}
 }
 
+func TestAnObjectThatIsGoneIsNobodysProblem(t *testing.T) {
+	check := func(obj metav1.Object) {
+		if obj == nil || obj.GetName() == "bad" {
+			panic("a value that nobody may see")
+		}
+	}
+	for name, use := range map[string]func(*Factory){
+		"an index panics on its last state": func(f *Factory) {
+			For[metav1.Object](f.For("bad"), Secrets).AddIndex("x", func(obj metav1.Object) []string { check(obj); return nil })
+		},
+		"a handler panics on its deletion": func(f *Factory) {
+			For[metav1.Object](f.For("bad"), Secrets).AddHandler(func(_, current metav1.Object, _ bool) { check(current) })
+		},
+	} {
+		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := newCluster(named("bad", "1"), named("fine", "1"))
+					f := newTestFactory(t, c, Need{For: "bad", Resource: Secrets})
+					use(f)
+					startSynced(t, f)
+					defer f.Shutdown()
+					synctest.Wait()
+					if err := f.Problem("bad"); err == nil {
+						t.Error("no problem while the object is there")
+					}
+					if relist {
+						c.breakWatches(true)
+					}
+					c.remove("shop/bad")
+					pass(time.Minute)
+					wantNames(t, f, "shop/fine")
+					if err := f.Problem("bad"); err != nil {
+						t.Errorf("problem %v", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
+	logged := 0
+	klog.SetLogger(funcr.New(func(_, args string) {
+		if strings.Contains(args, "A function of a controller panicked") {
+			logged++
+		}
+	}, funcr.Options{}))
+	defer klog.ClearLogger()
+	p := newPanics("secrets", func(string) {})
+	for n := range maxBad + 1 {
+		p.misfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
+	}
+	p.contain("reload", "Digest", named("a", "1"), func() { panic("x") })
+	if logged != 1 || p.misfits() != maxBad {
+		t.Errorf("%d panics logged, %d misfits", logged, p.misfits())
+	}
+}
+
 func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
@@ -418,7 +483,7 @@ func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
 
 func TestAnObjectThatDoesNotFitItsTypeIsLeftOutAndReported(t *testing.T) {
 	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments, Form: Typed})
-	i := newInformer(p, func(string) {}, &sync.WaitGroup{})
+	i := newInformer(p, func(string) {})
 	f := &feed{informer: i, state: newState("deployments", clock.RealClock{}), clock: clock.RealClock{}}
 	i.feeds = []*feed{f}
 	factory := &Factory{informers: []*informer{i}, run: t.Context()}

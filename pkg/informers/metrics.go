@@ -73,6 +73,14 @@ func newCounter(name, help string, value func(*ResourceStatus) int64) resourceMe
 
 func sum(a, b float64) float64 { return a + b }
 
+// older returns the greater of two ages, of which each may be NaN: unknown.
+func older(a, b float64) float64 {
+	if math.IsNaN(a) || a < b {
+		return b
+	}
+	return a
+}
+
 // resourceMetrics are computed at each scrape, from the counts that /debug/informers shows too.
 func resourceMetrics() []resourceMetric {
 	return []resourceMetric{
@@ -93,7 +101,7 @@ func resourceMetrics() []resourceMetric {
 					return math.NaN()
 				}
 				return s.LastActivityAge.Seconds()
-			}, func(a, b float64) float64 { return max(a, b) }),
+			}, older),
 		newCounter("lists_total", "Number of complete lists, streamed or paged.", func(s *ResourceStatus) int64 { return s.Lists }),
 		newCounter("relists_total", "Number of complete lists after the first.", func(s *ResourceStatus) int64 { return s.Relists }),
 		newCounter("watches_total", "Number of watches that the server accepted, streamed lists included.",

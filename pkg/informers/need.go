@@ -136,7 +136,7 @@ func (n *Need) validate() error {
 	case n.Content && !sensitive:
 		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
 	case n.History && n.Digest == nil:
-		return errors.New("History needs a Digest")
+		return errors.New("the need has History, but no Digest")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
 	}

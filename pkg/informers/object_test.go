@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -105,7 +104,7 @@ func TestASecretCostsLessThan350BytesOfHeap(t *testing.T) {
 		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
 	const n = 50_000
 	before := liveHeap()
-	i := newInformer(p, func(string) {}, &sync.WaitGroup{})
+	i := newInformer(p, func(string) {})
 	if err := i.objects.AddIndexers(cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}); err != nil {
 		t.Fatal(err)
 	}
