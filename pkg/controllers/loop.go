@@ -124,8 +124,8 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	return err
 }
 
-func (l *Loop[K]) run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx) // ends when no more keys are to be taken
+func (l *Loop[K]) run(told context.Context) error {
+	ctx, stop := context.WithCancel(told) // ends when no more keys are to be taken
 	defer stop()
 	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
 	q, err := l.start(&logger, leading)
@@ -184,6 +184,10 @@ func (l *Loop[K]) run(ctx context.Context) error {
 	workers.Wait()
 	if beside != nil && failed == nil {
 		failed = <-beside
+	}
+	if failed != nil && told.Err() != nil {
+		logger.Error(failed, "Options.Beside failed just before the controller was to stop")
+		failed = nil // none of its work goes on
 	}
 	logger.Info("Controller stopped")
 	return failed

@@ -449,6 +449,34 @@ func TestWhenWhatRunsBesideEndsTheQueueIsNotWorkedOff(t *testing.T) {
 	})
 }
 
+func TestWhenWhatRunsBesideFailsBeforeTheProcessEndsNothingIsUnfinished(t *testing.T) {
+	for name, ends := range map[string]time.Duration{
+		"while it is waited for a reconcile": 90 * time.Second, "at the same time": time.Minute,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var l *Loop[string]
+				l, err := NewLoop(Options{
+					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
+					Beside: func(context.Context) error {
+						l.Enqueue("a")
+						<-time.After(time.Minute)
+						return errors.New("no more")
+					},
+				}, func(context.Context, string) (time.Duration, error) { <-time.After(2 * time.Minute); return 0, nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), ends)
+				defer cancel()
+				if err := l.Run(ctx); err != nil {
+					t.Errorf("Run returned %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestARefusedKeyIsTriedWhenTheReplicaLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls []string
