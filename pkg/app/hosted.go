@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -34,6 +35,7 @@ type hosted struct {
 	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
 
 	statusPanicked sync.Once // the first panic of Status is logged
+	asking         singleflight.Group
 }
 
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
@@ -73,18 +75,34 @@ func (h *hosted) Status() controllers.Status {
 	return s
 }
 
-// own returns the controller's own status. If the controller panics, own returns an error: a scrape, which
-// asks in a goroutine of the metrics library, must not end the process.
-func (h *hosted) own() (s controllers.Status, err error) {
-	stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
-	if stack == nil {
-		return s, nil
-	}
-	h.metrics.Panicked(h.name)
-	h.statusPanicked.Do(func() {
-		klog.Background().Error(err, "Status of a controller panicked", "controller", h.name, "stack", string(stack))
+// statusPatience is how long a controller may take to say its status. It may wait for a lock that a
+// reconcile holds, and the reconcile may hang.
+const statusPatience = time.Second
+
+// own returns the controller's own status. If the controller does not answer, or panics, own returns an
+// error: a scrape and the end of the process must neither wait for it nor fail.
+func (h *hosted) own() (controllers.Status, error) {
+	answer := h.asking.DoChan("", func() (any, error) {
+		var s controllers.Status
+		stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
+		if stack != nil {
+			h.metrics.Panicked(h.name)
+			h.statusPanicked.Do(func() {
+				klog.Background().Error(err, "Status of a controller panicked", "controller", h.name, "stack", string(stack))
+			})
+			s = controllers.Status{Name: h.name}
+		}
+		return s, err
 	})
-	return controllers.Status{Name: h.name}, fmt.Errorf("its status: %w", err)
+	select {
+	case a := <-answer:
+		if a.Err != nil {
+			a.Err = fmt.Errorf("its status: %w", a.Err)
+		}
+		return a.Val.(controllers.Status), a.Err
+	case <-time.After(statusPatience):
+		return controllers.Status{Name: h.name}, fmt.Errorf("its status: no answer within %s", statusPatience)
+	}
 }
 
 // contained returns a handler of a controller's paths that contains the controller's panics.

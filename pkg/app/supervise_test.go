@@ -30,7 +30,8 @@ type scripted struct {
 	mu     sync.Mutex
 	starts []time.Duration // since begun
 	status controllers.Status
-	panics bool // in Status
+	panics bool          // in Status
+	locked chan struct{} // Status waits until it is closed, if it is set
 }
 
 func (c *scripted) Run(ctx context.Context) error {
@@ -44,6 +45,9 @@ func (c *scripted) Run(ctx context.Context) error {
 func (c *scripted) Status() controllers.Status {
 	if c.panics {
 		panic("hunter2")
+	}
+	if c.locked != nil {
+		<-c.locked
 	}
 	return c.status
 }
@@ -190,6 +194,27 @@ func TestAStatusThatPanicsIsAProblem(t *testing.T) {
 	}
 	c.panics = false
 	series(t, registry, "quartermaster_controller_problem", 0)
+}
+
+func TestAStatusThatHangsHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, c, registry := host(t, untilTheEnd)
+		c.locked = make(chan struct{})
+		began := time.Now()
+		for range 3 {
+			if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "its status: no answer") {
+				t.Errorf("problem %v", err)
+			}
+			series(t, registry, "quartermaster_controller_problem", 1)
+			_ = hostedControllers{h}.unfinished(time.Now())
+		}
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		close(c.locked)
+		synctest.Wait()
+		series(t, registry, "quartermaster_controller_problem", 0)
+	})
 }
 
 func TestAControllersOwnProblemIsOne(t *testing.T) {
