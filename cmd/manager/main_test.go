@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestTheHelpSaysWhatTheUserTypes(t *testing.T) {
+func TestHelpSaysWhatTheUserTypes(t *testing.T) {
 	for name, tc := range map[string]struct{ program, want string }{
 		"the manager":                    {"/manager", "  manager status [flags]\n"},
 		"a plugin of kubectl":            {"/usr/local/bin/kubectl-quartermaster", "  kubectl quartermaster status [flags]\n"},

@@ -29,7 +29,7 @@ func secret(c *controllertest.Cluster, name string) *corev1.Secret {
 	}
 }
 
-func TestFleet(t *testing.T) {
+func TestClustersGetLabels(t *testing.T) {
 	const reconciles = "quartermaster_controller_reconciles_total"
 	label := []string{"patch namespaces new"}
 	for name, do := range map[string]func(t *testing.T, h *controllertest.Host, east, west *controllertest.Cluster){

@@ -15,7 +15,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-func TestAConfigMapIsGreetedOnce(t *testing.T) {
+func TestConfigMapIsGreetedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "a", Annotations: map[string]string{greeter.Annotation: "world"}}}

@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-func TestANamespaceGetsItsConfigMap(t *testing.T) {
+func TestNamespaceGetsItsConfigMap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, entry(),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"motd": ""}}},
@@ -27,7 +27,7 @@ func TestANamespaceGetsItsConfigMap(t *testing.T) {
 	})
 }
 
-func TestTheDocumentationShowsThisProgram(t *testing.T) {
+func TestDocsShowThisProgram(t *testing.T) {
 	page, err := os.ReadFile("../../docs/extend/start.md")
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 )
 
-func TestTheRolesAreThoseThatTheBuildPrints(t *testing.T) {
+func TestRolesAreThoseThatTheBuildPrints(t *testing.T) {
 	cmd := app.NewCommand(app.With(controller.Entry()), app.Named("widget"), app.WithoutBuiltIns())
 	var printed bytes.Buffer
 	cmd.SetOut(&printed)

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestEveryBarIsAboutARow also compares bench.md with the rows, apart from what it says about the last
+// TestBarsAreAboutRows also compares bench.md with the rows, apart from what it says about the last
 // run.
-func TestEveryBarIsAboutARow(t *testing.T) {
+func TestBarsAreAboutRows(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "bench")
 	bars, err := readBars(dir)
 	if err != nil || len(bars) < 30 {

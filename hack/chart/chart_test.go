@@ -282,7 +282,7 @@ func (o objects) comparable(t *testing.T) objects {
 	return o
 }
 
-func TestTheChartPassesHelmsLint(t *testing.T) {
+func TestChartPassesHelmLint(t *testing.T) {
 	result := lint.RunAll(chartDir, nil, "kube-system")
 	for _, message := range result.Messages {
 		if !strings.Contains(message.Error(), "icon is recommended") {

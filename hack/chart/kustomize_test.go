@@ -43,7 +43,7 @@ var counterparts = map[string]struct {
 		ingresses.networking.k8s.io, '*']}}}`},
 }
 
-func TestTheChartRendersWhatKustomizeDoes(t *testing.T) {
+func TestChartRendersWhatKustomizeDoes(t *testing.T) {
 	compare := func(t *testing.T, values, namespace string, components ...string) {
 		t.Helper()
 		want := kustomize(t, namespace, components...).comparable(t)
@@ -93,9 +93,9 @@ func TestTheChartRendersWhatKustomizeDoes(t *testing.T) {
 // ofKubeSystem matches the names that only an installation in kube-system has.
 var ofKubeSystem = regexp.MustCompile(`kube-system|quartermaster-leader['"\n]|quartermaster-(fence|replication)\n`)
 
-// TestAnInstallationElsewhereHasNamesOfItsOwn renders the chart for another namespace, and compares
+// TestChartElsewhereHasOtherNames renders the chart for another namespace, and compares
 // its cluster-scoped objects with those of an installation in kube-system.
-func TestAnInstallationElsewhereHasNamesOfItsOwn(t *testing.T) {
+func TestChartElsewhereHasOtherNames(t *testing.T) {
 	const values = "{replicationPolicy: {enabled: true}, flags: {use-service-account-credentials: true}}"
 	here, there := mustRender(t, values, "kube-system"), mustRender(t, values, "ops")
 	if len(here) != len(there) {
@@ -120,7 +120,9 @@ func TestAnInstallationElsewhereHasNamesOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestAManagerThatElectsNobodyHasNoFenceAndEndsBeforeTheNext(t *testing.T) {
+// TestChartWithoutElectionHasNoFence also checks that such a manager ends before the next one
+// starts.
+func TestChartWithoutElectionHasNoFence(t *testing.T) {
 	rendered := mustRender(t, "{flags: {leader-elect: false}, replicaCount: 1}", "kube-system")
 	strategy, _, _ := unstructured.NestedMap(rendered["Deployment kube-system/quartermaster"], "spec", "strategy")
 	if want := map[string]any{"type": "Recreate"}; !cmp.Equal(strategy, want) {

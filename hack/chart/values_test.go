@@ -25,7 +25,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
-func TestTheSchemaRefusesMistakes(t *testing.T) {
+func TestSchemaRefusesMistakes(t *testing.T) {
 	for name, values := range map[string]string{
 		"a value that is not there":                     "replicas: 3",
 		"a value in the wrong place":                    "image: {replicaCount: 3}",
@@ -109,7 +109,7 @@ func TestRulesAreMountedAndRollTheManager(t *testing.T) {
 	}
 }
 
-func TestTheNotesNameOriginalsThatNothingReplaces(t *testing.T) {
+func TestNotesNameOriginalsThatNothingReplaces(t *testing.T) {
 	chart, err := loader.LoadDir(chartDir)
 	if err != nil {
 		t.Fatal(err)
@@ -144,8 +144,8 @@ func TestTheNotesNameOriginalsThatNothingReplaces(t *testing.T) {
 	}
 }
 
-// TestWhatIsEmptyMayBeNull leaves nothing but comments below a key, which is null in YAML.
-func TestWhatIsEmptyMayBeNull(t *testing.T) {
+// TestValuesThatAreEmptyMayBeNull leaves nothing but comments below a key, which is null in YAML.
+func TestValuesThatAreEmptyMayBeNull(t *testing.T) {
 	chart, err := loader.LoadDir(chartDir)
 	if err != nil {
 		t.Fatal(err)
@@ -197,8 +197,8 @@ var samples = map[string]any{
 	"tolerations":                     []any{map[string]any{"key": "a"}},
 }
 
-// TestEveryValueIsUsed changes each value of values.yaml in turn, which must change what is rendered.
-func TestEveryValueIsUsed(t *testing.T) {
+// TestValuesAreAllUsed changes each value of values.yaml in turn, which must change what is rendered.
+func TestValuesAreAllUsed(t *testing.T) {
 	var defaults map[string]any
 	text, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))
 	if err == nil {
@@ -344,9 +344,9 @@ var byOtherValues = map[string]struct {
 	"service-accounts-namespace":      {"namespaced: {enabled: true}", []string{"--service-accounts-namespace=NAMESPACE"}},
 }
 
-// TestEveryFlagIsReached sets each flag of the manager by the value for it. The manager must get it,
+// TestFlagsAreAllReached sets each flag of the manager by the value for it. The manager must get it,
 // and the roles must be those that the manager prints for it.
-func TestEveryFlagIsReached(t *testing.T) {
+func TestFlagsAreAllReached(t *testing.T) {
 	reached := 0
 	app.NewCommand().Flags().VisitAll(func(flag *pflag.Flag) {
 		if slices.Contains([]string{"help", "print-effective-config", "version"}, flag.Name) {

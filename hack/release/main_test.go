@@ -64,9 +64,9 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// TestARefusedReleaseWritesNothing runs in repositories of git without a Makefile: what is not refused
+// TestReleaseRefusedWritesNothing runs in repositories of git without a Makefile: what is not refused
 // fails at make.
-func TestARefusedReleaseWritesNothing(t *testing.T) {
+func TestReleaseRefusedWritesNothing(t *testing.T) {
 	for name, test := range map[string]struct {
 		version string
 		then    string // a script
@@ -140,7 +140,7 @@ func TestMakeWorksInAFolderWithASpace(t *testing.T) {
 	}
 }
 
-func TestWriteLeavesNothingOfAnEarlierRelease(t *testing.T) {
+func TestWriteReplacesAnEarlierRelease(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, files := range []map[string][]byte{{"old": []byte("1")}, {"b": []byte("2"), "a": []byte("1")}} {
 		if err := write("dist", files); err != nil {

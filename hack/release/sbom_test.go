@@ -110,7 +110,7 @@ func TestReadLicense(t *testing.T) {
 	}
 }
 
-func TestATextThatModulesShareIsThereOnce(t *testing.T) {
+func TestLicenseTextsSharedAreThereOnce(t *testing.T) {
 	got := string(licenseTexts([]debug.Module{{Path: "a", Version: "v1"}, {Path: "b", Version: "v2"}}, map[string]license{
 		"a": {Texts: map[string]string{"LICENSE": "shared\n", "NOTICE": "of a\n"}},
 		"b": {Texts: map[string]string{"sub/LICENSE": "shared\n"}},

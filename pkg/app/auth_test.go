@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-func TestReviewsHaveALimitOfTheirOwn(t *testing.T) {
+func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
 	config := reviewConfig(process, "authorization")
 	client, err := process.typed(config)
@@ -34,7 +34,7 @@ func TestReviewsHaveALimitOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestCallersDoNotLearnWhereTheAPIServerIs(t *testing.T) {
+func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	o, err := NewOptions()
@@ -118,7 +118,7 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 	}
 }
 
-func TestVerbosityIsNotReadWithoutEnd(t *testing.T) {
+func TestVerbosityRequests(t *testing.T) {
 	handler := introspection(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
 	for name, tc := range map[string]struct {
 		body string

@@ -41,7 +41,7 @@ func executeOwn(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
+func TestBuildHasItsNameEverywhere(t *testing.T) {
 	for name, args := range map[string][]string{
 		"its help":        {"--help"},
 		"its status":      {"status", "--help"},
@@ -94,7 +94,7 @@ func TestABuildOfOnesOwnHasItsNameEverywhere(t *testing.T) {
 	}
 }
 
-func TestARuleThatTheCacheLacksIsAnErrorOfTheRoles(t *testing.T) {
+func TestBuildReportsMissingCacheRules(t *testing.T) {
 	entry := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) {
 		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
 	}})
@@ -106,7 +106,7 @@ func TestARuleThatTheCacheLacksIsAnErrorOfTheRoles(t *testing.T) {
 	}
 }
 
-func TestMistakesInABuildAreErrors(t *testing.T) {
+func TestBuildMistakesAreErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		option BuildOption
 		want   string

@@ -82,9 +82,9 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 	return m.RESTMapping(kind.GroupKind(), kind.Version)
 }
 
-// TestNoControllerGetsAClientWithoutTheFence builds controllers as Run does. While this replica
+// TestClientsAllHaveTheFence builds controllers as Run does. While this replica
 // does not lead, it tries to write with every client that they get.
-func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
+func TestClientsAllHaveTheFence(t *testing.T) {
 	for name, change := range map[string]func(*Options){
 		"by default":     func(*Options) {},
 		"with --dry-run": func(o *Options) { o.Generic.DryRun = true },
@@ -166,7 +166,7 @@ func TestNoControllerGetsAClientWithoutTheFence(t *testing.T) {
 	}
 }
 
-func TestOneLimitForTheProcess(t *testing.T) {
+func TestClientsShareOneLimit(t *testing.T) {
 	server := newAPIServer(t)
 	o, err := NewOptions()
 	if err != nil {
@@ -218,7 +218,7 @@ func TestOneLimitForTheProcess(t *testing.T) {
 	}
 }
 
-func TestOnlyTypedClientsSpeakTheContentTypeOfTheFlag(t *testing.T) {
+func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
 	var sent []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent = append(sent, r.Header.Get("Content-Type"))
@@ -253,7 +253,7 @@ func TestOnlyTypedClientsSpeakTheContentTypeOfTheFlag(t *testing.T) {
 	}
 }
 
-func TestClientThatCannotBeConfiguredIsNotWaitedWith(t *testing.T) {
+func TestClientMistakeEndsTheWait(t *testing.T) {
 	config := &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "/no/such/file"}}
 	if err := waitForAPIServer(t.Context(), config); err == nil || t.Context().Err() != nil {
 		t.Errorf("error %v", err)
@@ -293,9 +293,9 @@ func TestWaitForAPIServer(t *testing.T) {
 	}
 }
 
-// TestTokensOfServiceAccountsAreRenewed counts the tokens that are requested for three requests
+// TestServiceAccountTokensAreRenewed counts the tokens that are requested for three requests
 // of a controller.
-func TestTokensOfServiceAccountsAreRenewed(t *testing.T) {
+func TestServiceAccountTokensAreRenewed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		expires time.Duration
 		refused bool // the first token, after the first request
@@ -344,9 +344,9 @@ func TestTokensOfServiceAccountsAreRenewed(t *testing.T) {
 	}
 }
 
-// TestAWebhookHoldsUpNoWorker answers as the API server does if a webhook refuses with a code and a delay of
+// TestWebhookHoldsUpNoWorker answers as the API server does if a webhook refuses with a code and a delay of
 // its own. client-go would wait that long in the request, ten times.
-func TestAWebhookHoldsUpNoWorker(t *testing.T) {
+func TestWebhookHoldsUpNoWorker(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{1: 10 * time.Second, 30 * 24 * 3600: 0} {
 		t.Run(fmt.Sprint(seconds), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -39,7 +39,7 @@ func elsewhereOf(t *testing.T, change func(*Options)) *process {
 	return p
 }
 
-func TestWhichClustersCanBeOpened(t *testing.T) {
+func TestClustersThatCanBeOpened(t *testing.T) {
 	p := elsewhereOf(t, func(*Options) {})
 	if _, err := p.openCluster("other", "open", &rest.Config{Host: "x"}); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestWhichClustersCanBeOpened(t *testing.T) {
 	}
 }
 
-func TestRequestsToAnotherCluster(t *testing.T) {
+func TestClusterRequests(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		answer func(http.ResponseWriter, *http.Request) // nil: not found

@@ -169,7 +169,7 @@ func effective(t *testing.T, args ...string) map[string]any {
 	return printed.Flags
 }
 
-func TestCommandLineWinsOverFileAndFileOverDefault(t *testing.T) {
+func TestConfigFileOrderOfPrecedence(t *testing.T) {
 	path := writeConfig(t,
 		"shutdown-timeout: 30s",
 		"controller-stuck-after: 1m",
@@ -254,9 +254,9 @@ func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
 
 func (c *extraConfig) Validate(controllers.Settings) error { return nil }
 
-// TestEveryFlagSurvivesTheFile checks that flags keep their values when the output of
+// TestConfigFileHasEveryFlag checks that flags keep their values when the output of
 // --print-effective-config, or what /configz shows, is read as the file.
-func TestEveryFlagSurvivesTheFile(t *testing.T) {
+func TestConfigFileHasEveryFlag(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
 		o, err := NewOptions(With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
@@ -313,7 +313,7 @@ func TestEveryFlagSurvivesTheFile(t *testing.T) {
 	}
 }
 
-func TestEffectiveConfigShowsListsMapsAndNumbersAsSuch(t *testing.T) {
+func TestConfigFileOfTheEffectiveFlags(t *testing.T) {
 	got := effective(t, "--compat=reloader,janitor", "--dry-run",
 		"--feature-gates=AllBeta=true", "--config-reload-annotation-key=auto=true", "--kube-api-qps=0.5")
 	for flag, want := range map[string]any{
@@ -335,7 +335,7 @@ func TestEffectiveConfigShowsListsMapsAndNumbersAsSuch(t *testing.T) {
 	}
 }
 
-func TestTheDocumentedFileIsAccepted(t *testing.T) {
+func TestConfigFileOfTheDocsIsAccepted(t *testing.T) {
 	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "operate", "configuration.md"))
 	if err != nil {
 		t.Fatal(err)

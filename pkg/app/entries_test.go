@@ -52,7 +52,7 @@ func lines(t *testing.T, err error, want ...string) {
 	}
 }
 
-func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
+func TestEntriesReportAllMistakes(t *testing.T) {
 	flag := func(name, shorthand string) func(*pflag.FlagSet) {
 		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
 	}
@@ -93,7 +93,7 @@ func TestMistakesInEntriesAreAllReportedAtTheStart(t *testing.T) {
 	}
 }
 
-func TestTheHostFillsInWhoNeeds(t *testing.T) {
+func TestNeedsNameTheirController(t *testing.T) {
 	needing := func(name string, err error, resources ...schema.GroupVersionResource) controllers.Entry {
 		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) {
 			var needs []informers.Need
@@ -123,7 +123,7 @@ func TestTheHostFillsInWhoNeeds(t *testing.T) {
 	})
 }
 
-func TestAControllerGetsTheInformersThatItDeclares(t *testing.T) {
+func TestInformersAreThoseDeclared(t *testing.T) {
 	asking := func(name string, declared, asked schema.GroupVersionResource) controllers.Entry {
 		return withFunctions(controllers.Entry{
 			Name: name,

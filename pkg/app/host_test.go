@@ -69,7 +69,7 @@ func addTypes(kinds map[string]runtime.Object) func(*runtime.Scheme) error {
 	}
 }
 
-func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
+func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 	complete := addTypes(map[string]runtime.Object{"Gadget": &gadget{}, "GadgetList": &gadgetList{}})
 	twoKinds := addTypes(map[string]runtime.Object{"Gadget": &gadget{}, "GadgetList": &gadgetList{}, "Gizmo": &gizmo{}, "GizmoList": &gizmoList{}})
 	oddPlural := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "oddities"}
@@ -163,8 +163,8 @@ func TestMistakesInWhatAControllerAsksForNameIt(t *testing.T) {
 	}
 }
 
-// TestAMistakeInAReconcileIsShown asks too late, so that the start does not fail.
-func TestAMistakeInAReconcileIsShown(t *testing.T) {
+// TestHostMistakeInAReconcileIsShown asks too late, so that the start does not fail.
+func TestHostMistakeInAReconcileIsShown(t *testing.T) {
 	entry := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) {
 		return []informers.Need{{Resource: informers.Deployments}}, nil
 	}})
@@ -184,7 +184,7 @@ func TestAMistakeInAReconcileIsShown(t *testing.T) {
 	}
 }
 
-func TestAnEntryMustBuildAController(t *testing.T) {
+func TestEntryMustBuildAController(t *testing.T) {
 	entry := withFunctions(controllers.Entry{Name: "one"})
 	entry.New = func(controllers.Host) (controllers.Controller, error) { return nil, nil }
 	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: no controller was returned by New" {
@@ -221,7 +221,7 @@ func buildOne(t *testing.T, entry controllers.Entry) (hostedControllers, error) 
 	return p.controllers, nil
 }
 
-func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
+func TestSchemeMistakesNameTheEntry(t *testing.T) {
 	typed := []informers.Need{{Resource: gadgets, Form: informers.Typed}}
 	for name, tc := range map[string]struct {
 		entry controllers.Entry
@@ -243,7 +243,7 @@ func TestMistakesInTheSchemeNameTheEntry(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
+func TestApplyMistakesAreErrors(t *testing.T) {
 	h := controllers.Host{Mapping: knownKinds}
 	for name, tc := range map[string]struct {
 		config runtime.ApplyConfiguration
@@ -265,7 +265,7 @@ func TestWhatCannotBeAppliedIsAnError(t *testing.T) {
 	}
 }
 
-func TestObjectsOfOneApplyAreSentAtOnce(t *testing.T) {
+func TestApplySendsItsObjectsAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var arrived atomic.Int32
@@ -311,7 +311,7 @@ type unwritable struct{}
 func (unwritable) IsApplyConfiguration()        {}
 func (unwritable) MarshalJSON() ([]byte, error) { return nil, errors.New("no") }
 
-func TestAHandlerOfAControllerIsServedUnderItsName(t *testing.T) {
+func TestHandlersAreServedUnderTheirName(t *testing.T) {
 	entry := withFunctions(controllers.Entry{Name: "one"})
 	entry.New = func(h controllers.Host) (controllers.Controller, error) {
 		h.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -339,7 +339,7 @@ func TestAHandlerOfAControllerIsServedUnderItsName(t *testing.T) {
 	}
 }
 
-func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
+func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 	stuck := func(ctx context.Context) error { <-ctx.Done(); <-time.After(time.Hour); return nil }
 	for name, tc := range map[string]struct {
 		run  func(context.Context) error
@@ -377,7 +377,7 @@ func TestControllersOfEveryReplicaStopWithTheProcess(t *testing.T) {
 	}
 }
 
-func TestAColdStandbyCannotRunAController(t *testing.T) {
+func TestEveryReplicaNeedsAWarmStandby(t *testing.T) {
 	o, err := NewOptions(With(withFunctions(controllers.Entry{Name: "one", EveryReplica: true}), withFunctions(controllers.Entry{Name: "two"})), WithoutBuiltIns())
 	if err != nil {
 		t.Fatal(err)

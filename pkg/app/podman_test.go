@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestManifestsOfPodmanRunTheManagerAlike compares the units of systemd in deploy/podman with pod.yaml,
+// TestPodmanManifestsRunTheManagerAlike compares the units of systemd in deploy/podman with pod.yaml,
 // whose flags TestManifestsUseFlagsThatExist checks.
-func TestManifestsOfPodmanRunTheManagerAlike(t *testing.T) {
+func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(deployDir, "podman", name))
 		if err != nil {

@@ -182,7 +182,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	}
 }
 
-func TestInstallationsDoNotReplaceEachOthersRoles(t *testing.T) {
+func TestRBACOfTwoInstallationsIsDistinct(t *testing.T) {
 	for name, both := range map[string][2][]string{
 		"the default one and one of another namespace": {nil, {"--leader-elect-resource-namespace=team-a"}},
 		"two of other namespaces": {
@@ -220,7 +220,7 @@ func TestRBACGrantsNoWildcard(t *testing.T) {
 	}
 }
 
-func TestRolesTellTheCacheFromTheController(t *testing.T) {
+func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 	rule := func(resources, verbs string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
 	}
@@ -335,9 +335,9 @@ func TestRolesTellTheCacheFromTheController(t *testing.T) {
 	}
 }
 
-// TestARoleInANamespace has the roles of a controller with a namespace of its own, in which it may work
+// TestRBACInANamespace has the roles of a controller with a namespace of its own, in which it may work
 // anyway, and in which it may not.
-func TestARoleInANamespace(t *testing.T) {
+func TestRBACInANamespace(t *testing.T) {
 	rule := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
-func TestControllersAreListedAsTheRegistryHasThem(t *testing.T) {
+func TestRegistryOrdersTheList(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want string

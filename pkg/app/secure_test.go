@@ -107,7 +107,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-func TestCertificatesThatCannotBeServedAreErrors(t *testing.T) {
+func TestCertificateMistakesAreErrors(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := writeCert(t, dir, "main.example.com")
 	_, otherKey := writeCert(t, dir, "other.example.com")

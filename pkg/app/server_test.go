@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-func TestARequestWhoseBodyDoesNotComeHoldsNoConnection(t *testing.T) {
+func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 	server := httptest.NewServer(bounded(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond))
 	defer server.Close()
 	for name, header := range map[string]string{
@@ -40,7 +40,7 @@ func TestARequestWhoseBodyDoesNotComeHoldsNoConnection(t *testing.T) {
 	}
 }
 
-func TestAPermittedCallerMayTakeItsTime(t *testing.T) {
+func TestServerWaitsForPermittedCallers(t *testing.T) {
 	var ended error
 	server := httptest.NewServer(bounded(unbounded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)

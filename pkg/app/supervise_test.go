@@ -90,7 +90,7 @@ func series(t *testing.T, registry metrics.KubeRegistry, name string, want float
 	t.Errorf("there is no metric %s", name)
 }
 
-func TestAControllerThatStopsIsRestartedWithBackOff(t *testing.T) {
+func TestControllerThatStopsIsRestarted(t *testing.T) {
 	second := time.Second
 	for name, tc := range map[string]struct {
 		runs []func(context.Context) error
@@ -181,7 +181,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	})
 }
 
-func TestAStatusThatPanicsIsAProblem(t *testing.T) {
+func TestStatusPanicIsAProblem(t *testing.T) {
 	const want = "its status: panic: a value of type string"
 	h, c, registry := host(t, untilTheEnd)
 	c.panics = true
@@ -217,7 +217,7 @@ func TestAStatusThatHangsHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-func TestAControllersOwnProblemIsOne(t *testing.T) {
+func TestStatusProblemIsShown(t *testing.T) {
 	h, c, registry := host(t, untilTheEnd)
 	c.status.Problem = "the API server refuses"
 	series(t, registry, "quartermaster_controller_problem", 1)
@@ -228,7 +228,7 @@ func TestAControllersOwnProblemIsOne(t *testing.T) {
 	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
-func TestWhatDidNotEndIsNamed(t *testing.T) {
+func TestDrainNamesWhatDidNotEnd(t *testing.T) {
 	h, c, _ := host(t, untilTheEnd)
 	if err := (hostedControllers{h}).unfinished(time.Now()); err != nil {
 		t.Errorf("nothing is in flight, but: %v", err)
@@ -241,7 +241,7 @@ func TestWhatDidNotEndIsNamed(t *testing.T) {
 	}
 }
 
-func TestADrainThatFailsSaysThatWorkMayBeUnfinished(t *testing.T) {
+func TestDrainThatFailsSaysSo(t *testing.T) {
 	for name, tc := range map[string]struct {
 		run  func(context.Context) error
 		want bool

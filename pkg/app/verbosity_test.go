@@ -18,8 +18,8 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// TestLogOfHighestLevelHasNoSecret also fails when client-go logs bodies at a lower level than today.
-func TestLogOfHighestLevelHasNoSecret(t *testing.T) {
+// TestVerbosityHighestShowsNoSecret also fails when client-go logs bodies at a lower level than today.
+func TestVerbosityHighestShowsNoSecret(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(`{"apiVersion":"v1","kind":"Secret","stringData":{"read":"opensesame"}}`))

@@ -48,9 +48,9 @@ func TestWitnessOf(t *testing.T) {
 	}
 }
 
-// TestTheSecureServerAnswersStandbys lets a standby look at a server, which may end in good order while
+// TestWitnessIsServedToStandbys lets a standby look at a server, which may end in good order while
 // it does.
-func TestTheSecureServerAnswersStandbys(t *testing.T) {
+func TestWitnessIsServedToStandbys(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	port, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -65,7 +65,7 @@ func TestContain(t *testing.T) {
 	}
 }
 
-func TestANilPointerReturnedAsAnErrorIsAPanicOfItsKey(t *testing.T) {
+func TestContainNilPointerReturnedAsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		h := newHarness(t, reconciling{

@@ -108,7 +108,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-func TestAReconcileLearnsThatTheProcessDrains(t *testing.T) {
+func TestReconcileLearnsOfTheDrain(t *testing.T) {
 	if Draining(t.Context()) != nil {
 		t.Error("a context that is not of a reconcile drains")
 	}

@@ -112,7 +112,7 @@ func objects(namespace string, n int) (names []cache.ObjectName) {
 	return names
 }
 
-func TestAChangeDoesNotWaitForWhatAnotherTenantHasDue(t *testing.T) {
+func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 	source, mine := cache.NewObjectName("busy", "source"), cache.NewObjectName("mine", "a")
 	for name, begin := range map[string]func(p *paced){
 		"300 keys at once":         func(p *paced) { p.loop.Enqueue(objects("busy", 300)...) },
@@ -169,7 +169,7 @@ func again(after time.Duration, err error) func(context.Context, cache.ObjectNam
 	}
 }
 
-func TestATenantCannotDelayAKeyOfAnotherByMakingItDue(t *testing.T) {
+func TestFairnessOfKeysMadeDueByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPaced(t)
 		source := cache.NewObjectName("busy", "source")
@@ -186,8 +186,8 @@ func TestATenantCannotDelayAKeyOfAnotherByMakingItDue(t *testing.T) {
 	})
 }
 
-// TestAChangeDoesNotWaitForWhatARelistShows also holds what docs/extend/informers.md says of a relist.
-func TestAChangeDoesNotWaitForWhatARelistShows(t *testing.T) {
+// TestFairnessOfChangesAgainstARelist also holds what docs/extend/informers.md says of a relist.
+func TestFairnessOfChangesAgainstARelist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const unchanged = 2000
 		p := newPaced(t, objects("shop", unchanged)...)
@@ -218,7 +218,7 @@ func TestAChangeDoesNotWaitForWhatARelistShows(t *testing.T) {
 	})
 }
 
-func TestARequeueDoesNotWaitForWhatALeaderBeginsWith(t *testing.T) {
+func TestFairnessOfRequeuesAgainstTheReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPaced(t, objects("shop", 200)...)
 		again := cache.NewObjectName("shop", "199") // the one that was written last is the first
@@ -235,7 +235,9 @@ func TestARequeueDoesNotWaitForWhatALeaderBeginsWith(t *testing.T) {
 	})
 }
 
-func TestWhatALeaderBeginsWithDoesNotWaitForAllThatAnotherTenantsObjectMakesDue(t *testing.T) {
+// TestFairnessOfReplayAgainstFanOut has an object of another tenant that makes many keys due while
+// a leader begins.
+func TestFairnessOfReplayAgainstFanOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, mine := cache.NewObjectName("busy", "source"), cache.NewObjectName("mine", "a")
 		names := []cache.ObjectName{mine} // which comes last, since it was written first
@@ -251,7 +253,7 @@ func TestWhatALeaderBeginsWithDoesNotWaitForAllThatAnotherTenantsObjectMakesDue(
 	})
 }
 
-func TestNamespacesTakeTurnsInWhatALeaderBeginsWith(t *testing.T) {
+func TestFairnessOfNamespacesInTheReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mine := cache.NewObjectName("mine", "a")
 		p := newPaced(t, append([]cache.ObjectName{mine}, objects("busy", 300)...)...)

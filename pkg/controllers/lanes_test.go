@@ -57,7 +57,7 @@ func takeAll(q *queue[string]) (keys []string) {
 	return keys
 }
 
-func TestTheOrderInWhichKeysAreTaken(t *testing.T) {
+func TestLanesOrder(t *testing.T) {
 	for name, tc := range map[string]struct {
 		add  []string
 		want string
@@ -122,7 +122,9 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 	}
 }
 
-func TestATenantWithOneKeyWaitsForOneKeyOfEachOther(t *testing.T) {
+// TestLanesTakeTurnsByTenant checks that a tenant with one key waits for one key of each other
+// tenant.
+func TestLanesTakeTurnsByTenant(t *testing.T) {
 	for _, in := range []string{"changed", "shown"} {
 		const tenants = 100
 		q := testQueue[string](t)
@@ -140,7 +142,7 @@ func TestATenantWithOneKeyWaitsForOneKeyOfEachOther(t *testing.T) {
 	}
 }
 
-func TestAKeyThatIsAddedDuringItsReconcile(t *testing.T) {
+func TestLanesKeyAddedDuringItsReconcile(t *testing.T) {
 	for name, tc := range map[string]struct{ during, after, want []string }{
 		"is taken again":                        {[]string{"changed a/0"}, nil, []string{"a/0"}},
 		"waits in the lane to which it belongs": {[]string{"shown a/0"}, []string{"changed b/0"}, []string{"b/0", "a/0"}},
@@ -168,7 +170,7 @@ func TestAKeyThatIsAddedDuringItsReconcile(t *testing.T) {
 	}
 }
 
-func TestAQueueThatHasShutDownStoresNothing(t *testing.T) {
+func TestLanesStoreNothingAfterShutdown(t *testing.T) {
 	q := testQueue[string](t)
 	q.ShutDown()
 	addAll(q, many("changed", "a", 3)...)
@@ -181,7 +183,7 @@ type tenantKey struct{ tenant, name string }
 
 func (k tenantKey) Tenant() string { return k.tenant }
 
-func TestTheTenantOfAKey(t *testing.T) {
+func TestLanesTenantOfAKey(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want string }{
 		"is the namespace of an object's name":        {tenantOf(cache.NewObjectName("shop", "a")), "shop"},
 		"is what the key's method says":               {tenantOf(tenantKey{"shop", "a"}), "shop"},

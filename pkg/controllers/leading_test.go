@@ -182,7 +182,8 @@ func expect(t *testing.T, got []string, want ...string) {
 	}
 }
 
-func TestAStandbyDropsEventsAndALeaderLooksAtEveryPrimaryObject(t *testing.T) {
+// TestLeaderLooksAtEveryPrimaryObject also checks that a standby drops events.
+func TestLeaderLooksAtEveryPrimaryObject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b")
 		g.configMaps.Modify(configMap("a", "2"))
@@ -238,9 +239,9 @@ func letOthersRun() {
 
 func mapping(g *gated, change func()) { g.mapped = func(*corev1.ConfigMap) { change() } }
 
-// TestNoChangeIsLostWhileALeaderBegins changes an object at each point at which its notification may
+// TestLeaderBeginsWithoutLosingChanges changes an object at each point at which its notification may
 // be dropped by mistake. The last reconcile must have seen the change.
-func TestNoChangeIsLostWhileALeaderBegins(t *testing.T) {
+func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 	key := cache.NewObjectName("shop", "a")
 	object := func(g *gated) { g.configMaps.Modify(configMap("a", "2")) }
 	other := func(g *gated) { g.secrets.Modify(secret("a", "2")) }
@@ -288,7 +289,7 @@ func TestNoChangeIsLostWhileALeaderBegins(t *testing.T) {
 	}
 }
 
-func TestNoNewObjectIsLostWhileALeaderBegins(t *testing.T) {
+func TestLeaderBeginsWithoutLosingNewObjects(t *testing.T) {
 	add := func(g *gated) { g.configMaps.Add(configMap("new", "1")) }
 	for name, prepare := range map[string]func(g *gated){
 		"just before Run":                        add,
@@ -310,7 +311,7 @@ func TestNoNewObjectIsLostWhileALeaderBegins(t *testing.T) {
 	}
 }
 
-func TestTheFirstReconcileDoesNotWaitForTheOthers(t *testing.T) {
+func TestLeaderReconcilesBeforeTheReplayEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
 		mapped, reconciled := 0, make(chan struct{})
@@ -342,7 +343,7 @@ func (g *gated) order() (names []string) {
 	return names
 }
 
-func TestALeaderBeginsWithWhatChangedLast(t *testing.T) {
+func TestLeaderBeginsWithTheLastChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c", "d")
 		g.configMaps.Modify(configMap("b", "2"))
@@ -354,7 +355,7 @@ func TestALeaderBeginsWithWhatChangedLast(t *testing.T) {
 	})
 }
 
-func TestALeaderMapsNoOlderStateThanTheCacheHas(t *testing.T) {
+func TestLeaderMapsNoStateOlderThanTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b")
 		mapping(g, sync.OnceFunc(func() { // when b is mapped
@@ -371,7 +372,7 @@ func TestALeaderMapsNoOlderStateThanTheCacheHas(t *testing.T) {
 	})
 }
 
-func TestEventsDoNotKeepALeaderFromWhatItBeginsWith(t *testing.T) {
+func TestLeaderReplaysDespiteEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
 		g.during = func(cache.ObjectName) { // there is always an event
@@ -393,7 +394,7 @@ func TestEventsDoNotKeepALeaderFromWhatItBeginsWith(t *testing.T) {
 	})
 }
 
-func TestALeaderThatIsStoppedWhileItBegins(t *testing.T) {
+func TestLeaderStopsWhileItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
 		g.mapped = func(*corev1.ConfigMap) { g.stop() }
@@ -416,7 +417,7 @@ func manyNames(n int) (names []string) {
 
 func event(name any) cache.ObjectName { return cache.NewObjectName("event", fmt.Sprint(name)) }
 
-func TestHowManyKeysAnEventWaitsForWhileALeaderBegins(t *testing.T) {
+func TestLeaderTakesEventsBeforeTheReplay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		objects, keys int // keys of each object
 		burst         int // events at the first reconcile
@@ -466,7 +467,7 @@ func TestHowManyKeysAnEventWaitsForWhileALeaderBegins(t *testing.T) {
 	}
 }
 
-func TestALeaderIsNotShownAsIdleBeforeItKnowsItsObjects(t *testing.T) {
+func TestLeaderIsNotIdleBeforeTheReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
 		var s Status

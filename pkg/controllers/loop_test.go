@@ -276,7 +276,7 @@ func TestBackoffNeverGivesUp(t *testing.T) {
 	})
 }
 
-func TestPanicOfOneKeyLeavesTheOthers(t *testing.T) {
+func TestPanicIsOfOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := map[string]int{}
 		h := newHarness(t, reconciling{
@@ -307,7 +307,7 @@ func TestPanicOfOneKeyLeavesTheOthers(t *testing.T) {
 	})
 }
 
-func TestOneKeyIsNeverWithTwoWorkers(t *testing.T) {
+func TestKeyIsNeverWithTwoWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most, calls atomic.Int32
 		h := newHarness(t, reconciling{
@@ -336,7 +336,7 @@ func TestOneKeyIsNeverWithTwoWorkers(t *testing.T) {
 	})
 }
 
-func TestNothingIsReconciledBeforeEveryInformerHasSynced(t *testing.T) {
+func TestLoopWaitsForAllInformers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		h := newHarness(t, reconciling{
@@ -418,7 +418,8 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-func TestWhenWhatRunsBesideEndsTheQueueIsNotWorkedOff(t *testing.T) {
+// TestLoopEndsWithBeside checks that the queue is not worked off then.
+func TestLoopEndsWithBeside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l *Loop[string]
 		var reconciles int
@@ -477,7 +478,7 @@ func TestWhenWhatRunsBesideFailsBeforeTheProcessEndsNothingIsUnfinished(t *testi
 	}
 }
 
-func TestARefusedKeyIsTriedWhenTheReplicaLeads(t *testing.T) {
+func TestRefusedKeyIsTriedWhenLeading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls []string
 		var h *harness

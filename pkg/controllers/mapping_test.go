@@ -30,7 +30,7 @@ func version(cm *corev1.ConfigMap) string {
 	return cm.Data["version"]
 }
 
-func TestAnObjectWhoseMappingPanicsWaitsForItsNextEvent(t *testing.T) {
+func TestMappingPanicWaitsForTheNextEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reconciled []string
 		var log bytes.Buffer
@@ -87,7 +87,7 @@ func TestAnObjectWhoseMappingPanicsWaitsForItsNextEvent(t *testing.T) {
 	})
 }
 
-func TestAFilterOfAnotherTypeIsAFailureAndNoPanic(t *testing.T) {
+func TestFilterOfAnotherTypeIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
@@ -105,7 +105,7 @@ func TestAFilterOfAnotherTypeIsAFailureAndNoPanic(t *testing.T) {
 	})
 }
 
-func TestRunWaitsForAMapping(t *testing.T) {
+func TestMappingEndsBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, reconciling{
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },

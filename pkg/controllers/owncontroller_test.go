@@ -24,7 +24,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-func TestMistakesInALoopAreErrors(t *testing.T) {
+func TestLoopMistakesAreErrors(t *testing.T) {
 	m := NewMetrics(metrics.NewKubeRegistry())
 	for name, tc := range map[string]struct {
 		opts      Options
@@ -48,7 +48,7 @@ func TestMistakesInALoopAreErrors(t *testing.T) {
 	}
 }
 
-func TestWhenAFailureIsTriedAgain(t *testing.T) {
+func TestFailureIsTriedAgain(t *testing.T) {
 	bad := errors.New("bad")
 	for name, tc := range map[string]struct {
 		opts    Options
@@ -94,14 +94,14 @@ func TestWhenAFailureIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAnErrorThatIsTerminalKeepsItsText(t *testing.T) {
+func TestTerminalErrorKeepsItsText(t *testing.T) {
 	bad := errors.New("bad")
 	if err := TerminalError(bad); err.Error() != "bad" || !errors.Is(err, bad) {
 		t.Errorf("TerminalError made %v of it", err)
 	}
 }
 
-func TestKeysFromOutsideAreReconciledWhileTheLoopRuns(t *testing.T) {
+func TestLoopTakesKeysFromOutside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []string
 		h := newHarness(t, reconciling{Reconcile: func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -197,14 +197,14 @@ type forgetful struct {
 
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
-func TestTheLoopOfAClusterHasNoWatches(t *testing.T) {
+func TestClusterLoopHasNoWatches(t *testing.T) {
 	_, err := NewLoop(Options{Name: "x", Cluster: "far", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(forgetful{}))
 	if want := "loop x/far: the loop of a cluster has no watches, use Cluster.Follow and Enqueue"; err == nil || err.Error() != want {
 		t.Errorf("NewLoop returned %v", err)
 	}
 }
 
-func TestAWatchOfOwnersNeedsThemInTheCache(t *testing.T) {
+func TestWatchOwnerNeedsTheOwnersCache(t *testing.T) {
 	_, err := NewLoop(Options{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{}))
 	if err == nil || !strings.Contains(err.Error(), "x: watch: WatchOwner needs owner references") {
 		t.Errorf("NewLoop returned %v", err)

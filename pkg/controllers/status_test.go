@@ -19,7 +19,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 )
 
-func TestReconcilesRunUnderTheControllersProfilingLabel(t *testing.T) {
+func TestProfilingLabelOfReconciles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var label atomic.Value
 		h := newHarness(t, reconciling{
@@ -36,7 +36,7 @@ func TestReconcilesRunUnderTheControllersProfilingLabel(t *testing.T) {
 	})
 }
 
-func TestStatusAndLongestRunning(t *testing.T) {
+func TestStatusHasTheLongestRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, reconciling{
 			Options: Options{Workers: 2},
@@ -87,7 +87,7 @@ func TestMetricsBeginAtZero(t *testing.T) {
 	}
 }
 
-func TestCloseEndsTheMetricsOfTheLoopOfACluster(t *testing.T) {
+func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
 	m := NewMetrics(registry)
 	series := func() (names []string) {

@@ -347,9 +347,9 @@ func TestServerFenceOfAStandby(t *testing.T) {
 	}
 }
 
-// TestNobodyNamesItselfAfterItsSuccessor holds up the leader at each of its requests until another
+// TestNamingEndsWithTheTerm holds up the leader at each of its requests until another
 // has taken the Lease and named itself. Its own fence believes in its term throughout.
-func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
+func TestNamingEndsWithTheTerm(t *testing.T) {
 	takeOver := func(s *fenceServer) {
 		s.leases.edit("b", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("b_1") })
 		s.mu.Lock()
@@ -378,10 +378,10 @@ func TestNobodyNamesItselfAfterItsSuccessor(t *testing.T) {
 	}
 }
 
-// TestANewLeaderNamesItselfAtOnce counts the requests between the acquisition and lead, in which nobody
+// TestNamingIsAtOnce counts the requests between the acquisition and lead, in which nobody
 // leads: two reads, the patch and the question how it is judged. A conflict costs two reads and another
 // patch.
-func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
+func TestNamingIsAtOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		onPatch      func(*fenceServer)
 		after, reads int
@@ -427,9 +427,9 @@ func TestANewLeaderNamesItselfAtOnce(t *testing.T) {
 	}
 }
 
-// TestABusyAPIServerIsAskedWhenItSays counts the attempts of a new leader to name itself while the API
+// TestNamingRetriesAsTheAPIServerSays counts the attempts of a new leader to name itself while the API
 // server asks it to wait.
-func TestABusyAPIServerIsAskedWhenItSays(t *testing.T) {
+func TestNamingRetriesAsTheAPIServerSays(t *testing.T) {
 	for name, test := range map[string]struct{ after, most int }{
 		"it asks for 3 s":         {3, 4}, // at 0, 3, 6 and 9 s
 		"it asks for a long time": {100, 1},
@@ -461,8 +461,8 @@ func TestABusyAPIServerIsAskedWhenItSays(t *testing.T) {
 	}
 }
 
-// TestATermEndsWhenAnotherIsNamed gives the Lease to another while nothing tells the leader.
-func TestATermEndsWhenAnotherIsNamed(t *testing.T) {
+// TestTermEndsWhenAnotherIsNamed gives the Lease to another while nothing tells the leader.
+func TestTermEndsWhenAnotherIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFenceTest(newFenceServer())
 		f.leases.edit("r", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("r_1") })
@@ -490,9 +490,9 @@ func TestATermEndsWhenAnotherIsNamed(t *testing.T) {
 	})
 }
 
-// TestTheFenceOfAnotherInstallation judges the ServiceAccount of a leader without a Namespace of its own.
+// TestServerFenceOfAnotherInstallation judges the ServiceAccount of a leader without a Namespace of its own.
 // Refusals are a mistake of the set-up if they last; a single one may be late.
-func TestTheFenceOfAnotherInstallation(t *testing.T) {
+func TestServerFenceOfAnotherInstallation(t *testing.T) {
 	for name, test := range map[string]struct {
 		lasts time.Duration
 		ends  bool
@@ -534,9 +534,9 @@ func TestTheFenceOfAnotherInstallation(t *testing.T) {
 	}
 }
 
-// TestAWebhookThatIsAway keeps a holder from being named: that is a problem after a renew deadline, and
+// TestServerFenceBehindAnAbsentWebhook keeps a holder from being named: that is a problem after a renew deadline, and
 // after a lease duration the Lease is given up.
-func TestAWebhookThatIsAway(t *testing.T) {
+func TestServerFenceBehindAnAbsentWebhook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFenceTest(newFenceServer())
 		f.webhook = func(context.Context, bool) error {
@@ -562,9 +562,9 @@ func TestAWebhookThatIsAway(t *testing.T) {
 	})
 }
 
-// TestRefusedWrites checks what becomes of a leader's writes that the API server refuses, and of its writes
+// TestServerFenceRefusesWrites checks what becomes of a leader's writes that the API server refuses, and of its writes
 // 10 s later.
-func TestRefusedWrites(t *testing.T) {
+func TestServerFenceRefusesWrites(t *testing.T) {
 	tests := map[string]struct {
 		before         func(*fenceTest)
 		refused, later bool

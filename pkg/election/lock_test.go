@@ -53,7 +53,7 @@ func TestServeHTTP(t *testing.T) {
 	})
 }
 
-func TestBeforeRun(t *testing.T) {
+func TestLockBeforeRun(t *testing.T) {
 	lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
 	if s := shown(lock); s.Phase != "NotStarted" {
 		t.Errorf("it shows %+v", s)
@@ -73,7 +73,7 @@ func TestNewIdentity(t *testing.T) {
 	}
 }
 
-func TestTheBootClockAdvances(t *testing.T) {
+func TestBootClockAdvances(t *testing.T) {
 	clock := NewBootClock()
 	before := clock.Now()
 	for clock.Now() == before {

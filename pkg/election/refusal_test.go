@@ -107,8 +107,8 @@ func TestRefusalsThatLast(t *testing.T) {
 	}
 }
 
-// TestLeaseThatSomebodyElseCreates deletes and applies the manifests again, the role after the Lease.
-func TestLeaseThatSomebodyElseCreates(t *testing.T) {
+// TestLeaseCreatedByOthers deletes and applies the manifests again, the role after the Lease.
+func TestLeaseCreatedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		store.delete("admin")

@@ -31,9 +31,9 @@ func restore(s *simStore, lease *coordinationv1.Lease, rv int64, restarted bool)
 	}
 }
 
-// TestStoreIsRestoredToAnEarlierVersion checks that the leader ends at its next renewal, and a standby when a
+// TestStoreIsRestored checks that the leader ends at its next renewal, and a standby when a
 // lease duration has passed: the next life of either begins with nothing.
-func TestStoreIsRestoredToAnEarlierVersion(t *testing.T) {
+func TestStoreIsRestored(t *testing.T) {
 	const lease = 15 * time.Second
 	tests := map[string]struct {
 		snapshot  func(*coordinationv1.Lease)
@@ -77,8 +77,8 @@ func TestStoreIsRestoredToAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// TestOneEditOfTheDurationDoesNotBlockFailOver lets the leader undo the edit, and then crash.
-func TestOneEditOfTheDurationDoesNotBlockFailOver(t *testing.T) {
+// TestEditOfTheDurationDelaysNoFailOver lets the leader undo the edit, and then crash.
+func TestEditOfTheDurationDelaysNoFailOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		leader := startReplica(t, store, "leader", testConfig())

@@ -79,8 +79,8 @@ func TestFailOverIsAtTheExpiry(t *testing.T) {
 	}
 }
 
-// TestOneLeadsOfMany lets five standbys see the same release.
-func TestOneLeadsOfMany(t *testing.T) {
+// TestReplicasLeadOneAtATime lets five standbys see the same release.
+func TestReplicasLeadOneAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		var all []*testReplica
@@ -113,9 +113,9 @@ func TestOneLeadsOfMany(t *testing.T) {
 	})
 }
 
-// TestHandOversInARow checks a rolling update after a crash: once the crash is over, no standby
+// TestHandOverInARow checks a rolling update after a crash: once the crash is over, no standby
 // waits because of it.
-func TestHandOversInARow(t *testing.T) {
+func TestHandOverInARow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		var all []*testReplica
@@ -153,7 +153,7 @@ func TestHandOversInARow(t *testing.T) {
 	})
 }
 
-func TestLeaseIsRenewedDuringTheDrainAndReleasedAfterIt(t *testing.T) {
+func TestDrainRenewsAndThenReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		cfg := shortConfig()
@@ -224,7 +224,7 @@ func TestDrainThatTakesTooLongDoesNotRelease(t *testing.T) {
 	})
 }
 
-func TestLeadThatMayHaveLeftWorkBehindDoesNotRelease(t *testing.T) {
+func TestLeadWithWorkLeftDoesNotRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplicaWith(t, store, "r", shortConfig(), func(ctx context.Context) error {
@@ -249,7 +249,7 @@ func TestLeadThatMayHaveLeftWorkBehindDoesNotRelease(t *testing.T) {
 	})
 }
 
-func TestLeaseIsReleasedWhenLeadReturnsByItself(t *testing.T) {
+func TestLeadThatReturnsReleasesTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplica(t, store, "r", shortConfig())
@@ -298,8 +298,8 @@ func TestStandbyStops(t *testing.T) {
 	})
 }
 
-// TestIdleRequests counts the requests of an election in which nothing happens.
-func TestIdleRequests(t *testing.T) {
+// TestRequestsWhileIdle counts the requests of an election in which nothing happens.
+func TestRequestsWhileIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		leader := startReplica(t, store, "leader", testConfig())
@@ -388,7 +388,7 @@ func TestElectionIsOff(t *testing.T) {
 	}
 }
 
-func TestDrainWithoutAnElectionHasAnEnd(t *testing.T) {
+func TestElectionIsOffAndDrainEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newSimStore()
 		cfg := shortConfig()

@@ -85,8 +85,8 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWedgedLeadDoesNotKeepRun checks that Run waits no longer than the Lease would have covered.
-func TestWedgedLeadDoesNotKeepRun(t *testing.T) {
+// TestLeadThatHangsDoesNotKeepRun checks that Run waits no longer than the Lease would have covered.
+func TestLeadThatHangsDoesNotKeepRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		unwedge := make(chan struct{})
@@ -109,9 +109,9 @@ func TestWedgedLeadDoesNotKeepRun(t *testing.T) {
 	})
 }
 
-// TestTermIsNotExtendedByWhatIsSeen runs a leader whose renewals are executed but get no response.
+// TestTermIsNotExtendedByTheWatch runs a leader whose renewals are executed but get no response.
 // It sees them in the watch and must end its term nevertheless.
-func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
+func TestTermIsNotExtendedByTheWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplica(t, store, "r", testConfig())
@@ -134,7 +134,7 @@ func TestTermIsNotExtendedByWhatIsSeen(t *testing.T) {
 	})
 }
 
-func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
+func TestTermOutlivesOneHungRenewal(t *testing.T) {
 	for name, cfg := range map[string]Config{"15s": testConfig(), "3s": shortConfig()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -161,9 +161,9 @@ func TestOneHungRenewalDoesNotEndTheTerm(t *testing.T) {
 	}
 }
 
-// TestLostAnswerToAnAcquisition checks that a replica treats its own record like another's: it waits for a
+// TestAcquisitionWithoutAnAnswer checks that a replica treats its own record like another's: it waits for a
 // lease duration.
-func TestLostAnswerToAnAcquisition(t *testing.T) {
+func TestAcquisitionWithoutAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		start := time.Now()
@@ -183,7 +183,7 @@ func TestLostAnswerToAnAcquisition(t *testing.T) {
 	})
 }
 
-func TestLostAnswerToARelease(t *testing.T) {
+func TestReleaseWithoutAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplica(t, store, "r", testConfig())
@@ -215,7 +215,7 @@ func TestReleaseThatFails(t *testing.T) {
 	})
 }
 
-func TestTwoHungAcquisitions(t *testing.T) {
+func TestAcquisitionsThatHangTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		start := time.Now()
@@ -295,8 +295,8 @@ func TestWriteWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestLossIsShownAtOnce looks while lead still drains.
-func TestLossIsShownAtOnce(t *testing.T) {
+// TestDisplayShowsALossAtOnce looks while lead still drains.
+func TestDisplayShowsALossAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplicaWith(t, store, "r", testConfig(), func(ctx context.Context) error {
@@ -317,7 +317,7 @@ func TestLossIsShownAtOnce(t *testing.T) {
 	})
 }
 
-func TestContextOfLeadEndsWithLead(t *testing.T) {
+func TestLeadContextEndsWithLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplica(t, store, "r", testConfig())

@@ -57,7 +57,9 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-func TestSecretsComeByOneStreamInProtobufAsTheSelectorSays(t *testing.T) {
+// TestSecretsComeByOneSelectedStream checks the one request: protobuf, as a stream, with the
+// selector.
+func TestSecretsComeByOneSelectedStream(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
 	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets, FieldSelector: NotHelm})
 	startSynced(t, f)
@@ -88,7 +90,7 @@ func TestMetadataSufficesWithoutADigest(t *testing.T) {
 	}
 }
 
-func TestTheVersionOfAResourceIsFoundAndFoundAgain(t *testing.T) {
+func TestDiscoveryFindsTheVersionAgain(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1beta1"}}
 	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
 	startSynced(t, f)
@@ -107,7 +109,7 @@ func TestTheVersionOfAResourceIsFoundAndFoundAgain(t *testing.T) {
 	}
 }
 
-func TestAnAPIThatIsDownDuringDiscoveryIsNotTakenForAbsent(t *testing.T) {
+func TestDiscoveryOfAnAPIThatIsDown(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
 	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
 	f.Start(t.Context())
@@ -126,7 +128,7 @@ func TestAnAPIThatIsDownDuringDiscoveryIsNotTakenForAbsent(t *testing.T) {
 	<-f.of("names", widgets.GroupResource()).synced
 }
 
-func TestAResourceThatDiscoveryDoesNotKnowCountsAsEmptyIfOptional(t *testing.T) {
+func TestDiscoveryLacksAnOptionalResource(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
 	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
 	startSynced(t, f)
@@ -135,7 +137,7 @@ func TestAResourceThatDiscoveryDoesNotKnowCountsAsEmptyIfOptional(t *testing.T) 
 	}
 }
 
-func TestAProcessHasACacheForEachCluster(t *testing.T) {
+func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
 	f, reg := newFactory(t, clients, reloadNeed)
 	startSynced(t, f)
@@ -172,7 +174,7 @@ func TestAProcessHasACacheForEachCluster(t *testing.T) {
 	}
 }
 
-func TestTheLiveVersionIsAskedForByTheControllersOwnNeed(t *testing.T) {
+func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
 	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"})
 	for controller, want := range map[string]string{

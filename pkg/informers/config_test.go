@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestNamespacesAreNamesThatAreNamedOnce(t *testing.T) {
+func TestConfigNamespacesAreUniqueNames(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want []string

@@ -87,7 +87,7 @@ func verbs(c *cluster) []string {
 	return vs
 }
 
-func TestTheCacheFollowsTheServer(t *testing.T) {
+func TestCacheFollowsTheServer(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestTheCacheFollowsTheServer(t *testing.T) {
 	}
 }
 
-func TestAnObjectInTheCacheHasTheDigestOfItsPresentContent(t *testing.T) {
+func TestDigestIsOfThePresentContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -138,7 +138,7 @@ func TestAnObjectInTheCacheHasTheDigestOfItsPresentContent(t *testing.T) {
 	})
 }
 
-func TestListsThatCannotBeStreamedAreTakenInPages(t *testing.T) {
+func TestListWithoutStreamsIsPaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
 		for i := range 2*pageSize + 1 {
@@ -164,7 +164,7 @@ func TestListsThatCannotBeStreamedAreTakenInPages(t *testing.T) {
 	})
 }
 
-func TestOneWatchServesAllControllers(t *testing.T) {
+func TestWatchServesAllControllers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed, Need{For: "other", Resource: Secrets, FieldSelector: NotHelm, Digest: digestHMAC}, Need{For: "third", Resource: Secrets, FieldSelector: NotHelm})
@@ -176,7 +176,7 @@ func TestOneWatchServesAllControllers(t *testing.T) {
 	})
 }
 
-func TestTheAgeOfACacheShowsWhetherTheServerStillTalks(t *testing.T) {
+func TestCacheAgeShowsASilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -199,7 +199,7 @@ func TestTheAgeOfACacheShowsWhetherTheServerStillTalks(t *testing.T) {
 	})
 }
 
-func TestAFactoryThatWasNotStartedIsNotReadyAndShutsDown(t *testing.T) {
+func TestFactoryNotStartedShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestFactory(t, newCluster(), reloadNeed)
 		if f.CheckSync(nil) == nil {

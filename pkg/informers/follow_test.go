@@ -76,7 +76,7 @@ func followSecrets(t *testing.T, f *Factory, c *cluster, need Need, lists chan s
 	return w
 }
 
-func TestAFollowedResourceShowsAndKeepsOnlyWhatIsWanted(t *testing.T) {
+func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestAFollowedResourceShowsAndKeepsOnlyWhatIsWanted(t *testing.T) {
 	}
 }
 
-func TestAFollowedResourceIsKeptAsTheNeedSays(t *testing.T) {
+func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f, h := newTestFactory(t, c), &told{}
@@ -159,7 +159,7 @@ func TestWhatIsFollowedIsNotKeptWhole(t *testing.T) {
 	}
 }
 
-func TestAHandlerMayStopWhatItFollows(t *testing.T) {
+func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 		f, calls := newTestFactory(t, c), 0
@@ -180,7 +180,7 @@ func TestAHandlerMayStopWhatItFollows(t *testing.T) {
 	})
 }
 
-func TestAFollowedResourceThatIsAbsentOrForbiddenSaysSo(t *testing.T) {
+func TestFollowReportsAbsentAndForbidden(t *testing.T) {
 	for name, tc := range map[string]struct {
 		failure           error
 		absent, forbidden bool
@@ -212,7 +212,7 @@ func TestAFollowedResourceThatIsAbsentOrForbiddenSaysSo(t *testing.T) {
 	}
 }
 
-func TestWhatAFollowedResourceIsRefusedIsRetriedEverMoreSeldom(t *testing.T) {
+func TestFollowBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"))
 		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", nil) })
@@ -232,7 +232,7 @@ func TestWhatAFollowedResourceIsRefusedIsRetriedEverMoreSeldom(t *testing.T) {
 	})
 }
 
-func TestAnotherClusterThatComesBackIsReadWithinAMinute(t *testing.T) {
+func TestFollowOfAnotherClusterBacksOffLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"))
 		c.failWith(func(string) error { return apierrors.NewServiceUnavailable("away") })
@@ -246,7 +246,7 @@ func TestAnotherClusterThatComesBackIsReadWithinAMinute(t *testing.T) {
 	})
 }
 
-func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
+func TestFollowListsWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))
 		slow.endless = true
@@ -266,7 +266,7 @@ func TestListsOfFollowedResourcesWaitForEachOther(t *testing.T) {
 	})
 }
 
-func TestAPanicOfAFollowersHandlerIsContained(t *testing.T) {
+func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 		f, h := newTestFactory(t, c), &told{}

@@ -85,9 +85,9 @@ func raceDetector() bool {
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// TestThreeHundredTypesTakeAtMost40MiB follows 300 types with 200,000 plain objects. A manager collects
+// TestFollowOf300TypesTakesAtMost40MiB follows 300 types with 200,000 plain objects. A manager collects
 // garbage as often as this does.
-func TestThreeHundredTypesTakeAtMost40MiB(t *testing.T) {
+func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	if testing.Short() || raceDetector() {
 		t.Skip("measures memory")
 	}

@@ -116,7 +116,7 @@ func startServer(t testing.TB, name string) *rest.Config {
 	return config
 }
 
-func TestNoValueOfASecretIsRetained(t *testing.T) {
+func TestHeapHasNoValueOfASecret(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes a heap dump")
 	}

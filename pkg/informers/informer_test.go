@@ -24,7 +24,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-func TestAnObjectKnowsWhenItCameAndWhenItsDigestChanged(t *testing.T) {
+func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 	type step struct {
 		version, uid, value string
 		listed              bool // it comes by a list, not by a watch
@@ -117,7 +117,7 @@ func (h *heard) all() []string {
 	return slices.Clone(h.seen)
 }
 
-func TestAListenerHearsEverythingInOrder(t *testing.T) {
+func TestListenerHearsEverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -153,7 +153,7 @@ func TestAListenerHearsEverythingInOrder(t *testing.T) {
 	})
 }
 
-func TestANewListenerHearsOfWhatIsThereWithoutARequest(t *testing.T) {
+func TestListenerHearsOfThePresentObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -168,7 +168,7 @@ func TestANewListenerHearsOfWhatIsThereWithoutARequest(t *testing.T) {
 	})
 }
 
-func TestAResyncShowsEachObjectAgainWithoutARequest(t *testing.T) {
+func TestResyncMakesNoRequest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		period      time.Duration
 		least, most int // resyncs in 21 hours
@@ -249,7 +249,7 @@ func in(namespace, name, value string) *corev1.Secret {
 	return s
 }
 
-func TestWhatHappensInANamespaceStaysThere(t *testing.T) {
+func TestNamespaceTroubleStaysThere(t *testing.T) {
 	refuse := func(string) error { return forbidden }
 	for name, tc := range map[string]struct {
 		before, later func(b *cluster)
@@ -302,7 +302,8 @@ func TestWhatHappensInANamespaceStaysThere(t *testing.T) {
 	}
 }
 
-func TestANamespaceThatMayNotBeReadIsWaitedForIfItIsTheOnlyOne(t *testing.T) {
+// TestNamespaceRefusedIsWaitedForIfAlone has two namespaces, neither of which may be read at first.
+func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := newCluster(), newCluster()
 		a.failWith(func(string) error { return forbidden })
@@ -322,7 +323,7 @@ func TestANamespaceThatMayNotBeReadIsWaitedForIfItIsTheOnlyOne(t *testing.T) {
 	})
 }
 
-func TestNamespacesAreNoPlaceForNeedsOfTheCluster(t *testing.T) {
+func TestNamespacesExcludeNeedsOfTheCluster(t *testing.T) {
 	for want, need := range map[string]Need{
 		"have no namespace":      {For: "nodes", Resource: Namespaces, ClusterScoped: true},
 		"is not in --namespaces": {For: "nodes", Resource: Secrets, Namespace: "b"},
@@ -343,7 +344,7 @@ func (r *refusal) check(obj any) {
 	}
 }
 
-func TestAPanicOfAControllersFunctionIsContained(t *testing.T) {
+func TestPanicOfAFunctionIsContained(t *testing.T) {
 	for name, of := range map[string]func(*refusal) (Need, func(*Factory)){
 		"a digest": func(r *refusal) (Need, func(*Factory)) {
 			return Need{Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }}, nil
@@ -451,7 +452,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 	}
 }
 
-func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
+func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
 		c := newCluster(named("bad", "1"))
@@ -481,7 +482,7 @@ func TestADigestThatPanicsStaysWhatItWas(t *testing.T) {
 	})
 }
 
-func TestAnObjectThatDoesNotFitItsTypeIsLeftOutAndReported(t *testing.T) {
+func TestMisfitIsLeftOutAndReported(t *testing.T) {
 	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments, Form: Typed})
 	i := newInformer(p, func(string) {})
 	f := &feed{informer: i, state: newState("deployments", clock.RealClock{}), clock: clock.RealClock{}}

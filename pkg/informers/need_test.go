@@ -58,7 +58,8 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 	}
 }
 
-func TestNeedsShareAnInformerIfNoneChangesWhatAnotherGets(t *testing.T) {
+// TestNeedsShareAnInformer checks that they do only if none changes what another gets.
+func TestNeedsShareAnInformer(t *testing.T) {
 	digested := Need{For: "c", Resource: Deployments, Digest: digestSHA1, History: true}
 	with := func(n Need, of string, change func(*Need)) Need { n.For = of; change(&n); return n }
 	cases := map[string]struct {
@@ -126,7 +127,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
+func TestDigestIsAllThatIsKept(t *testing.T) {
 	replicas := func(o apiruntime.Object) []byte {
 		switch o := o.(type) {
 		case *appsv1.Deployment:
@@ -158,7 +159,9 @@ func TestADigestIsAllThatIsKeptOfAnyContent(t *testing.T) {
 	}
 }
 
-func TestAWholeObjectLosesManagedFieldsAndLastAppliedAndKeepsTheRestOnce(t *testing.T) {
+// TestTypedObjectIsTrimmed checks that a whole object loses managedFields and last-applied, and
+// that the rest is kept once.
+func TestTypedObjectIsTrimmed(t *testing.T) {
 	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed}, Need{For: "b", Resource: Namespaces, Digest: func(o apiruntime.Object) []byte {
 		return []byte(o.(*corev1.Namespace).Name)
 	}})

@@ -98,7 +98,7 @@ func newReducer(p *plan) *reducer {
 
 // A Secret may cost 700 bytes of RSS, store and index included. With the garbage collector's
 // default goal RSS is about twice the live heap.
-func TestASecretCostsLessThan350BytesOfHeap(t *testing.T) {
+func TestObjectOfASecretTakesAtMost350Bytes(t *testing.T) {
 	p := mustPlan(t,
 		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: digestSHA1},
 		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
@@ -239,7 +239,7 @@ func describe(e *Object) map[string]any {
 	return d
 }
 
-func TestAnObjectRefusesToBeChanged(t *testing.T) {
+func TestObjectRefusesChanges(t *testing.T) {
 	e := reduced(t, mustPlan(t, Need{For: "a", Resource: Secrets}), secret(1, 10))
 	defer func() {
 		if recover() == nil {

@@ -19,7 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-func TestRequestsAreRepeatedWhileTheServerRefuses(t *testing.T) {
+func TestFeedRetriesRefusals(t *testing.T) {
 	cases := map[string]error{
 		"too many requests":  apierrors.NewTooManyRequests("later", 1),
 		"internal error":     apierrors.NewInternalError(errors.New("etcd is not available")),
@@ -70,7 +70,8 @@ func TestRequestsAreRepeatedWhileTheServerRefuses(t *testing.T) {
 	}
 }
 
-func TestAWatchThatKeepsEndingIsRetriedEverMoreSeldomAndIsAProblem(t *testing.T) {
+// TestEndingWatchBacksOffAndIsReported has a watch that keeps ending at once.
+func TestEndingWatchBacksOffAndIsReported(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -104,7 +105,7 @@ func TestAWatchThatKeepsEndingIsRetriedEverMoreSeldomAndIsAProblem(t *testing.T)
 	}
 }
 
-func TestShutdownDoesNotWaitForTheNextAttempt(t *testing.T) {
+func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 	for name, failure := range map[string]error{
 		"too many requests":  apierrors.NewTooManyRequests("later", 1),
 		"connection refused": syscall.ECONNREFUSED,
@@ -126,7 +127,7 @@ func TestShutdownDoesNotWaitForTheNextAttempt(t *testing.T) {
 	}
 }
 
-func TestAStreamedListThatDoesNotEndIsAskedForInPages(t *testing.T) {
+func TestStreamedListWithoutEndIsPaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.endless = true
@@ -154,7 +155,7 @@ func TestAStreamedListThatDoesNotEndIsAskedForInPages(t *testing.T) {
 	})
 }
 
-func TestPagesThatComeTooSlowlyAreAskedForAtOnce(t *testing.T) {
+func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
 		c.noStreams, c.slow = true, true
@@ -171,7 +172,7 @@ func TestPagesThatComeTooSlowlyAreAskedForAtOnce(t *testing.T) {
 	})
 }
 
-func TestAStreamedListThatBreaksAndThenEndsIsReadOnce(t *testing.T) {
+func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.endless = true
@@ -204,7 +205,7 @@ func twoResources(t *testing.T, c, other *cluster) *Factory {
 
 var forbidden = apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))
 
-func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
+func TestPermissionMissingConcernsItsController(t *testing.T) {
 	cases := map[string]struct {
 		verbs  []string // that are forbidden
 		want   string
@@ -250,7 +251,7 @@ func TestAMissingPermissionIsNamedAndConcernsItsControllerOnly(t *testing.T) {
 	}
 }
 
-func TestAPermissionThatIsWithdrawnIsReportedAtOnce(t *testing.T) {
+func TestPermissionWithdrawnIsReportedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -268,7 +269,7 @@ func TestAPermissionThatIsWithdrawnIsReportedAtOnce(t *testing.T) {
 	})
 }
 
-func TestAnOptionalResourceMayComeAndGo(t *testing.T) {
+func TestOptionalResourceComesAndGoes(t *testing.T) {
 	absent := func(string) error { return notFound }
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
 		t.Run(name, func(t *testing.T) {
@@ -311,7 +312,7 @@ func TestAnOptionalResourceMayComeAndGo(t *testing.T) {
 	}
 }
 
-func TestAnOptionalResourceThatIsServedInAnotherVersionIsNotGone(t *testing.T) {
+func TestOptionalResourceInAnotherVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		need := reloadNeed
@@ -342,7 +343,7 @@ func TestAnOptionalResourceThatIsServedInAnotherVersionIsNotGone(t *testing.T) {
 	})
 }
 
-func TestAFailureThatComesBackIsLoggedAgain(t *testing.T) {
+func TestFailureThatComesBackIsLoggedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.failWith(func(string) error { return forbidden })
@@ -358,7 +359,7 @@ func TestAFailureThatComesBackIsLoggedAgain(t *testing.T) {
 	})
 }
 
-func TestARequiredResourceThatIsAbsentIsAProblemAndKeepsTheCache(t *testing.T) {
+func TestRequiredResourceAbsentKeepsTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestFactory(t, c, reloadNeed)
@@ -374,7 +375,7 @@ func TestARequiredResourceThatIsAbsentIsAProblemAndKeepsTheCache(t *testing.T) {
 	})
 }
 
-func TestReadinessWaitsForWhatTheServerDoesNotRefuse(t *testing.T) {
+func TestReadinessWaitsUnlessRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		failure error
 		want    bool
@@ -410,7 +411,7 @@ func TestReadinessWaitsForWhatTheServerDoesNotRefuse(t *testing.T) {
 	}
 }
 
-func TestReadinessDoesNotWaitForAResourceThatAloneFails(t *testing.T) {
+func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 	for name, failure := range map[string]error{
 		"its conversion webhook is broken":  apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed")),
 		"its aggregated API server is down": apierrors.NewServiceUnavailable("currently unable to handle the request"),

@@ -21,7 +21,7 @@ func deployment(name string) appsv1.Deployment {
 	return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: "5"}}
 }
 
-func TestJSONThatDoesNotFitItsTypeIsDecodedAsAMisfit(t *testing.T) {
+func TestMisfitIsDecodedFromJSON(t *testing.T) {
 	object := func(name, replicas string) string {
 		return fmt.Sprintf(`{"metadata":{"namespace":"shop","name":%q,"resourceVersion":"5"},"spec":{"replicas":%s}}`, name, replicas)
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestAChangedConfigurationFileRollsTheManager applies the example as a user does and edits the
+// TestConfigurationFileRollsTheManager applies the example as a user does and edits the
 // ConfigMap. The leader rolls its own Deployment, and the new replicas have read the new file.
-func TestAChangedConfigurationFileRollsTheManager(t *testing.T) {
+func TestConfigurationFileRollsTheManager(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	stop := startKubelet(ctx, t, map[string]string{"quartermaster:latest": shared.Binary})
 	if _, err := shared.Kubectl(ctx, "apply", "-k", filepath.Join(deployDir, "examples", "config-file")); err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestTheElectionHasAPriorityOfItsOwn asks the API server how it classifies requests of a manager.
-func TestTheElectionHasAPriorityOfItsOwn(t *testing.T) {
+// TestElectionHasAPriorityLevelOfItsOwn asks the API server how it classifies requests of a manager.
+func TestElectionHasAPriorityLevelOfItsOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	schema, err := shared.Admin.FlowcontrolV1().FlowSchemas().Get(ctx, "quartermaster-leader-election", metav1.GetOptions{})
 	if err != nil {
@@ -68,9 +68,9 @@ func flowSchemaOf(ctx context.Context, client *http.Client, method, url string) 
 	return resp.Header.Get(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID), nil
 }
 
-// TestTheFenceAndItsNamespaceAreInstalledTogether checks that kustomize has not renamed the
+// TestFenceIsInstalledWithItsNamespace checks that kustomize has not renamed the
 // Namespace, and that the managers mean the same one.
-func TestTheFenceAndItsNamespaceAreInstalledTogether(t *testing.T) {
+func TestFenceIsInstalledWithItsNamespace(t *testing.T) {
 	ctx := fleet.Context(t)
 	leader := apifence.NamespaceFor(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName})
 	fenced := 0

@@ -106,7 +106,7 @@ func kustomizationsIn(t *testing.T, dir string) []string {
 	return list
 }
 
-func TestTheAPIServerAcceptsEveryObject(t *testing.T) {
+func TestManifestsAreAccepted(t *testing.T) {
 	ctx := fleet.Context(t)
 	installCRDs(ctx, t)
 	for name, kustomization := range installations(t) {
@@ -127,7 +127,7 @@ func TestTheAPIServerAcceptsEveryObject(t *testing.T) {
 	}
 }
 
-func TestThePodIsAllowedInARestrictedNamespace(t *testing.T) {
+func TestPodIsAllowedInARestrictedNamespace(t *testing.T) {
 	ctx := fleet.Context(t)
 	ns, err := shared.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: "restricted-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}, metav1.CreateOptions{})
@@ -154,9 +154,9 @@ func TestThePodIsAllowedInARestrictedNamespace(t *testing.T) {
 	}
 }
 
-// TestAControllerThatIsLeftOutLeavesNothing checks that an overlay can remove a controller together
+// TestControllerLeftOutLeavesNothing checks that an overlay can remove a controller together
 // with its permissions.
-func TestAControllerThatIsLeftOutLeavesNothing(t *testing.T) {
+func TestControllerLeftOutLeavesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	manifests := render(ctx, t, filepath.Join(deployDir, "examples", "without-config-reload"))
 	for _, o := range objectsOf(t, manifests) {
@@ -185,8 +185,8 @@ func TestAControllerThatIsLeftOutLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestApplyingAgainDisturbsNobody applies the manifests again, which include the Lease.
-func TestApplyingAgainDisturbsNobody(t *testing.T) {
+// TestManifestsAppliedAgainDisturbNobody applies the manifests again, which include the Lease.
+func TestManifestsAppliedAgainDisturbNobody(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t)
 	before := shared.Lease(ctx, t)

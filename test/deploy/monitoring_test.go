@@ -130,7 +130,7 @@ func exportedMetrics(page string) map[string]metric {
 // listed matches the names of the metrics that the list has.
 var listed = regexp.MustCompile(`^(quartermaster|informer|process|rest_client|workqueue)_`)
 
-func TestAManagerExportsTheListedMetrics(t *testing.T) {
+func TestMetricsAreThoseListed(t *testing.T) {
 	ctx := fleet.Context(t)
 	installFederation(ctx, t)
 	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation", "csr-approver")
@@ -168,7 +168,7 @@ func TestAManagerExportsTheListedMetrics(t *testing.T) {
 	}
 }
 
-func TestEveryAlertIsExplained(t *testing.T) {
+func TestAlertsAreExplained(t *testing.T) {
 	ctx := fleet.Context(t)
 	runbook, err := os.ReadFile("../../docs/operate/operating.md")
 	if err != nil {

@@ -27,10 +27,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestANamespacedInstallationNeedsNothingOfTheCluster installs the component namespaced in its own
+// TestNamespacedInstallationNeedsNoClusterRole installs the component namespaced in its own
 // namespace, adds a second namespace as docs/start/install.md describes, and leaves a third one
 // unnamed. The audit log must show only requests in the first two.
-func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
+func TestNamespacedInstallationNeedsNoClusterRole(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
 	home, second, other := newTestNamespace(ctx, t), newTestNamespace(ctx, t), newTestNamespace(ctx, t)
@@ -96,9 +96,9 @@ func TestANamespacedInstallationNeedsNothingOfTheCluster(t *testing.T) {
 	}
 }
 
-// TestTheNamespacedComponentGrantsWhatRBACPrints compares the component, which patches the default
+// TestNamespacedComponentGrantsWhatRBACPrints compares the component, which patches the default
 // roles, with the output of the command.
-func TestTheNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
+func TestNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
 	ctx := fleet.Context(t)
 	for name, components := range map[string][]string{
 		"alone":                               {"namespaced"},

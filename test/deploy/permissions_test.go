@@ -45,10 +45,10 @@ func (p permission) covers(request permission) bool {
 		is(p.namespace, request.namespace) && is(p.name, request.name) && p.path == request.path
 }
 
-// TestEveryPermissionIsUsed makes managers do everything that needs permission, and then looks in
+// TestPermissionsAreAllUsed makes managers do everything that needs permission, and then looks in
 // the audit log for a request for each verb on each resource that is granted. That nothing else is
 // needed is checked by fleet.Main, for this and all other packages.
-func TestEveryPermissionIsUsed(t *testing.T) {
+func TestPermissionsAreAllUsed(t *testing.T) {
 	for name, components := range map[string][]string{
 		"when the manager has one account":          {"compat-reloader", "argo-rollouts"},
 		"when each controller has its own":          {"compat-reloader", "argo-rollouts", "service-account-per-controller"},

@@ -31,9 +31,9 @@ const (
 	writesWithin = 20 * time.Second
 )
 
-// TestLongInstallingAgain applies and deletes deploy/ again and again, as a user does. Each time the new
+// TestLongReinstall applies and deletes deploy/ again and again, as a user does. Each time the new
 // leader must write, and the fence in the API server must refuse the standby.
-func TestLongInstallingAgain(t *testing.T) {
+func TestLongReinstall(t *testing.T) {
 	const rounds = 4
 	for name, ended := range map[string]bool{
 		"what was deleted while managers ran":           false,

@@ -17,11 +17,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/pages"
 )
 
-// TestLongTheCommandsOfTheDocumentation runs the commands of each page from top to bottom, in one
+// TestLongDocsCommands runs the commands of each page from top to bottom, in one
 // shell, as its reader would. They find what make run starts, with all controllers, and the
 // namespaces team-a and team-b, the first with what other operators have left there.
 // test/internal/pages holds that every command is run or says why not.
-func TestLongTheCommandsOfTheDocumentation(t *testing.T) {
+func TestLongDocsCommands(t *testing.T) {
 	root, err := controlplane.Root()
 	if err != nil {
 		t.Fatal(err)

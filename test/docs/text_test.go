@@ -38,9 +38,9 @@ func readerWithoutCluster(t *testing.T) (*reader, []*pages.Page) {
 	return newReader(t, root, filepath.Join(programs, "kubectl"), manager), all
 }
 
-// TestTheTextNamesCommandsThatExist asks kubectl and the manager for the help of each command that is in
+// TestDocsNameCommandsThatExist asks kubectl and the manager for the help of each command that is in
 // the text and not in a block. They refuse flags, and kubectl commands, that do not exist.
-func TestTheTextNamesCommandsThatExist(t *testing.T) {
+func TestDocsNameCommandsThatExist(t *testing.T) {
 	reader, all := readerWithoutCluster(t)
 	script, named := "set +x\nbad=0\n", 0
 	for _, p := range all {
@@ -63,9 +63,9 @@ func TestTheTextNamesCommandsThatExist(t *testing.T) {
 	reader.run(fleet.Context(t), t, script+"exit $bad\n")
 }
 
-// TestTheOverlaysOfTheDocumentationCanBeBuilt builds each kustomization of a page with the deploy/ of this
+// TestDocsOverlaysCanBeBuilt builds each kustomization of a page with the deploy/ of this
 // commit.
-func TestTheOverlaysOfTheDocumentationCanBeBuilt(t *testing.T) {
+func TestDocsOverlaysCanBeBuilt(t *testing.T) {
 	reader, all := readerWithoutCluster(t)
 	here := strings.NewReplacer(
 		"https://github.com/quartermaster-dev/quartermaster//", "../", "?ref=v0.1.0", "", // as from elsewhere

@@ -106,7 +106,7 @@ func shown(seconds float64, pod corev1.Pod) version[*corev1.Pod] {
 	return version[*corev1.Pod]{at: at(seconds), object: &pod}
 }
 
-func TestBadEnds(t *testing.T) {
+func TestBadContainerExits(t *testing.T) {
 	ended := func(code int32, seconds float64) func(*corev1.Pod) {
 		return func(pod *corev1.Pod) {
 			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{

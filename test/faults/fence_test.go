@@ -299,10 +299,10 @@ func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]
 	return map[string]error{"name the leader": named, "record an Event": recorded, "count it again": counted, "write the Lease": renewed, "review a token": authenticated, "review access": authorized}
 }
 
-// TestHowSoonTheFenceFollowsTheName measures for how long after a change of the name writes of the
+// TestFenceFollowsTheName measures for how long after a change of the name writes of the
 // former leader still pass. It asserts nothing about this time, which the fence in the client
 // has to cover.
-func TestHowSoonTheFenceFollowsTheName(t *testing.T) {
+func TestFenceFollowsTheName(t *testing.T) {
 	const rounds, writers = 20, 2
 	ctx := fleet.Context(t)
 	w := shared.NewWorkloads(ctx, t, writers)

@@ -139,10 +139,10 @@ func deleteNamespace(ctx context.Context, t *testing.T) {
 	})
 }
 
-// TestTheFenceChangesUnderALeader changes the fence in the API server while a leader and a standby
+// TestFenceChangesUnderALeader changes the fence in the API server while a leader and a standby
 // run. The leader must go on writing, whatever is done; and wherever the fence is installed, the
 // standby must be refused.
-func TestTheFenceChangesUnderALeader(t *testing.T) {
+func TestFenceChangesUnderALeader(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
 	f := newFencedPair(ctx, t)
 	f.says(ctx, apifence.Enforced)
@@ -206,8 +206,8 @@ func TestTheFenceChangesUnderALeader(t *testing.T) {
 	}
 }
 
-// TestLongManagersNoticeWhatBecomesOfTheFence waits until a minute has passed, several times.
-func TestLongManagersNoticeWhatBecomesOfTheFence(t *testing.T) {
+// TestLongFenceChangesAreNoticed waits until a minute has passed, several times.
+func TestLongFenceChangesAreNoticed(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
 	f := newFencedPair(ctx, t)
 	t.Cleanup(func() { applyFence(context.Background(), t) })

@@ -21,11 +21,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestLongABusyAPIServerStarts starts the API server again and again while somebody whom the fence
+// TestLongFenceOfABusyAPIServer starts the API server again and again while somebody whom the fence
 // does not concern writes, and a Pod that does not lead tries to. The first must never be refused,
 // the second always. Parameters of a kind that the API server does not read by itself would fail
 // this: the more Leases there are, the longer it refuses everybody.
-func TestLongABusyAPIServerStarts(t *testing.T) {
+func TestLongFenceOfABusyAPIServer(t *testing.T) {
 	const leases, starts = 30000, 5
 	ctx := fleet.Within(t.Context(), t, 8*fleet.Patience)
 	withFence(ctx, t)

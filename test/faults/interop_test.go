@@ -101,9 +101,9 @@ func contend(ctx context.Context, t *testing.T, name string, run func(context.Co
 	return c
 }
 
-// TestOurElectorAndClientGosTakeTurns hands one Lease back and forth between the two electors, by
+// TestElectorTakesTurnsWithClientGo hands one Lease back and forth between the two electors, by
 // release and by expiry.
-func TestOurElectorAndClientGosTakeTurns(t *testing.T) {
+func TestElectorTakesTurnsWithClientGo(t *testing.T) {
 	kinds := map[string]func(context.Context, *testing.T, string) *contender{"ours": ours, "theirs": theirs}
 	release := func(c *contender) { c.stop() }
 	die := func(c *contender) { c.proxy.Partition(faultproxy.Hang) } // to the others it looks dead

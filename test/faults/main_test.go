@@ -13,7 +13,7 @@
 // Before the API server executes a write, it asks the fence, which judges by the name in the
 // Namespace quartermaster-leader as seen by that API server's own watch. So a write of the former
 // leader passes if it is executed between R and the moment at which the next leader has named
-// itself and this API server sees that: milliseconds, see TestHowSoonTheFenceFollowsTheName.
+// itself and this API server sees that: milliseconds, see TestFenceFollowsTheName.
 // Once the first write of the next leader has passed, these milliseconds are over, since the fence would have
 // refused that write before. Meanwhile the fence in the client keeps the former leader from writing:
 //
@@ -30,7 +30,7 @@
 // other replicas wait for a whole lease duration. The judge counts them separately.
 //
 // With the fence in the client alone, everything sent before a pause is executed, however late;
-// nothing is sent after the pause. TestLongPausedLeaderWithoutTheFenceInTheAPIServer shows this,
+// nothing is sent after the pause. TestLongPausedLeaderWithoutTheFence shows this,
 // and that the judge sees forbidden writes when both fences are off.
 package faults
 

@@ -175,7 +175,7 @@ func TestPausedLeaderWithWorkOnWaking(t *testing.T) {
 	}
 }
 
-func TestLongPausedLeaderWithoutTheFenceInTheAPIServer(t *testing.T) {
+func TestLongPausedLeaderWithoutTheFence(t *testing.T) {
 	t.Run("what was under way gets through and nothing else", func(t *testing.T) {
 		scene := newPauseScene(true, false, setup{})
 		got, _ := scene.play(t)

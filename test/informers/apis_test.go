@@ -67,7 +67,7 @@ func waitUntilServed(ctx context.Context, t *testing.T, gvr schema.GroupVersionR
 	})
 }
 
-func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
+func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
 	namespace := shared.NewNamespace(ctx, t, nil)
@@ -128,7 +128,7 @@ func TestAResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	follows("")
 }
 
-func TestAnAggregatedAPIThatIsDownConcernsNobodyElse(t *testing.T) {
+func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
 	create(ctx, t, apiServices, "", map[string]any{

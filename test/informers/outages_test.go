@@ -56,7 +56,8 @@ func cutOff(proxy *faultproxy.Proxy) {
 	proxy.Heal()
 }
 
-func TestLongTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.T) {
+// TestLongCacheAfterOutage checks that the cache shows the outage, and equals the server after it.
+func TestLongCacheAfterOutage(t *testing.T) {
 	t.Parallel()
 	failing := func(status int, retryAfter time.Duration) func(*testing.T, *faultproxy.Proxy) func() {
 		return func(_ *testing.T, proxy *faultproxy.Proxy) func() {
@@ -155,7 +156,7 @@ func TestLongTheCacheEqualsTheServerAfterAnOutageAndShowsItMeanwhile(t *testing.
 	}
 }
 
-func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
+func TestCacheAfterRestartOfTheServer(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := newStirredShop(ctx, t)
 	proxy := shared.NewProxy(t)
@@ -189,7 +190,9 @@ func TestTheCacheEqualsTheServerAfterARestartOfTheServer(t *testing.T) {
 	}
 }
 
-func TestTheCacheEqualsTheServerAlthoughBookmarksAreLost(t *testing.T) {
+// TestCacheWithoutBookmarks checks that the cache equals the server, although all bookmarks are
+// lost.
+func TestCacheWithoutBookmarks(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
 	s := newStirredShop(ctx, t)

@@ -44,7 +44,7 @@ func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 	}
 }
 
-func TestAMissingPermissionConcernsOneControllerUntilItIsGranted(t *testing.T) {
+func TestMissingPermissionConcernsOneController(t *testing.T) {
 	ctx := fleet.Context(t)
 	t.Cleanup(func() { allowSecrets(context.Background(), t, true) })
 	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Resource == "secrets" })

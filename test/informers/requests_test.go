@@ -46,7 +46,7 @@ const (
 	metadataOnly = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 )
 
-func TestOneWatchPerResourceOfWhatEnabledControllersNeed(t *testing.T) {
+func TestRequestsAreOneWatchPerResource(t *testing.T) {
 	both := []string{"config-reload", "greeter"}
 	workloads := []string{"cronjobs", "daemonsets", "deployments", "jobs", "statefulsets"}
 	all := map[string]string{"configmaps": wholeObject, "secrets": wholeObject}
@@ -142,7 +142,7 @@ func checkStream(t *testing.T, resource string, uris []string) {
 	}
 }
 
-func TestTheLiveVersionIsThatOfTheServer(t *testing.T) {
+func TestLiveVersionIsTheServers(t *testing.T) {
 	ctx := fleet.Context(t)
 	// The client is the manager's, which may not get Secrets.
 	c := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)

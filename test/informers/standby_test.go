@@ -67,7 +67,8 @@ func leadsSynced(t *testing.T, m *cluster.Manager) {
 	})
 }
 
-func TestAWarmStandbyHasTheCachesAndDoesNothingUntilItLeads(t *testing.T) {
+// TestWarmStandbyHasCachesAndWaits checks that it does nothing until it leads.
+func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewShop(ctx, t)
 	args := append([]string{"--min-resync-period=1s"}, fleet.ShortTimings...)
@@ -134,7 +135,7 @@ func events(s informers.Status) (n int64) {
 	return n
 }
 
-func TestAColdStandbyReadsNothingUntilItLeads(t *testing.T) {
+func TestColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewShop(ctx, t)
 	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)

@@ -88,11 +88,11 @@ func TestLongHostileValuesCostAStartLittle(t *testing.T) {
 	}
 }
 
-// TestLongPatternsKeepNobodyWaiting measures a copy of another tenant's, from the update of its
+// TestLongCostlyPatternsKeepNobodyWaiting measures a copy of another tenant's, from the update of its
 // source until a reader sees it, while the pattern lists of 100 Deployments and the patterns of 100
 // sources change all the time in a namespace with 8,000 ConfigMaps. The goal is 100 ms; the bound
 // leaves room for a busy machine.
-func TestLongPatternsKeepNobodyWaiting(t *testing.T) {
+func TestLongCostlyPatternsKeepNobodyWaiting(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 10*time.Minute)
 	shared.InstallWith(ctx, t, allComponents...)
 	c := costs{ctx: ctx, t: t, owner: shared.NewNamespace(ctx, t, nil), victim: shared.NewNamespace(ctx, t, nil)}

@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-func TestSecurePortAsksTheAPIServerWhoMaySeeWhat(t *testing.T) {
+func TestSecurePortAuthorizes(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunLeader(ctx, t, "--profiling=true")
 	// There are SLIs only of checks that were called.

@@ -91,7 +91,7 @@ func TestStandbyTakesOver(t *testing.T) {
 	}
 }
 
-func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
+func TestDrainFinishesReconcilesBeforeTheRelease(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	s := shared.NewShop(ctx, t)
@@ -151,7 +151,7 @@ func TestReconcileInFlightFinishesBeforeTheLeaseIsReleased(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 }
 
-func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
+func TestDrainTooLongDoesNotRelease(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	s := shared.NewShop(ctx, t)
@@ -180,7 +180,7 @@ func TestDrainThatTakesTooLongDoesNotReleaseTheLease(t *testing.T) {
 	shared.RunLeader(ctx, t, fleet.ShortTimings...)
 }
 
-func TestSecondSignalEndsAtOnce(t *testing.T) {
+func TestSignalTwiceEndsAtOnce(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewShop(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
@@ -207,7 +207,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	}
 }
 
-func TestLongAPIServerThatIsAwayIsWaitedFor(t *testing.T) {
+func TestLongStartWaitsForTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewShop(ctx, t)
 	replica := shared.NewReplica(ctx, t)

@@ -151,9 +151,9 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// TestAControllerOnEveryReplica runs two managers in this process. Both read, serve and reconcile.
+// TestEveryReplicaController runs two managers in this process. Both read, serve and reconcile.
 // The standby's writes are refused by its own fence, and would be by the API server's.
-func TestAControllerOnEveryReplica(t *testing.T) {
+func TestEveryReplicaController(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)
 	ns := shared.NewNamespace(ctx, t, nil)

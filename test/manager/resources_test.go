@@ -82,7 +82,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 	}
 }
 
-func TestEventOfTheDrainArrivesBeforeTheEnd(t *testing.T) {
+func TestDrainSendsItsEvents(t *testing.T) {
 	ctx := fleet.Context(t)
 	ns := shared.NewNamespace(ctx, t, nil)
 	h := host(ctx, t, gadgetEntry, false)

@@ -78,9 +78,9 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 }
 
-// TestPartitionBetweenReplicasMovesNothing cuts the connection between replicas, which both still
+// TestPartitionOfReplicasMovesNothing cuts the connection between replicas, which both still
 // reach the API server.
-func TestPartitionBetweenReplicasMovesNothing(t *testing.T) {
+func TestPartitionOfReplicasMovesNothing(t *testing.T) {
 	for name, cut := range map[string]func(*fleet.Detour){
 		"packets are lost":                        (*fleet.Detour).Stall,
 		"connections are reset, as by a firewall": (*fleet.Detour).Reset,

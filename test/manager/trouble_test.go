@@ -41,7 +41,7 @@ func says(ctx context.Context, t *testing.T, url, token string, code int, parts 
 	})
 }
 
-func TestAControllersTroubleIsItsOwn(t *testing.T) {
+func TestControllerTroubleIsItsOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", fleet.Race())
 	if err != nil {
@@ -131,7 +131,7 @@ func TestAControllersTroubleIsItsOwn(t *testing.T) {
 	}
 }
 
-func TestAColdStandbyIsHealthy(t *testing.T) {
+func TestColdStandbyIsHealthy(t *testing.T) {
 	ctx := fleet.Context(t)
 	shared.RunLeader(ctx, t)
 	m := shared.RunReplica(ctx, t, "--standby=cold")
@@ -145,9 +145,9 @@ func TestAColdStandbyIsHealthy(t *testing.T) {
 	}
 }
 
-// TestAControllerThatHangsKeepsTheLease uses a controller without any code for its drain, like a
+// TestControllerThatHangsKeepsTheLease uses a controller without any code for its drain, like a
 // first attempt.
-func TestAControllerThatHangsKeepsTheLease(t *testing.T) {
+func TestControllerThatHangsKeepsTheLease(t *testing.T) {
 	for name, args := range map[string][]string{
 		"with an election":    fleet.ShortTimings,
 		"without an election": {"--leader-elect=false"},

@@ -28,9 +28,9 @@ const (
 	platforms = "linux/amd64 linux/arm64 windows/amd64"
 )
 
-// TestLongTheReleaseIsReproducible releases the working tree from two folders, whose users differ in
+// TestLongReleaseIsReproducible releases the working tree from two folders, whose users differ in
 // what must not matter.
-func TestLongTheReleaseIsReproducible(t *testing.T) {
+func TestLongReleaseIsReproducible(t *testing.T) {
 	fleet.Reads("cmd", "deploy", "docs", "examples", "hack", "pkg")
 	for _, file := range []string{"CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "go.mod", "go.sum"} {
 		if _, err := os.ReadFile(filepath.Join("..", "..", file)); err != nil {

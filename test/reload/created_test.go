@@ -59,7 +59,7 @@ func (p pairs) wantOneEach(begin time.Time) {
 	}
 }
 
-func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) {
+func TestCreationThenChangeRolls(t *testing.T) {
 	begin := time.Now()
 	p := pairs{newTestNamespace(t, nil), 200}
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
@@ -77,7 +77,7 @@ func TestAChangeRightAfterTheCreationIsNotLost(t *testing.T) {
 }
 
 // A standby has seen what happened while nobody led.
-func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
+func TestCreationThenChangeRollsAfterACrash(t *testing.T) {
 	for name, kill := range map[string]int{ // before which pair the leader is killed
 		"which is killed before":  0,
 		"which is killed between": 15,
@@ -102,7 +102,7 @@ func TestAChangeAfterTheCreationIsNotLostWithTheLeader(t *testing.T) {
 	}
 }
 
-func TestAChangeBeforeTheCreationRollsNothing(t *testing.T) {
+func TestCreationAfterTheChangeRollsNothing(t *testing.T) {
 	begin := time.Now()
 	p := pairs{newTestNamespace(t, nil), 30}
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
@@ -122,7 +122,7 @@ func TestAChangeBeforeTheCreationRollsNothing(t *testing.T) {
 }
 
 // Whoever asks to be rolled from now on is not rolled for what changed before.
-func TestAskingToBeRolledRollsNothing(t *testing.T) {
+func TestAnnotatingRollsNothing(t *testing.T) {
 	begin := time.Now()
 	s := newTestNamespace(t, nil)
 	shared.RunLeader(fleet.Context(t), t, atOnce()...)
@@ -146,7 +146,7 @@ func TestAskingToBeRolledRollsNothing(t *testing.T) {
 }
 
 // A tool that brings everything back to what an exported manifest says does not make a loop.
-func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
+func TestRevertingToolIsNoLoop(t *testing.T) {
 	begin := time.Now()
 	s := newTestNamespace(t, nil)
 	s.configMap("app-config", "blue")
@@ -181,7 +181,7 @@ func TestAToolThatRevertsEverythingIsNoLoop(t *testing.T) {
 	}
 }
 
-func TestLongBurstOfManyIsOneRolloutEach(t *testing.T) {
+func TestLongBurstIsOneRolloutEach(t *testing.T) {
 	const workers = 10
 	begin := time.Now()
 	p := pairs{newTestNamespace(t, nil), 1000}

@@ -58,7 +58,7 @@ func (s testNamespace) awaitOnly(begin time.Time, n int, sources map[string]stri
 	}
 }
 
-func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
+func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 	// What happens to the first requests about a Deployment, by its name.
 	const patch, get = http.MethodPatch, http.MethodGet
 	faults := map[string][]faultproxy.Rule{
@@ -139,7 +139,7 @@ func TestWhatFailsIsRolledOnceInTheEnd(t *testing.T) {
 	}
 }
 
-func TestNoJobIsLostWithAnAnswer(t *testing.T) {
+func TestJobSurvivesALostAnswer(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	create := func(r *http.Request) bool {
 		return method(http.MethodPost)(r) && s.to("jobs")(r) && r.URL.Query().Get("dryRun") == ""

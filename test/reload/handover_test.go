@@ -168,7 +168,8 @@ func (b burst) judge(rounds int) map[string]int {
 	return by
 }
 
-func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
+// TestHandoverInABurst checks that nothing is lost and nothing rolled twice.
+func TestHandoverInABurst(t *testing.T) {
 	for name, tc := range map[string]struct {
 		signal syscall.Signal
 		args   []string
@@ -207,7 +208,7 @@ func TestHandoverInABurstLosesAndRepeatsNothing(t *testing.T) {
 
 // Each ConfigMap changes once, and each new Deployment is created once, one after the other while the
 // leadership is handed on: no later event repairs what a new leader misses as it begins.
-func TestLongNothingThatHappensOnceDuringAHandoverIsMissed(t *testing.T) {
+func TestLongHandoverMissesNothing(t *testing.T) {
 	const handovers, each = 3, 60
 	ctx := fleet.Context(t)
 	begin := time.Now()
@@ -247,7 +248,7 @@ func TestLongNothingThatHappensOnceDuringAHandoverIsMissed(t *testing.T) {
 
 // What the new leader's caches have is from before the change that the old one rolled for, and stays
 // so for a while.
-func TestANewLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
+func TestLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
 	const configMaps, deployments = "configmaps", "deployments"
 	for name, old := range map[string][]string{ // which become new in this order
 		"of ConfigMaps":             {configMaps},

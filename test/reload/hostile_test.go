@@ -18,11 +18,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestLongAHostileListKeepsNobodyWaiting measures another tenant's rollout, from the update of its
+// TestLongHostileListKeepsNobodyWaiting measures another tenant's rollout, from the update of its
 // source until a reader sees the new template, while the lists of 100 Deployments of a namespace
 // with 300 ConfigMaps change all the time. The goal is 1 s; the bound leaves room for a busy
 // machine.
-func TestLongAHostileListKeepsNobodyWaiting(t *testing.T) {
+func TestLongHostileListKeepsNobodyWaiting(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 3*fleet.Patience)
 	hostile, victim := newTestNamespace(t, nil), newTestNamespace(t, nil)
 	for i := range 300 {

@@ -15,9 +15,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestSourceAndWorkloadChangeAtOnce holds the patch of a reload at the proxy and lets something
+// TestInterleavingsOfSourceAndWorkload holds the patch of a reload at the proxy and lets something
 // happen meanwhile.
-func TestSourceAndWorkloadChangeAtOnce(t *testing.T) {
+func TestInterleavingsOfSourceAndWorkload(t *testing.T) {
 	const image, otherSource = `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"next","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`,
 		`{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"other"}}]}]}}}}`
 	const other = "configmap/other"

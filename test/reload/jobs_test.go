@@ -183,7 +183,9 @@ func jobScenarios() map[string]scenario {
 	}
 }
 
-func TestLongACronJobThatForbidsConcurrencyRunsWithTheControllersOwnAccount(t *testing.T) {
+// TestLongCronJobRunNeedsNoOtherAccount has a CronJob that forbids concurrency, and an account for
+// each controller.
+func TestLongCronJobRunNeedsNoOtherAccount(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "service-account-per-controller")

@@ -88,9 +88,9 @@ func (f fan) awaitCopies(value string, enough func(int) bool) {
 	})
 }
 
-// TestLongAHandoverInAFanOut stops or kills the leader while it creates, updates or deletes 1,000
+// TestLongHandoverInAFanOut stops or kills the leader while it creates, updates or deletes 1,000
 // copies. The next leader does the rest, and nothing twice.
-func TestLongAHandoverInAFanOut(t *testing.T) {
+func TestLongHandoverInAFanOut(t *testing.T) {
 	const sources, targets, all = 4, 250, 1000
 	for name, tc := range map[string]struct {
 		signal syscall.Signal

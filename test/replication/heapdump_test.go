@@ -19,9 +19,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestNoValueOutlivesItsWrite searches the heap and the log of a manager that has copied, merged,
+// TestHeapHasNoValueAfterItsWrite searches the heap and the log of a manager that has copied, merged,
 // repaired and replaced Secrets for their values.
-func TestNoValueOutlivesItsWrite(t *testing.T) {
+func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	binary, err := cluster.BuildProgram(w.ctx, "test/replication/dumping", false)
 	if err != nil {

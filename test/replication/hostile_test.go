@@ -16,12 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestLongAHostileSourceKeepsNobodyWaiting measures another tenant's pull, from the update of its source
+// TestLongHostileSourceKeepsNobodyWaiting measures another tenant's pull, from the update of its source
 // until a reader sees the target, while one namespace writes what is expensive in each grammar, and while
 // it has 200 targets due. The bounds leave room for a busy machine: pulls took 18 s and longer when
 // values were evaluated where events arrive, and as long as all targets when the queue was first in,
 // first out.
-func TestLongAHostileSourceKeepsNobodyWaiting(t *testing.T) {
+func TestLongHostileSourceKeepsNobodyWaiting(t *testing.T) {
 	f := newFan(t, 0, 200)
 	for _, name := range []string{"victim", "owner", "slow", "slow200"} {
 		f.namespace(name)

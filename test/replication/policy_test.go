@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestThePolicyLimitsWhoAnnotates has a user with the role edit.
-func TestThePolicyLimitsWhoAnnotates(t *testing.T) {
+// TestPolicyLimitsWhoAnnotates has a user with the role edit.
+func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	shared.InstallWith(w.ctx, t, "replication-policy")
 	config := rest.AnonymousClientConfig(shared.AdminConfig())

@@ -21,9 +21,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestRaces changes sources, namespaces and targets at once, for a while. Then the copies are those
+// TestCopiesAfterConcurrentChanges changes sources, namespaces and targets at once, for a while. Then the copies are those
 // that the sources ask for, and what others made is as they made it.
-func TestRaces(t *testing.T) {
+func TestCopiesAfterConcurrentChanges(t *testing.T) {
 	const sources, changes = 6, 60
 	w := newFixture(t, "a", "b", "c", "d")
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
@@ -121,8 +121,8 @@ func TestRaces(t *testing.T) {
 	})
 }
 
-// TestWhatFailsIsWrittenInTheEnd answers the first requests about a target in other ways.
-func TestWhatFailsIsWrittenInTheEnd(t *testing.T) {
+// TestFailuresAreRetriedToTheEnd answers the first requests about a target in other ways.
+func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	ctx := fleet.Context(t)
 	w := newFixture(t, "a", "b")
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)

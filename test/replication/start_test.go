@@ -16,9 +16,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// TestAnOriginalThatStillRunsIsWarnedOf has two Deployments named as in each original's chart: one runs, one
+// TestOriginalThatStillRunsIsReported has two Deployments named as in each original's chart: one runs, one
 // is scaled to 0.
-func TestAnOriginalThatStillRunsIsWarnedOf(t *testing.T) {
+func TestOriginalThatStillRunsIsReported(t *testing.T) {
 	w := newFixture(t, "a", "b")
 	deploy := func(name, label, image string, replicas int32) {
 		labels := map[string]string{"app.kubernetes.io/name": label}
@@ -57,8 +57,8 @@ func TestAnOriginalThatStillRunsIsWarnedOf(t *testing.T) {
 	}
 }
 
-// TestWithNamespacesTheRestIsLeftAlone has sources and targets inside and outside of --namespaces.
-func TestWithNamespacesTheRestIsLeftAlone(t *testing.T) {
+// TestNamespacesRestrictReplication has sources and targets inside and outside of --namespaces.
+func TestNamespacesRestrictReplication(t *testing.T) {
 	w := newFixture(t, "a", "b", "c")
 	w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}", "Q:allow-pull=*"))
 	w.secret("c/u", "k=v", w.with("Q:push-to={b}"))

@@ -59,8 +59,8 @@ var faults = []fault{
 
 var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}
 
-// TestLongFaultsWithALaggingServer plays each case ROUNDS times.
-func TestLongFaultsWithALaggingServer(t *testing.T) {
+// TestLongLaggingServer plays each case ROUNDS times.
+func TestLongLaggingServer(t *testing.T) {
 	rounds := fleet.Setting(t, "ROUNDS", 10)
 	for _, f := range faults {
 		for _, lag := range lags {

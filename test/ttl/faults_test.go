@@ -29,9 +29,9 @@ func deletesOf(name string) func(*http.Request) bool {
 	}
 }
 
-// TestALeaderThatDiesBetweenItsTwoRequests crashes after the live read. Meanwhile the object is replaced
+// TestLeaderDiesBetweenItsRequests crashes after the live read. Meanwhile the object is replaced
 // by one of the same name that nobody has given a TTL.
-func TestALeaderThatDiesBetweenItsTwoRequests(t *testing.T) {
+func TestLeaderDiesBetweenItsRequests(t *testing.T) {
 	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	never := make(chan struct{})
@@ -65,9 +65,9 @@ func TestALeaderThatDiesBetweenItsTwoRequests(t *testing.T) {
 	w.deleted("configmaps/kept")
 }
 
-// TestWhatFailsIsDeletedInTheEnd answers the first deletions of an object in other ways, and replaces one
+// TestFailuresAreRetriedToTheEnd answers the first deletions of an object in other ways, and replaces one
 // while the answer is on its way.
-func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
+func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	faults := map[string][]faultproxy.Rule{
@@ -109,10 +109,10 @@ func TestWhatFailsIsDeletedInTheEnd(t *testing.T) {
 	w.deleted(want...)
 }
 
-// TestLongAThousandAtOnce has as many objects of a namespace due in the same second as the breaker
+// TestLongThousandDueAtOnce has as many objects of a namespace due in the same second as the breaker
 // permits, and then one more. It logs how long they took, and how long requests of somebody else
 // took before and meanwhile.
-func TestLongAThousandAtOnce(t *testing.T) {
+func TestLongThousandDueAtOnce(t *testing.T) {
 	const objects = 1000
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)

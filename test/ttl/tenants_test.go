@@ -17,9 +17,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestWhatIsRestoredIsAnnouncedFirst has an object that is created with an expires long past while a leader
+// TestGraceAfterARestore has an object that is created with an expires long past while a leader
 // watches, and one that its successor finds.
-func TestWhatIsRestoredIsAnnouncedFirst(t *testing.T) {
+func TestGraceAfterARestore(t *testing.T) {
 	const grace = 5 * time.Second
 	w := newFixture(t)
 	flags := args(append([]string{"--ttl-grace=" + grace.String()}, fleet.ShortTimings...)...)

@@ -72,8 +72,8 @@ func goroutines(t *testing.T, m *cluster.Manager) int {
 	return n
 }
 
-// TestATypeComesAndGoes installs a definition, uses it and removes it, several times.
-func TestATypeComesAndGoes(t *testing.T) {
+// TestTypeComesAndGoes installs a definition, uses it and removes it, several times.
+func TestTypeComesAndGoes(t *testing.T) {
 	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args("--v=2")...)
 	w.settle()
@@ -118,9 +118,9 @@ func TestATypeComesAndGoes(t *testing.T) {
 	w.deleted("configmaps/cm", "widgets/w", "widgets/w")
 }
 
-// TestAnAPIThatIsDownDisturbsNobody has an APIService whose Service does not exist, before the manager
+// TestTypeWhoseAPIIsDownDisturbsNobody has an APIService whose Service does not exist, before the manager
 // starts.
-func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
+func TestTypeWhoseAPIIsDownDisturbsNobody(t *testing.T) {
 	w := newFixture(t)
 	down := object("apiregistration.k8s.io/v1", "APIService", "v1.down.example.com", map[string]any{"spec": map[string]any{
 		"group": "down.example.com", "version": "v1", "groupPriorityMinimum": int64(1000), "versionPriority": int64(15), "insecureSkipTLSVerify": true,
@@ -149,8 +149,8 @@ func TestAnAPIThatIsDownDisturbsNobody(t *testing.T) {
 	}
 }
 
-// TestSomeTypesOnly has a manager that may delete ConfigMaps and other chosen types, but asks for all.
-func TestSomeTypesOnly(t *testing.T) {
+// TestTypesThatMayBeDeleted has a manager that may delete ConfigMaps and other chosen types, but asks for all.
+func TestTypesThatMayBeDeleted(t *testing.T) {
 	w := newFixture(t)
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`
 	for _, role := range []string{"quartermaster-cache-ttl", "quartermaster-controller-ttl"} {

@@ -30,10 +30,10 @@ import (
 
 const account = "system:serviceaccount:kube-system:widget"
 
-// TestTheKustomizationIsAllThatItNeeds applies it as it is, and the fence as
+// TestKustomizationIsComplete applies it as it is, and the fence as
 // docs/extend/own-controllers.md has it. A manager with a token of one of the Deployment's Pods
 // reconciles a Widget, and the other Pod cannot write.
-func TestTheKustomizationIsAllThatItNeeds(t *testing.T) {
+func TestKustomizationIsComplete(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
 	t.Cleanup(func() {

@@ -56,9 +56,9 @@ func newFixture(ctx context.Context, t *testing.T, config *rest.Config, namespac
 		kube.CoreV1().Secrets(namespace), kube.AppsV1().Deployments(namespace)}
 }
 
-// TestTheAPIServerOfTheTestKitIsLikeTheRealOne runs each case against both, so that neither can differ
+// TestSemanticsOfTheTestKitsAPIServer runs each case against both, so that neither can differ
 // from what controllers are tested with.
-func TestTheAPIServerOfTheTestKitIsLikeTheRealOne(t *testing.T) {
+func TestSemanticsOfTheTestKitsAPIServer(t *testing.T) {
 	for name, do := range semantics() {
 		t.Run(name, func(t *testing.T) {
 			t.Run("kube-apiserver", func(t *testing.T) {

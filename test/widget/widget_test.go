@@ -90,9 +90,9 @@ func reports(reason string) func(*unstructured.Unstructured) bool {
 	}
 }
 
-// TestLongTwoReplicasHandOver creates Widgets and deletes them again. In the middle of either, the leader
+// TestLongHandover creates Widgets and deletes them again. In the middle of either, the leader
 // is told to stop, and the other replica does the rest.
-func TestLongTwoReplicasHandOver(t *testing.T) {
+func TestLongHandover(t *testing.T) {
 	const all = 60
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()

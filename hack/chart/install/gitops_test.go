@@ -53,10 +53,10 @@ func crds(t *testing.T) (files []string) {
 	}
 }
 
-// TestObjectsOfOtherToolsFitTheirCRDs has the API server check the examples for Argo CD and Flux, and
+// TestGitOpsObjectsFitTheirCRDs has the API server check the examples for Argo CD and Flux, and
 // what the component monitoring has for the Prometheus operator, as strictly as it can. The chart
 // has the same objects.
-func TestObjectsOfOtherToolsFitTheirCRDs(t *testing.T) {
+func TestGitOpsObjectsFitTheirCRDs(t *testing.T) {
 	ctx := t.Context()
 	kubectl := func(args ...string) {
 		t.Helper()

@@ -48,10 +48,10 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// TestInstallUpgradeUninstallInstall does what a user does with Helm. No managers run: the test names
+// TestReleaseFromInstallToReinstall does what a user does with Helm. No managers run: the test names
 // the leader, and writes as one Pod and the other. The fence must tell them apart whenever it is
 // installed, and Helm must leave alone what managers have written.
-func TestInstallUpgradeUninstallInstall(t *testing.T) {
+func TestReleaseFromInstallToReinstall(t *testing.T) {
 	for _, home := range []string{"kube-system", "ops"} {
 		t.Run(home, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -90,8 +90,8 @@ func TestInstallUpgradeUninstallInstall(t *testing.T) {
 	}
 }
 
-// TestAReleaseTakesOverWhatKustomizeHasInstalled follows the chart's README.
-func TestAReleaseTakesOverWhatKustomizeHasInstalled(t *testing.T) {
+// TestReleaseTakesOverFromKustomize follows the chart's README.
+func TestReleaseTakesOverFromKustomize(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	r := newRelease(t, "kube-system")
@@ -127,8 +127,8 @@ func TestAReleaseTakesOverWhatKustomizeHasInstalled(t *testing.T) {
 	r.expectNamespace(ctx, t)
 }
 
-// TestAReleaseOfAnotherNameTakesOverWhatUninstallingKeeps follows the chart's README.
-func TestAReleaseOfAnotherNameTakesOverWhatUninstallingKeeps(t *testing.T) {
+// TestReleaseTakesOverWhatUninstallingKeeps follows the chart's README.
+func TestReleaseTakesOverWhatUninstallingKeeps(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	r := newRelease(t, "ops")

@@ -62,7 +62,7 @@ func cached(t *testing.T, b *builder) []string {
 	return names
 }
 
-func TestBuildsOnceForAKey(t *testing.T) {
+func TestBuildIsDoneOnceForAKey(t *testing.T) {
 	b, out := newBuilder(t)
 	dir, err := b.ensure(t.Context())
 	if err != nil {
@@ -124,7 +124,7 @@ func unusedFor(t *testing.T, dir string, d time.Duration) {
 	}
 }
 
-func TestTwoBuildsAtOnce(t *testing.T) {
+func TestBuildTwiceAtOnce(t *testing.T) {
 	first, out := newBuilder(t)
 	second := *first
 	second.out = &bytes.Buffer{}
@@ -143,7 +143,7 @@ func TestTwoBuildsAtOnce(t *testing.T) {
 	}
 }
 
-func TestAFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
+func TestBuildThatFailsLeavesNothing(t *testing.T) {
 	b, _ := newBuilder(t)
 	write(t, filepath.Join(b.module, "two", "main.go"), "package main\n\nfunc main() { nonsense }\n")
 	if _, err := b.ensure(t.Context()); err == nil || !strings.Contains(err.Error(), "undefined: nonsense") {
@@ -154,7 +154,7 @@ func TestAFailedBuildLeavesNothingAndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestThePinnedVersionIsFound(t *testing.T) {
+func TestPinnedVersionIsFound(t *testing.T) {
 	root, err := Root()
 	if err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func owner(how string) {
 	}
 }
 
-func TestNothingIsLeftWhenTheOwnerEnds(t *testing.T) {
+func TestSandboxEndsWithItsOwner(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{
 		"panic":                  0,
 		"exit":                   0,
@@ -137,7 +137,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-func TestTheReaperHoldsTheLock(t *testing.T) {
+func TestReaperHoldsTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	lock, err := os.Create(path)
 	if err != nil {
@@ -168,7 +168,7 @@ func TestTheReaperHoldsTheLock(t *testing.T) {
 	}
 }
 
-func TestAProcessThatComesTooLateDoesNotStart(t *testing.T) {
+func TestLauncherStartsNothingAfterTheReaper(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	gone := filepath.Join(t.TempDir(), "pids") // as after the reaper has moved it away
 	if err := exec.Command("/bin/sh", "-c", launcher, gone, "/bin/sh", "-c", ": >"+mark).Run(); err == nil {

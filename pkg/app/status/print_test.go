@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestAReplicaThatCannotReachTheLeaderSaysSo(t *testing.T) {
+func TestReplicaThatCannotReachTheLeader(t *testing.T) {
 	for state, want := range map[string]bool{"Answers": false, "Unreachable": true} {
 		r := report{Replicas: []replica{{Name: "pod-1", answer: answer{Endpoint: "https://a", Reached: true, Phase: "Standby", LeaderProcess: state}}}}
 		var out strings.Builder
@@ -22,7 +22,7 @@ func TestAReplicaThatCannotReachTheLeaderSaysSo(t *testing.T) {
 	}
 }
 
-func TestAHolderThatDoesNotLeadSaysWhy(t *testing.T) {
+func TestHolderThatDoesNotLeadSaysWhy(t *testing.T) {
 	r := report{Leader: leader{Holder: "pod-1_abc", Pod: "pod-1", Leads: true},
 		Replicas: []replica{{Name: "pod-1", answer: answer{Endpoint: "https://a", Reached: true, Phase: "Starting", Problem: "the webhook is away"}}}}
 	r.trustLeader()

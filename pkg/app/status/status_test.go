@@ -35,7 +35,7 @@ func respond(code int, body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, body) }
 }
 
-func TestAnEndpointThatTellsNothingSaysSoInARowOfItsOwn(t *testing.T) {
+func TestEndpointWithoutAnAnswerHasARow(t *testing.T) {
 	for name, tc := range map[string]struct {
 		handler  http.HandlerFunc
 		endpoint string // default: the handler's
@@ -92,7 +92,7 @@ func newManager(t *testing.T, allowed ...string) string {
 	return server.URL
 }
 
-func TestAnEndpointIsAskedAsTheUserOfTheKubeconfig(t *testing.T) {
+func TestEndpointIsAskedAsTheKubeconfigsUser(t *testing.T) {
 	of := []controllers.Status{{Name: "a", Phase: "Running", QueueDepth: 3}, {Name: "b", Phase: "Stopped"}}
 	pods := []replica{{Name: "pod-0", answer: answer{Error: "no --endpoint for it"}}, {Name: "pod-1", Node: "n", answer: answer{Error: "no --endpoint for it"}}}
 	for name, tc := range map[string]struct {
@@ -126,10 +126,10 @@ func TestAnEndpointIsAskedAsTheUserOfTheKubeconfig(t *testing.T) {
 	}
 }
 
-// TestAnEndpointOnLoopbackIsAskedWithoutAProxy fails if the client uses a proxy, since none listens
+// TestEndpointOnLoopbackNeedsNoProxy fails if the client uses a proxy, since none listens
 // at the address in the kubeconfig. Proxies of the environment are bypassed in the same way, but Go
 // reads them only once, so no test can set them.
-func TestAnEndpointOnLoopbackIsAskedWithoutAProxy(t *testing.T) {
+func TestEndpointOnLoopbackNeedsNoProxy(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
 clusters: [{name: c, cluster: {server: "https://unused", proxy-url: "http://127.0.0.1:1"}}], users: [{name: u, user: {token: t}}]}`
@@ -152,7 +152,7 @@ clusters: [{name: c, cluster: {server: "https://unused", proxy-url: "http://127.
 	}
 }
 
-func TestAHolderThatSaysSoLeads(t *testing.T) {
+func TestHolderThatSaysSoLeads(t *testing.T) {
 	for name, tc := range map[string]struct {
 		replica replica
 		want    bool
@@ -171,7 +171,7 @@ func TestAHolderThatSaysSoLeads(t *testing.T) {
 	}
 }
 
-func TestWithoutALeaseTheEndpointsAreShown(t *testing.T) {
+func TestEndpointsAreShownWithoutALease(t *testing.T) {
 	forbidden := httptest.NewTLSServer(respond(403, "no"))
 	defer forbidden.Close()
 	absent := httptest.NewTLSServer(respond(404, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`))
@@ -218,7 +218,7 @@ clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], us
 	}
 }
 
-func TestWatchShowsAReportEveryTwoSecondsUntilItIsStopped(t *testing.T) {
+func TestWatchReportsEveryTwoSeconds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		format, want string
 	}{
@@ -254,7 +254,7 @@ func TestWatchShowsAReportEveryTwoSecondsUntilItIsStopped(t *testing.T) {
 	}
 }
 
-func TestTheFenceIsFoundByItsNamespace(t *testing.T) {
+func TestFenceIsFoundByItsNamespace(t *testing.T) {
 	binding := func(name, policy, namespace string, action admissionregistrationv1.ValidationAction) runtime.Object {
 		return &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy,
@@ -281,7 +281,7 @@ func TestTheFenceIsFoundByItsNamespace(t *testing.T) {
 	}
 }
 
-func TestARedirectIsNotFollowed(t *testing.T) {
+func TestRedirectIsNotFollowed(t *testing.T) {
 	asked := false
 	elsewhere := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
 	defer elsewhere.Close()

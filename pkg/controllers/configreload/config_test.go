@@ -19,7 +19,7 @@ import (
 
 var unixStart = time.Unix(started, 0)
 
-func TestFlagsWriteTheConfiguration(t *testing.T) {
+func TestFlags(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
@@ -119,7 +119,7 @@ func TestParseSelector(t *testing.T) {
 	}
 }
 
-func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
+func TestPermissionsAreOnlyThoseUsed(t *testing.T) {
 	rule := func(group, resources, verbs string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
 	}
@@ -169,7 +169,7 @@ func TestRulesGrantOnlyWhatIsUsed(t *testing.T) {
 	}
 }
 
-func TestAnAnnotationKeyMeansOneThing(t *testing.T) {
+func TestAnnotationKeysAreDistinct(t *testing.T) {
 	for name, tc := range map[string]struct {
 		keys map[string]string
 		want string // in the error; empty: none

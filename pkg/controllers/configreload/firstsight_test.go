@@ -192,7 +192,7 @@ func TestFirstSight(t *testing.T) {
 	}
 }
 
-func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
+func TestStateWrittenBackIsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		before := w.deployment("web")
@@ -228,7 +228,7 @@ func TestWhatSomebodyWritesBackIsNoChange(t *testing.T) {
 }
 
 // Most workloads have not been rolled since the manager was last restarted or upgraded.
-func TestWhatAFormerRunRecordedStandsToo(t *testing.T) {
+func TestStateOfAnEarlierRunStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		before := w.deployment("web")
@@ -246,7 +246,7 @@ func TestWhatAFormerRunRecordedStandsToo(t *testing.T) {
 }
 
 // It is in Git, and the workload asks for nothing any more.
-func TestAStateThatComesBackIsRemovedOnceInTenMinutes(t *testing.T) {
+func TestStateThatComesBackIsRemovedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inGit := deploy(pod(reads("app-config")), nativeState, stateOf(cmKey, h1))
 		w := newFixture(t, nil, cm1(), inGit.DeepCopy())
@@ -268,7 +268,7 @@ func TestAStateThatComesBackIsRemovedOnceInTenMinutes(t *testing.T) {
 	})
 }
 
-func TestAStateThatCannotBeRecordedIsReported(t *testing.T) {
+func TestStateThatCannotBeRecordedIsReported(t *testing.T) {
 	for name, refusal := range map[string]error{
 		"403": apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no")),
 		"404": apierrors.NewNotFound(appsv1.Resource("deployments"), "web"),

@@ -395,7 +395,7 @@ func TestReconcileJobs(t *testing.T) {
 }
 
 // The API server may have done a request although its response was lost.
-func TestNoJobIsLostWithAnAnswer(t *testing.T) {
+func TestJobSurvivesALostAnswer(t *testing.T) {
 	const try, remove, create = "dry run: create jobs/web-", "delete jobs/web", "create jobs/web"
 	jobs := batchv1.Resource("jobs")
 	timeout := apierrors.NewTimeoutError("no answer", 1)
@@ -531,7 +531,7 @@ func TestNoJobIsLostWithAnAnswer(t *testing.T) {
 }
 
 // The new Job may be in the cache long before the response to its creation arrives.
-func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
+func TestJobChangeDuringItsCreation(t *testing.T) {
 	for name, answer := range map[string]error{"and the answer comes late": nil, "and the answer is lost": apierrors.NewTimeoutError("no answer", 1)} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -566,7 +566,7 @@ func TestAChangeWhileAJobIsCreatedIsNotLost(t *testing.T) {
 }
 
 // The controller remembers what a Job was created again for before the cache has that Job.
-func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
+func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
 	deny := func(w *fixture, until *atomic.Bool, err error) {
 		w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
 			if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || until.Load() {
@@ -674,7 +674,7 @@ func TestAChangeBeforeTheCacheHasTheNewJob(t *testing.T) {
 	}
 }
 
-func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
+func TestJobPerhapsDeletedIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, cm1(), job(nil))
 		w.client.PrependReactor("delete", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -689,7 +689,7 @@ func TestAJobThatWasPerhapsDeletedIsNotCountedAsLost(t *testing.T) {
 	})
 }
 
-func TestJobThatCannotBeCreatedAgainIsCounted(t *testing.T) {
+func TestJobNotRecreatedIsCounted(t *testing.T) {
 	cases := map[string]struct {
 		create func(w *fixture) error // the API server's response to the creation
 		end    bool                   // the controller stops

@@ -39,7 +39,7 @@ func (w *fixture) requests() map[string]int {
 	return count
 }
 
-func TestAChangeIsOneRequest(t *testing.T) {
+func TestChangeIsOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The cache of workloads lags behind the controller's write, and the workload is reconciled
 		// again meanwhile.
@@ -57,7 +57,7 @@ func TestAChangeIsOneRequest(t *testing.T) {
 	})
 }
 
-func TestAnEventOfManySourcesIsCut(t *testing.T) {
+func TestEventOfManySourcesIsCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, deploy(pod(), kCM, "app-.*"))
 		change := func(version string) {
@@ -113,7 +113,7 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 	})
 }
 
-func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
+func TestChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, quietPeriod(0), cm1(),
 			deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
@@ -137,7 +137,7 @@ func TestAChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 }
 
 // A workload that names sources by a pattern is reconciled whenever one of them changes.
-func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
+func TestUnwatchedSourceRollsNothing(t *testing.T) {
 	for name, annotations := range map[string][]string{
 		"beside a pattern":        {kAuto, "true", kCM, "zzz-.*"},
 		"beside a native pattern": {nativeReload, "auto,configmap/zzz-*"},
@@ -170,7 +170,7 @@ func TestAChangeOfWhatAWorkloadDoesNotWatchMattersNot(t *testing.T) {
 
 // After a hand-over, the cache of sources may be older, by any time, than what the former leader
 // acted on.
-func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
+func TestOldSourceCacheRollsNothing(t *testing.T) {
 	green := hashOf("color", "green")
 	acted := deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h2))
 	for name, tc := range map[string]struct {
@@ -209,7 +209,7 @@ func TestAnOldCacheOfSourcesRollsNothing(t *testing.T) {
 }
 
 // The cache is compared with the API server if the workload may have been written after the source.
-func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
+func TestReloadIsOfTheLastVersion(t *testing.T) {
 	rolled := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
 	known := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
 	marked := deploy(pod(reads("app-config"), variableSet(cmVar, h1)), kAuto, "true", nativeState, stateOf(cmKey, h1))
@@ -261,7 +261,7 @@ func TestAReloadRestsOnTheLastVersionOfTheSource(t *testing.T) {
 	}
 }
 
-func TestAWorkloadWatchesOnlySoManySources(t *testing.T) {
+func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 	source := func(i int, v string) *corev1.ConfigMap { return cm(fmt.Sprintf("app-%03d", i), "v", v) }
 	var objects []runtime.Object
 	var references []podOption

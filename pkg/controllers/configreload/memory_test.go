@@ -12,7 +12,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-func TestMemoryIsOfOneObject(t *testing.T) {
+func TestMemoryIsOfOneUID(t *testing.T) {
 	cached := types.UID("old")
 	m := newMemory(func(policy.Key) types.UID { return cached })
 	key := policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}

@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-func TestWarningOfTheOriginal(t *testing.T) {
+func TestOriginalThatRunsIsReported(t *testing.T) {
 	for name, tc := range map[string]struct {
 		replicas int32
 		compat   bool
@@ -47,7 +47,7 @@ func TestWarningOfTheOriginal(t *testing.T) {
 	}
 }
 
-func TestAnnotationsForCSISecretsAreMentionedOnce(t *testing.T) {
+func TestCSIAnnotationsAreMentionedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buffer := &ktesting.BufferTL{}
 		ctx := klog.NewContext(t.Context(), ktesting.NewLogger(buffer, ktesting.NewConfig()))

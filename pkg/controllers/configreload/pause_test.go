@@ -130,7 +130,7 @@ func TestReconcilePause(t *testing.T) {
 	})
 }
 
-func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
+func TestPauseEndIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := deploy(pod(), kPause, "5m", kPausedAt, second(-299))
 		d.Spec.Paused = true
@@ -149,7 +149,7 @@ func TestPauseThatCannotBeEndedIsTriedAgain(t *testing.T) {
 }
 
 // The end of a pause does not wait for the back-off of a failing reload.
-func TestAPauseEndsInTimeThoughAReloadFails(t *testing.T) {
+func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 	for name, fail := range map[string]func(w *fixture){
 		"as the patch is refused": func(w *fixture) {
 			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {

@@ -27,7 +27,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
+func TestConflictIsDecidedOnALiveRead(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
 	web := pod(reads("app-config"))
 	body := envBody(known2, "web/"+cmVar, h2)
@@ -91,7 +91,7 @@ func TestConflictReadsLiveAndDecidesAgain(t *testing.T) {
 	}
 }
 
-func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
+func TestConflictWithoutEndIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
 		w.faults(slices.Repeat([]string{"conflict"}, 3*4))
@@ -113,7 +113,7 @@ func TestConflictsWithoutEndAreTriedAgain(t *testing.T) {
 
 // A webhook may deny a write with any status, including 404, which also means that the workload is
 // gone.
-func TestA404OfSomethingElseLosesNothing(t *testing.T) {
+func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 	known2 := stateOf(cmKey, h2)
 	for name, tc := range map[string]struct {
 		web    *appsv1.Deployment
@@ -184,7 +184,7 @@ func TestA404OfSomethingElseLosesNothing(t *testing.T) {
 
 // When the response to a write arrives, there may be another object of that name, of which more is
 // known.
-func TestALateAnswerIsNotAboutTheSuccessor(t *testing.T) {
+func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
 		w := newFixture(t, nil, cm1(), web)
@@ -265,7 +265,7 @@ var raceSteps = map[string]func(w *fixture, n int){
 }
 
 // In any order of events and with any outcome of requests, no change is lost and none rolls twice.
-func TestNoChangeIsLostAndNoneRollsTwice(t *testing.T) {
+func TestChangesRollExactlyOnce(t *testing.T) {
 	step := rapid.Custom(func(t *rapid.T) raceStep {
 		return raceStep{rapid.SampledFrom(slices.Sorted(maps.Keys(raceSteps))).Draw(t, "name"), rapid.IntRange(0, 2999).Draw(t, "n")}
 	})

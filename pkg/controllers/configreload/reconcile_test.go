@@ -308,7 +308,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 	})
 }
 
-func TestTwoNamesOfOneVariable(t *testing.T) {
+func TestVariableOfTwoSources(t *testing.T) {
 	// app.config and app-config share a variable. The later change sets it, and the state
 	// distinguishes them.
 	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }

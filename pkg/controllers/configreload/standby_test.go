@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// TestWhatAStandbyHasSeen changes something while the caches run and the controller does not.
-func TestWhatAStandbyHasSeen(t *testing.T) {
+// TestStandbyKnowsWhatChanged changes something while the caches run and the controller does not.
+func TestStandbyKnowsWhatChanged(t *testing.T) {
 	web := func() runtime.Object { return deploy(pod(reads("app-config")), kAuto, "true") }
 	known := func() runtime.Object {
 		return deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
@@ -78,9 +78,9 @@ func TestWhatAStandbyHasSeen(t *testing.T) {
 	}
 }
 
-// TestANewLeaderWithOldCaches lets a predecessor roll the workload just before it ends, while the
+// TestLeaderWithOldCaches lets a predecessor roll the workload just before it ends, while the
 // caches of the standby are late.
-func TestANewLeaderWithOldCaches(t *testing.T) {
+func TestLeaderWithOldCaches(t *testing.T) {
 	const little, long = 2 * time.Second, 20 * time.Second
 	h3, rolled := hashOf("color", "green"), env(stateOf(cmKey, h2), "web/"+cmVar, h2)
 	record := func(w *fixture, hash string) {

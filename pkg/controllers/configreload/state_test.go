@@ -220,7 +220,7 @@ func TestReconcileState(t *testing.T) {
 	})
 }
 
-func TestOneFailingWorkloadDoesNotHoldUpAnother(t *testing.T) {
+func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		api := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/shop/api", cmKey, h1))
@@ -279,7 +279,7 @@ func TestMaxDelay(t *testing.T) {
 	})
 }
 
-func TestAnnotationRemovedByOthers(t *testing.T) {
+func TestStateRemovedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		bare := deploy(pod(reads("app-config")), kAuto, "true")

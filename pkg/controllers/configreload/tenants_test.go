@@ -22,7 +22,7 @@ import (
 )
 
 // 300 workloads of one namespace are due, and each patch takes 100 ms.
-func TestANamespaceWithMuchToRollDoesNotHoldUpAnother(t *testing.T) {
+func TestFairnessOfNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var objects []runtime.Object
 		noisy := cm1()
@@ -65,7 +65,7 @@ func TestANamespaceWithMuchToRollDoesNotHoldUpAnother(t *testing.T) {
 }
 
 // Each list fills what a list may take, and there are many sources with long names.
-func TestPatternsThatTakeTooLongAreRefused(t *testing.T) {
+func TestPatternsTooSlowAreRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		key, value string
 		refused    bool
@@ -101,7 +101,7 @@ func TestPatternsThatTakeTooLongAreRefused(t *testing.T) {
 
 // What is pending of a source, or was handed to a workload, is one change, from the first old data to the
 // last new ones.
-func TestChangesOfASourceAreMerged(t *testing.T) {
+func TestSourceChangesAreMerged(t *testing.T) {
 	c := newChanges()
 	source := policy.SourceKey{Type: policy.ConfigMap, Name: "app-config"}
 	key := sourceKey("shop", source)
@@ -125,7 +125,7 @@ func TestChangesOfASourceAreMerged(t *testing.T) {
 	}
 }
 
-func TestAChangeThatConcernsNobodyWakesNoWorker(t *testing.T) {
+func TestUnusedSourceWakesNoWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		was, is := cm1(), cm2()
 		was.Name, is.Name = "unused", "unused"
@@ -147,7 +147,7 @@ func TestAChangeThatConcernsNobodyWakesNoWorker(t *testing.T) {
 }
 
 // A workload that is reconciled before it was told of a change comes to the same result.
-func TestAChangeThatIsPendingCounts(t *testing.T) {
+func TestPendingChangeIsConsidered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, quietPeriod(0), cm1(), deploy(pod(reads("app-config")), kSearch, "true"))
 		w.resign()
@@ -164,7 +164,7 @@ func TestAChangeThatIsPendingCounts(t *testing.T) {
 	})
 }
 
-func TestAPauseLastsItsPeriodAtMost(t *testing.T) {
+func TestPauseLastsItsPeriodAtMost(t *testing.T) {
 	for name, since := range map[string]time.Time{
 		"that began in a year":    unixStart.AddDate(1, 0, 0),
 		"that began in a century": unixStart.AddDate(100, 0, 0),
@@ -202,7 +202,7 @@ var huge = map[string][2]string{
 	"a delay that is no such": {nativeDelay, strings.Repeat("1", 256<<10)},
 }
 
-func TestAHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
+func TestHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 	cfg := NewConfig()
 	cfg.Compat = true
 	keys := cfg.keys()
@@ -227,9 +227,9 @@ func TestAHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 	}
 }
 
-// BenchmarkAHugeAnnotation measures one event of a workload with such an annotation, in the cache and its
+// BenchmarkHugeAnnotation measures one event of a workload with such an annotation, in the cache and its
 // indexes.
-func BenchmarkAHugeAnnotation(b *testing.B) {
+func BenchmarkHugeAnnotation(b *testing.B) {
 	cfg := NewConfig()
 	cfg.Compat = true
 	for name, annotation := range huge {

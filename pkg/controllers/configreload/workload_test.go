@@ -44,7 +44,7 @@ func references() corev1.PodTemplateSpec {
 	return t
 }
 
-func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
+func TestWorkloadCachedReadsAsLive(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "u", ResourceVersion: "7", Annotations: map[string]string{kAuto: "true"}}
 	owned := meta
 	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Widget"}, {Kind: "CronJob", UID: "c", Controller: ptr.To(true)}}
@@ -117,7 +117,7 @@ func TestACachedWorkloadReadsAsALiveOne(t *testing.T) {
 	}
 }
 
-func TestAWorkloadThatCannotBeReadIsAnErrorOfItsOwn(t *testing.T) {
+func TestWorkloadUnreadableIsItsOwnError(t *testing.T) {
 	broken := func(template any) *unstructured.Unstructured {
 		r := rollout(t, nil)
 		r.Object["spec"].(map[string]any)["template"] = template

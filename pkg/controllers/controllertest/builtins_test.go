@@ -19,9 +19,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 )
 
-// TestTheBuiltInControllersWorkTogether has a Secret that is copied, a Deployment that reads the copy, and
+// TestBuiltInControllersWorkTogether has a Secret that is copied, a Deployment that reads the copy, and
 // a time at which the source expires. The three share one cache, in which each resource is once.
-func TestTheBuiltInControllersWorkTogether(t *testing.T) {
+func TestBuiltInControllersWorkTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s", Annotations: map[string]string{

@@ -74,7 +74,7 @@ func expect(t *testing.T, what string, got, want []string) {
 	}
 }
 
-func TestAnEntryRunsAsInProduction(t *testing.T) {
+func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, greeter.Entry(), asking("a"))
 		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a"})
@@ -93,7 +93,7 @@ func TestAnEntryRunsAsInProduction(t *testing.T) {
 	})
 }
 
-func TestAHookProvokesConflictsAndErrors(t *testing.T) {
+func TestHookProvokesConflictsAndErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, greeter.Entry())
 		raced := false
@@ -120,7 +120,7 @@ func TestAHookProvokesConflictsAndErrors(t *testing.T) {
 	})
 }
 
-func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
+func TestHookMeetsWritesOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))), asking("a"))
 		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/y", "apply configmaps shop/z"})
@@ -141,8 +141,8 @@ func TestWritesAtOnceHaveAnOrderAndMeetTheHookOneByOne(t *testing.T) {
 	})
 }
 
-// TestTheHookSeesAnApplyOnce changes objects before each apply, of which the first creates the object.
-func TestTheHookSeesAnApplyOnce(t *testing.T) {
+// TestHookSeesAnApplyOnce changes objects before each apply, of which the first creates the object.
+func TestHookSeesAnApplyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("made", "shop"))))
 		var seen []string
@@ -159,7 +159,7 @@ func TestTheHookSeesAnApplyOnce(t *testing.T) {
 	})
 }
 
-func TestSeveralEntriesWithFlagsOfTheManager(t *testing.T) {
+func TestHostRunsSeveralEntries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		setup := controllertest.Setup{
 			Entries: []controllers.Entry{greeter.Entry(), doing("maker", applying(corev1ac.ConfigMap("made", "shop")))},
@@ -176,8 +176,8 @@ func TestSeveralEntriesWithFlagsOfTheManager(t *testing.T) {
 	})
 }
 
-// TestAStandby has a controller of every replica, whose writes only the leader may do.
-func TestAStandby(t *testing.T) {
+// TestHostAsStandby has a controller of every replica, whose writes only the leader may do.
+func TestHostAsStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var refused atomic.Int32
 		e := doing("keeper", func(ctx context.Context, h controllers.Host) error {
@@ -201,7 +201,7 @@ func TestAStandby(t *testing.T) {
 	})
 }
 
-func TestReadsAndTheirTime(t *testing.T) {
+func TestOnReadAndSetClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var seen []string
 		h := controllertest.NewHost(t, doing("reader", func(ctx context.Context, h controllers.Host) error {
@@ -232,8 +232,8 @@ func TestReadsAndTheirTime(t *testing.T) {
 	})
 }
 
-// TestNobodyGrantsWhatHeMayNotDo has a controller that makes roles and bindings.
-func TestNobodyGrantsWhatHeMayNotDo(t *testing.T) {
+// TestApplyRefusesEscalation has a controller that makes roles and bindings.
+func TestApplyRefusesEscalation(t *testing.T) {
 	may := func(verbs, resources string, names ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{"rbac.authorization.k8s.io"}, Verbs: strings.Fields(verbs), Resources: []string{resources}, ResourceNames: names}
 	}
@@ -282,8 +282,8 @@ func TestNobodyGrantsWhatHeMayNotDo(t *testing.T) {
 	}
 }
 
-// TestSeveralManagersInOneProcess runs them at the same time.
-func TestSeveralManagersInOneProcess(t *testing.T) {
+// TestHostsInOneProcess runs them at the same time.
+func TestHostsInOneProcess(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -318,7 +318,7 @@ func (f *failures) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
 
 func (f *failures) Log(...any) {}
 
-func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
+func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 	gadgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 	type entry = controllers.Entry
 	for name, test := range map[string]struct {
@@ -400,9 +400,9 @@ func TestMistakesFailTheTestWithTheNameOfTheController(t *testing.T) {
 	}
 }
 
-// TestAFilterLosesNothingByWhatAnotherControllerNeeds has one controller that keeps whole Deployments, and
+// TestFilterLosesNothingByOthersNeeds has one controller that keeps whole Deployments, and
 // with them their generation, and one that looks at an annotation.
-func TestAFilterLosesNothingByWhatAnotherControllerNeeds(t *testing.T) {
+func TestFilterLosesNothingByOthersNeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := ""
 		watching := func(name string, need informers.Need) controllers.Entry {
@@ -436,7 +436,7 @@ func TestAFilterLosesNothingByWhatAnotherControllerNeeds(t *testing.T) {
 	})
 }
 
-func TestAHostNeedsABubble(t *testing.T) {
+func TestHostNeedsABubble(t *testing.T) {
 	f := &failures{TB: t}
 	done := make(chan struct{})
 	go func() {

@@ -24,8 +24,8 @@ type cached struct {
 
 func (c cached) Digest(string) []byte { return c.digest }
 
-// TestAnEventIsNotExpandedWhereItArrives holds a handler to constant work, whatever an object asks for.
-func TestAnEventIsNotExpandedWhereItArrives(t *testing.T) {
+// TestEventIsExpandedByWorkers holds a handler to constant work, whatever an object asks for.
+func TestEventIsExpandedByWorkers(t *testing.T) {
 	obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s", Annotations: map[string]string{"quartermaster.dev/push-to": "*"}}}
 	cfg := NewConfig()
 	var source policy.Cached = cached{obj, policy.NewDigester(cfg.Options, policy.NewDigesterKey()).Digest(runtime.Object(obj))}

@@ -20,9 +20,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-// TestNoTenantDelaysAnother has attacks by a writer of objects in one namespace that take time and requests;
+// TestTenantDelaysNoOther has attacks by a writer of objects in one namespace that take time and requests;
 // package policy has the others.
-func TestNoTenantDelaysAnother(t *testing.T) {
+func TestTenantDelaysNoOther(t *testing.T) {
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
 		run     func(w *fixture)
@@ -166,8 +166,8 @@ func manyNamespaces(n int) (list []runtime.Object) {
 	return list
 }
 
-// TestAWideSourceTakesTurnsWithOthers has 400 targets of one namespace due, which take 3 s.
-func TestAWideSourceTakesTurnsWithOthers(t *testing.T) {
+// TestWideSourceTakesTurns has 400 targets of one namespace due, which take 3 s.
+func TestWideSourceTakesTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, nil, append(manyNamespaces(400), secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...)
 		w.pass(time.Second)

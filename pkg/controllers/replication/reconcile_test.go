@@ -413,7 +413,7 @@ func disabled(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{policy.NamespaceLabel: "disabled"}}}
 }
 
-func TestWhatIsToldIsCounted(t *testing.T) {
+func TestReconcileReportsDrift(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil, nil, secret("a/s", "v", "Q:push-to=*"))
 		w.told()

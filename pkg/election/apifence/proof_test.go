@@ -116,7 +116,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-func TestRefusalsOfOthers(t *testing.T) {
+func TestRefusalPatternIsTheFencesOnly(t *testing.T) {
 	for name, text := range map[string]string{
 		"a long one": strings.Repeat("x", 2*refusalLimit) + refusal,
 		"one that repeats what a user has written": "ValidatingAdmissionPolicy 'echo' with binding 'echo' denied request: " +

@@ -30,8 +30,8 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// TestLeadingMeansThatControllersRun checks the metric is_leader and the phase.
-func TestLeadingMeansThatControllersRun(t *testing.T) {
+// TestDisplayLeadsWhenControllersRun checks the metric is_leader and the phase.
+func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 	clock := &setClock{}
 	d := New(leaseName, "r", 10*time.Second, clock, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
 	leading := func() bool { return must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
@@ -94,7 +94,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-func TestLocksOfTwoNamespacesHaveTheirOwnSeries(t *testing.T) {
+func TestMetricsOfTwoLocksAreDistinct(t *testing.T) {
 	m := must(NewMetrics(metrics.NewKubeRegistry(), "x"))
 	one := m.of(leaseName)
 	other := leaseName

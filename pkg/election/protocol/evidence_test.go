@@ -16,7 +16,7 @@ func noted(note holderNote) func(*coordinationv1.Lease) {
 	return func(l *coordinationv1.Lease) { setNote(l, note) }
 }
 
-func TestEarly(t *testing.T) {
+func TestEvidenceForATakeover(t *testing.T) {
 	const s = time.Second
 	byA := noted(holderNote{Holder: "a"})
 	tests := map[string]struct {
@@ -63,7 +63,7 @@ func TestEarly(t *testing.T) {
 	}
 }
 
-func TestRefutedEvidenceIsLookedAtAnew(t *testing.T) {
+func TestEvidenceRefutedIsLookedAtAgain(t *testing.T) {
 	const s = time.Second
 	p := New("me", testTiming, "10.0.0.2:10357", true)
 	byA := noted(holderNote{Holder: "a"})

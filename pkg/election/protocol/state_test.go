@@ -270,7 +270,7 @@ func TestJudgeTerm(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestAnswersToWrites(t *testing.T) {
 	const s = time.Second
 	// acquiring has sent an acquisition from version 1.
 	acquiring := func() (*State, *coordinationv1.Lease) {
@@ -429,8 +429,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestClaimed checks that a record covers what its writer owes, for who knows nothing but this record.
-func TestClaimed(t *testing.T) {
+// TestProposalClaimsWhatItOwes checks that a record covers what its writer owes, for who knows nothing but this record.
+func TestProposalClaimsWhatItOwes(t *testing.T) {
 	const s = time.Second
 	p := New("me", testTiming, "10.0.0.2:10357", true)
 	p.learn(testLease("1", 1, "a", lasting(60*s)), 0, true)

@@ -217,9 +217,9 @@ func TestWatchAgain(t *testing.T) {
 	s.expect(protocol.LeaderGone)
 }
 
-// TestWatchOneThatStandsStill lets nothing pass for a while, as when a process is stopped. The standby
+// TestWatchOfAHungProcess lets nothing pass for a while, as when a process is stopped. The standby
 // connects anew, so that it sees the end of the process later.
-func TestWatchOneThatStandsStill(t *testing.T) {
+func TestWatchOfAHungProcess(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")

@@ -104,7 +104,7 @@ func TestFenceAdmits(t *testing.T) {
 	}
 }
 
-func TestWhatIsAWrite(t *testing.T) {
+func TestIsWrite(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/api/v1/namespaces/ns/pods/p":     false,
 		"/api/v1/namespaces/ns/pods/p/log": false,
@@ -345,8 +345,8 @@ func TestFenceInAClient(t *testing.T) {
 	}
 }
 
-// TestNoWriteElsewhereHoldsUpTheRelease has a write to another cluster in flight, and one that got no answer.
-func TestNoWriteElsewhereHoldsUpTheRelease(t *testing.T) {
+// TestFenceIgnoresWritesElsewhere has a write to another cluster in flight, and one that got no answer.
+func TestFenceIgnoresWritesElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, refused := newTestFence(bubbleClock{time.Now()})
 		hangs := roundTripper(func(req *http.Request) (*http.Response, error) {

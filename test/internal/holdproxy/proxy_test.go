@@ -80,7 +80,7 @@ func silent(t *testing.T, conn net.Conn) {
 	}
 }
 
-func TestOnlyConnectionsOfHeldResourcesStandStill(t *testing.T) {
+func TestProxyHoldsOnlySomeResources(t *testing.T) {
 	p, dial := start(t)
 	open, other := dial(), dial()
 	send(t, open, "\x00\x12/registry/name")

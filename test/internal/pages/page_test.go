@@ -28,7 +28,7 @@ func byPath(t *testing.T) map[string]*Page {
 }
 
 // All returns an error if a block of commands is not marked.
-func TestEveryCommandOfTheDocumentationIsRunOrSaysWhyNot(t *testing.T) {
+func TestDocsCommandsAreRunOrSayWhyNot(t *testing.T) {
 	run, explained := 0, 0
 	for _, p := range byPath(t) {
 		for _, b := range p.Blocks {
@@ -44,7 +44,7 @@ func TestEveryCommandOfTheDocumentationIsRunOrSaysWhyNot(t *testing.T) {
 	}
 }
 
-func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
+func TestDocsLinksLeadSomewhere(t *testing.T) {
 	all := byPath(t)
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "deploy/helm/quartermaster/README.md"} {
 		if all[name] == nil {
@@ -70,7 +70,7 @@ func TestLinksOfTheDocumentationLeadSomewhere(t *testing.T) {
 	}
 }
 
-func TestEveryPageCanBeFoundFromTheIndex(t *testing.T) {
+func TestDocsPagesAreInTheIndex(t *testing.T) {
 	all := byPath(t)
 	found := map[string]bool{}
 	for _, index := range []string{"docs/README.md", "docs/adr/README.md"} {

@@ -16,7 +16,7 @@ import (
 )
 
 // It finds a key that is there twice, too.
-func TestTheYAMLOfTheDocumentationIsYAML(t *testing.T) {
+func TestDocsYAMLIsYAML(t *testing.T) {
 	found := 0
 	for _, p := range byPath(t) {
 		for _, b := range p.YAML {
@@ -38,7 +38,7 @@ var (
 	makeLines = regexp.MustCompile(`(?m)^make( .*)?$`)
 )
 
-func TestTheTargetsOfMakeThatTheDocumentationNamesExist(t *testing.T) {
+func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func TestTheTargetsOfMakeThatTheDocumentationNamesExist(t *testing.T) {
 var named = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quartermaster/blob/main/|\b)(docs/[\w./-]+\.md)(?:#([\w-]+))?`)
 
 // Alerts, comments and messages name pages, and links do not break with them.
-func TestThePagesThatOtherFilesNameExist(t *testing.T) {
+func TestDocsPagesThatAreNamedExist(t *testing.T) {
 	all := byPath(t)
 	found := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

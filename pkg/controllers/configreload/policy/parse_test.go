@@ -89,7 +89,7 @@ func TestDigest(t *testing.T) {
 }
 
 // The digest never builds the whole text; this test does.
-func TestDigestEqualsThatOfTheWholeText(t *testing.T) {
+func TestDigestOfPartsIsThatOfTheText(t *testing.T) {
 	key := rapid.StringMatching(`[-._a-c=]{1,4}`).Filter(func(s string) bool { return !strings.Contains(s, "=") })
 	rapid.Check(t, func(t *rapid.T) {
 		data := rapid.MapOf(key, rapid.StringMatching(`[-;=a-c]{0,3}`)).Draw(t, "data")
@@ -138,7 +138,7 @@ func TestVariable(t *testing.T) {
 func compatKeys() *Keys { return NewKeys(&Options{Compat: true}, SourceTypes) }
 
 // Whoever may annotate a workload must not be able to exhaust the manager.
-func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
+func TestParseCostIsBounded(t *testing.T) {
 	k := compatKeys()
 	var optional strings.Builder
 	for i := range 490 {
@@ -195,7 +195,7 @@ func TestAnAnnotationCostsOnlySoMuch(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotFitIsRefused(t *testing.T) {
+func TestParseRefusesWhatDoesNotFit(t *testing.T) {
 	k := compatKeys()
 	long := func(item string) string { return strings.Repeat(item+",", maxList/len(item)) }
 	for name, tc := range map[string]struct {
@@ -232,7 +232,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 }
 
 // An index is asked where the events of all workloads wait, so no expression is parsed for it.
-func TestAnOutlineHasNoExpressions(t *testing.T) {
+func TestOutlineHasNoExpressions(t *testing.T) {
 	k := compatKeys()
 	for name, tc := range map[string]struct {
 		list     string

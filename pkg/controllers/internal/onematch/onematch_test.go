@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestOneAtATime has a call that panics among others, since a worker's panic is recovered.
-func TestOneAtATime(t *testing.T) {
+// TestDoRunsOneAtATime has a call that panics among others, since a worker's panic is recovered.
+func TestDoRunsOneAtATime(t *testing.T) {
 	var running, most atomic.Int32
 	var callers sync.WaitGroup
 	for i := range 8 {

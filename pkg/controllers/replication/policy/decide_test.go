@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestAWithdrawnPermissionWhileTheSourceIsBeingDeletedHolds(t *testing.T) {
+func TestSourceBeingDeletedWithdrawsNothing(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 	w.settle()
@@ -19,7 +19,7 @@ func TestAWithdrawnPermissionWhileTheSourceIsBeingDeletedHolds(t *testing.T) {
 	w.expect("create b/s")
 }
 
-func TestACopyFollowsItsSourceToAnotherDialect(t *testing.T) {
+func TestCopyFollowsItsSourceToAnotherDialect(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", auto("b")))
 	w.settle()
@@ -29,7 +29,7 @@ func TestACopyFollowsItsSourceToAnotherDialect(t *testing.T) {
 	w.holds("b/s", "k=w", "R:reflects=(none)", "R:auto-reflects=(none)", "Q:source=*")
 }
 
-func TestTheKeysOfAnEarlierSourceDoNotStay(t *testing.T) {
+func TestCopyLosesTheKeysOfAnEarlierSource(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("Q:push-to=b")))
 	w.put(secret("c/s", "j=w", with("M:replicate-to=b")))
@@ -51,7 +51,7 @@ func TestPullKeysOfTwoDialects(t *testing.T) {
 	w.holds("b/t", "k=v", "M:replicated-keys=(none)")
 }
 
-func TestLabelsOfAReplicatorCopyFollowTheSource(t *testing.T) {
+func TestReplicatorCopyFollowsLabels(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b")))
 	w.settle()
@@ -64,7 +64,7 @@ func TestLabelsOfAReplicatorCopyFollowTheSource(t *testing.T) {
 	}
 }
 
-func TestAnImmutableReplicatorCopyWithKeysOfItsOwnStays(t *testing.T) {
+func TestReplicatorCopyThatIsImmutableStays(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.settle()
@@ -74,7 +74,7 @@ func TestAnImmutableReplicatorCopyWithKeysOfItsOwnStays(t *testing.T) {
 	w.expect("create b/s", "TypeConflict a/s")
 }
 
-func TestASelectorThatTheReflectorReadsInAnotherWayHolds(t *testing.T) {
+func TestReflectorSelectorReadOtherwiseHolds(t *testing.T) {
 	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
 		w := newFixture(t, nil)
 		w.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
@@ -83,7 +83,7 @@ func TestASelectorThatTheReflectorReadsInAnotherWayHolds(t *testing.T) {
 	}
 }
 
-func TestWithoutNamespacesASelectorOfLabelsHolds(t *testing.T) {
+func TestSelectorWithoutNamespacesHolds(t *testing.T) {
 	w := newFixture(t, func(o *Options) { o.NoNamespaces = true })
 	w.put(secret("a/s", "k=v", with("Q:push-to=b;labels:env=x")))
 	w.put(secret("a/t", "k=v", with("M:replicate-to-matching=")))
@@ -91,7 +91,7 @@ func TestWithoutNamespacesASelectorOfLabelsHolds(t *testing.T) {
 	w.expect("create b/s, create b/t, create c/t", "InvalidAnnotation a/s")
 }
 
-func TestThePatternsOfAnAnnotationEndAtTheFirstThatTakesTooLong(t *testing.T) {
+func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	w := newFixture(t, nil)
 	long := strings.Repeat("x", 60)
 	w.namespaces(long)
@@ -123,7 +123,7 @@ func TestThePatternsOfAnAnnotationEndAtTheFirstThatTakesTooLong(t *testing.T) {
 	}
 }
 
-func TestThePatternsOfTheReplicatorAreBounded(t *testing.T) {
+func TestReplicatorPatternsAreBounded(t *testing.T) {
 	for name, tc := range map[string]struct{ list, want string }{
 		"a repeat":                             {"b|b[a-z0-9-]{62}", ""},
 		"many patterns":                        {strings.Repeat("team-[a-z]+-.*,", 17) + "b", ""},
@@ -148,7 +148,8 @@ func TestThePatternsOfTheReplicatorAreBounded(t *testing.T) {
 	}
 }
 
-func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
+// TestReplicatorCopyIsAdopted checks that it is, whatever else its source says.
+func TestReplicatorCopyIsAdopted(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")))
 	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
@@ -159,7 +160,7 @@ func TestACopyOfTheReplicatorIsAdoptedWhateverElseItsSourceSays(t *testing.T) {
 	w.holds("b/s", "k=w", "M:replicated-keys=(none)", "Q:source=*")
 }
 
-func TestAnAdoptedCopyFollowsItsSourceBeforeItHasItsMarker(t *testing.T) {
+func TestReplicatorCopyFollowsBeforeItsMarker(t *testing.T) {
 	w := newFixture(t, func(o *Options) { o.MarkAdopted = false })
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.put(secret("b/s", "k=v", replicatorMade("1", "k")))
@@ -170,7 +171,7 @@ func TestAnAdoptedCopyFollowsItsSourceBeforeItHasItsMarker(t *testing.T) {
 	w.holds("b/s", "k=w")
 }
 
-func TestWhatTheReplicatorMadeOfAYoungerNamespaceGivesWay(t *testing.T) {
+func TestReplicatorCopyOfAYoungerNamespaceGivesWay(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 	w.put(secret("c/s", "k=w", with("M:replicate-to=b")))

@@ -53,9 +53,9 @@ func FuzzGrammars(f *testing.F) {
 	})
 }
 
-// FuzzNothingForeignIsWritten decides on random objects with random annotations. What is written
+// FuzzDecideWritesNothingForeign decides on random objects with random annotations. What is written
 // must be a copy of a marked or covered kind or a pull target, whatever else there is.
-func FuzzNothingForeignIsWritten(f *testing.F) {
+func FuzzDecideWritesNothingForeign(f *testing.F) {
 	for seed := range int64(50) {
 		f.Add(seed)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
 )
 
-// TestNoTenantHarmsAnother has attacks by a writer of objects in namespace c, the youngest.
-func TestNoTenantHarmsAnother(t *testing.T) {
+// TestTenantHarmsNoOther has attacks by a writer of objects in namespace c, the youngest.
+func TestTenantHarmsNoOther(t *testing.T) {
 	mine := with("Q:push-to=b")
 	for name, tc := range map[string]struct {
 		configure func(*Options)
@@ -222,9 +222,9 @@ func TestNoTenantHarmsAnother(t *testing.T) {
 	}
 }
 
-// TestASourceThatTakesTooLongCountsForAllNamespaces is about a list that takes milliseconds for each name,
+// TestPatternsTooSlowCountForAllNamespaces is about a list that takes milliseconds for each name,
 // and seconds for all of them.
-func TestASourceThatTakesTooLongCountsForAllNamespaces(t *testing.T) {
+func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 	w := newFixture(t, nil)
 	for i := range 2000 {
 		w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
@@ -236,7 +236,7 @@ func TestASourceThatTakesTooLongCountsForAllNamespaces(t *testing.T) {
 	}
 }
 
-func TestAListEndsWhenItsTimeIsOver(t *testing.T) {
+func TestPatternsEndInTime(t *testing.T) {
 	match := list(netRegex)(".+x,a.+,[ab].*")
 	ns := &Namespace{Name: "a-b"}
 	if v := match(ns, time.Now().Add(time.Hour)); v.Claim != Yes {
@@ -247,9 +247,9 @@ func TestAListEndsWhenItsTimeIsOver(t *testing.T) {
 	}
 }
 
-// TestTheWaitForOthersIsNotASourcesOwn has another evaluation run for longer than a source may take. It is in
+// TestPatternsWaitForOthersForFree has another evaluation run for longer than a source may take. It is in
 // real time, since what is limited is.
-func TestTheWaitForOthersIsNotASourcesOwn(t *testing.T) {
+func TestPatternsWaitForOthersForFree(t *testing.T) {
 	w := newFixture(t, nil)
 	w.put(secret("c/s", "k=v", auto("[a-z]+")))
 	begun := make(chan bool)
@@ -264,8 +264,8 @@ func TestTheWaitForOthersIsNotASourcesOwn(t *testing.T) {
 	}
 }
 
-// TestParsedValuesTakeLittleMemory has many values that are as large as they may be when they are parsed.
-func TestParsedValuesTakeLittleMemory(t *testing.T) {
+// TestClaimsTakeLittleMemory has many values that are as large as they may be when they are parsed.
+func TestClaimsTakeLittleMemory(t *testing.T) {
 	m := newMatchers(false)
 	var before, after runtime.MemStats
 	runtime.GC()

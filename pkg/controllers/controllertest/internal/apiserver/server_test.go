@@ -54,7 +54,7 @@ func (w fixture) put(text string) {
 }
 
 // What the server has in common with the real one is tested on both, in test/widget.
-func TestWhatTheServerDoesNotServe(t *testing.T) {
+func TestServerRefusesWhatItDoesNotServe(t *testing.T) {
 	for name, test := range map[string]func(w fixture){
 		"a subresource that is not there is refused by name": func(w fixture) {
 			_, err := w.kube.AppsV1().Deployments("shop").GetScale(w.ctx, "a", metav1.GetOptions{})
@@ -78,7 +78,7 @@ func TestWhatTheServerDoesNotServe(t *testing.T) {
 	}
 }
 
-func TestAWatchShowsWhatItsSelectorSelects(t *testing.T) {
+func TestWatchShowsWhatItsSelectorSelects(t *testing.T) {
 	w := newFixture(t)
 	events, err := w.kube.CoreV1().ConfigMaps("shop").Watch(w.ctx, metav1.ListOptions{LabelSelector: "x=y", SendInitialEvents: ptr.To(true),
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
