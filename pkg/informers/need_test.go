@@ -39,7 +39,7 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		"Content of anything else":           {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
 		"a selector that is none":            {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
 		"a field selector that is none":      {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
-		"a history without a digest":         {[]Need{{For: "a", Resource: Jobs, History: true}}, "History needs a Digest"},
+		"a history without a digest":         {[]Need{{For: "a", Resource: Jobs, History: true}}, "the need has History, but no Digest"},
 		"the data of all Secrets but Helm's": {[]Need{{For: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
 		"last-applied":                       {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"typed form without a version":       {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},

@@ -88,7 +88,7 @@ func TestLongDueWorkloadsKeepNobodyWaiting(t *testing.T) {
 	}
 }
 
-// rolloutMedian returns a function that measures rollouts of the victim's web. Each begins with a call of begin.
+// rolloutMedian returns a function that measures rollouts of the victim's web. Each begins by calling begin.
 func rolloutMedian(ctx context.Context, victim testNamespace, begin func(value string)) func(during string) time.Duration {
 	latency := shared.NewLatency(ctx, victim.t)
 	generation := func() int64 {
