@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -32,6 +33,11 @@ const (
 	maxHeader = 64 << 10
 	maxHealth = 1 << 10
 	maxBody   = 64 << 10
+	// maxObject limits every other answer, maxList a page of a list. An API server stores objects
+	// of up to 1.5 MiB, and somebody in the cluster may make each of a page as large as that: then
+	// its other objects must still be read.
+	maxObject = 4 << 20
+	maxList   = 32 << 20
 )
 
 // client is how a cluster is reached: the http.RoundTripper of all its clients, and the token. A changed
@@ -127,6 +133,7 @@ func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error
 	if err != nil {
 		return nil, err
 	}
+	response.Body = &bounded{response.Body, boundOf(r)}
 	if response.StatusCode/100 == 3 {
 		response.Header.Del("Location")
 	}
@@ -134,6 +141,36 @@ func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error
 		_ = c.renew(r.Context()) // the 401 is the answer; a Secret without a token shows when it changes
 	}
 	return response, nil
+}
+
+// bounded is the body of an answer. A body that is too long is an error, so that a cluster cannot
+// make the manager hold it.
+type bounded struct {
+	io.ReadCloser
+	left int64
+}
+
+var errTooLong = errors.New("the answer is too long")
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errTooLong
+	}
+	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+// boundOf returns how long the answer to a request may be. A watch has no end.
+func boundOf(r *http.Request) int64 {
+	switch query := r.URL.Query(); {
+	case query.Has("watch"):
+		return math.MaxInt64
+	case query.Has("labelSelector"):
+		return maxList
+	}
+	return maxObject
 }
 
 // mayRenew reports whether the token may be read again because of a 401, and counts that as done.

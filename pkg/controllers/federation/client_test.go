@@ -181,6 +181,28 @@ func write(r *http.Request, w io.Writer, word string) {
 	}
 }
 
+// TestAnAnswerIsBounded has a server that never ends an answer.
+func TestAnAnswerIsBounded(t *testing.T) {
+	m := NewServer(t)
+	m.health = func(w http.ResponseWriter, r *http.Request) { write(r, w, strings.Repeat("x", 64<<10)) }
+	c := m.client(t, nil)
+	for query, want := range map[string]int64{"": maxObject, "?labelSelector=a": maxList, "?labelSelector=a&watch=true": maxList + 1} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, m.URL+"/healthz"+query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := c.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(io.Discard, io.LimitReader(response.Body, maxList+1))
+		_ = response.Body.Close()
+		if n != want || (want > maxList) != (err == nil) || err != nil && !errors.Is(err, errTooLong) {
+			t.Errorf("%q: %d bytes, want %d: %v", query, n, want, err)
+		}
+	}
+}
+
 // TestTheNameOfAnAddressIsChecked has an address, for which TLS names no server.
 func TestTheNameOfAnAddressIsChecked(t *testing.T) {
 	m := NewServer(t)

@@ -125,15 +125,47 @@ func TestWhatWasThere(t *testing.T) {
 	}
 }
 
+func definition(t *testing.T, kind, plural, group, version string) *unstructured.Unstructured {
+	t.Helper()
+	return object(t, fmt.Sprintf("{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: %[2]s.%[3]s}, spec: {group: %[3]s, "+
+		"names: {kind: %[1]s, plural: %[2]s}, scope: Namespaced, versions: [{name: %[4]s, served: true, storage: true, subresources: {status: {}}}]}}", kind, plural, group, version))
+}
+
+// TestNothingIsRemovedBeforeAllIsListed has a new leader whose API server does not serve a type
+// that is needed to know what is wanted: it lists nothing, and a GET finds nothing either.
+func TestNothingIsRemovedBeforeAllIsListed(t *testing.T) {
+	for plural, meanwhile := range map[string]string{"federatedconfigmaps": "gone", "federatednamespaces": "c1= c2="} {
+		t.Run(plural, func(t *testing.T) {
+			run(t, func(f *fed) {
+				served := func(is bool) {
+					f.change(f.Host, "CustomResourceDefinition", "", plural+".types.kubefed.io", func(u *unstructured.Unstructured) {
+						versions := u.Object["spec"].(map[string]any)["versions"].([]any)
+						versions[0].(map[string]any)["served"] = is
+					})
+				}
+				f.Restart(func() { served(false) })
+				f.Sleep(settling)
+				f.set(f.c1.Host, "ConfigMap", "shop", "f", "mine", "data", "a") // c1 looks at it
+				f.Sleep(20 * time.Minute)
+				f.wrote(f.c1.Host)
+				f.wrote(f.c2.Host)
+				f.status("FederatedConfigMap", "f", meanwhile)
+				served(true)
+				f.setF("c", "template", "data", "a")
+				f.Sleep(20 * time.Minute)
+				f.wrote(f.c1.Host, updated)
+				f.wrote(f.c2.Host, updated)
+				f.status("FederatedConfigMap", "f", "c1= c2=")
+			})
+		})
+	}
+}
+
 // widgets is a type of its own, which c1 serves and c2 does not.
 func widgets(f *fed) {
 	f.t.Helper()
-	definition := func(kind, plural, group string) *unstructured.Unstructured {
-		return object(f.t, fmt.Sprintf("{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: %[2]s.%[3]s}, spec: {group: %[3]s, "+
-			"names: {kind: %[1]s, plural: %[2]s}, scope: Namespaced, versions: [{name: v1, served: true, storage: true, subresources: {status: {}}}]}}", kind, plural, group))
-	}
-	f.c1.Put(definition("Widget", "widgets", "example.com"))
-	f.Put(definition("FederatedWidget", "federatedwidgets", "types.kubefed.io"),
+	f.c1.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
+	f.Put(definition(f.t, "FederatedWidget", "federatedwidgets", "types.kubefed.io", "v1"),
 		object(f.t, "{apiVersion: core.kubefed.io/v1beta1, kind: FederatedTypeConfig, metadata: {namespace: "+namespace+", name: widgets.example.com}, spec: {propagation: Enabled, "+
 			"targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, "+
 			"federatedType: {group: types.kubefed.io, version: v1, kind: FederatedWidget, pluralName: federatedwidgets, scope: Namespaced}}}"))
@@ -147,16 +179,28 @@ func widgets(f *fed) {
 func TestATypeOfItsOwn(t *testing.T) {
 	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	resources["CustomResourceDefinition"] = federation.CustomResourceDefinitions
 	for name, test := range map[string]func(f *fed){
 		"8: c2 lacks the API, and gets it": func(f *fed) {
 			f.wrote(f.c1.Host, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
-			f.c2.Put(object(f.t, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: widgets.example.com}, spec: {group: example.com, "+
-				"names: {kind: Widget, plural: widgets}, scope: Namespaced, versions: [{name: v1, served: true, storage: true}]}}"))
+			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
 			f.Sleep(10 * time.Minute)
 			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "c1= c2=")
+		},
+		"9: c2 serves another version alone, which an override names": func(f *fed) {
+			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1beta1"))
+			f.set(f.Host, "FederatedWidget", "shop", "w", "[{clusterName: c2, clusterOverrides: [{path: /apiVersion, value: example.com/v1beta1}]}]", "spec", "overrides")
+			f.Sleep(10 * time.Minute)
+			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "c1= c2=")
+			f.set(f.Host, "FederatedWidget", "shop", "w", "c", "spec", "template", "spec", "a")
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host, "update widgets.example.com shop/w")
+			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host, "delete widgets.example.com shop/w")
+			f.status("FederatedWidget", "w", "gone")
 		},
 		"F is deleted while c2 lacks the API": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))

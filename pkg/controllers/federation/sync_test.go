@@ -71,19 +71,17 @@ func TestGivenThen(t *testing.T) {
 			f.wrote(f.c1.Host, updated)
 		},
 		"5: a token is rotated": func(f *fed) {
-			lists := 0
-			f.c1.OnRead(func(r controllertest.Request) error {
-				if r.Verb == "list" {
-					lists++
-				}
-				return nil
-			})
+			lists := func() float64 { return f.Metric("quartermaster_informer_lists_total", "cluster", "c1") }
+			before := lists()
 			f.Put(secret("c1", "other"))
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host)
-			if lists > 0 {
-				f.t.Errorf("%d lists", lists)
+			if after := lists(); before == 0 || after != before {
+				f.t.Errorf("%v lists, before %v", after, before)
 			}
+			f.setF("c", "template", "data", "a")
+			f.Sleep(time.Second)
+			f.wrote(f.c1.Host, updated)
 		},
 		"10: the type is switched off": func(f *fed) {
 			f.set(f.Host, "FederatedTypeConfig", namespace, "configmaps", "Disabled", "spec", "propagation")

@@ -118,10 +118,13 @@ var resources = map[string]schema.GroupVersionResource{
 	"FederatedDeployment":  {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"},
 	"FederatedClusterRole": {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedclusterroles"},
 	"PropagatedVersion":    federation.PropagatedVersions, "KubeFedCluster": federation.KubeFedClusters, "FederatedTypeConfig": federation.FederatedTypeConfigs,
-	"ConfigMap":   {Version: "v1", Resource: "configmaps"},
-	"Namespace":   {Version: "v1", Resource: "namespaces"},
-	"Deployment":  {Group: "apps", Version: "v1", Resource: "deployments"},
-	"ClusterRole": {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"},
+	"CustomResourceDefinition": federation.CustomResourceDefinitions,
+	"FederatedJob":             {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedjobs"},
+	"Job":                      {Group: "batch", Version: "v1", Resource: "jobs"},
+	"ConfigMap":                {Version: "v1", Resource: "configmaps"},
+	"Namespace":                {Version: "v1", Resource: "namespaces"},
+	"Deployment":               {Group: "apps", Version: "v1", Resource: "deployments"},
+	"ClusterRole":              {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"},
 }
 
 // get returns an object, or nil.

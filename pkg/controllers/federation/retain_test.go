@@ -1,0 +1,71 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestWhatClustersKeep is rows 22 and 23. Row 21 is the API server's own work: test/federation has
+// it.
+func TestWhatClustersKeep(t *testing.T) {
+	// deployment is F, scaled in c1 from 1 to 3, and then changed.
+	deployment := func(f *fed, retain string) any {
+		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+both+"}"))
+		f.Sleep(time.Minute)
+		f.wrote(f.c1.Host, "create deployments.apps shop/d")
+		f.set(f.c1.Host, "Deployment", "shop", "d", "3", "spec", "replicas")
+		f.Sleep(time.Minute)
+		f.set(f.Host, "FederatedDeployment", "shop", "d", "true", "spec", "template", "spec", "paused")
+		f.Sleep(time.Minute)
+		spec := f.get(f.c1.Host, "Deployment", "shop", "d").Object["spec"].(map[string]any)
+		if spec["paused"] != true {
+			f.t.Errorf("%v", spec)
+		}
+		f.status("FederatedDeployment", "d", "c1= c2=")
+		return spec["replicas"]
+	}
+	for name, test := range map[string]func(f *fed){
+		"22: replicas are retained": func(f *fed) {
+			if replicas := deployment(f, "retainReplicas: true, "); replicas != int64(3) {
+				f.t.Errorf("%v replicas", replicas)
+			}
+		},
+		"22: replicas are not retained": func(f *fed) {
+			if replicas := deployment(f, ""); replicas != int64(1) {
+				f.t.Errorf("%v replicas", replicas)
+			}
+		},
+		"23: a Job without a selector": func(f *fed) {
+			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "create jobs.batch shop/j")
+			// As an API server does when it creates a Job.
+			generated := "{batch.kubernetes.io/controller-uid: '7'}"
+			f.set(f.c1.Host, "Job", "shop", "j", "{matchLabels: "+generated+"}", "spec", "selector")
+			f.set(f.c1.Host, "Job", "shop", "j", generated, "spec", "template", "metadata", "labels")
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "update jobs.batch shop/j (unchanged)")
+			f.set(f.Host, "FederatedJob", "shop", "j", "{x: 'y'}", "spec", "template", "metadata", "labels")
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "update jobs.batch shop/j")
+			u := f.get(f.c1.Host, "Job", "shop", "j")
+			spec := u.Object["spec"].(map[string]any)
+			if u.GetLabels()["x"] != "y" || spec["selector"] == nil || spec["template"].(map[string]any)["metadata"] == nil {
+				f.t.Errorf("%v", u.Object)
+			}
+			f.status("FederatedJob", "j", "c1= c2=")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t)
+				f.c1.Writes()
+				test(f)
+			})
+		})
+	}
+}
