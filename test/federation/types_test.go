@@ -77,7 +77,11 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 
 func client(u *unstructured.Unstructured) dynamic.ResourceInterface {
 	gvk := u.GroupVersionKind()
-	return shared.Objects.Resource(gvk.GroupVersion().WithResource(strings.ToLower(gvk.Kind) + "s")).Namespace(u.GetNamespace())
+	plural := strings.ToLower(gvk.Kind) + "s"
+	if strings.HasSuffix(gvk.Kind, "s") {
+		plural = strings.ToLower(gvk.Kind) + "es"
+	}
+	return shared.Objects.Resource(gvk.GroupVersion().WithResource(plural)).Namespace(u.GetNamespace())
 }
 
 // TestTheTenTypesRun reads what is installed as the controller reads it.
@@ -159,18 +163,19 @@ func TestWhatTheAPIServerAccepts(t *testing.T) {
 		"a type without a federated type":                  {object: widgets + target + "}", refused: "federatedType"},
 		"propagation that is neither on nor off":           {object: strings.Replace(widgets, "Enabled", "Perhaps", 1) + target + ", " + of + "}", refused: "propagation"},
 		"status collection that is neither on nor off":     {object: widgets + "statusCollection: Perhaps, " + target + ", " + of + "}", refused: "statusCollection"},
-		"a configuration with what KubeFed alone reads":    {object: "kind: KubeFedConfig, spec: {scope: Namespaced, leaderElect: {resourceLock: configmaps}}"},
-		"a configuration of an unknown scope":              {object: "kind: KubeFedConfig, spec: {scope: Galaxy}", refused: "spec.scope"},
-		"a configuration without a scope":                  {object: "kind: KubeFedConfig, spec: {}", refused: "spec.scope"},
-		"a threshold of 0":                                 {object: "kind: KubeFedConfig, spec: {scope: Cluster, clusterHealthCheck: {failureThreshold: 0}}", refused: "failureThreshold"},
-		"a gate that is neither on nor off":                {object: "kind: KubeFedConfig, spec: {scope: Cluster, featureGates: [{name: PushReconciler, configuration: Perhaps}]}", refused: "configuration"},
-		"adoption that is neither on nor off":              {object: "kind: KubeFedConfig, spec: {scope: Cluster, syncController: {adoptResources: Perhaps}}", refused: "adoptResources"},
-		"a federated object with an unknown operation":     {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: move, path: /x}]}]}", refused: "op"},
-		"an operation without a path":                      {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: add}]}]}", refused: "path"},
-		"replicas that are retained":                       {object: "kind: FederatedDeployment, spec: {retainReplicas: true}"},
-		"a federated object without a spec":                {object: "kind: FederatedClusterRole"},
-		"what was written where, in a namespace":           {object: "kind: PropagatedVersion"},
-		"what was written where, in none":                  {object: "kind: ClusterPropagatedVersion"},
+		"a configuration with what KubeFed alone reads": {object: "kind: KubeFedConfig, spec: {scope: Namespaced, leaderElect: {resourceLock: configmaps}, controllerDuration: {cacheSyncTimeout: 5m}, " +
+			"syncController: {maxConcurrentReconciles: 1}, statusController: {maxConcurrentReconciles: 1}}"},
+		"a configuration of an unknown scope":          {object: "kind: KubeFedConfig, spec: {scope: Galaxy}", refused: "spec.scope"},
+		"a configuration without a scope":              {object: "kind: KubeFedConfig, spec: {}", refused: "spec.scope"},
+		"a threshold of 0":                             {object: "kind: KubeFedConfig, spec: {scope: Cluster, clusterHealthCheck: {failureThreshold: 0}}", refused: "failureThreshold"},
+		"a gate that is neither on nor off":            {object: "kind: KubeFedConfig, spec: {scope: Cluster, featureGates: [{name: PushReconciler, configuration: Perhaps}]}", refused: "configuration"},
+		"adoption that is neither on nor off":          {object: "kind: KubeFedConfig, spec: {scope: Cluster, syncController: {adoptResources: Perhaps}}", refused: "adoptResources"},
+		"a federated object with an unknown operation": {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: move, path: /x}]}]}", refused: "op"},
+		"an operation without a path":                  {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: add}]}]}", refused: "path"},
+		"replicas that are retained":                   {object: "kind: FederatedDeployment, spec: {retainReplicas: true}"},
+		"a federated object without a spec":            {object: "kind: FederatedClusterRole"},
+		"what was written where, in a namespace":       {object: "kind: PropagatedVersion"},
+		"what was written where, in none":              {object: "kind: ClusterPropagatedVersion"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
