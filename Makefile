@@ -137,6 +137,10 @@ mutants: ## Break each rule of the elector in turn; the simulation must notice i
 faults: ## FAULTS (1000) random faults on three real managers, judged by the audit log; SEED=n repeats a sequence.
 	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
 
+.PHONY: kubefed
+kubefed: controlplane ## KubeFed's own tests with its manager and with the controller federation, KUBEFED (3) times each; migrations; a black hole (half an hour).
+	KUBEFED=$(or $(KUBEFED),3) go test ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
+
 .PHONY: bench
 bench: ## Measure against the peers, write docs/bench and draw its pictures (an hour and a half; ARGS='-run idle,reload' for a part).
 	@go build -o .cache/bin/bench ./hack/bench

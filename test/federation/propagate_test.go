@@ -8,10 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,11 +28,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// members are two control planes: c1 is the host, c2 has no batch/v1 and lets the manager have no Secrets.
+// members are two control planes: c1 is the host.
 type members struct {
 	*testing.T
 	ctx    context.Context
 	c1, c2 dynamic.Interface
+	second *cluster.Cluster     // c2
 	admin2 kubernetes.Interface // of c2
 }
 
@@ -39,62 +41,60 @@ var (
 	namespaces  = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	configMaps  = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 	secrets     = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	services    = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 	jobs        = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 )
 
-func newMembers(t *testing.T) *members {
+// newMembers joins two control planes. In c2 the manager may work with some resources, or do
+// everything if none are named.
+func newMembers(t *testing.T, patience time.Duration, o cluster.Options, resources ...string) *members {
 	t.Helper()
-	ctx := fleet.Within(t.Context(), t, 4*fleet.Patience)
-	second, err := cluster.Start(ctx, cluster.Options{WithoutControllerManager: true, APIServerArgs: []string{"--runtime-config=batch/v1=false"}})
+	ctx := fleet.Within(t.Context(), t, patience)
+	second, err := cluster.Start(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = second.Stop() })
-	admin, err := kubernetes.NewForConfig(second.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &members{T: t, ctx: ctx, c1: shared.Objects, admin2: admin}
+	m := &members{T: t, ctx: ctx, c1: shared.Objects, second: second, admin2: second.Admin}
 	if m.c2, err = dynamic.NewForConfig(second.AdminConfig()); err != nil {
 		t.Fatal(err)
 	}
 	shared.InstallWith(ctx, t, "federation")
-	m.join("c1", shared.URL(), shared.AdminConfig().CAData, shared.NewToken(ctx, t, "federation", m.role(shared.Admin, "*")))
-	role := m.role(admin, "namespaces", "configmaps", "services", "serviceaccounts", "deployments", "replicasets", "ingresses", "clusterroles", "jobs")
-	_, err = admin.CoreV1().ServiceAccounts("kube-system").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "federation"}}, metav1.CreateOptions{})
-	if err == nil {
-		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "federation", Namespace: "kube-system"}}}, metav1.CreateOptions{})
+	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": second} {
+		role := "cluster-admin"
+		if name == "c2" && len(resources) > 0 {
+			role = m.role(resources)
+		}
+		token, err := c.NewAccount(ctx, metav1.NamespaceSystem, account, role)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.join(name, c.URL(), c.AdminConfig().CAData, token)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	token, err := admin.CoreV1().ServiceAccounts("kube-system").CreateToken(ctx, "federation", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.join("c2", second.URL(), second.AdminConfig().CAData, token.Status.Token)
 	return m
 }
 
-// role creates the ClusterRole of the manager in a member, for some targets.
-func (m *members) role(in kubernetes.Interface, resources ...string) string {
+// account is the manager's ServiceAccount in members, in kube-system.
+const account = "federation"
+
+// role creates a ClusterRole for some targets in c2.
+func (m *members) role(resources []string) string {
 	m.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "federation-member"}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
 		{NonResourceURLs: []string{"/healthz", "/version"}, Verbs: []string{"get"}}}}
-	if _, err := in.RbacV1().ClusterRoles().Create(m.ctx, role, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err := m.admin2.RbacV1().ClusterRoles().Create(m.ctx, role, metav1.CreateOptions{}); err != nil {
 		m.Fatal(err)
 	}
 	return role.Name
 }
 
-// join creates a KubeFedCluster and its Secret.
+// join creates a KubeFedCluster and its Secret for the rest of the test.
 func (m *members) join(name, url string, ca []byte, token string) {
 	m.Helper()
-	_, err := shared.Admin.CoreV1().Secrets(namespace).Create(m.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"token": token}}, metav1.CreateOptions{})
+	tokens := shared.Admin.CoreV1().Secrets(namespace)
+	_, err := tokens.Create(m.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"token": token}}, metav1.CreateOptions{})
 	if err != nil {
 		m.Fatal(err)
 	}
@@ -105,6 +105,11 @@ func (m *members) join(name, url string, ca []byte, token string) {
 	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
 		m.Fatal(err)
 	}
+	m.Cleanup(func() {
+		if err := errors.Join(client(u).Delete(context.Background(), name, metav1.DeleteOptions{}), tokens.Delete(context.Background(), name, metav1.DeleteOptions{})); err != nil {
+			m.Error(err)
+		}
+	})
 }
 
 func marshal(t *testing.T, v any) []byte {
@@ -191,9 +196,54 @@ func field(want any, path ...string) func(*unstructured.Unstructured) bool {
 	}
 }
 
+const (
+	both       = "placement: {clusters: [{name: c1}, {name: c2}]}"
+	deployment = "kind: FederatedDeployment, metadata: {name: d}, spec: {template: {metadata: {labels: {app: d}}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, " +
+		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}"
+)
+
+// retains is rows 21 and 22: what belongs to a member stays when F changes.
+func (m *members) retains() {
+	m.Helper()
+	s := m.create("kind: FederatedService, metadata: {name: web}, spec: {template: {spec: {type: NodePort, ports: [{name: http, port: 80}]}}, " + both + "}")
+	scaled, _, _ := strings.Cut(deployment, ", overrides") // which would win
+	d := m.create(strings.NewReplacer("{name: d}", "{name: scaled}", "spec: {template: {metadata", "spec: {retainReplicas: true, template: {metadata").Replace(scaled) + "}")
+	m.status(s, "c1= c2=")
+	m.status(d, "c1= c2=")
+	spec := func(in dynamic.Interface, resource schema.GroupVersionResource, name string) map[string]any {
+		u, err := in.Resource(resource).Namespace("shop").Get(m.ctx, name, metav1.GetOptions{})
+		if err != nil {
+			m.Fatal(err)
+		}
+		return u.Object["spec"].(map[string]any)
+	}
+	before := map[dynamic.Interface]map[string]any{}
+	for _, in := range []dynamic.Interface{m.c1, m.c2} {
+		before[in] = spec(in, services, "web")
+		if _, err := in.Resource(deployments).Namespace("shop").Patch(m.ctx, "scaled", types.MergePatchType, []byte(`{"spec":{"replicas":7}}`), metav1.PatchOptions{}); err != nil {
+			m.Fatal(err)
+		}
+	}
+	m.patch(s, `{"spec":{"template":{"metadata":{"labels":{"x":"y"}}}}}`)
+	m.patch(d, `{"spec":{"template":{"metadata":{"labels":{"x":"y"}}}}}`)
+	changed := func(u *unstructured.Unstructured) bool { return managed(u) && u.GetLabels()["x"] == "y" }
+	for in, before := range before {
+		m.has(in, services, "shop", "web", changed)
+		if after := spec(in, services, "web"); before["clusterIP"] == nil || !reflect.DeepEqual(before, after) {
+			m.Errorf("the Service is %v, was %v", after, before)
+		}
+		m.has(in, deployments, "shop", "scaled", changed)
+		if replicas := spec(in, deployments, "scaled")["replicas"]; replicas != int64(7) {
+			m.Errorf("%v replicas", replicas)
+		}
+	}
+}
+
 // TestPropagation goes through the life of federated objects.
 func TestPropagation(t *testing.T) {
-	m := newMembers(t)
+	// c2 has no batch/v1 and lets the manager have no Secrets.
+	m := newMembers(t, 4*fleet.Patience, cluster.Options{WithoutControllerManager: true, APIServerArgs: []string{"--runtime-config=batch/v1=false"}},
+		"namespaces", "configmaps", "services", "serviceaccounts", "deployments", "replicasets", "ingresses", "clusterroles", "jobs")
 	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
 	m.join("c3", "https://127.0.0.1:1", nil, " ") // its Secret has no token
 	m.ready("c1", "Ready=True")
@@ -203,7 +253,6 @@ func TestPropagation(t *testing.T) {
 		t.Fatal(err)
 	}
 	const all = "placement: {clusters: [{name: c1}, {name: c2}, {name: c3}]}"
-	const both = "placement: {clusters: [{name: c1}, {name: c2}]}"
 	namespaceOf := m.create("kind: FederatedNamespace, metadata: {name: shop}, spec: {" + all + "}")
 	m.has(m.c1, namespaces, "", "shop", managed)
 	m.has(m.c2, namespaces, "", "shop", managed)
@@ -217,8 +266,6 @@ func TestPropagation(t *testing.T) {
 	m.has(m.c2, configMaps, "shop", "f", field("c", "data", "a"))
 	m.status(f, "c1= c2=")
 
-	const deployment = "kind: FederatedDeployment, metadata: {name: d}, spec: {template: {metadata: {labels: {app: d}}, spec: {replicas: 0, selector: {matchLabels: {app: d}}, " +
-		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}"
 	d := m.create(deployment)
 	m.has(m.c1, deployments, "shop", "d", field(0, "spec", "replicas"))
 	m.has(m.c2, deployments, "shop", "d", field(3, "spec", "replicas"))
@@ -233,6 +280,8 @@ func TestPropagation(t *testing.T) {
 	s := m.create("kind: FederatedSecret, metadata: {name: s}, spec: {template: {stringData: {a: b}}, " + both + "}")
 	m.has(m.c1, secrets, "shop", "s", managed)
 	m.status(s, "c1= c2=RetrievalFailed")
+
+	m.retains()
 
 	// Drift is put right, and a managed object of nobody loses its label.
 	if _, err := m.c2.Resource(configMaps).Namespace("shop").Patch(m.ctx, "f", types.MergePatchType, []byte(`{"data":{"a":"mine"}}`), metav1.PatchOptions{}); err != nil {
