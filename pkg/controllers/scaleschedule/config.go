@@ -1,0 +1,110 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scaleschedule
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule/policy"
+)
+
+// Config configures the controller. The zero value is not valid; use [NewConfig]. Compat, OwnNamespaces and
+// Scope are set by the host: whether the annotations of the originals count, the manager's namespaces, and
+// the only namespaces that may be read and written (empty means all).
+type Config struct {
+	policy.Options
+	Kinds []string
+	Scope []string
+	// MaxPerSecond limits the writes; 0 means no limit.
+	MaxPerSecond int
+	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
+	MaxClockSkew time.Duration
+	DryRun       bool
+	Workers      int
+}
+
+// NewConfig returns the defaults of the flags.
+func NewConfig() Config {
+	return Config{
+		Options: policy.Options{GracePeriod: 15 * time.Minute, Hold: 15 * time.Minute},
+		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxPerSecond: 20, MaxClockSkew: time.Minute, Workers: 2,
+	}
+}
+
+const flagPrefix = "scale-schedule-"
+
+// AddFlags binds the --scale-schedule-* flags. The current values of c are their defaults.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	text := func(p *string, name, help string) { fs.StringVar(p, flagPrefix+name, *p, help) }
+	list := func(p *[]string, name, help string) { fs.StringSliceVar(p, flagPrefix+name, *p, help) }
+	list(&c.Kinds, "kinds", "What is scaled: "+strings.Join(plurals(), ", ")+".")
+	text(&c.DefaultUptime, "default-uptime", "When workloads are up that say nothing else, such as 'Mon-Fri 07:30-20:30 Europe/Berlin'; they are down outside.")
+	text(&c.DefaultDowntime, "default-downtime", "When workloads are down that say nothing else; they are up outside.")
+	text(&c.UpscalePeriod, "upscale-period", "When workloads are scaled up that say nothing else. Outside they are left as they are.")
+	text(&c.DownscalePeriod, "downscale-period", "When workloads are scaled down that say nothing else. Outside they are left as they are.")
+	text(&c.ForceUptime, "force-uptime", "When workloads are up, whatever the other schedules say, unless they or their Namespaces say otherwise by the same key.")
+	text(&c.ForceDowntime, "force-downtime", "When workloads are down, whatever the other schedules say, unless they or their Namespaces say otherwise by the same key.")
+	fs.IntVar(&c.DowntimeReplicas, flagPrefix+"downtime-replicas", c.DowntimeReplicas, "The replicas of a workload that is down.")
+	fs.DurationVar(&c.GracePeriod, flagPrefix+"grace-period", c.GracePeriod, "How long a workload is not scaled down after its creation.")
+	text(&c.Timezone, "timezone", "The time zone of schedules that name none, such as Europe/Berlin. Without it they are invalid.")
+	text(&c.Weekdays, "weekdays", "The days of schedules that name none, such as Mon-Fri. Without it they are invalid.")
+	fs.BoolVar(&c.Explicit, flagPrefix+"explicit", c.Explicit, "Leave alone what does not have the annotation exclude, such as exclude: \"false\", on the workload or its Namespace.")
+	list(&c.IncludeNamespaces, "include-namespaces", "Names or globs of the namespaces whose workloads are scaled. Default: all.")
+	list(&c.ExcludeNamespaces, "exclude-namespaces", "Names or globs of the namespaces whose workloads are left alone. Wins over --scale-schedule-include-namespaces.")
+	list(&c.ExcludeNames, "exclude-names", "Names or globs of the workloads that are left alone.")
+	text(&c.Selector, "selector", "Label selector of the workloads that are scaled. Default: all.")
+	text(&c.TimeAnnotation, "time-annotation", "Annotation of workloads with the time, in RFC 3339, from which the grace period counts in place of the creation.")
+	list(&c.AllowProtected, "allow-protected", "Protected namespaces whose workloads are scaled nevertheless: in:NAMESPACE. "+
+		"Protected are kube-system, kube-public, kube-node-lease and the manager's own.")
+	fs.DurationVar(&c.Hold, flagPrefix+"hold", c.Hold, "How long a workload is left alone that somebody has scaled up while it is to be down.")
+	fs.IntVar(&c.MaxPerSecond, flagPrefix+"max-per-second", c.MaxPerSecond, "Writes per second; 0 means no limit. Pods that all start at once exhaust node autoscalers and image pulls.")
+	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
+		"Nothing is written while the clocks of the manager and of the API server are further apart; 0 switches the check off.")
+	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Scale nothing. Log what would be scaled, with an Event on it.")
+	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Workloads reconciled at once.")
+}
+
+// plurals returns the names of the kinds.
+func plurals() (names []string) {
+	for _, k := range kinds() {
+		names = append(names, k.plural)
+	}
+	return names
+}
+
+// Validate reports all problems at once, each with its flag.
+func (c *Config) Validate(controllers.Settings) error {
+	var errs []error
+	bad := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
+	}
+	policy.NewRules(c.Options, bad)
+	for _, name := range c.Kinds {
+		if !slices.Contains(plurals(), name) {
+			bad("kinds", "must be of %s, got %q", strings.Join(plurals(), ", "), name)
+		}
+	}
+	if c.MaxPerSecond < 0 {
+		bad("max-per-second", "must not be negative, got %d", c.MaxPerSecond)
+	}
+	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
+		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)
+	}
+	if c.Workers < 1 {
+		bad("workers", "must be at least 1, got %d", c.Workers)
+	}
+	return errors.Join(errs...)
+}
+
+// rules returns the rules of a configuration that is valid.
+func (c *Config) rules() *policy.Rules {
+	return policy.NewRules(c.Options, func(string, string, ...any) {})
+}

@@ -1,0 +1,66 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scaleschedule_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule"
+)
+
+// TestValidateNamesTheFlag has a mistake in each flag, all at once.
+func TestValidateNamesTheFlag(t *testing.T) {
+	good := scaleschedule.NewConfig()
+	if err := good.Validate(controllers.Settings{}); err != nil {
+		t.Error(err)
+	}
+	bad := scaleschedule.Config{Kinds: []string{"daemonsets"}, MaxPerSecond: -1, MaxClockSkew: 1}
+	bad.DefaultUptime, bad.Timezone, bad.Hold = "8-18", "PST", -1
+	err := bad.Validate(controllers.Settings{})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, flag := range []string{"kinds", "max-per-second", "max-clock-skew", "workers", "default-uptime", "timezone", "hold"} {
+		if !strings.Contains(err.Error(), "--scale-schedule-"+flag+": ") {
+			t.Errorf("no mistake in --scale-schedule-%s: %v", flag, err)
+		}
+	}
+}
+
+// TestPermissions says what the controller may do.
+func TestPermissions(t *testing.T) {
+	all := func(settings controllers.Settings, change func(*scaleschedule.Config)) map[string]string {
+		entry := scaleschedule.Entry()
+		if change != nil {
+			change(entry.Config.(*scaleschedule.Config))
+		}
+		got := map[string]string{}
+		for _, r := range entry.Permissions(settings) {
+			got[strings.Join(r.Resources, ",")+"."+strings.Join(r.APIGroups, ",")] += strings.Join(r.Verbs, " ")
+		}
+		return got
+	}
+	const read, write = "list watch", "get list watch patch"
+	for name, test := range map[string]struct{ got, want map[string]string }{
+		"by default": {all(controllers.Settings{}, nil), map[string]string{
+			"deployments.apps": write, "statefulsets.apps": write, "cronjobs.batch": write, "horizontalpodautoscalers.autoscaling": read, "namespaces.": read}},
+		"the other kinds, in some namespaces": {all(controllers.Settings{Namespaces: []string{"a"}},
+			func(c *scaleschedule.Config) {
+				c.Kinds = []string{"horizontalpodautoscalers", "rollouts.argoproj.io", "scaledobjects.keda.sh"}
+			}), map[string]string{"horizontalpodautoscalers.autoscaling": write, "rollouts.argoproj.io": write, "scaledobjects.keda.sh": write}},
+	} {
+		if !reflect.DeepEqual(test.got, test.want) {
+			t.Errorf("%s: %v, want %v", name, test.got, test.want)
+		}
+	}
+	if rules := scaleschedule.Entry().Permissions(controllers.Settings{Compat: []string{"downscaler"}}); !reflect.DeepEqual(rules[len(rules)-1],
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list"}}) {
+		t.Errorf("%v", rules)
+	}
+}

@@ -1,0 +1,297 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package scaleschedule scales workloads down outside working hours, and back.
+//
+// A change of a workload, of its Namespace or of what else scales it enqueues the workload. Its reconcile
+// decides in package policy, which is pure, whether the workload is to be up or down now and when that may
+// change next, and runs again then. One patch writes the number of replicas and, in an annotation, the number
+// to return to, so that neither a crash nor another writer can part the two.
+//
+//	controller.go  a reconcile
+//	write.go       requests, what becomes of their answers, Events
+//	memory.go      what a run remembers
+//	kinds.go       the kinds of workloads
+//
+// The state (nothing of it outlives a run but the notices):
+//
+//	state       what it is                                    set by                     cleared by
+//	remembered  who raises a workload that is to be down,     a worker; a record that    a decision other than
+//	            and a record that somebody has removed        is removed, the handler    down
+//	failures    refusals in a row                             a worker                   a worker
+//	announced   what a dry run has told                       a worker                   a worker
+//	checked     when the clocks were compared                 a worker                   a minute
+//	rests       until when nothing is written                 a worker                   time
+package scaleschedule
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// Name is the name of the controller.
+const Name = "scale-schedule"
+
+// recheckInterval is the longest time until the clock is compared with a boundary again. After a step of
+// the clock, a workload is at most this late.
+const recheckInterval = time.Hour
+
+// byTarget is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.
+const byTarget = "scale-schedule-target"
+
+// Controller scales workloads. Build it with [New].
+type Controller struct {
+	cfg        Config
+	rules      *policy.Rules
+	kinds      []*kind // that are watched
+	namespaces *kind   // nil with --namespaces
+	client     kubernetes.Interface
+	objects    objects
+	limiter    *rate.Limiter
+	events     record.EventRecorder
+	clock      clock.WithTicker
+	metrics    *domainMetrics
+	memory     *memory
+	// once has the notices that owners get once, failing the notices that are repeated.
+	once, failing *controllers.Notices
+	loop          *controllers.Loop[key]
+
+	mu             sync.Mutex
+	checked, rests time.Time
+}
+
+var _ controllers.Controller = &Controller{}
+
+// New returns the controller. cfg must have passed Validate. watched are the kinds with their informers,
+// namespaces is nil if Namespaces do not count. Clients made from config write only while this replica leads.
+func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
+	events record.EventRecorder, loop controllers.Options, reg metrics.KubeRegistry,
+) (*Controller, error) {
+	objects, err := newAPI(config)
+	if err != nil {
+		return nil, err
+	}
+	limit := rate.Inf
+	if cfg.MaxPerSecond > 0 {
+		limit = rate.Limit(cfg.MaxPerSecond)
+	}
+	c := &Controller{
+		cfg: cfg, rules: cfg.rules(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
+		clock: loop.Clock, memory: newMemory(), once: controllers.NewNotices(math.MaxInt64), failing: controllers.NewNotices(tellAgain),
+	}
+	c.metrics = newDomainMetrics(reg, c)
+	loop.Workers, loop.MaxBackoff = cfg.Workers, maxBackoff
+	var watches []controllers.Watch[key]
+	for _, k := range watched {
+		watches = append(watches, c.watch(k))
+	}
+	if namespaces != nil {
+		c.namespaces = &kind{Kind: "Namespace", plural: "namespaces", resource: informers.Namespaces, informer: namespaces}
+		watches = append(watches, controllers.Filter(controllers.WatchChanges(namespaces, func(e controllers.Event[*informers.Object]) []key {
+			return []key{{c.namespaces, cache.MetaObjectToName(newest(e))}}
+		}), digestChanged))
+	}
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, watches...)
+	return c, err
+}
+
+// watch maps an object to itself, and what scales a workload to the workload too.
+func (c *Controller) watch(k *kind) controllers.Watch[key] {
+	k.informer.AddIndex(cache.NamespaceIndex, nil) // all controllers share it
+	scales := k.Kind == policy.Autoscaler || k.Kind == policy.ScaledObject
+	if scales {
+		k.informer.AddIndex(byTarget, func(obj *informers.Object) []string {
+			if o := policy.Decode(obj.Digest(Name)); o.Target != "" {
+				return []string{obj.GetNamespace() + "/" + o.Target}
+			}
+			return nil
+		})
+	}
+	return controllers.WatchMapped(k.informer, func(e controllers.Event[*informers.Object]) (keys []key) {
+		if c.cfg.scales(k) {
+			this := key{k, cache.MetaObjectToName(newest(e))}
+			keys = append(keys, this)
+			if e.Old != nil && e.New != nil {
+				c.memory.compare(this, e.Old, e.New)
+			}
+		}
+		if scales {
+			keys = append(keys, c.targets(e)...)
+		}
+		return keys
+	})
+}
+
+func newest(e controllers.Event[*informers.Object]) *informers.Object {
+	if e.New != nil {
+		return e.New
+	}
+	return e.Old
+}
+
+// digestChanged reports whether what counts of a Namespace has changed, so that its labels, and what only
+// shows it again, wake no workload.
+func digestChanged(e controllers.Event[*informers.Object]) bool {
+	return e.Old == nil || e.New == nil || !slices.Equal(e.Old.Digest(Name), e.New.Digest(Name))
+}
+
+// targets returns the workloads that an object scales, or has scaled.
+func (c *Controller) targets(e controllers.Event[*informers.Object]) (keys []key) {
+	for _, obj := range []*informers.Object{e.Old, e.New} {
+		if obj == nil {
+			continue
+		}
+		target := policy.Decode(obj.Digest(Name)).Target
+		for _, k := range c.kinds {
+			if name, ok := k.named(target); ok && c.cfg.scales(k) {
+				keys = append(keys, key{k, cache.NewObjectName(obj.GetNamespace(), name)})
+			}
+		}
+	}
+	return keys
+}
+
+// Run reconciles until ctx ends and every worker has ended.
+func (c *Controller) Run(ctx context.Context) error {
+	defer c.memory.clear()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if c.cfg.Compat {
+		// Their manifests agree on no label.
+		wg.Go(func() {
+			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, "", "kube-downscaler", "gokubedownscaler")
+		})
+	}
+	return c.loop.Run(ctx)
+}
+
+// Status returns the state of the controller's loop.
+func (c *Controller) Status() controllers.Status { return c.loop.Status() }
+
+func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	if k.kind == c.namespaces {
+		c.enqueueWorkloads(ctx, k.Name)
+		return 0, nil
+	}
+	obj, exists := k.informer.Get(k.ObjectName)
+	if !exists || obj.GetDeletionTimestamp() != nil || !c.rules.Covers(k.Namespace, k.Name) {
+		c.memory.forget(k)
+		return 0, nil
+	}
+	o := policy.Decode(obj.Digest(Name))
+	if o.Unselected {
+		c.memory.forget(k)
+		return 0, nil
+	}
+	namespace, known := c.namespace(k.Namespace)
+	if !known {
+		return 0, nil // it comes up when the cache has its Namespace, which may say that it is to be down
+	}
+	now := c.clock.Now()
+	w := &workload{key: k, uid: obj.GetUID(), version: obj.GetResourceVersion(), Object: &o, namespace: namespace}
+	v := c.rules.Decide(w.Object, w.namespace, now)
+	for i := range v.Problems {
+		c.warn(w, &v.Problems[i])
+	}
+	e := c.memory.get(k, w.uid)
+	p := c.rules.Plan(w.Object, k.Kind, &v, c.rival(k), e.Remembered, now)
+	if p.Problem != nil {
+		c.warn(w, p.Problem)
+	}
+	if p.Remembered != e.Remembered {
+		c.memory.update(k, w.uid, func(now *entry) {
+			lost := now.Lost
+			if now.Remembered = p.Remembered; lost != e.Lost {
+				now.Lost = lost // a handler was faster
+			}
+		})
+	}
+	after := p.Wait
+	if !v.Next.IsZero() {
+		after = soonest(after, min(v.Next.Sub(now), recheckInterval))
+	}
+	if c.cfg.DryRun {
+		c.wouldWrite(ctx, w, &p, e.announced)
+		return after, nil
+	}
+	if p.Do == policy.Nothing {
+		return after, nil
+	}
+	again, err := c.write(ctx, w, &p)
+	return soonest(after, again), err
+}
+
+// workload is what a reconcile knows of a workload.
+type workload struct {
+	key
+	*policy.Object
+	uid       types.UID
+	version   string
+	namespace *policy.Object
+}
+
+// soonest returns the shorter delay. Zero asks for nothing and is ignored.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// namespace returns what counts of a Namespace, and whether that is known.
+func (c *Controller) namespace(name string) (*policy.Object, bool) {
+	if c.namespaces == nil {
+		return &policy.Object{}, true
+	}
+	obj, exists := c.namespaces.informer.Get(cache.NewObjectName("", name))
+	if !exists {
+		return nil, false
+	}
+	o := policy.Decode(obj.Digest(Name))
+	return &o, true
+}
+
+// enqueueWorkloads enqueues the workloads of a Namespace that has changed.
+func (c *Controller) enqueueWorkloads(ctx context.Context, namespace string) {
+	for _, k := range c.kinds {
+		if !c.cfg.scales(k) {
+			continue
+		}
+		for _, obj := range k.informer.List(namespace, nil) {
+			c.loop.EnqueueFor(ctx, namespace, key{k, cache.MetaObjectToName(obj)})
+		}
+	}
+}
+
+// rival returns who scales a workload besides.
+func (c *Controller) rival(k key) policy.Rival {
+	rival := policy.Nobody
+	for _, other := range c.kinds {
+		if (other.Kind != policy.Autoscaler && other.Kind != policy.ScaledObject) || other == k.kind ||
+			len(other.informer.ByIndex(byTarget, fmt.Sprintf("%s/%s/%s", k.Namespace, k.Kind, k.Name))) == 0 {
+			continue
+		}
+		if other.Kind == policy.ScaledObject {
+			return policy.ByKEDA
+		}
+		rival = policy.ByAutoscaler
+	}
+	return rival
+}

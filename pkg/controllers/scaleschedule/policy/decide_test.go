@@ -1,0 +1,418 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Now is inside of N and outside of X.
+var now = at("2026-11-25T12:00:00Z") // a Wednesday
+
+const (
+	N  = "Mon-Fri 11:00-13:00 UTC"
+	X  = "Mon-Fri 13:00-15:00 UTC"
+	ds = "downscaler/"
+	qs = "quartermaster.dev/scale-"
+	R  = ds + "original-replicas"
+
+	zero = -1 // replicas
+	none = ""
+	D    = `{"metadata":{"annotations":{"downscaler/original-replicas":"3"},"resourceVersion":"7"},"spec":{"replicas":0}}`
+	U    = `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":3}}`
+)
+
+func options() Options {
+	return Options{Compat: true, GracePeriod: 15 * time.Minute, Hold: 15 * time.Minute, OwnNamespaces: []string{"manager"}}
+}
+
+func rulesOf(t *testing.T, o Options) *Rules {
+	t.Helper()
+	return NewRules(o, func(flag, format string, args ...any) { t.Fatalf("--"+flag+": "+format, args...) })
+}
+
+type annotations map[string]string
+
+// given is a state of a workload; without a kind, the Deployment shop/a, an hour old.
+type given struct {
+	kind        Kind
+	replicas    int64 // 3 if it is not set
+	max         int64
+	age         time.Duration
+	annotations annotations
+	namespace   annotations
+	options     func(*Options)
+	rival       Rival
+	remembered  Remembered
+}
+
+func (g *given) object() runtime.Object {
+	if g.kind == "" {
+		g.kind = Deployment
+	}
+	if g.age == 0 {
+		g.age = time.Hour
+	}
+	m := metav1.ObjectMeta{Namespace: "shop", Name: "a", CreationTimestamp: metav1.NewTime(now.Add(-g.age)), Annotations: g.annotations,
+		Labels: map[string]string{"app": "a"}}
+	n := int32(g.replicas)
+	switch g.kind {
+	case Deployment:
+		return &appsv1.Deployment{ObjectMeta: m, Spec: appsv1.DeploymentSpec{Replicas: &n}}
+	case StatefulSet:
+		return &appsv1.StatefulSet{ObjectMeta: m, Spec: appsv1.StatefulSetSpec{Replicas: &n}}
+	case CronJob:
+		return &batchv1.CronJob{ObjectMeta: m, Spec: batchv1.CronJobSpec{Suspend: ptrTo(n == 0)}}
+	case Autoscaler:
+		return &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: m, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &n, MaxReplicas: int32(g.max)}}
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{}}}
+	if g.kind == Rollout {
+		u.Object["spec"] = map[string]any{"replicas": g.replicas}
+	}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: string(g.kind)})
+	u.SetAnnotations(m.Annotations)
+	u.SetCreationTimestamp(m.CreationTimestamp)
+	return u
+}
+
+// decide passes the state through the cache, and returns the verdict, the plan, the patch and the reasons of
+// the warnings.
+func (g *given) decide(t *testing.T, now time.Time) (v Verdict, p Plan, patch, reasons string) {
+	t.Helper()
+	o := options()
+	if g.options != nil {
+		g.options(&o)
+	}
+	r := rulesOf(t, o)
+	w := Decode(r.Digest(g.object()))
+	ns := Decode(r.DigestNamespace(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: g.namespace}}))
+	v = r.Decide(&w, &ns, now)
+	p = r.Plan(&w, g.kind, &v, g.rival, g.remembered, now)
+	var all []string
+	for _, problem := range v.Problems {
+		all = append(all, problem.Reason)
+	}
+	if p.Problem != nil {
+		all = append(all, p.Problem.Reason)
+	}
+	if p.Do != Nothing {
+		patch = string(r.Patch(&w, g.kind, &p, "7"))
+	}
+	return v, p, patch, strings.Join(all, " ")
+}
+
+// TestRows has the rows of the specification, with their numbers, that one state decides.
+func TestRows(t *testing.T) {
+	explicit := func(o *Options) { o.Explicit = true }
+	everyDay := func(o *Options) { o.Weekdays = "Mon-Sun" }
+	for name, test := range map[string]struct {
+		given
+		then    string // the patch
+		reasons string
+		next    time.Duration // after now; 0 is not compared
+	}{
+		"1: inside its downtime":                              {given{annotations: annotations{ds + "downtime": N}}, D, "", time.Hour},
+		"1: outside its uptime":                               {given{annotations: annotations{ds + "uptime": X}}, D, "", time.Hour},
+		"1: inside its uptime":                                {given{annotations: annotations{ds + "uptime": N}}, none, "", time.Hour},
+		"1: outside its downtime":                             {given{annotations: annotations{ds + "downtime": X}}, none, "", time.Hour},
+		"2: the span has ended":                               {given{replicas: zero, annotations: annotations{ds + "downtime": X, R: "3"}}, U, "", time.Hour},
+		"4: by the Namespace":                                 {given{namespace: annotations{ds + "downtime": N}}, D, "", time.Hour},
+		"4: by the Namespace, but the workload is always up":  {given{annotations: annotations{ds + "uptime": "always"}, namespace: annotations{ds + "downtime": N}}, none, "", 0},
+		"5: the Namespace wins over the flag":                 {given{namespace: annotations{ds + "downtime": "never"}, options: func(o *Options) { o.DefaultDowntime = "always" }}, none, "", 0},
+		"5: the flag alone":                                   {given{options: func(o *Options) { o.DefaultDowntime = "always" }}, D, "", 0},
+		"6: inside both":                                      {given{annotations: annotations{ds + "uptime": N, ds + "downtime": N}}, D, "", 0},
+		"7: outside a period, whatever the downtime says":     {given{annotations: annotations{ds + "downscale-period": X, ds + "downtime": N}}, none, "", time.Hour},
+		"7: inside a downscale period":                        {given{annotations: annotations{ds + "downscale-period": N}}, D, "", time.Hour},
+		"7: outside a period, it stays down":                  {given{replicas: zero, annotations: annotations{ds + "downscale-period": X, R: "3"}}, none, "", time.Hour},
+		"7: inside an upscale period":                         {given{replicas: zero, annotations: annotations{ds + "upscale-period": N, R: "3"}}, U, "", time.Hour},
+		"8: inside both periods":                              {given{annotations: annotations{ds + "upscale-period": N, ds + "downscale-period": N}}, none, ConflictingSchedule, time.Hour},
+		"8: both forces":                                      {given{annotations: annotations{ds + "force-uptime": "true", ds + "force-downtime": "true"}}, none, ConflictingSchedule, 0},
+		"9: forced up on the workload":                        {given{annotations: annotations{ds + "downtime": N, ds + "force-uptime": "true"}}, none, "", 0},
+		"9: forced up on the Namespace":                       {given{annotations: annotations{ds + "downtime": N}, namespace: annotations{ds + "force-uptime": "true"}}, none, "", 0},
+		"9: forced down":                                      {given{annotations: annotations{ds + "uptime": "always"}, namespace: annotations{ds + "force-downtime": N}}, D, "", time.Hour},
+		"9: no force at this time":                            {given{annotations: annotations{ds + "downtime": N}, namespace: annotations{ds + "force-uptime": X}}, D, "", time.Hour},
+		"10: excluded by the Namespace":                       {given{annotations: annotations{ds + "downtime": N}, namespace: annotations{ds + "exclude": "true"}}, none, "", 0},
+		"10: excluded by the Namespace, not by the workload":  {given{annotations: annotations{ds + "downtime": N, ds + "exclude": "false"}, namespace: annotations{ds + "exclude": "true"}}, D, "", 0},
+		"10: excluded for a while":                            {given{annotations: annotations{ds + "downtime": "always", ds + "exclude": N}}, none, "", time.Hour},
+		"10: explicit, and nobody asks":                       {given{annotations: annotations{ds + "downtime": N}, options: explicit}, none, "", 0},
+		"10: explicit, and the Namespace asks":                {given{annotations: annotations{ds + "downtime": N}, namespace: annotations{ds + "exclude": "false"}, options: explicit}, D, "", 0},
+		"11: excluded until tomorrow":                         {given{annotations: annotations{ds + "downtime": "always", ds + "exclude-until": "2026-11-26"}}, none, "", 12 * time.Hour},
+		"11: excluded until a minute":                         {given{annotations: annotations{ds + "downtime": "always", ds + "exclude-until": "2026-11-25T12:30"}}, none, "", 30 * time.Minute},
+		"11: excluded until an offset":                        {given{annotations: annotations{ds + "downtime": "always", ds + "exclude-until": "2026-11-25T12:30:00-01:00"}}, none, "", 90 * time.Minute},
+		"11: excluded until last year":                        {given{annotations: annotations{ds + "downtime": N, ds + "exclude-until": "2025-11-26"}}, D, "", 0},
+		"11: a past time counts as unset":                     {given{annotations: annotations{ds + "downtime": N, ds + "exclude-until": "2025-11-26"}, namespace: annotations{ds + "exclude-until": "2026-11-26"}}, none, "", 12 * time.Hour},
+		"11: excluded until nonsense":                         {given{annotations: annotations{ds + "downtime": N, ds + "exclude-until": "tomorrow"}}, none, InvalidSchedule, 0},
+		"12: created a minute ago":                            {given{age: time.Minute, annotations: annotations{ds + "downtime": N}}, none, "", 14 * time.Minute},
+		"12: created a minute ago, 30 seconds of grace":       {given{age: time.Minute, annotations: annotations{ds + "downtime": N, ds + "grace-period": "30"}}, D, "", 0},
+		"12: created a minute ago, a duration of grace":       {given{age: time.Minute, annotations: annotations{ds + "downtime": N}, namespace: annotations{ds + "grace-period": "1m30s"}}, none, "", 30 * time.Second},
+		"12: the time of an annotation":                       {given{annotations: annotations{ds + "downtime": N, "deployed": "2026-11-25T11:50:00Z"}, options: func(o *Options) { o.TimeAnnotation = "deployed" }}, none, "", 5 * time.Minute},
+		"12: nonsense as grace":                               {given{annotations: annotations{ds + "downtime": N, ds + "grace-period": "-1"}}, none, InvalidSchedule, 0},
+		"13: a target of 1":                                   {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, strings.Replace(D, `s":0`, `s":1`, 1), "", 0},
+		"13: a target of 1, by the other key":                 {given{annotations: annotations{ds + "downtime": N, ds + "downscale-replicas": "1"}}, strings.Replace(D, `s":0`, `s":1`, 1), "", 0},
+		"13: a target that is reached":                        {given{replicas: 1, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, none, "", 0},
+		"13: less than the target":                            {given{replicas: zero, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, none, "", 0},
+		"13: two targets that differ":                         {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1", ds + "downscale-replicas": "0"}}, none, InvalidSchedule, 0},
+		"13: two targets that agree":                          {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "0", ds + "downscale-replicas": "0"}}, D, "", 0},
+		"13: a target below 0":                                {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "-1"}}, none, InvalidSchedule, 0},
+		"13: a target that no workload can have":              {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "2147483648"}}, none, InvalidSchedule, 0},
+		"14: the schedule is gone":                            {given{replicas: zero, annotations: annotations{R: "3"}}, U, "", 0},
+		"15: stopped by somebody":                             {given{replicas: zero, annotations: annotations{ds + "uptime": N}}, none, "", 0},
+		"16: raised, seen first":                              {given{replicas: 2, annotations: annotations{ds + "downtime": N, R: "3"}}, none, "", 0},
+		"16: raised, 15 minutes ago":                          {given{replicas: 2, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: Remembered{Raised: now.Add(-15 * time.Minute)}}, D, "", 0},
+		"17: raised to more, 15 minutes ago":                  {given{replicas: 5, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: Remembered{Raised: now.Add(-15 * time.Minute), Contests: 2}}, strings.Replace(D, "3", "5", 1), "", 0},
+		"17: raised for the fourth time":                      {given{replicas: 5, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: Remembered{Raised: now.Add(-15 * time.Minute), Contests: 3}}, none, ScaleContested, 0},
+		"18: raised, and up":                                  {given{replicas: 4, annotations: annotations{ds + "uptime": N, R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
+		"18: lowered below the target, and up":                {given{replicas: zero, annotations: annotations{ds + "uptime": N, ds + "downtime-replicas": "1", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
+		"19: the record is lost":                              {given{replicas: zero, annotations: annotations{ds + "downtime": N}, remembered: Remembered{Lost: 3}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3"},"resourceVersion":"7"}}`, "", 0},
+		"19: the record is lost again":                        {given{replicas: zero, annotations: annotations{ds + "downtime": N}, remembered: Remembered{Lost: 3, PutBack: true}}, none, "", 0},
+		"20: a record of x":                                   {given{annotations: annotations{ds + "downtime": N, R: "x"}}, none, InvalidSchedule, 0},
+		"20: a record of x, and up":                           {given{annotations: annotations{R: "x"}}, none, InvalidSchedule, 0},
+		"20: a negative record":                               {given{annotations: annotations{R: "-1"}}, none, InvalidSchedule, 0},
+		"20: a record that no workload can have":              {given{annotations: annotations{R: "2147483648"}}, none, InvalidSchedule, 0},
+		"20: a long record":                                   {given{annotations: annotations{R: strings.Repeat("0", 5000)}}, none, InvalidSchedule, 0},
+		"21: PST":                                             {given{annotations: annotations{ds + "downtime": "Mon-Fri 8-18 PST"}}, none, InvalidSchedule, 0},
+		"21: Local":                                           {given{annotations: annotations{ds + "downtime": "Mon-Fri 8-18 Local"}}, none, InvalidSchedule, 0},
+		"21: 3,000 bytes":                                     {given{annotations: annotations{ds + "downtime": strings.Repeat("always,", 430)}}, none, InvalidSchedule, 0},
+		"21: more than 4 KiB together":                        {given{annotations: annotations{ds + "downtime": "always", ds + "exclude": strings.Repeat(" ", 2048), ds + "grace-period": strings.Repeat(" ", 2048)}}, none, InvalidSchedule + " " + InvalidSchedule + " " + InvalidSchedule, 0},
+		"21: invalid on the Namespace, but it does not count": {given{annotations: annotations{ds + "downtime": N}, namespace: annotations{ds + "uptime": "PST"}}, D, "", 0},
+		"21: invalid beside an exclusion":                     {given{annotations: annotations{ds + "exclude": "true", ds + "uptime": "PST"}}, none, InvalidSchedule, 0},
+		"23: without days, that the flag gives":               {given{annotations: annotations{ds + "downtime": "11:00-13:00 UTC"}, options: everyDay}, D, "", 0},
+		"25: a CronJob":                                       {given{kind: CronJob, annotations: annotations{ds + "downtime": N}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"1"},"resourceVersion":"7"},"spec":{"suspend":true}}`, "", 0},
+		"25: a CronJob with a target":                         {given{kind: CronJob, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"1"},"resourceVersion":"7"},"spec":{"suspend":true}}`, "", 0},
+		"25: a CronJob that is suspended by hand":             {given{kind: CronJob, replicas: zero, annotations: annotations{ds + "downtime": N}}, none, "", 0},
+		"25: a CronJob with any record":                       {given{kind: CronJob, replicas: zero, annotations: annotations{R: "false, so it ran"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"},"spec":{"suspend":false}}`, "", 0},
+		"26: a HorizontalPodAutoscaler":                       {given{kind: Autoscaler, replicas: 4, max: 6, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"4"},"resourceVersion":"7"},"spec":{"minReplicas":1}}`, "", 0},
+		"26: it may have fewer now":                           {given{kind: Autoscaler, replicas: 1, max: 2, annotations: annotations{ds + "uptime": N, ds + "downtime-replicas": "1", R: "4"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"},"spec":{"minReplicas":2}}`, "", 0},
+		"26: a HorizontalPodAutoscaler with a target of 0":    {given{kind: Autoscaler, replicas: 4, max: 6, annotations: annotations{ds + "downtime": N}}, none, InvalidSchedule, 0},
+		"26: the same, by its Namespace":                      {given{kind: Autoscaler, replicas: 4, max: 6, namespace: annotations{ds + "downtime": N}}, none, "", 0},
+		"27: an HPA, and a target of 1":                       {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}, rival: ByAutoscaler}, none, ScaledByOther, 0},
+		"27: an HPA, and a target of 0":                       {given{annotations: annotations{ds + "downtime": N}, rival: ByAutoscaler}, D, "", 0},
+		"28: a ScaledObject":                                  {given{kind: ScaledObject, namespace: annotations{ds + "downtime": N}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":"0","downscaler/original-replicas":"-1"},"resourceVersion":"7"}}`, "", 0},
+		"28: its Deployment":                                  {given{namespace: annotations{ds + "downtime": N}, rival: ByKEDA}, none, "", 0},
+		"28: a ScaledObject is up":                            {given{kind: ScaledObject, annotations: annotations{R: "-1", pausedReplicas: "0"}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":null,"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
+		"28: a ScaledObject that was paused at 2":             {given{kind: ScaledObject, annotations: annotations{ds + "downtime": N, pausedReplicas: "2"}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":"0","downscaler/original-replicas":"2"},"resourceVersion":"7"}}`, "", 0},
+		"28: it is up again":                                  {given{kind: ScaledObject, annotations: annotations{R: "2", pausedReplicas: "0"}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":"2","downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
+		"28: a ScaledObject that is paused already":           {given{kind: ScaledObject, annotations: annotations{ds + "downtime": N, pausedReplicas: "0"}}, none, "", 0},
+		"28: a ScaledObject paused at x":                      {given{kind: ScaledObject, annotations: annotations{ds + "downtime": N, pausedReplicas: "x"}}, none, InvalidSchedule, 0},
+		"30: native keys win":                                 {given{annotations: annotations{qs + "uptime": "always", ds + "downtime": "always"}}, none, "", 0},
+		"30: a native record is no native key":                {given{replicas: zero, annotations: annotations{qs + "original-replicas": "3", ds + "downtime": "always"}}, none, "", 0},
+		"both records, of which the larger counts":            {given{replicas: zero, annotations: annotations{qs + "original-replicas": "4", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":4}}`, "", 0},
+		"a native record, and down again":                     {given{replicas: 2, annotations: annotations{ds + "downtime": N, qs + "original-replicas": "3"}, options: func(o *Options) { o.Hold = 0 }}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3","quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":0}}`, "", 0},
+		"without compat, the originals' keys are nothing":     {given{annotations: annotations{ds + "downtime": "always"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
+		"without compat, their record is nothing":             {given{replicas: zero, annotations: annotations{R: "3"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
+		"without compat":                                      {given{annotations: annotations{qs + "downtime": N}, options: func(o *Options) { o.Compat = false }}, strings.Replace(D, ds, qs, 1), "", 0},
+		"a StatefulSet":                                       {given{kind: StatefulSet, annotations: annotations{ds + "downtime": N}}, D, "", 0},
+		"a Rollout":                                           {given{kind: Rollout, annotations: annotations{ds + "downtime": N}}, D, "", 0},
+		"a forged record of a workload that is up":            {given{annotations: annotations{R: "2147483647"}}, strings.Replace(U, `s":3`, `s":2147483647`, 1), "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			switch test.replicas {
+			case zero:
+				test.replicas = 0
+			case 0:
+				test.replicas = 3
+			}
+			v, _, patch, reasons := test.decide(t, now)
+			if patch != test.then {
+				t.Errorf("writes %s, want %s", patch, test.then)
+			}
+			if reasons != test.reasons {
+				t.Errorf("warns of %q, want %q", reasons, test.reasons)
+			}
+			if test.next != 0 && !v.Next.Equal(now.Add(test.next)) {
+				t.Errorf("comes up at %v, want in %v", v.Next, test.next)
+			}
+		})
+	}
+}
+
+// TestWarnings says which object a warning is about, and what it says.
+func TestWarnings(t *testing.T) {
+	for name, test := range map[string]struct {
+		given
+		scope Scope
+		text  string
+	}{
+		"on the workload": {given{annotations: annotations{ds + "downtime": "8-18 PST"}}, OfWorkload,
+			`downscaler/downtime: "8-18 PST" names no time zone of the IANA database, such as Europe/Berlin; what it is for is not scaled`},
+		"on the Namespace": {given{namespace: annotations{qs + "exclude": ""}}, OfNamespace,
+			`quartermaster.dev/scale-exclude: "" is none of "Mon-Fri 07:30-20:30 Europe/Berlin", a span of RFC 3339 times, always, never; what it is for is not scaled`},
+		"by the flags": {given{options: func(o *Options) { o.ForceUptime, o.ForceDowntime = "always", "always" }}, OfFlags,
+			"both --scale-schedule-force-uptime and --scale-schedule-force-downtime hold now; nothing is scaled for them"},
+		"a value that is too long": {given{annotations: annotations{ds + "downtime": strings.Repeat("x", 2049)}}, OfWorkload,
+			"downscaler/downtime is longer than 2048 bytes, or all together are longer than 4096; what it is for is not scaled"},
+	} {
+		v, _, _, _ := test.decide(t, now)
+		if len(v.Problems) != 1 || v.Problems[0].Scope != test.scope || v.Problems[0].Text != test.text {
+			t.Errorf("%s: %+v, want %q", name, v.Problems, test.text)
+		}
+	}
+}
+
+// TestNoWarningIsLong has values of every length, since their owners read the warnings as Events.
+func TestNoWarningIsLong(t *testing.T) {
+	for k := range Record {
+		for _, value := range []string{strings.Repeat("x", 99), strings.Repeat("\xff", 2048), strings.Repeat("8-18 ", 400), strings.Repeat("9", 2049)} {
+			g := given{annotations: annotations{ds + k.String(): value}}
+			v, _, _, _ := g.decide(t, now)
+			if len(v.Problems) != 1 || len(v.Problems[0].Text) > 400 {
+				t.Errorf("%s: %d warnings: %v", k, len(v.Problems), v.Problems)
+			}
+		}
+	}
+}
+
+// TestCovers says which workloads are left alone because of flags.
+func TestCovers(t *testing.T) {
+	for name, test := range map[string]struct {
+		namespace, name string
+		options         func(*Options)
+		want            bool
+	}{
+		"any":                           {"shop", "a", nil, true},
+		"29: kube-system":               {"kube-system", "a", nil, false},
+		"29: kube-system, allowed":      {"kube-system", "a", func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }, true},
+		"29: the manager's own":         {"manager", "a", nil, false},
+		"included":                      {"shop", "a", func(o *Options) { o.IncludeNamespaces = []string{"sh*"} }, true},
+		"not included":                  {"shop", "a", func(o *Options) { o.IncludeNamespaces = []string{"dev-*"} }, false},
+		"included and excluded":         {"shop", "a", func(o *Options) { o.IncludeNamespaces, o.ExcludeNamespaces = []string{"*"}, []string{"shop"} }, false},
+		"included, but protected":       {"kube-public", "a", func(o *Options) { o.IncludeNamespaces = []string{"*"} }, false},
+		"a name that is excluded":       {"shop", "a", func(o *Options) { o.ExcludeNames = []string{"a*"} }, false},
+		"a name that is not excluded":   {"shop", "b", func(o *Options) { o.ExcludeNames = []string{"a*"} }, true},
+		"another namespace was allowed": {"kube-public", "a", func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }, false},
+	} {
+		o := options()
+		if test.options != nil {
+			test.options(&o)
+		}
+		if got := rulesOf(t, o).Covers(test.namespace, test.name); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestSelector compares labels.
+func TestSelector(t *testing.T) {
+	for selector, want := range map[string]bool{"app=a": false, "app!=a": true, "": false} {
+		o := options()
+		o.Selector = selector
+		g := given{}
+		if w := Decode(rulesOf(t, o).Digest(g.object())); w.Unselected != want {
+			t.Errorf("%q: unselected is %t", selector, w.Unselected)
+		}
+	}
+}
+
+// TestTargets says which workload an autoscaler scales.
+func TestTargets(t *testing.T) {
+	hpa := func(apiVersion, kind, name string) runtime.Object {
+		h := &autoscalingv2.HorizontalPodAutoscaler{}
+		h.Spec.ScaleTargetRef = autoscalingv2.CrossVersionObjectReference{APIVersion: apiVersion, Kind: kind, Name: name}
+		return h
+	}
+	keda := func(ref map[string]any) runtime.Object {
+		return &unstructured.Unstructured{Object: map[string]any{"kind": "ScaledObject", "spec": map[string]any{"scaleTargetRef": ref}}}
+	}
+	owned := hpa("apps/v1", "Deployment", "a").(*autoscalingv2.HorizontalPodAutoscaler)
+	owned.OwnerReferences = []metav1.OwnerReference{{APIVersion: "keda.sh/v1alpha1", Kind: "ScaledObject", Name: "x", Controller: ptrTo(true)}}
+	for name, test := range map[string]struct {
+		obj   runtime.Object
+		want  string
+		owned bool
+	}{
+		"a Deployment":             {hpa("apps/v1", "Deployment", "a"), "Deployment/a", false},
+		"a StatefulSet":            {hpa("apps/v1", "StatefulSet", "a"), "StatefulSet/a", false},
+		"a Rollout":                {hpa("argoproj.io/v1alpha1", "Rollout", "a"), "Rollout/a", false},
+		"another kind":             {hpa("example.com/v1", "Widget", "a"), "", false},
+		"another Rollout":          {hpa("example.com/v1", "Rollout", "a"), "", false},
+		"one that KEDA owns":       {owned, "Deployment/a", true},
+		"KEDA, without a kind":     {keda(map[string]any{"name": "a"}), "Deployment/a", false},
+		"KEDA, a StatefulSet":      {keda(map[string]any{"name": "a", "kind": "StatefulSet", "apiVersion": "apps/v1"}), "StatefulSet/a", false},
+		"KEDA, a name of a MiB":    {keda(map[string]any{"name": strings.Repeat("a", 1<<20)}), "", false},
+		"KEDA, a name of no text":  {keda(map[string]any{"name": int64(3)}), "Deployment/", false},
+		"KEDA, without a target":   {keda(nil), "Deployment/", false},
+		"a Rollout without number": {&unstructured.Unstructured{Object: map[string]any{"kind": "Rollout"}}, "", false},
+	} {
+		if o := Decode(rulesOf(t, options()).Digest(test.obj)); o.Target != test.want || o.Owned != test.owned {
+			t.Errorf("%s: %q, owned: %t", name, o.Target, o.Owned)
+		}
+	}
+}
+
+// TestDigestIsBounded has annotations as long as they can be.
+func TestDigestIsBounded(t *testing.T) {
+	all := annotations{}
+	for _, prefix := range []string{ds, qs} {
+		for k := range keys {
+			all[prefix+k.String()] = strings.Repeat("x", 10_000)
+		}
+	}
+	for _, size := range []int{2048, 4000 / int(Record), 10_000} {
+		for key := range all {
+			all[key] = strings.Repeat("x", size)
+		}
+		g := given{annotations: all}
+		if n := len(rulesOf(t, options()).Digest(g.object())); n > maxTogether+100 {
+			t.Errorf("annotations of %d bytes: the cache keeps %d", size, n)
+		}
+	}
+	g := given{annotations: annotations{ds + "uptime": "Mon-Fri 07:30-20:30 Europe/Berlin"}}
+	if n := len(rulesOf(t, options()).Digest(g.object())); n > 50 {
+		t.Errorf("the cache keeps %d bytes of an ordinary workload", n)
+	}
+}
+
+// TestSince says since when a workload is to be as it is.
+func TestSince(t *testing.T) {
+	for name, test := range map[string]struct {
+		downtime string
+		want     time.Duration
+	}{
+		"a boundary half an hour ago":     {"Mon-Fri 11:30-13:00 UTC", 30 * time.Minute},
+		"two boundaries":                  {"Mon-Fri 11:10-11:20 UTC", 40 * time.Minute},
+		"a boundary that changed nothing": {"Mon-Fri 11:10-13:00 UTC, Mon-Fri 11:30-13:00 UTC", 50 * time.Minute},
+		"a boundary long ago":             {"Mon-Fri 10:00-13:00 UTC", -1},
+		"no boundary":                     {"always", -1},
+	} {
+		r := rulesOf(t, options())
+		w := Object{Values: valuesOf(annotations{ds + "downtime": test.downtime}, true), Created: now.Add(-24 * time.Hour)}
+		since, known := r.Since(&w, &Object{}, now, time.Hour)
+		if known != (test.want >= 0) || known && now.Sub(since) != test.want {
+			t.Errorf("%s: since %v, %t", name, since, known)
+		}
+	}
+}
+
+// TestMistakesInFlags names the flag of each.
+func TestMistakesInFlags(t *testing.T) {
+	for flag, change := range map[string]func(*Options){
+		"timezone": func(o *Options) { o.Timezone = "PST" }, "weekdays": func(o *Options) { o.Weekdays = "Mon" },
+		"default-uptime": func(o *Options) { o.DefaultUptime = "8-18 UTC" }, "default-downtime": func(o *Options) { o.DefaultDowntime = "x" },
+		"upscale-period": func(o *Options) { o.UpscalePeriod = "x" }, "downscale-period": func(o *Options) { o.DownscalePeriod = "x" },
+		"force-uptime": func(o *Options) { o.ForceUptime = "x" }, "force-downtime": func(o *Options) { o.ForceDowntime = "x" },
+		"downtime-replicas": func(o *Options) { o.DowntimeReplicas = -1 }, "grace-period": func(o *Options) { o.GracePeriod = -1 },
+		"hold": func(o *Options) { o.Hold = -1 }, "selector": func(o *Options) { o.Selector = "a in" },
+		"include-namespaces": func(o *Options) { o.IncludeNamespaces = []string{""} }, "exclude-namespaces": func(o *Options) { o.ExcludeNamespaces = []string{"^kube-"} },
+		"exclude-names": func(o *Options) { o.ExcludeNames = []string{"a|b"} }, "allow-protected": func(o *Options) { o.AllowProtected = []string{"kube-system"} },
+	} {
+		o, got := options(), []string{}
+		change(&o)
+		NewRules(o, func(flag, format string, args ...any) { got = append(got, flag); _ = fmt.Errorf(format, args...) })
+		if len(got) != 1 || got[0] != flag {
+			t.Errorf("a mistake in --%s: %q", flag, got)
+		}
+	}
+}

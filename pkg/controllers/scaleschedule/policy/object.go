@@ -1,0 +1,271 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Key is a key of the annotations, without the prefix of its family.
+type Key uint8
+
+// The keys.
+const (
+	Uptime Key = iota
+	Downtime
+	UpscalePeriod
+	DownscalePeriod
+	ForceUptime
+	ForceDowntime
+	Exclude
+	ExcludeUntil
+	DowntimeReplicas
+	DownscaleReplicas
+	GracePeriod
+	// Record is the key of what to return to, in the family that the controller writes; OtherRecord the
+	// same in the other family.
+	Record
+	OtherRecord
+	keys
+)
+
+var keyNames = [keys]string{"uptime", "downtime", "upscale-period", "downscale-period", "force-uptime", "force-downtime", "exclude", "exclude-until",
+	"downtime-replicas", "downscale-replicas", "grace-period", record, record}
+
+const (
+	native = "quartermaster.dev/scale-"
+	compat = "downscaler/"
+	record = "original-replicas"
+)
+
+// Keys returns the names of all keys, for metrics. The record has one name in both families.
+func Keys() []string { return keyNames[:OtherRecord] }
+
+// String returns the name of the key without the prefix of its family.
+func (k Key) String() string { return keyNames[k] }
+
+// maxTogether is how long all values of an object may be together, in bytes.
+const maxTogether = 4096
+
+// tooLong stands for a value that is too long, or belongs to values that are too long together.
+const tooLong = "\xff"
+
+var errTooLong = errors.New("is too long")
+
+// Values are the annotations of one object that count.
+type Values struct {
+	text [keys]string
+	set  uint16
+	// compat says that they are of the family downscaler/. That does not concern the record.
+	compat bool
+}
+
+// has reports whether one of the keys is set.
+func (v *Values) has(of ...Key) bool {
+	for _, k := range of {
+		if v.set&(1<<k) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (v *Values) put(k Key, text string) {
+	v.text[k] = text
+	v.set |= 1 << k
+}
+
+// annotation returns the name of a key as it is on the object.
+func (v *Values) annotation(k Key) string {
+	if v.compat {
+		return compat + k.String()
+	}
+	return native + k.String()
+}
+
+// recordNames returns the annotation in which the record is written, and the other one, which counts
+// with compat only.
+func recordNames(withCompat bool) (own, other string) {
+	if withCompat {
+		return compat + record, native + record
+	}
+	return native + record, ""
+}
+
+// valuesOf returns what counts of an object's annotations.
+func valuesOf(annotations map[string]string, withCompat bool) (v Values) {
+	read := func(prefix string) {
+		total := 0
+		for k := range Record {
+			if text, ok := annotations[prefix+keyNames[k]]; ok {
+				if total += len(text); len(text) > MaxValue {
+					text = tooLong
+				}
+				v.put(k, text)
+			}
+		}
+		if total > maxTogether {
+			for k := range Record {
+				if v.has(k) {
+					v.text[k] = tooLong
+				}
+			}
+		}
+	}
+	if read(native); v.set == 0 && withCompat {
+		read(compat)
+		v.compat = true
+	}
+	own, other := recordNames(withCompat)
+	for k, name := range map[Key]string{Record: own, OtherRecord: other} {
+		if text, ok := annotations[name]; ok && name != "" {
+			if len(text) > len("2147483647") {
+				text = tooLong
+			}
+			v.put(k, text)
+		}
+	}
+	return v
+}
+
+// Object is what the cache keeps of a workload, a Namespace or who scales a workload.
+type Object struct {
+	Values
+	// Number is what the controller changes: of a CronJob 0 if it is suspended, else 1; of a ScaledObject the
+	// replicas at which it is paused, else Unpaused.
+	Number int64
+	// Max is the maxReplicas of a HorizontalPodAutoscaler.
+	Max int64
+	// Created is the creation, or the time in the annotation that stands for it.
+	Created time.Time
+	// Target is the workload that this object scales: KIND/NAME.
+	Target string
+	// Unselected says that the selector leaves the object out. Owned says that a ScaledObject owns it.
+	Unselected, Owned bool
+	// Problem says that the number cannot be understood.
+	Problem bool
+}
+
+// Unpaused is the number of a ScaledObject that is not paused. Its record is -1.
+const Unpaused = math.MaxInt32 + 1
+
+const (
+	bitCompat = 1 << iota
+	bitUnselected
+	bitOwned
+	bitProblem
+)
+
+func bit(set bool, b byte) byte {
+	if set {
+		return b
+	}
+	return 0
+}
+
+// Encode returns the object as the cache keeps it; nil if there is nothing in it.
+func (o *Object) Encode() []byte {
+	if o.set == 0 && o.Number == 0 && o.Created.IsZero() && o.Target == "" {
+		return nil // a Namespace
+	}
+	b := []byte{bit(o.compat, bitCompat) | bit(o.Unselected, bitUnselected) | bit(o.Owned, bitOwned) | bit(o.Problem, bitProblem)}
+	b = binary.AppendUvarint(b, uint64(o.Number))
+	b = binary.AppendUvarint(b, uint64(o.Max))
+	b = binary.AppendUvarint(b, uint64(max(o.Created.Unix(), 0)))
+	b = appendText(b, o.Target)
+	for k := range keys {
+		if o.has(k) {
+			b = appendText(append(b, byte(k)), o.text[k])
+		}
+	}
+	return b
+}
+
+func appendText(b []byte, text string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
+
+// Decode returns what Encode has encoded.
+func Decode(digest []byte) (o Object) {
+	if len(digest) == 0 {
+		return o
+	}
+	text := func() string {
+		size, n := binary.Uvarint(digest)
+		part := digest[n : n+int(size)]
+		digest = digest[n+int(size):]
+		return string(part)
+	}
+	uvarint := func() int64 {
+		value, n := binary.Uvarint(digest)
+		digest = digest[n:]
+		return int64(value)
+	}
+	flags := digest[0]
+	digest = digest[1:]
+	o.compat, o.Unselected, o.Owned, o.Problem = flags&bitCompat != 0, flags&bitUnselected != 0, flags&bitOwned != 0, flags&bitProblem != 0
+	o.Number, o.Max = uvarint(), uvarint()
+	o.Created = time.Unix(uvarint(), 0)
+	o.Target = text()
+	for len(digest) > 0 {
+		k := Key(digest[0])
+		digest = digest[1:]
+		o.put(k, text())
+	}
+	return o
+}
+
+// HasRecord reports whether the object has a record.
+func (o *Object) HasRecord() bool { return o.has(Record, OtherRecord) }
+
+// Lost returns the record of a workload that is gone from its next state while its number stayed; 0 if there
+// is none.
+func (o *Object) Lost(next *Object, kind Kind) int64 {
+	if !o.HasRecord() || next.HasRecord() || o.Number != next.Number {
+		return 0
+	}
+	lost, err := o.record(kind)
+	if err != nil {
+		return 0
+	}
+	return lost
+}
+
+// record returns what to return to. Of two records, the larger counts.
+func (o *Object) record(kind Kind) (largest int64, err error) {
+	for _, k := range []Key{Record, OtherRecord} {
+		if !o.has(k) {
+			continue
+		}
+		n, err := strconv.ParseInt(o.text[k], 10, 64)
+		switch {
+		case kind == CronJob:
+			n = 1 // the originals do not document theirs
+		case kind == ScaledObject && n == -1:
+			n = Unpaused
+		case err != nil || n < 0 || n > math.MaxInt32:
+			return 0, fmt.Errorf("%q is not a number of replicas", cut(o.text[k]))
+		}
+		largest = max(largest, n)
+	}
+	return largest, nil
+}
+
+// cut returns a text that is short enough for an Event. It may be a tenant's.
+func cut(text string) string {
+	const longest = 60
+	switch {
+	case text == tooLong:
+		return "…"
+	case len(text) > longest:
+		return strings.ToValidUTF8(text[:longest], "") + "…"
+	}
+	return text
+}

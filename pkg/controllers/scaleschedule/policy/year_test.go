@@ -1,0 +1,147 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// change is a moment at which a workload goes inside of a span, or outside.
+type change struct {
+	at     string
+	inside bool
+}
+
+// yearly are the spans that every zone is tried with: days as ParseDays has them, times in minutes.
+var yearly = []struct {
+	item       string
+	days       string // by weekday from Sunday on
+	start, end int
+}{
+	{"Mon-Fri 07:30-20:30", "_MTWTF_", 450, 1230},
+	{"Mon-Sun 02:15-02:45", "SMTWTFS", 135, 165},
+	{"Sun-Sun 01:30-02:30", "S______", 90, 150},
+	{"Mon-Sun 02:00-03:00", "SMTWTFS", 120, 180},
+	{"Fri-Mon 20:00-08:00", "SM___FS", 1200, 480},
+	{"Sat-Sun 20:00-00:00", "S_____S", 1200, 1440},
+	{"Sun-Thu 0-3", "SMTWT__", 0, 180},
+	{"Wed-Sun 03:00-02:00", "S__WTFS", 180, 120},
+	{"Mon-Sun 23:45-00:15", "SMTWTFS", 1425, 15},
+	{"Sat-Sat 0-24", "______S", 0, 1440},
+}
+
+// walk returns the changes of every span in a year. It looks at every minute, and knows nothing of offsets: a
+// time of the day has been reached when the clock on the wall has shown it, or a later one, on that day.
+func walk(zone *time.Location, year int) [][]change {
+	tables := make([][]change, len(yearly))
+	type reached struct{ start, end, inside bool }
+	states := make([]reached, len(yearly))
+	var day time.Time // the latest that has begun
+	begin, end := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(year+1, 1, 1, 0, 0, 0, 0, time.UTC)
+	for t := begin.AddDate(0, 0, -3); t.Before(end); t = t.Add(time.Minute) {
+		wall := t.In(zone)
+		y, m, d := wall.Date()
+		minute := wall.Hour()*60 + wall.Minute()
+		date := time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
+		begins := date.After(day)
+		if begins {
+			day = date
+		} else if date.Before(day) {
+			minute = 0 // the clock went back into yesterday; today has begun
+		}
+		for i := range yearly {
+			s, of := &states[i], yearly[i]
+			if begins {
+				s.start, s.end = false, false
+			}
+			s.start, s.end = s.start || minute >= of.start, s.end || minute >= of.end
+			inside := s.start && !s.end
+			if of.start > of.end {
+				inside = s.start || !s.end
+			}
+			inside = inside && of.days[day.Weekday()] != '_'
+			if inside != s.inside && !t.Before(begin) {
+				tables[i] = append(tables[i], change{t.Format(time.RFC3339), inside})
+			}
+			s.inside = inside
+		}
+	}
+	return tables
+}
+
+// follow returns the changes of a span in a year, by waiting for the next boundary each time.
+func follow(t *testing.T, item string, year int) (changes []change) {
+	t.Helper()
+	spans, err := ParseSpans(item, Defaults{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin, end := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(year+1, 1, 1, 0, 0, 0, 0, time.UTC)
+	was, _ := spans.At(begin.Add(-time.Minute))
+	steps := 0
+	for now := begin; now.Before(end); steps++ {
+		inside, next := spans.At(now)
+		if inside != was {
+			changes = append(changes, change{now.UTC().Format(time.RFC3339), inside})
+		}
+		if !next.After(now) {
+			t.Fatalf("%s: at %v the next boundary is %v", item, now, next)
+		}
+		was, now = inside, next
+	}
+	if steps > 366*4 {
+		t.Errorf("%s: woke up %d times", item, steps)
+	}
+	return changes
+}
+
+// TestAYear compares every boundary of a year with a table.
+func TestAYear(t *testing.T) {
+	for _, test := range []struct {
+		zone  string
+		years []int
+	}{
+		{"Europe/Berlin", []int{2026, 2027}},
+		{"America/New_York", []int{2026}},
+		{"Australia/Lord_Howe", []int{2026}}, // by half an hour
+		{"Asia/Kathmandu", []int{2026}},      // 05:45, and never changes
+		{"Africa/Cairo", []int{2026}},        // at midnight
+		{"America/Nuuk", []int{2026}},        // from 22:00, and back from midnight into yesterday
+		{"America/Sao_Paulo", []int{2018}},   // at midnight, in the south
+		{"America/St_Johns", []int{2010}},    // at 00:01, back into yesterday when today has begun
+		{"Pacific/Apia", []int{2011}},        // had no 30 December
+		{"Africa/Casablanca", []int{2026}},   // winter time in Ramadan
+		{"UTC", []int{2028}},
+	} {
+		zone, err := ParseZone(test.zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, year := range test.years {
+			tables := walk(zone, year)
+			for i, want := range tables {
+				item := yearly[i].item + " " + test.zone
+				got := follow(t, item, year)
+				if len(want) < 50 {
+					t.Fatalf("%s: the table has %d changes", item, len(want))
+				}
+				for j := range max(len(got), len(want)) {
+					if j >= len(got) || j >= len(want) || got[j] != want[j] {
+						t.Errorf("%s in %d: change %d is %v, want %v", item, year, j, tail(got, j), tail(want, j))
+						break
+					}
+				}
+			}
+		}
+	}
+}
+
+func tail(changes []change, from int) string {
+	if from >= len(changes) {
+		return "none"
+	}
+	return fmt.Sprint(changes[from:min(from+2, len(changes))])
+}
