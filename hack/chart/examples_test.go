@@ -93,7 +93,7 @@ func TestGitOpsExamplesInstallTheChart(t *testing.T) {
 			}
 		}
 		want := map[string]bool{}
-		for _, source := range []string{"configreload", "replication", "ttl"} {
+		for _, source := range []string{"configreload", "replication", "scaleschedule", "ttl"} {
 			files, err := filepath.Glob(filepath.Join("..", "..", "pkg", "controllers", source, "*.go"))
 			if err != nil || len(files) == 0 {
 				t.Fatal(source, err)
@@ -134,7 +134,7 @@ func TestTablesNameValuesThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := 0
-	for _, doc := range []string{"config-reload", "replication", "ttl", "csr-approver"} {
+	for _, doc := range []string{"config-reload", "replication", "scale-schedule", "ttl", "csr-approver"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "docs", "controllers", doc+".md"))
 		if err != nil {
 			t.Fatal(err)

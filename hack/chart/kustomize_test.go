@@ -32,6 +32,8 @@ var counterparts = map[string]struct {
 	"replication-compat":             {[]string{"replication"}, "{compat: [reflector, replicator], controllers: {replication: {enabled: true}}}"},
 	"replication-policy":             {values: "replicationPolicy: {enabled: true}"},
 	"restrict-egress":                {values: "networkPolicy: {restrictEgress: true}"},
+	"scale-schedule":                 {values: "controllers: {scale-schedule: {enabled: true}}"},
+	"scale-schedule-compat":          {[]string{"scale-schedule"}, "{compat: [downscaler], controllers: {scale-schedule: {enabled: true}}}"},
 	"service-account-per-controller": {values: "flags: {use-service-account-credentials: true}"},
 	"ttl-chosen-types":               {values: "controllers: {ttl: {enabled: true}}"},
 	"ttl-compat":                     {[]string{"ttl-chosen-types"}, "{compat: [ttl-controller, janitor], controllers: {ttl: {enabled: true}}}"},

@@ -173,7 +173,7 @@ func TestValuesThatAreEmptyMayBeNull(t *testing.T) {
 var bases = map[string]string{
 	"in the cluster": `{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true},
 		replicationPolicy: {enabled: true}, controllers: {replication: {enabled: true}, ttl: {enabled: true}, federation: {enabled: true},
-		csr-approver: {enabled: true}}}`,
+		csr-approver: {enabled: true}, scale-schedule: {enabled: true}}}`,
 	"namespaced": "namespaced: {enabled: true}",
 }
 
@@ -317,6 +317,16 @@ var ofFlags = map[string]any{
 	"log-text-info-buffer-size":        0,
 	"logging-format":                   "text",
 	"replication-kinds":                []any{"ConfigMap"},
+	"scale-schedule-default-downtime":  "never",
+	"scale-schedule-default-uptime":    "always",
+	"scale-schedule-downscale-period":  "never",
+	"scale-schedule-force-downtime":    "never",
+	"scale-schedule-force-uptime":      "never",
+	"scale-schedule-upscale-period":    "never",
+	"scale-schedule-allow-protected":   []any{"in:kube-system"},
+	"scale-schedule-kinds":             []any{"cronjobs", "horizontalpodautoscalers", "rollouts.argoproj.io"},
+	"scale-schedule-timezone":          "UTC",
+	"scale-schedule-weekdays":          "Mon-Fri",
 	"replication-max-spread":           "32Mi",
 	"replication-push-namespaces":      "team-*",
 	"show-hidden-metrics-for-version":  "",
@@ -408,7 +418,7 @@ func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 	}
 	values := map[string]any{"replicaCount": 1} // as many as do not need an election
 	flags := []string{"flags"}
-	for _, controller := range []string{"config-reload", "replication", "ttl", "federation", "csr-approver"} {
+	for _, controller := range []string{"config-reload", "replication", "ttl", "federation", "csr-approver", "scale-schedule"} {
 		if strings.HasPrefix(flag.Name, controller+"-") {
 			flags = []string{"controllers", controller, "flags"}
 			set(values, true, "controllers", controller, "enabled")
@@ -472,18 +482,19 @@ func compareRoles(t *testing.T, o objects) (missing, further string) {
 // TestRolesOfSettingsTogether pairs all settings that change roles.
 func TestRolesOfSettingsTogether(t *testing.T) {
 	all := map[string]any{
-		"compat":                            []any{"reloader", "reflector", "replicator", "ttl-controller", "janitor"},
-		"controllers.replication.enabled":   true,
-		"controllers.ttl.enabled":           true,
-		"controllers.federation.enabled":    true,
-		"controllers.csr-approver.enabled":  true,
-		"controllers.config-reload.enabled": false,
-		"namespaced.enabled":                true,
+		"compat":                             []any{"reloader", "reflector", "replicator", "ttl-controller", "janitor", "downscaler"},
+		"controllers.replication.enabled":    true,
+		"controllers.ttl.enabled":            true,
+		"controllers.federation.enabled":     true,
+		"controllers.csr-approver.enabled":   true,
+		"controllers.scale-schedule.enabled": true,
+		"controllers.config-reload.enabled":  false,
+		"namespaced.enabled":                 true,
 	}
 	flags := map[string][]string{
 		"config-reload": {"config-reload-argo-rollouts", "config-reload-csi", "config-reload-dry-run", "config-reload-ignored-kinds",
 			"config-reload-ignored-sources", "config-reload-namespace-selector"},
-		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"}, "federation": {"federation-namespace"},
+		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"}, "federation": {"federation-namespace"}, "scale-schedule": {"scale-schedule-kinds"},
 		"": {"authentication-skip-lookup", "dry-run", "leader-elect",
 			"leader-elect-resource-name", "secure-port", "use-service-account-credentials"},
 	}

@@ -70,30 +70,37 @@ const (
 const anyType = "plural.group"
 
 // allOn switches on what settings only change.
-var allOn = []string{"--controllers=*,replication,ttl,federation,csr-approver", "--ttl-include-resources=" + anyType}
+var allOn = []string{"--controllers=*,replication,ttl,federation,csr-approver,scale-schedule", "--scale-schedule-kinds=", "--ttl-include-resources=" + anyType}
 
 // settings are the flags that add rules to allOn's, or take some away, by the name under which
 // the template quartermaster.settings of the chart knows them: NAME=ITEM for an item of a list,
-// NAME=only ITEM,... for a list. The list of types of ttl is not among them: the chart writes the rules
-// for these itself.
+// NAME=only ITEM,... for a list. allOn names no kind of scale-schedule, to which these add. The list of
+// types of ttl is not among them: the chart writes the rules for these itself.
 var settings = map[string]string{
-	"authentication-skip-lookup":       "--authentication-skip-lookup",
-	"compat=janitor":                   "--compat=janitor",
-	"compat=reflector":                 "--compat=reflector",
-	"compat=reloader":                  "--compat=reloader",
-	"compat=replicator":                "--compat=replicator",
-	"compat=ttl-controller":            "--compat=ttl-controller",
-	"config-reload-argo-rollouts":      "--config-reload-argo-rollouts",
-	"config-reload-csi":                "--config-reload-csi",
-	"config-reload-dry-run":            "--config-reload-dry-run",
-	"config-reload-namespace-selector": "--config-reload-namespace-selector=a=b",
-	"dry-run":                          "--dry-run",
-	"leader-elect=false":               "--leader-elect=false",
-	"namespaces":                       "--namespaces=kube-system",
-	"secure-port=0":                    "--secure-port=0",
-	"replication-kinds=only configmap": "--replication-kinds=ConfigMap",
-	"replication-kinds=only secret":    "--replication-kinds=Secret",
-	"use-service-account-credentials":  "--use-service-account-credentials",
+	"authentication-skip-lookup":                    "--authentication-skip-lookup",
+	"compat=downscaler":                             "--compat=downscaler",
+	"compat=janitor":                                "--compat=janitor",
+	"compat=reflector":                              "--compat=reflector",
+	"compat=reloader":                               "--compat=reloader",
+	"compat=replicator":                             "--compat=replicator",
+	"compat=ttl-controller":                         "--compat=ttl-controller",
+	"config-reload-argo-rollouts":                   "--config-reload-argo-rollouts",
+	"config-reload-csi":                             "--config-reload-csi",
+	"config-reload-dry-run":                         "--config-reload-dry-run",
+	"config-reload-namespace-selector":              "--config-reload-namespace-selector=a=b",
+	"dry-run":                                       "--dry-run",
+	"leader-elect=false":                            "--leader-elect=false",
+	"namespaces":                                    "--namespaces=kube-system",
+	"secure-port=0":                                 "--secure-port=0",
+	"scale-schedule-kinds=cronjobs":                 "--scale-schedule-kinds=cronjobs",
+	"scale-schedule-kinds=deployments":              "--scale-schedule-kinds=deployments",
+	"scale-schedule-kinds=horizontalpodautoscalers": "--scale-schedule-kinds=horizontalpodautoscalers",
+	"scale-schedule-kinds=rollouts.argoproj.io":     "--scale-schedule-kinds=rollouts.argoproj.io",
+	"scale-schedule-kinds=scaledobjects.keda.sh":    "--scale-schedule-kinds=scaledobjects.keda.sh",
+	"scale-schedule-kinds=statefulsets":             "--scale-schedule-kinds=statefulsets",
+	"replication-kinds=only configmap":              "--replication-kinds=ConfigMap",
+	"replication-kinds=only secret":                 "--replication-kinds=Secret",
+	"use-service-account-credentials":               "--use-service-account-credentials",
 }
 
 // leavingOut are flags with lists of what is left out, whose items are settings too.
@@ -260,7 +267,7 @@ func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string)
 // are not used with --namespaces, from base.
 func place(roles []*chartRole, base []object) error {
 	scoped, err := rbac(append(slices.Clone(allOn),
-		"--dry-run", "--namespaces=watched", "--leader-elect-resource-namespace=release")...)
+		"--dry-run", "--namespaces=watched", "--leader-elect-resource-namespace=release", "--scale-schedule-kinds=deployments")...)
 	if err != nil {
 		return err
 	}

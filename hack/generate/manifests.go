@@ -28,6 +28,8 @@ var components = map[string][]string{
 	"federation":                     {"--controllers=*,federation"},
 	"replication":                    {"--controllers=*,replication"},
 	"replication-compat":             {"--compat=reflector,replicator"},
+	"scale-schedule":                 {"--controllers=*,scale-schedule"},
+	"scale-schedule-compat":          {"--compat=downscaler"},
 	"service-account-per-controller": {"--use-service-account-credentials"},
 	"ttl-chosen-types": {"--controllers=*,ttl", "--ttl-include-resources=namespaces.,configmaps.,persistentvolumeclaims.,pods.,services.," +
 		"deployments.apps,statefulsets.apps,jobs.batch,ingresses.networking.k8s.io"},
@@ -36,7 +38,7 @@ var components = map[string][]string{
 }
 
 // requires maps a component to the component without which it makes no sense.
-var requires = map[string]string{"replication-compat": "replication", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
+var requires = map[string]string{"replication-compat": "replication", "scale-schedule-compat": "scale-schedule", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
@@ -44,8 +46,8 @@ var notes = map[string]string{
 		"# can give: see deploy/examples/csr-approver.\n",
 	"federation": "# The controller federation. Its types come first: see docs/controllers/federation.md. Only in the namespace\n" +
 		"# kube-federation-system the manager may read Secrets, those with the tokens of other clusters.\n",
-	"service-account-per-controller": "# This covers config-reload only. With the flag below, replication, ttl, federation and csr-approver find no account and write\n" +
-		"# nothing: where they run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
+	"service-account-per-controller": "# This covers config-reload only. With the flag below, all others find no account and write nothing:\n" +
+		"# where they run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read and delete all objects\n" +
 		"# of these types, to which Secrets do not belong. Annotations and flags say which objects it deletes.\n",
 	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +

@@ -92,7 +92,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		"values that are out of bounds, and one of the command line": {
 			configHeader + "flags:\n  v: 2\n  shutdown-timeout: 0s\n  kube-api-qps: 0\n  compat: [helm]\n",
 			[]string{
-				`:7: --compat: "helm" is not known; known are reloader, reflector, replicator, ttl-controller, janitor`,
+				`:7: --compat: "helm" is not known; known are reloader, reflector, replicator, ttl-controller, janitor, downscaler`,
 				":5: --shutdown-timeout: 0s must be greater than 0",
 				":6: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
 				"--insecure-port: 70000 must be between 0 and 65535"}},
@@ -230,6 +230,11 @@ var unusual = []string{
 	"--replication-max-spread=1Mi", "--replication-replicator-allow-configmaps",
 	"--replication-replicator-allow-all", "--replication-protected-names=a", "--replication-protected-namespaces=a,b",
 	"--replication-push-namespaces=a-*,!a-b;labels:c=d", "--replication-concurrent-syncs=7",
+	"--scale-schedule-allow-protected=in:a", "--scale-schedule-default-downtime=always", "--scale-schedule-default-uptime=never", "--scale-schedule-downscale-period=always",
+	"--scale-schedule-downtime-replicas=7", "--scale-schedule-dry-run", "--scale-schedule-exclude-names=a", "--scale-schedule-exclude-namespaces=a", "--scale-schedule-explicit",
+	"--scale-schedule-force-downtime=never", "--scale-schedule-force-uptime=Mon-Fri 8-18 UTC, never", "--scale-schedule-grace-period=7s", "--scale-schedule-hold=7s",
+	"--scale-schedule-include-namespaces=a", "--scale-schedule-kinds=cronjobs", "--scale-schedule-max-clock-skew=7s", "--scale-schedule-max-per-second=7", "--scale-schedule-selector=a=b",
+	"--scale-schedule-time-annotation=a", "--scale-schedule-timezone=UTC", "--scale-schedule-upscale-period=never", "--scale-schedule-weekdays=Mon-Fri", "--scale-schedule-concurrent-syncs=7",
 	"--ttl-allow-protected=nodes", "--ttl-annotations=ttl-controller", "--ttl-breaker-cooldown=7s", "--ttl-cluster-scoped=false", "--ttl-dry-run",
 	"--ttl-exclude-namespaces=a", "--ttl-exclude-resources=a", "--ttl-grace=7s", "--ttl-include-namespaces=a", "--ttl-include-resources=a", "--ttl-janitor-cluster-scoped",
 	"--ttl-max-clock-skew=7s", "--ttl-max-deletions-per-minute=7", "--ttl-rules=/r", "--ttl-concurrent-syncs=7",

@@ -133,7 +133,7 @@ var listed = regexp.MustCompile(`^(quartermaster|informer|process|rest_client|wo
 func TestMetricsAreThoseListed(t *testing.T) {
 	ctx := fleet.Context(t)
 	installFederation(ctx, t)
-	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation", "csr-approver")
+	shared.InstallWith(ctx, t, "compat-reloader", "replication", "replication-compat", "ttl-chosen-types", "ttl-every-type", "ttl-compat", "federation", "csr-approver", "scale-schedule", "scale-schedule-compat")
 	m := shared.RunLeader(ctx, t, "--csr-approver-ip-ranges=10.0.0.0/8")
 	token, err := shared.AdminToken(ctx)
 	if err != nil {

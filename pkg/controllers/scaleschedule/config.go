@@ -26,16 +26,16 @@ type Config struct {
 	// MaxPerSecond limits the writes; 0 means no limit.
 	MaxPerSecond int
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
-	MaxClockSkew time.Duration
-	DryRun       bool
-	Workers      int
+	MaxClockSkew    time.Duration
+	DryRun          bool
+	ConcurrentSyncs int
 }
 
 // NewConfig returns the defaults of the flags.
 func NewConfig() Config {
 	return Config{
 		Options: policy.Options{GracePeriod: 15 * time.Minute, Hold: 15 * time.Minute},
-		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxPerSecond: 20, MaxClockSkew: time.Minute, Workers: 2,
+		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxPerSecond: 20, MaxClockSkew: time.Minute, ConcurrentSyncs: 2,
 	}
 }
 
@@ -69,7 +69,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing is written while the clocks of the manager and of the API server are further apart; 0 switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Scale nothing. Log what would be scaled, with an Event on it.")
-	fs.IntVar(&c.Workers, flagPrefix+"workers", c.Workers, "Workloads reconciled at once.")
+	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Workloads reconciled at once.")
 }
 
 // plurals returns the names of the kinds.
@@ -98,8 +98,8 @@ func (c *Config) Validate(controllers.Settings) error {
 	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
 		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)
 	}
-	if c.Workers < 1 {
-		bad("workers", "must be at least 1, got %d", c.Workers)
+	if c.ConcurrentSyncs < 1 {
+		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }

@@ -97,7 +97,7 @@ func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.O
 		clock: loop.Clock, memory: newMemory(), once: controllers.NewNotices(math.MaxInt64), failing: controllers.NewNotices(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.Workers, loop.MaxBackoff = cfg.Workers, maxBackoff
+	loop.Workers, loop.MaxBackoff = cfg.ConcurrentSyncs, maxBackoff
 	var watches []controllers.Watch[key]
 	for _, k := range watched {
 		watches = append(watches, c.watch(k))

@@ -1,0 +1,264 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scaleschedule
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// soon returns a downtime that begins in d, and does not end.
+func soon(d time.Duration) string {
+	return "from " + time.Now().Add(d).UTC().Format(time.RFC3339Nano)
+}
+
+// TestDownAndUp scales a Deployment and a CronJob at a boundary, and back when the annotation goes.
+func TestDownAndUp(t *testing.T) {
+	w := newFixture(t, fleet.Patience)
+	w.deploy("a", nil)
+	jobs := shared.Admin.BatchV1().CronJobs(w.namespace)
+	_, err := jobs.Create(w.ctx, &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "j"}, Spec: batchv1.CronJobSpec{Schedule: "0 0 1 1 *",
+		JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever,
+			Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.RunLeader(w.ctx, t, args()...)
+	suspended := func(want bool, recorded string) func() error {
+		return func() error {
+			j, err := jobs.Get(w.ctx, "j", metav1.GetOptions{})
+			if err == nil && (*j.Spec.Suspend != want || j.Annotations[record] != recorded) {
+				err = fmt.Errorf("suspended: %t, record: %q", *j.Spec.Suspend, j.Annotations[record])
+			}
+			return err
+		}
+	}
+	w.annotate(prefix+"downtime", soon(2*time.Second))
+	w.await("0 (3)", 1)
+	fleet.Eventually(w.ctx, t, suspended(true, "1"))
+	w.tellsOf("a", "ScaledDown")
+	w.annotate(prefix+"downtime", "")
+	w.await("3", 1)
+	fleet.Eventually(w.ctx, t, suspended(false, ""))
+	w.tellsOf("a", "ScaledUp")
+}
+
+// TestAHorizontalPodAutoscaler is what the real type makes of the patch, and of an index by its target.
+func TestAHorizontalPodAutoscaler(t *testing.T) {
+	w := newFixture(t, fleet.Patience)
+	w.deploy("a", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
+	w.deploy("b", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
+	_, err := shared.Admin.AutoscalingV2().HorizontalPodAutoscalers(w.namespace).Create(w.ctx, &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Name: "h"},
+		Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 5, ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "a"}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared.RunLeader(w.ctx, t, args()...)
+	w.await("1 (3)", 1)
+	w.tellsOf("a", "ScaledByOther")
+	if states := w.states(); states["3"] != 1 {
+		t.Errorf("%v", states)
+	}
+}
+
+// TestAConflictIsDecidedAgain changes a workload between the decision and the write, again and again.
+func TestAConflictIsDecidedAgain(t *testing.T) {
+	w := newFixture(t, fleet.Patience)
+	for i := range 20 {
+		w.deploy(fmt.Sprintf("a%d", i), nil)
+	}
+	shared.RunLeader(w.ctx, t, args("--scale-schedule-max-per-second=0")...)
+	w.annotate(prefix+"downtime", soon(time.Second))
+	writing, stop := context.WithTimeout(w.ctx, 4*time.Second)
+	defer stop()
+	deployments := shared.Admin.AppsV1().Deployments(w.namespace)
+	for n := 0; writing.Err() == nil; n++ {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"n":"%d"}}}`, n)
+		_, _ = deployments.Patch(writing, fmt.Sprintf("a%d", n%20), types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	w.await("0 (3)", 20)
+	w.oncePerWorkload(w.begin, 20, 0, `"downscaler/original-replicas":"3"`)
+}
+
+// TestLongTheLeaderIsKilledAtTheBoundary kills the leader while it scales 500 Deployments down and up. Each
+// is scaled once, and comes back with the replicas that it had.
+func TestLongTheLeaderIsKilledAtTheBoundary(t *testing.T) {
+	const workloads, workers = 500, 2
+	kills := fleet.Setting(t, "SCALE_KILLS", 20)
+	w := newFixture(t, time.Duration(kills+3)*time.Minute)
+	w.deployAll(workloads)
+	flags := args(append([]string{"--scale-schedule-max-per-second=0"}, fleet.ShortTimings...)...)
+	leader := shared.RunLeader(w.ctx, t, flags...)
+	standby := shared.RunStandby(w.ctx, t, flags...)
+	for kill := range kills {
+		want, part, begin := "0 (3)", `"downscaler/original-replicas":"3"`, time.Now()
+		if kill%2 == 0 {
+			w.annotate(prefix+"downtime", soon(time.Second))
+		} else {
+			want, part = "3", `"replicas":3`
+			w.annotate(prefix+"downtime", "until "+time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
+		}
+		w.await(want, 50+20*kill)
+		leader.Kill()
+		if left := workloads - w.states()[want]; left == 0 {
+			t.Logf("kill %d came too late", kill)
+		}
+		shared.WaitForLeader(w.ctx, t, standby)
+		w.await(want, workloads)
+		leader, standby = standby, shared.RunStandby(w.ctx, t, flags...)
+		w.oncePerWorkload(begin, workloads, workers, part)
+	}
+}
+
+// TestLongFiveHundredAtOnce logs how long 500 Deployments take at the limit of the default, and how long
+// requests of somebody else take before and meanwhile.
+func TestLongFiveHundredAtOnce(t *testing.T) {
+	const workloads = 500
+	w := newFixture(t, 5*time.Minute)
+	w.deployAll(workloads)
+	shared.RunReleased(w.ctx, t, args()...)
+	other := newFixture(t, 5*time.Minute)
+	other.deploy("somebody-elses", nil)
+	deployments := shared.Admin.AppsV1().Deployments(other.namespace)
+	probing, stop := context.WithCancel(w.ctx)
+	type probe struct {
+		at   time.Time
+		took time.Duration
+	}
+	result := make(chan []probe)
+	go func() {
+		var probes []probe
+		for n := 0; probing.Err() == nil; n++ {
+			begin := time.Now()
+			_, err := deployments.Patch(probing, "somebody-elses", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"n":"%d"}}}`, n), metav1.PatchOptions{})
+			if err == nil {
+				probes = append(probes, probe{begin, time.Since(begin)})
+			}
+			fleet.Wait(probing, 50*time.Millisecond)
+		}
+		result <- probes
+	}()
+	due := time.Now().Add(20 * time.Second)
+	w.annotate(prefix+"downtime", "from "+due.UTC().Format(time.RFC3339Nano))
+	fleet.Wait(w.ctx, time.Until(due.Add(25*time.Second))) // to list all of them would be a load of its own
+	w.await("0 (3)", workloads)
+	stop()
+	probes := <-result
+	var first, last time.Time
+	for _, e := range shared.AuditSince(t, due.Add(-time.Second), func(e auditv1.Event) bool {
+		return fleet.IsControllerWrite(e, cluster.AuditPod(e)) && e.ObjectRef.Namespace == w.namespace
+	}) {
+		if first.IsZero() || e.StageTimestamp.Time.Before(first) {
+			first = e.StageTimestamp.Time
+		}
+		if e.StageTimestamp.After(last) {
+			last = e.StageTimestamp.Time
+		}
+	}
+	if first.Before(due) {
+		t.Errorf("the first write %v before the boundary", due.Sub(first))
+	}
+	t.Logf("the first write %v after the boundary, the last %v", first.Sub(due), last.Sub(due))
+	median := func(from, to time.Time) time.Duration {
+		var took []time.Duration
+		for _, p := range probes {
+			if p.at.After(from) && p.at.Before(to) {
+				took = append(took, p.took)
+			}
+		}
+		slices.Sort(took)
+		if len(took) < 20 {
+			t.Fatalf("%d probes", len(took))
+		}
+		return took[len(took)/2]
+	}
+	t.Logf("the median of another user's PATCH is %v before and %v meanwhile", median(due.Add(-15*time.Second), due), median(due, last))
+	w.oncePerWorkload(due.Add(-time.Second), workloads, 0, `"downscaler/original-replicas":"3"`)
+}
+
+// TestLongIdle counts the requests of a leader with 500 Deployments in 50 Namespaces while nothing is due,
+// beyond its Lease and watches.
+func TestLongIdle(t *testing.T) {
+	w := newFixture(t, 10*time.Minute)
+	for range 50 {
+		in := *w
+		in.namespace = shared.NewNamespace(w.ctx, t, nil)
+		in.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
+		in.deployAll(10)
+	}
+	m := shared.RunReleased(w.ctx, t, args()...)
+	fleet.Wait(w.ctx, 10*time.Second)
+	begin := time.Now()
+	fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "SCALE_IDLE_MINUTES", 5))*time.Minute)
+	requests := map[string]int{}
+	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == m.Pod && e.ObjectRef != nil }) {
+		if e.Verb != "watch" && e.ObjectRef.Resource != "leases" {
+			requests[strings.TrimSpace(e.Verb+" "+e.ObjectRef.Resource+" "+e.ObjectRef.Name)]++
+		}
+	}
+	t.Logf("in %v: %v", time.Since(begin).Round(time.Second), requests)
+	for request, n := range requests {
+		for _, resource := range []string{"deployments", "statefulsets", "cronjobs", "horizontalpodautoscalers", "namespaces "} {
+			if strings.Contains(request, resource) && !strings.HasSuffix(request, "-leader") {
+				t.Errorf("%d times %s", n, request)
+			}
+		}
+	}
+}
+
+// TestLongMemory logs the resident memory of a leader in an empty cluster and with 5,000 Deployments that
+// have a schedule, in 50 Namespaces.
+func TestLongMemory(t *testing.T) {
+	w := newFixture(t, 20*time.Minute)
+	resident := func() float64 {
+		t.Helper()
+		var all []float64
+		for range 3 {
+			m := shared.RunReleased(w.ctx, t, args()...)
+			fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "SCALE_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.PID()))
+			if err != nil {
+				t.Skip(err)
+			}
+			_, rest, _ := strings.Cut(string(text), "VmRSS:")
+			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, kib/1024)
+			if err := m.Stop(w.ctx, fleet.Patience); err != nil {
+				t.Error(err)
+			}
+		}
+		slices.Sort(all)
+		t.Logf("%.1f MiB", all)
+		return all[1]
+	}
+	empty := resident()
+	for range 50 {
+		in := *w
+		in.namespace = shared.NewNamespace(w.ctx, t, nil)
+		in.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
+		in.deployAll(100)
+	}
+	t.Logf("5,000 Deployments take %.1f MiB", resident()-empty)
+}
