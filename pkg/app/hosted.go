@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -51,7 +52,7 @@ func newHosted(
 
 // Problem implements healthz.Worker.
 func (h *hosted) Problem() error {
-	s, err := h.own()
+	s, err := h.controllerStatus()
 	if s.Problem != "" {
 		err = errors.New(s.Problem)
 	}
@@ -60,14 +61,14 @@ func (h *hosted) Problem() error {
 
 // LongestRunning implements healthz.Worker.
 func (h *hosted) LongestRunning(now time.Time) (string, time.Duration) {
-	s, _ := h.own() // Problem has the error
+	s, _ := h.controllerStatus() // Problem has the error
 	return s.LongestRunning(now)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
 // knows.
 func (h *hosted) Status() controllers.Status {
-	s, _ := h.own() // Problem has the error
+	s, _ := h.controllerStatus() // Problem has the error
 	h.runs.report(&s)
 	if err := h.health.Check(nil); err != nil {
 		s.Problem = err.Error()
@@ -79,9 +80,9 @@ func (h *hosted) Status() controllers.Status {
 // reconcile holds, and the reconcile may hang.
 const statusPatience = time.Second
 
-// own returns the controller's own status. If the controller does not answer, or panics, own returns an
-// error: a scrape and the end of the process must neither wait for it nor fail.
-func (h *hosted) own() (controllers.Status, error) {
+// controllerStatus returns the controller's own status, or an error if the controller does not answer, or
+// panics: a scrape and the end of the process must neither wait for it nor fail.
+func (h *hosted) controllerStatus() (controllers.Status, error) {
 	answer := h.asking.DoChan("", func() (any, error) {
 		var s controllers.Status
 		stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
@@ -127,21 +128,21 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
 
-// on returns the controllers that run on every replica, or the controllers that run only on the leader.
-func (cs hostedControllers) on(everyReplica bool) (some hostedControllers) {
-	for _, c := range cs {
-		if c.everyReplica == everyReplica {
-			some = append(some, c)
-		}
-	}
-	return some
+// onLeader returns the controllers that run only on the leader.
+func (cs hostedControllers) onLeader() hostedControllers {
+	return slices.DeleteFunc(slices.Clone(cs), func(c *hosted) bool { return c.everyReplica })
+}
+
+// onEveryReplica returns the controllers that run on every replica.
+func (cs hostedControllers) onEveryReplica() hostedControllers {
+	return slices.DeleteFunc(slices.Clone(cs), func(c *hosted) bool { return !c.everyReplica })
 }
 
 // runOnEveryReplica starts the controllers that run on every replica. They stop when ctx ends or the
 // returned function is called, which returns when they have drained. If the drain takes longer than drain,
 // the error wraps election.ErrUnfinished.
 func (cs hostedControllers) runOnEveryReplica(ctx context.Context, interval, drain time.Duration) (stop func() error) {
-	some := cs.on(true)
+	some := cs.onEveryReplica()
 	if len(some) == 0 {
 		return func() error { return nil }
 	}
@@ -186,7 +187,7 @@ func (cs hostedControllers) run(ctx context.Context, interval time.Duration) err
 func (cs hostedControllers) unfinished(now time.Time) error {
 	var errs []error
 	for _, c := range cs {
-		s, _ := c.own()
+		s, _ := c.controllerStatus()
 		for _, in := range s.InFlight {
 			errs = append(errs, fmt.Errorf("controller %s did not end reconciling %s, for %s now", c.name, in.Key, now.Sub(in.Since).Round(time.Second)))
 		}

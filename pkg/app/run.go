@@ -177,10 +177,10 @@ func (p *process) lead(ctx, untilReturn context.Context) error {
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(untilReturn) // a no-op on a warm standby
-		return p.controllers.on(false).run(controllers.WithProcess(ctx, work, leading), interval)
+		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, leading), interval)
 	})
 	if err != nil {
-		err = errors.Join(err, p.controllers.on(false).unfinished(time.Now()))
+		err = errors.Join(err, p.controllers.onLeader().unfinished(time.Now()))
 		cutOff(err)
 	}
 	err = errors.Join(err, stopOthers())

@@ -64,16 +64,16 @@ type servers struct {
 
 // startServers starts both servers. Both serve health checks. The secure one serves protected
 // behind authentication and authorization, the insecure one serves metrics if a flag says so. It
-// returns an error with the flag's name if a port or a certificate cannot be used. The witness, which may
-// be nil, answers other replicas without authentication.
+// returns an error with the flag's name if a port or a certificate cannot be used. local, this process's
+// witness, answers other replicas without authentication; it may be nil.
 func startServers(
-	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, seen *witness.Witness,
+	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, local *witness.Witness,
 ) (*servers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
 	err := s.startInsecure(ctx, o.Insecure, metrics)
 	if err == nil {
-		err = s.startSecure(ctx, &o.Secure, auth, protected, seen)
+		err = s.startSecure(ctx, &o.Secure, auth, protected, local)
 	}
 	if err != nil {
 		s.stop()
@@ -97,7 +97,7 @@ func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics
 	return nil
 }
 
-func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler, seen *witness.Witness) error {
+func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler, local *witness.Witness) error {
 	if cfg.BindPort == 0 {
 		return nil
 	}
@@ -109,8 +109,8 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	mux := http.NewServeMux()
 	s.health.install(mux)
 	mux.Handle("/", auth.protect(protected))
-	if seen != nil {
-		mux.Handle(witness.Path, seen)
+	if local != nil {
+		mux.Handle(witness.Path, local)
 	}
 	if err := s.serve(ctx, cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
 		return fmt.Errorf("--secure-port: %w", err)

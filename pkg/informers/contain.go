@@ -106,8 +106,8 @@ func remember[K comparable](known map[K]struct{}, key K) bool {
 	return true
 }
 
-// fits forgets that an object did not fit its Go type.
-func (p *panics) fits(object cache.ObjectName) {
+// forgetMisfit forgets that an object did not fit its Go type.
+func (p *panics) forgetMisfit(object cache.ObjectName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.unfit, object)
@@ -120,8 +120,8 @@ func (p *panics) forget(key badObject) {
 	delete(p.bad, key)
 }
 
-// gone forgets objects that are gone.
-func (p *panics) gone(is func(cache.ObjectName) bool) {
+// forgetGone forgets objects that are gone.
+func (p *panics) forgetGone(is func(cache.ObjectName) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.bad, func(key badObject, _ struct{}) bool { return is(key.object) })

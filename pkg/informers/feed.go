@@ -199,7 +199,7 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 		gone := f.exists(ctx)
 		if apierrors.IsNotFound(gone) || gone == nil && !listed {
 			err = errors.Join(err, f.informer.replace(f, nil))
-			f.state.isAbsent(apierrors.IsNotFound(gone))
+			f.state.markAbsent(apierrors.IsNotFound(gone))
 		}
 	}
 	f.informer.checkSynced()

@@ -93,9 +93,9 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 		return i.remove(f, obj)
 	}
 	name := o.objectName()
-	i.panics.fits(name)
-	if o.rest != nil {
-		i.detector.AddObject(o.rest.changeable())
+	i.panics.forgetMisfit(name)
+	if o.extra != nil {
+		i.detector.AddObject(o.extra.changeable())
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -118,7 +118,7 @@ func (i *informer) remove(f *feed, obj any) error {
 	}
 	name := cache.MetaObjectToName(m)
 	i.forget(f, name.String())
-	i.panics.gone(func(n cache.ObjectName) bool { return n == name }) // an index has just been called with it once more
+	i.panics.forgetGone(func(n cache.ObjectName) bool { return n == name }) // an index has just been called with it once more
 	return nil
 }
 
@@ -159,7 +159,7 @@ func (i *informer) replace(f *feed, list []any) error {
 			i.forget(f, key)
 		}
 	}
-	i.panics.gone(isGone)
+	i.panics.forgetGone(isGone)
 	return nil
 }
 

@@ -28,24 +28,24 @@ type Object struct {
 	// packed holds, for each digest of the plan, its length as a varint and its bytes, and then the
 	// name. That is one allocation instead of three.
 	packed string
-	// uid and version hold the usual forms. What does not fit is in rest.
+	// uid and version hold the usual forms. What does not fit is in extra.
 	uid     [16]byte
 	version uint64
-	rest    *remainder
+	extra   *extra
 	// first and changed are versions, see FirstVersion and ChangedVersion; 0 is unknown. See listed.
 	first, changed uint64
 }
 
-// remainder is what most objects do not have: an *metav1.ObjectMeta with the declared annotations and fields,
+// extra is what most objects do not have: an *metav1.ObjectMeta with the declared annotations and fields,
 // or the whole object if a controller needs that.
-type remainder struct{ metav1.Object }
+type extra struct{ metav1.Object }
 
 // changeable returns the parts that a controller could change, as client-go's detector needs them.
-func (r *remainder) changeable() runtime.Object {
-	if m, ok := r.Object.(*metav1.ObjectMeta); ok {
+func (e *extra) changeable() runtime.Object {
+	if m, ok := e.Object.(*metav1.ObjectMeta); ok {
 		return &metav1.PartialObjectMetadata{ObjectMeta: *m}
 	}
-	return r.Object.(runtime.Object)
+	return e.Object.(runtime.Object)
 }
 
 // listed is set in Object.first if the object was there before this cache.
@@ -56,7 +56,7 @@ func as[T any](o *Object) T {
 	if t, ok := any(o).(T); ok {
 		return t
 	}
-	return any(o.rest.Object).(T) // For has checked the type
+	return any(o.extra.Object).(T) // For has checked the type
 }
 
 func (o *Object) objectName() cache.ObjectName {
@@ -171,10 +171,10 @@ func (o *Object) GetResourceVersion() string {
 var nothing metav1.Object = &metav1.ObjectMeta{}
 
 func (o *Object) metadata() metav1.Object {
-	if o.rest == nil {
+	if o.extra == nil {
 		return nothing
 	}
-	return o.rest
+	return o.extra
 }
 
 // GetAnnotations returns the declared annotations that the object has, or nil if it has none of

@@ -61,10 +61,10 @@ func (r *reducer) reduce(obj any) (any, error) {
 			delete(a, corev1.LastAppliedConfigAnnotation)
 			m.SetAnnotations(a) // GetAnnotations of an unstructured object returns a copy
 		}
-		o.rest = &remainder{m}
+		o.extra = &extra{m}
 	} else if kept, needed := r.metadata(m); needed || uid != "" || version != "" {
 		kept.UID, kept.ResourceVersion = m.GetUID(), version
-		o.rest = &remainder{ptr.To(kept)} // on the heap for these only
+		o.extra = &extra{ptr.To(kept)} // on the heap for these only
 	}
 	return o, nil
 }

@@ -79,13 +79,13 @@ func (s *state) listed(version string) {
 	s.succeeded("list", klog.Background())
 }
 
-// isAbsent records that the resource counts as empty, as the server does not have it at all or, at the
+// markAbsent records that the resource counts as empty, as the server has it in no version or, at the
 // start, not in this version.
-func (s *state) isAbsent(atAll bool) {
+func (s *state) markAbsent(allVersions bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.empty, s.now.Absent, s.lastActivity = true, atAll, s.clock.Now()
-	if atAll {
+	s.empty, s.now.Absent, s.lastActivity = true, allVersions, s.clock.Now()
+	if allVersions {
 		s.succeeded("list", klog.Background())
 		s.succeeded("watch", klog.Background())
 		s.ended = nil
