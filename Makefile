@@ -89,8 +89,9 @@ test-unit: ## The part of test that needs no control plane.
 
 .PHONY: test-integration
 test-integration: controlplane ## The part of test on a real kube-apiserver, etcd and kube-controller-manager.
-	@# Several packages at a time, since they often wait.
-	$(INTEGRATION) -skip '^TestLong' -p 4 $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/ | sort -r)
+	@# Several packages at a time, since they often wait, and the longest first.
+	$(INTEGRATION) -skip '^TestLong' -p 4 ./test/reload ./test/manager ./test/replication ./test/deploy \
+	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
 
 .PHONY: test-chart
 test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and installing it.

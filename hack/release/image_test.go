@@ -93,28 +93,6 @@ func TestImage(t *testing.T) {
 	}
 }
 
-func TestImageDependsOnWhatIsInIt(t *testing.T) {
-	archive := func(i image) []byte {
-		t.Helper()
-		archive, _, err := i.archive()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return archive
-	}
-	want := archive(testImage())
-	for range 5 {
-		if !bytes.Equal(archive(testImage()), want) {
-			t.Fatal("the same image gives two archives")
-		}
-	}
-	other := testImage()
-	other.Managers[1].Binary = []byte("another")
-	if bytes.Equal(archive(other), want) {
-		t.Error("another manager gives the same archive")
-	}
-}
-
 func TestImageRunsAsTheDeploymentSays(t *testing.T) {
 	deployment, err := os.ReadFile(filepath.Join("..", "..", "deploy", "base", "deployment.yaml"))
 	if err != nil {

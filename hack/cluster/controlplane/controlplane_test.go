@@ -153,21 +153,3 @@ func TestBuildThatFailsLeavesNothing(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 }
-
-func TestPinnedVersionIsFound(t *testing.T) {
-	root, err := Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := builder{module: filepath.Join(root, "hack", "controlplane"), out: &bytes.Buffer{}}
-	if err := b.plan(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	first := b.key
-	if !strings.HasPrefix(b.version, "v1.") || !strings.Contains(b.ldflags, "gitVersion="+b.version+" ") {
-		t.Errorf("version %q, ldflags %q", b.version, b.ldflags)
-	}
-	if err := b.plan(t.Context()); err != nil || b.key != first {
-		t.Errorf("the key changed from %s to %s, %v", first, b.key, err)
-	}
-}
