@@ -19,7 +19,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
-	"k8s.io/apiserver/pkg/authorization/path"
 	"k8s.io/apiserver/pkg/authorization/union"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -40,55 +39,22 @@ const (
 // reviewTimeout is how long one TokenReview or SubjectAccessReview may take.
 const reviewTimeout = 10 * time.Second
 
+// reviewTTL is how long the answer to a TokenReview or SubjectAccessReview is used again.
+const reviewTTL = 10 * time.Second
+
 // AuthenticationConfig configures how the secure port recognizes its callers.
 type AuthenticationConfig struct {
 	SkipLookup   bool
-	CacheTTL     time.Duration
 	ClientCAFile string
-}
-
-// AuthorizationConfig configures how the secure port decides what its callers may see.
-type AuthorizationConfig struct {
-	AlwaysAllowPaths []string
-	AllowTTL         time.Duration
-	DenyTTL          time.Duration
-}
-
-func newAuthenticationConfig() AuthenticationConfig {
-	return AuthenticationConfig{CacheTTL: 10 * time.Second}
-}
-
-func newAuthorizationConfig() AuthorizationConfig {
-	return AuthorizationConfig{AllowTTL: 10 * time.Second, DenyTTL: 10 * time.Second}
 }
 
 // AddFlags adds the flags to fs.
 func (c *AuthenticationConfig) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.SkipLookup, "authentication-skip-lookup", c.SkipLookup, ""+
 		"Do not look up in the cluster (ConfigMap "+authenticationConfigMap+") the CAs of client certificates and of front proxies.")
-	fs.DurationVar(&c.CacheTTL, "authentication-token-webhook-cache-ttl", c.CacheTTL,
-		"How long a TokenReview is cached.")
 	fs.StringVar(&c.ClientCAFile, "client-ca-file", c.ClientCAFile, ""+
 		"The CAs of client certificates, whose common name is the user. The file is read again when it changes. "+
 		"Default: the CAs of the cluster.")
-}
-
-// AddFlags adds the flags to fs.
-func (c *AuthorizationConfig) AddFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&c.AlwaysAllowPaths, "authorization-always-allow-paths", c.AlwaysAllowPaths,
-		"Paths that everyone may see besides the health checks; * at the end matches every rest.")
-	fs.DurationVar(&c.AllowTTL, "authorization-webhook-cache-authorized-ttl", c.AllowTTL,
-		"How long an allowed SubjectAccessReview is cached.")
-	fs.DurationVar(&c.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", c.DenyTTL,
-		"How long a denied SubjectAccessReview is cached.")
-}
-
-// Validate returns all problems, joined; each names its flag. It reads no files.
-func (c *AuthorizationConfig) Validate() error {
-	if _, err := path.NewAuthorizer(c.AlwaysAllowPaths); err != nil {
-		return fmt.Errorf("--authorization-always-allow-paths: %w", err)
-	}
-	return nil
 }
 
 // auth delegates authentication and authorization to the API server. It can be built while the API
@@ -116,7 +82,7 @@ func newAuth(o *Options, c connection) (*auth, error) {
 		TokenAccessReviewClient:  client.AuthenticationV1(),
 		TokenAccessReviewTimeout: reviewTimeout,
 		WebhookRetryBackoff:      backoff,
-		CacheTTL:                 o.Authentication.CacheTTL,
+		CacheTTL:                 reviewTTL,
 	}
 	if file := o.Authentication.ClientCAFile; file != "" {
 		ca, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca-file", file)
@@ -142,22 +108,17 @@ func newAuth(o *Options, c connection) (*auth, error) {
 	}
 	delegated, err := authorizerfactory.DelegatingAuthorizerConfig{
 		SubjectAccessReviewClient: reviews,
-		AllowCacheTTL:             o.Authorization.AllowTTL,
-		DenyCacheTTL:              o.Authorization.DenyTTL,
+		AllowCacheTTL:             reviewTTL,
+		DenyCacheTTL:              reviewTTL,
 		WebhookRetryBackoff:       backoff,
 	}.New()
 	if err != nil {
 		return nil, fmt.Errorf("delegated authorization: %w", err)
 	}
-	open, err := path.NewAuthorizer(o.Authorization.AlwaysAllowPaths)
-	if err != nil {
-		return nil, err
-	}
 	a.authorizer, err = union.New(
 		// Cluster administrators with a client certificate see everything even while the API server
 		// is away.
 		union.NamedAuthorizer{AuthorizerName: "groups", Authorizer: authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)},
-		union.NamedAuthorizer{AuthorizerName: "paths", Authorizer: open},
 		union.NamedAuthorizer{AuthorizerName: "delegated", Authorizer: delegated},
 	)
 	return a, err

@@ -92,6 +92,7 @@ func newClients(o *Options, c connection, fence func(http.RoundTripper) http.Rou
 		if all.dryRun, err = newDryRun(c); err != nil {
 			return nil, fmt.Errorf("--dry-run: %w", err)
 		}
+		all.contentType = runtime.ContentTypeJSON // see deleteOptions
 	}
 	if o.Generic.UseServiceAccountTokens {
 		if all.tokens, err = c.typed(c.named("service-account-tokens")); err != nil {

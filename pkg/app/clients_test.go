@@ -241,6 +241,10 @@ func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		dry, err := newClients(&Options{Generic: GenericConfig{DryRun: true}}, connection, nil)
+		if err != nil || dry.contentType != "application/json" {
+			t.Errorf("under --dry-run, which reads what is sent, clients speak %v, error %v", dry, err)
+		}
 		sent = nil
 		for _, client := range []kubernetes.Interface{typed, others} {
 			if _, err := client.CoreV1().ConfigMaps("a").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{}); err != nil {

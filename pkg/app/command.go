@@ -12,14 +12,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	goruntime "runtime"
 	"runtime/debug"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -213,21 +211,17 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	})
 }
 
-// apply puts those settings into effect that the libraries keep once per process: logging, the feature
-// gates of client-go, hidden metrics, profiling, garbage collection. Run itself keeps to what is its
+// apply puts those settings into effect that the libraries keep once per process: logging, hidden
+// metrics, garbage collection. Run itself keeps to what is its
 // own, so that several managers can run in one process.
 func (o *Options) apply() error {
 	if err := logsapi.ValidateAndApply(o.Logs, o.FeatureGate); err != nil {
 		return err
 	}
-	clientfeatures.ReplaceFeatureGates(clientGoFeatures{o.FeatureGate})
 	// If nothing is set, Apply would log an error about a manifest that nobody asked for.
 	if m := o.Metrics; m.ShowHiddenMetricsForVersion != "" || len(m.DisabledMetrics) > 0 || len(m.AllowListMapping) > 0 ||
 		m.AllowListMappingManifest != "" {
 		m.Apply()
-	}
-	if o.Generic.Debugging.EnableProfiling && o.Generic.Debugging.EnableContentionProfiling {
-		goruntime.SetBlockProfileRate(1)
 	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)

@@ -150,7 +150,7 @@ func TestVersion(t *testing.T) {
 
 func TestEnabled(t *testing.T) {
 	entries := []controllers.Entry{
-		{Name: "one", Aliases: []string{"uno"}},
+		{Name: "one"},
 		{Name: "two"},
 		{Name: "three", OffByDefault: true},
 	}
@@ -162,8 +162,6 @@ func TestEnabled(t *testing.T) {
 		"a name adds one that is off":                 {[]string{"*", "three"}, []string{"one", "two", "three"}},
 		"a minus takes one away":                      {[]string{"*", "-one"}, []string{"two"}},
 		"without a star only the named ones run":      {[]string{"two"}, []string{"two"}},
-		"an alias stands for its controller":          {[]string{"uno"}, []string{"one"}},
-		"a minus before an alias takes it away":       {[]string{"*", "-uno"}, []string{"two"}},
 		"the first item that names it decides":        {[]string{"one", "-one"}, []string{"one"}},
 		"the order is the registry's, not the flag's": {[]string{"three", "one"}, []string{"one", "three"}},
 		"none at all is possible":                     {nil, nil},

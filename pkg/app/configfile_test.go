@@ -206,18 +206,16 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 
 // unusual sets every flag of the configuration to a value that is not its default.
 var unusual = []string{
-	`--compat=reloader,"a, ""b"": {c}","",true,1.50,null,~,#x, d`, "--controller-start-interval=1s", "--controller-stuck-after=1h", "--controllers=*,-config-reload",
+	`--compat=reloader,"a, ""b"": {c}","",true,1.50,null,~,#x, d`, "--controller-stuck-after=1h", "--controllers=*,-config-reload",
 	"--dry-run", "--service-accounts-namespace=other", "--shutdown-timeout=7s", "--use-service-account-credentials",
 	"--kube-api-burst=7", "--kube-api-content-type=application/json", "--kube-api-qps=0.7", "--kubeconfig=/k", "--master=https://m",
 	"--leader-elect=false", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=20s", "--leader-elect-retry-period=5s",
 	"--leader-elect-resource-name=n", "--leader-elect-resource-namespace=ns",
 	"--min-resync-period=1h", "--namespaces=shop,other", "--standby=cold",
-	"--bind-address=::1", "--disable-http2-serving", "--secure-port=7", "--tls-cert-file=/t", "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_AES_256_GCM_SHA384",
+	"--bind-address=::1", "--secure-port=7", "--tls-cert-file=/t", "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_AES_256_GCM_SHA384",
 	"--tls-min-version=VersionTLS13", "--tls-private-key-file=/p",
-	"--authentication-skip-lookup", "--authentication-token-webhook-cache-ttl=7s",
-	"--client-ca-file=/ca",
-	"--authorization-always-allow-paths=/x", "--authorization-webhook-cache-authorized-ttl=7s", "--authorization-webhook-cache-unauthorized-ttl=7s",
-	"--insecure-bind-address=::1", "--insecure-metrics", "--insecure-port=8", "--contention-profiling", "--profiling=false",
+	"--authentication-skip-lookup", "--client-ca-file=/ca",
+	"--insecure-bind-address=::1", "--insecure-metrics", "--insecure-port=8", "--profiling=false",
 	"--config-reload-annotation-key=auto=a.example.com/auto,secret=a.example.com/secret", "--config-reload-argo-rollouts", "--config-reload-auto-all",
 	"--config-reload-csi", "--config-reload-concurrent-syncs=7", "--config-reload-dry-run", "--config-reload-ignored-kinds=jobs",
 	"--config-reload-ignored-namespaces=a", "--config-reload-ignored-sources=secrets", "--config-reload-max-delay=7s",

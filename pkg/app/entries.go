@@ -12,7 +12,6 @@ import (
 	"text/tabwriter"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
@@ -25,21 +24,17 @@ import (
 // checkEntries returns every mistake in the entries that can be found before the flags are parsed.
 func checkEntries(entries []controllers.Entry) error {
 	var errs []error
-	taken := map[string]string{} // names and aliases, and who has them
 	for i, e := range entries {
 		who := "controller " + e.Name
 		if e.Name == "" {
 			who = fmt.Sprintf("controller number %d of the registry, which has no name", i+1)
 		}
 		add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(who+": "+format, args...)) }
-		for _, name := range append([]string{e.Name}, e.Aliases...) {
-			if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
-				add("the name %q is not a DNS label: %s", name, problems[0])
-			}
-			if other, ok := taken[name]; ok {
-				add("the name %q is taken by %s", name, other)
-			}
-			taken[name] = who
+		if problems := validation.IsDNS1123Label(e.Name); len(problems) > 0 {
+			add("the name %q is not a DNS label: %s", e.Name, problems[0])
+		}
+		if slices.ContainsFunc(entries[:i], func(other controllers.Entry) bool { return other.Name == e.Name }) {
+			add("another entry has this name")
 		}
 		if e.Needs == nil {
 			add("the function Needs is missing")
@@ -76,17 +71,11 @@ func newScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 func needsOf(entries []controllers.Entry, s controllers.Settings) (all []informers.Need, err error) {
 	var errs []error
 	for _, e := range entries {
-		declared := map[schema.GroupResource]bool{}
 		needs, err := e.Needs(s)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
 		for _, n := range needs {
-			gr := n.Resource.GroupResource()
-			if declared[gr] {
-				errs = append(errs, fmt.Errorf("controller %s: Needs declares %s twice", e.Name, gr))
-			}
-			declared[gr] = true
 			n.For = e.Name
 			all = append(all, n)
 		}
@@ -110,7 +99,7 @@ func (o *Options) enabled() ([]controllers.Entry, error) {
 	var unknown []string
 	for _, item := range o.Generic.Controllers {
 		name := strings.TrimPrefix(item, "-")
-		if item != "*" && !slices.ContainsFunc(o.entries, func(e controllers.Entry) bool { return is(e, name) }) {
+		if item != "*" && !slices.ContainsFunc(o.entries, func(e controllers.Entry) bool { return e.Name == name }) {
 			unknown = append(unknown, fmt.Sprintf("%q", item))
 		}
 	}
@@ -128,19 +117,15 @@ func (o *Options) enabled() ([]controllers.Entry, error) {
 	return on, nil
 }
 
-func is(e controllers.Entry, name string) bool {
-	return e.Name == name || slices.Contains(e.Aliases, name)
-}
-
 func selected(e controllers.Entry, items []string) bool {
 	star := false
 	for _, item := range items {
-		switch {
-		case item == "*":
+		switch item {
+		case "*":
 			star = true
-		case is(e, item):
+		case e.Name:
 			return true
-		case strings.HasPrefix(item, "-") && is(e, item[1:]):
+		case "-" + e.Name:
 			return false
 		}
 	}
@@ -159,10 +144,10 @@ among them. What the controllers need to be allowed is printed by `+o.command()+
 			}
 			word := map[bool]string{true: "on", false: "off"}
 			t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-			fmt.Fprintln(t, "NAME\tDEFAULT\tNOW\tALIASES\tSUMMARY")
+			fmt.Fprintln(t, "NAME\tDEFAULT\tNOW\tSUMMARY")
 			for _, e := range o.entries {
 				now := slices.ContainsFunc(enabled, func(on controllers.Entry) bool { return on.Name == e.Name })
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Name, word[!e.OffByDefault], word[now], strings.Join(e.Aliases, ","), e.Summary)
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Name, word[!e.OffByDefault], word[now], e.Summary)
 			}
 			return t.Flush()
 		})

@@ -71,10 +71,7 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 				`(e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`}},
 		"one name twice": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one"}), withFunctions(controllers.Entry{Name: "one"})},
-			[]string{`controller one: the name "one" is taken by controller one`}},
-		"an alias that is the name of another": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Aliases: []string{"config-reload"}})},
-			[]string{`controller one: the name "config-reload" is taken by controller config-reload`}},
+			[]string{"controller one: another entry has this name"}},
 		"a flag of the host": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
 			[]string{`--controllers is a flag of two groups, "generic" and "controller one"`}},
@@ -115,12 +112,8 @@ func TestNeedsNameTheirController(t *testing.T) {
 	if diff := cmp.Diff([]string{"one", "one", "two"}, who); diff != "" {
 		t.Errorf("who needs (-want +got):\n%s", diff)
 	}
-	t.Run("two needs of one resource are an error, whatever their versions", func(t *testing.T) {
-		other := informers.Secrets
-		other.Version = "v2"
-		_, err := needsOf([]controllers.Entry{needing("one", nil, informers.Secrets, other), needing("two", errors.New("cannot tell"))}, controllers.Settings{})
-		lines(t, err, "controller one: Needs declares secrets twice", "controller two: cannot tell")
-	})
+	_, err = needsOf([]controllers.Entry{needing("one", errors.New("cannot tell")), needing("two", errors.New("neither"))}, controllers.Settings{})
+	lines(t, err, "controller one: cannot tell", "controller two: neither")
 }
 
 func TestInformersAreThoseDeclared(t *testing.T) {

@@ -357,7 +357,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 				c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
 				leaders, other, _ := host(t, untilTheEnd)
 				all := hostedControllers{leaders, here}
-				stop := all.runOnEveryReplica(t.Context(), 0, 20*time.Second)
+				stop := all.runOnEveryReplica(t.Context(), 20*time.Second)
 				<-time.After(time.Minute)
 				synctest.Wait()
 				if len(c.starts) != 1 || len(other.starts) != 0 {

@@ -141,14 +141,14 @@ func (cs hostedControllers) onEveryReplica() hostedControllers {
 // runOnEveryReplica starts the controllers that run on every replica. They stop when ctx ends or the
 // returned function is called, which returns when they have drained. If the drain takes longer than drain,
 // the error wraps election.ErrUnfinished.
-func (cs hostedControllers) runOnEveryReplica(ctx context.Context, interval, drain time.Duration) (stop func() error) {
+func (cs hostedControllers) runOnEveryReplica(ctx context.Context, drain time.Duration) (stop func() error) {
 	some := cs.onEveryReplica()
 	if len(some) == 0 {
 		return func() error { return nil }
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	drained := make(chan error, 1)
-	go func() { drained <- some.run(ctx, interval) }()
+	go func() { drained <- some.run(ctx) }()
 	late := make(chan struct{})
 	context.AfterFunc(ctx, func() { time.AfterFunc(drain, func() { close(late) }) })
 	return func() error {
@@ -163,15 +163,12 @@ func (cs hostedControllers) runOnEveryReplica(ctx context.Context, interval, dra
 	}
 }
 
-// run starts all controllers, interval apart, and returns when ctx has ended and each of them has
-// drained. The error wraps election.ErrUnfinished and names the controllers whose work may go on.
-func (cs hostedControllers) run(ctx context.Context, interval time.Duration) error {
+// run starts all controllers, and returns when ctx has ended and each of them has drained. The error wraps
+// election.ErrUnfinished and names the controllers whose work may go on.
+func (cs hostedControllers) run(ctx context.Context) error {
 	errs := make([]error, len(cs))
 	var wg sync.WaitGroup
 	for i, c := range cs {
-		if i > 0 && !sleep(ctx, interval) {
-			break
-		}
 		wg.Go(func() {
 			if err := c.supervise(ctx); err != nil {
 				errs[i] = fmt.Errorf("controller %s: %w: %w", c.name, election.ErrUnfinished, err)

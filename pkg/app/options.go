@@ -44,7 +44,6 @@ type Options struct {
 	Secure         SecureConfig
 	Insecure       InsecureConfig
 	Authentication AuthenticationConfig
-	Authorization  AuthorizationConfig
 	Metrics        *metrics.Options
 	Logs           *logsapi.LoggingConfiguration
 	FeatureGate    featuregate.MutableVersionedFeatureGate
@@ -87,13 +86,12 @@ func WithoutBuiltIns() BuildOption {
 type GenericConfig struct {
 	Controllers              []string
 	Compat                   []string
-	ControllerStartInterval  time.Duration
 	ControllerStuckAfter     time.Duration
 	ShutdownTimeout          time.Duration
 	UseServiceAccountTokens  bool
 	ServiceAccountsNamespace string
 	DryRun                   bool
-	Debugging                componentbaseconfig.DebuggingConfiguration
+	Profiling                bool
 }
 
 // ClientConfig says how to reach the API server.
@@ -115,9 +113,9 @@ type InsecureConfig struct {
 // NewOptions returns the defaults for a build with the given options. The error lists the mistakes in
 // all entries.
 func NewOptions(options ...BuildOption) (*Options, error) {
-	gate, err := newFeatureGate()
-	if err != nil {
-		return nil, err
+	gate := featuregate.NewFeatureGate() // of logging only: the manager has no features of its own
+	if err := logsapi.AddFeatureGates(gate); err != nil {
+		return nil, fmt.Errorf("feature gates of logging: %w", err)
 	}
 	o := &Options{
 		Generic: GenericConfig{
@@ -125,22 +123,20 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			ControllerStuckAfter:     5 * time.Minute,
 			ShutdownTimeout:          20 * time.Second,
 			ServiceAccountsNamespace: "kube-system",
-			Debugging:                componentbaseconfig.DebuggingConfiguration{EnableProfiling: true},
+			Profiling:                true,
 		},
 		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
 			ContentType: runtime.ContentTypeProtobuf,
 			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
-		Informers:      informers.NewConfig(),
-		Secure:         SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
-		Insecure:       InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
-		Authentication: newAuthenticationConfig(),
-		Authorization:  newAuthorizationConfig(),
-		Metrics:        metrics.NewOptions(),
-		Logs:           logsapi.NewLoggingConfiguration(),
-		FeatureGate:    gate,
-		name:           defaultName,
+		Informers:   informers.NewConfig(),
+		Secure:      SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
+		Insecure:    InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
+		Metrics:     metrics.NewOptions(),
+		Logs:        logsapi.NewLoggingConfiguration(),
+		FeatureGate: gate,
+		name:        defaultName,
 	}
 	for _, option := range options {
 		option(o)
@@ -155,6 +151,7 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 		return nil, err
 	}
 	o.Election = election.NewConfig(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: o.name})
+	var err error
 	o.flags, err = o.flagSets()
 	return o, err
 }
@@ -178,8 +175,6 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 			"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
 			"any of "+strings.Join(originals, ", ")+".")
 	}
-	fs.DurationVar(&g.ControllerStartInterval, "controller-start-interval", g.ControllerStartInterval,
-		"The time between starting one controller and the next.")
 	fs.DurationVar(&g.ControllerStuckAfter, "controller-stuck-after", g.ControllerStuckAfter,
 		"A controller's health check fails while one of its reconciles has been running for longer than this.")
 	fs.DurationVar(&g.ShutdownTimeout, "shutdown-timeout", g.ShutdownTimeout, ""+
@@ -211,7 +206,6 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	o.Secure.AddFlags(sets.FlagSet("secure serving"))
 	o.Authentication.AddFlags(sets.FlagSet("authentication"))
-	o.Authorization.AddFlags(sets.FlagSet("authorization"))
 
 	fs = sets.FlagSet("insecure serving")
 	fs.IPVar(&o.Insecure.BindAddress, "insecure-bind-address", o.Insecure.BindAddress,
@@ -220,10 +214,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.BoolVar(&o.Insecure.Metrics, "insecure-metrics", o.Insecure.Metrics, "Serve /metrics on --insecure-port.")
 
 	fs = sets.FlagSet("debugging")
-	fs.BoolVar(&g.Debugging.EnableProfiling, "profiling", g.Debugging.EnableProfiling,
-		"Serve /debug/pprof on the secure port.")
-	fs.BoolVar(&g.Debugging.EnableContentionProfiling, "contention-profiling", g.Debugging.EnableContentionProfiling,
-		"Profile blocking too; needs --profiling.")
+	fs.BoolVar(&g.Profiling, "profiling", g.Profiling, "Serve /debug/pprof on the secure port.")
 
 	for _, e := range o.entries {
 		if e.Config != nil {
@@ -286,9 +277,6 @@ func (o *Options) validate() error {
 			add("compat", "%q is not known; known are %s", name, strings.Join(originals, ", "))
 		}
 	}
-	if g.ControllerStartInterval < 0 {
-		add("controller-start-interval", "%s is negative", g.ControllerStartInterval)
-	}
 	if g.ControllerStuckAfter <= 0 {
 		add("controller-stuck-after", "%s must be greater than 0", g.ControllerStuckAfter)
 	}
@@ -316,7 +304,7 @@ func (o *Options) validate() error {
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
 	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateStandby())
-	errs = append(errs, o.Secure.Validate(), o.Authorization.Validate())
+	errs = append(errs, o.Secure.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
 		errs = append(errs, logErrs.ToAggregate())

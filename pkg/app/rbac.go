@@ -104,9 +104,14 @@ func (o *Options) rbac() (objects []any, err error) {
 	if o.Generic.DryRun {
 		grant("dry-run", manager, []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
 	}
-	o.secureRBAC(func(name, namespace string, rules ...rbacv1.PolicyRule) {
-		grant(name, manager, []string{namespace}, rules...)
-	})
+	if o.Secure.BindPort != 0 { // what the secure port needs to authenticate and authorize its callers
+		if !o.Authentication.SkipLookup {
+			grant("authentication-reader", manager, []string{authenticationNamespace},
+				rule("", "configmaps", authenticationConfigMap, "list", "watch"))
+		}
+		grant("reviews", manager, []string{metav1.NamespaceAll}, rule("authentication.k8s.io", "tokenreviews", "", "create"),
+			rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
+	}
 
 	var accounts []string
 	for _, e := range enabled {
@@ -139,18 +144,6 @@ func (o *Options) rbac() (objects []any, err error) {
 		grant("tokens", manager, []string{o.Generic.ServiceAccountsNamespace}, tokens)
 	}
 	return objects, nil
-}
-
-// secureRBAC grants what the secure port needs to authenticate and authorize its callers.
-func (o *Options) secureRBAC(grant func(name, namespace string, rules ...rbacv1.PolicyRule)) {
-	if o.Secure.BindPort == 0 {
-		return
-	}
-	if !o.Authentication.SkipLookup {
-		grant("authentication-reader", authenticationNamespace, rule("", "configmaps", authenticationConfigMap, "list", "watch"))
-	}
-	grant("reviews", metav1.NamespaceAll, rule("authentication.k8s.io", "tokenreviews", "", "create"),
-		rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
 }
 
 func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {

@@ -15,14 +15,13 @@ func TestRegistryOrdersTheList(t *testing.T) {
 		args []string
 		want string
 	}{
-		"by default":                    {nil, "extra off off x,y does more"},
-		"as the flags have it":          {[]string{"--controllers=extra"}, "extra off on x,y does more"},
-		"as the flags have it by alias": {[]string{"--controllers=*,y"}, "extra off on x,y does more"},
-		"the registry's among all":      {[]string{"--controllers=extra"}, "config-reload on off rolls workloads"},
+		"by default":               {nil, "extra off off does more"},
+		"as the flags have it":     {[]string{"--controllers=extra"}, "extra off on does more"},
+		"the registry's among all": {[]string{"--controllers=extra"}, "config-reload on off rolls workloads"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			cmd := NewCommand(With(withFunctions(controllers.Entry{Name: "extra", Aliases: []string{"x", "y"}, Summary: "does more", OffByDefault: true})))
+			cmd := NewCommand(With(withFunctions(controllers.Entry{Name: "extra", Summary: "does more", OffByDefault: true})))
 			cmd.SetOut(&out)
 			cmd.SetArgs(append([]string{"controllers"}, tc.args...))
 			if err := cmd.Execute(); err != nil {

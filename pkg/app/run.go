@@ -168,16 +168,15 @@ func (p *process) checkSync(r *http.Request) error {
 // of every replica run from the start. Work that has not ended when the election ends is cut off.
 func (p *process) lead(ctx, untilReturn context.Context) error {
 	work, cutOff := context.WithCancelCause(untilReturn)
-	interval := p.options.Generic.ControllerStartInterval
 	leading := make(chan struct{})
-	stopOthers := p.controllers.runOnEveryReplica(controllers.WithProcess(ctx, work, leading), interval, p.options.Generic.ShutdownTimeout)
+	stopOthers := p.controllers.runOnEveryReplica(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if known := serverFence(p.options); known != apifence.Unknown {
 		p.lock.SetServerFence(ctx, known)
 	}
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(untilReturn) // a no-op on a warm standby
-		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, leading), interval)
+		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, leading))
 	})
 	if err != nil {
 		err = errors.Join(err, p.controllers.onLeader().unfinished(time.Now()))

@@ -9,16 +9,12 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -35,7 +31,6 @@ type SecureConfig struct {
 	KeyFile      string
 	MinVersion   string
 	CipherSuites []string
-	DisableHTTP2 bool
 }
 
 // AddFlags adds the flags to fs.
@@ -54,7 +49,6 @@ func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
 		"The cipher suites of TLS 1.2 and lower. Default: Go's. A certificate made at the start needs an ECDSA suite. "+
 		"Secure: "+strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+". "+
 		"Insecure: "+strings.Join(cliflag.InsecureTLSCipherNames(), ", ")+".")
-	fs.BoolVar(&c.DisableHTTP2, "disable-http2-serving", c.DisableHTTP2, "Serve HTTP/1.1 only.")
 }
 
 // Validate returns all problems, joined; each names its flag. It reads no files.
@@ -74,9 +68,6 @@ func (c *SecureConfig) Validate() error {
 func (c *SecureConfig) tls() (*tls.Config, error) {
 	var version, suites error
 	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
-	if c.DisableHTTP2 {
-		config.NextProtos = []string{"http/1.1"}
-	}
 	if config.MinVersion, version = cliflag.TLSVersion(c.MinVersion); version != nil {
 		version = fmt.Errorf("--tls-min-version: %w", version)
 	}
@@ -136,43 +127,24 @@ func (c *SecureConfig) certificate() (dynamiccertificates.CertKeyContentProvider
 		}
 		return cert, nil
 	}
-	ips := []net.IP{net.IPv4(127, 0, 0, 1)}
-	if !c.BindAddress.IsUnspecified() {
-		ips = append(ips, c.BindAddress)
-	}
-	cert, key, err := selfSigned([]string{"localhost", "manager.kube-system.svc"}, ips)
+	cert, key, err := selfSigned()
 	if err != nil {
 		return nil, fmt.Errorf("self-signed certificate: %w", err)
 	}
 	return dynamiccertificates.NewStaticCertKeyContent("self-signed", cert, key)
 }
 
-// selfSigned returns a certificate for a year, and its key, as PEM. The library's function makes two
-// RSA keys, which takes a tenth of a second of each start; a key on P-256 takes microseconds.
-func selfSigned(names []string, ips []net.IP) (certPEM, keyPEM []byte, err error) {
+// selfSigned returns a certificate and its key, as PEM, on P-256: an RSA key would take a tenth of a
+// second of each start. Nobody can verify such a certificate, so its names do not matter.
+func selfSigned() (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, nil, err
-	}
-	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: fmt.Sprintf("%s@%d", names[0], now.Unix())},
-		NotBefore:    now.Add(-time.Hour), // the clocks of clients may be behind
-		NotAfter:     now.AddDate(1, 0, 0),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:     names,
-		IPAddresses:  ips,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "localhost"}, key)
 	if err != nil {
 		return nil, nil, err
 	}
 	keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
-	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der}), keyPEM, err
+	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: cert.Raw}), keyPEM, err
 }

@@ -49,8 +49,6 @@ func TestTLS(t *testing.T) {
 			config: SecureConfig{}, host: "localhost", protocol: "h2"},
 		"the given certificate is served": {
 			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey}, host: "main.example.com", protocol: "h2"},
-		"HTTP/2 can be switched off": {
-			config: SecureConfig{DisableHTTP2: true}, host: "localhost", protocol: "http/1.1"},
 		"a TLS version below the lowest is refused": {
 			config: SecureConfig{MinVersion: "VersionTLS13"}, client: &tls.Config{MaxVersion: tls.VersionTLS12}, refused: true},
 		"TLS 1.1 is refused by default": {

@@ -224,7 +224,7 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 		r.Body = http.MaxBytesReader(w, r.Body, 1<<10)
 		putVerbosity(w, r)
 	})
-	if o.Generic.Debugging.EnableProfiling {
+	if o.Generic.Profiling {
 		routes.Profiling{}.Install(m)
 	}
 	for path, handler := range handlers {
@@ -238,20 +238,11 @@ func introspection(o *Options, metrics http.Handler, handlers map[string]http.Ha
 	return m
 }
 
-// configz returns the handler of /configz. It responds like component-base's handler, of which a process
+// configz returns the handler of /configz. It responds as component-base's handler does, of which a process
 // has only one: tests run several managers in one process.
 func configz(o *Options) http.Handler {
 	config := map[string]any{groupVersion.Group: o.effectiveConfig()}
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		text, err := json.Marshal(config)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write(text)
-	})
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, config) })
 }
 
 // metricsHandler serves our own registry together with the libraries' registry.

@@ -258,7 +258,7 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 				fine, _, _ := host(t, untilTheEnd)
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Second, func() { cancel(errors.New("told to end")) })
-				err := hostedControllers{fine, h}.run(ctx, 0)
+				err := hostedControllers{fine, h}.run(ctx)
 				if got := errors.Is(err, election.ErrUnfinished); got != tc.want {
 					t.Errorf("run returned %v", err)
 				}

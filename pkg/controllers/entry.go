@@ -18,10 +18,8 @@ import (
 // here. Name, Needs, Permissions and New are required.
 type Entry struct {
 	// Name identifies the controller in --controllers, metrics, logs and health checks. It must be
-	// a DNS label that no other entry has as its name or alias.
+	// a DNS label that no other entry has as its name.
 	Name string
-	// Aliases are other names that --controllers accepts.
-	Aliases []string
 	// Summary says in half a line what the controller does.
 	Summary string
 	// OffByDefault excludes the controller from '*' in --controllers.

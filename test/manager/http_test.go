@@ -49,7 +49,7 @@ func TestSecurePortAuthorizes(t *testing.T) {
 		"/debug/controllers/NAME shows the loop":      {"/debug/controllers/config-reload", everything, 200, `"phase": "Running"`},
 		"/debug/controllers/ lists all of them":       {"/debug/controllers/", everything, 200, "config-reload"},
 		"a controller that does not run is not found": {"/debug/controllers/nothing", everything, 404, "not enabled"},
-		"/configz shows the configuration":            {"/configz", everything, 200, `"leader-elect-lease-duration":"15s"`},
+		"/configz shows the configuration":            {"/configz", everything, 200, `"leader-elect-lease-duration": "15s"`},
 		"/flagz shows the flags":                      {"/flagz", everything, 200, "leader-elect-lease-duration"},
 		"/statusz shows the paths":                    {"/statusz", everything, 200, "/debug"},
 		"profiles are there":                          {"/debug/pprof/", everything, 200, "goroutine"},
