@@ -198,7 +198,7 @@ func TestPanelsAskForMetricsThatExist(t *testing.T) {
 				of++
 			}
 		}
-		if of < 4 {
+		if of < 3 {
 			t.Errorf("the row %s has panels of %d metrics %s...", controller, of, prefix)
 		}
 	}
