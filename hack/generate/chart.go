@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -273,7 +274,7 @@ func place(roles []*chartRole, base []object) error {
 	}
 	for _, r := range roles {
 		for _, o := range scoped {
-			if strings.HasSuffix(o.Kind, "Role") && o.Namespace != federationNamespace && strings.TrimSuffix(o.Name, "-release") == "quartermaster-"+r.Name {
+			if strings.HasSuffix(o.Kind, "Role") && o.Namespace != federationNamespace && o.Namespace != metav1.NamespaceDefault && strings.TrimSuffix(o.Name, "-release") == "quartermaster-"+r.Name {
 				r.In = append(r.In, cmp.Or(o.Namespace, "cluster"))
 			}
 		}

@@ -6,8 +6,9 @@ package csrapprover
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
+	"hash/maphash"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,8 +28,9 @@ var (
 	Nodes    = corev1.SchemeGroupVersion.WithResource("nodes")
 )
 
-// needs are digests: of a request its state and its node, of a Node its names and addresses.
-func needs() []informers.Need {
+// needs are digests: of a request its state and a hash of its node, of a Node its names and addresses.
+func needs(seed maphash.Seed) []informers.Need {
+	digestRequest := func(obj runtime.Object) []byte { return digestRequest(seed, obj) }
 	return []informers.Need{
 		{Resource: Requests, ClusterScoped: true, FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName, Digest: digestRequest},
 		{Resource: Nodes, ClusterScoped: true, Digest: digestNode},
@@ -44,36 +46,47 @@ const (
 	denied   state = 'd' // or failed, or signed without an approval
 )
 
-// digestRequest returns the state, when the request was approved in seconds, and its node.
-func digestRequest(obj runtime.Object) []byte {
+// hash stands for the name of a node, or for a name or an address of a Node. The seed is secret, so nobody
+// can have two names with one hash.
+type hash uint64
+
+// bucket is a value of an index, one of 160 of a state: the store has a set for each value, and a set for
+// each name would take more memory than a Node does.
+func (h hash) bucket(s state) string { return string([]byte{byte(s), byte(h % 160)}) }
+
+// digestRequest returns the state, the hash of the node, 0 if the sender is no kubelet, and when the request
+// was approved, in seconds.
+func digestRequest(seed maphash.Seed, obj runtime.Object) []byte {
 	csr := obj.(*certificatesv1.CertificateSigningRequest)
-	d := []byte{byte(pending), 0, 0, 0, 0}
+	s, at, node := pending, int64(0), uint64(0)
 	if policy.Decided(csr) {
-		d[0] = byte(denied)
+		s = denied
 	}
 	for _, c := range csr.Status.Conditions {
 		if c.Type == certificatesv1.CertificateApproved {
-			d[0] = byte(approved)
-			binary.BigEndian.PutUint32(d[1:], uint32(max(c.LastUpdateTime.Unix(), 0)))
+			s, at = approved, max(c.LastUpdateTime.Unix(), 0)
 		}
 	}
-	return append(d, policy.NodeOf(csr)...)
+	if name := policy.NodeOf(csr); name != "" {
+		node = maphash.String(seed, name)
+	}
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte{byte(s)}, node), uint32(at))
 }
 
-// request is what the cache has of a request. node is empty if its sender is no kubelet.
+// request is what the cache has of a request.
 type request struct {
 	state    state
+	node     hash      // 0 if its sender is no kubelet
 	approved time.Time // zero if that is unknown
-	node     string
 }
 
 func requestOf(o *informers.Object) request {
 	d := o.Digest(Name)
-	if len(d) < 5 {
+	if len(d) < 13 {
 		return request{} // its digest has panicked
 	}
-	r := request{state: state(d[0]), node: string(d[5:])}
-	if seconds := binary.BigEndian.Uint32(d[1:]); seconds > 0 {
+	r := request{state: state(d[0]), node: hash(binary.BigEndian.Uint64(d[1:]))}
+	if seconds := binary.BigEndian.Uint32(d[9:]); seconds > 0 {
 		r.approved = time.Unix(int64(seconds), 0)
 	}
 	return r
@@ -98,33 +111,40 @@ func namesOf(o *informers.Object) []string {
 	return append(strings.Fields(string(d[min(len(d), 1):])), o.GetName())
 }
 
-// The indexes. Their values are hashes of one byte: the store has a set for each value, which would take more
-// memory than a Node does.
+// The indexes.
 const (
 	byName = "name" // Nodes
 	byNode = "node" // requests
 )
 
-func hashOf(s state, name string) string {
-	return string([]byte{byte(s), byte(crc32.ChecksumIEEE([]byte(name)))})
-}
+func (c *Controller) hash(name string) hash { return hash(maphash.String(c.seed, name)) }
 
 func (c *Controller) addIndexes() {
 	c.requests.AddIndex(byNode, func(o *informers.Object) []string {
 		r := requestOf(o)
-		return []string{hashOf(r.state, r.node)}
+		return []string{r.node.bucket(r.state)}
 	})
-	c.nodes.AddIndex(byName, func(o *informers.Object) (hashes []string) {
+	c.nodes.AddIndex(byName, func(o *informers.Object) (buckets []string) {
 		for _, name := range namesOf(o) {
-			hashes = append(hashes, hashOf(0, name))
+			buckets = append(buckets, c.hash(name).bucket(0))
 		}
-		return hashes
+		return buckets
 	})
+}
+
+// node returns the Node whose name has a hash; nil if there is none.
+func (c *Controller) node(h hash) *informers.Object {
+	for _, o := range c.nodes.ByIndex(byName, h.bucket(0)) {
+		if c.hash(o.GetName()) == h {
+			return o
+		}
+	}
+	return nil
 }
 
 // nodesWith returns the names of the Nodes that have a name or an address.
 func (c *Controller) nodesWith(name string) (nodes []string) {
-	for _, o := range c.nodes.ByIndex(byName, hashOf(0, name)) {
+	for _, o := range c.nodes.ByIndex(byName, c.hash(name).bucket(0)) {
 		if slices.Contains(namesOf(o), name) {
 			nodes = append(nodes, o.GetName())
 		}
@@ -133,8 +153,8 @@ func (c *Controller) nodesWith(name string) (nodes []string) {
 }
 
 // requestsOf calls do for the requests of a node's kubelet in a state.
-func (c *Controller) requestsOf(node string, s state, do func(name string, r request)) {
-	for _, o := range c.requests.ByIndex(byNode, hashOf(s, node)) {
+func (c *Controller) requestsOf(node hash, s state, do func(name string, r request)) {
+	for _, o := range c.requests.ByIndex(byNode, node.bucket(s)) {
 		if r := requestOf(o); r.state == s && r.node == node {
 			do(o.GetName(), r)
 		}
@@ -142,10 +162,13 @@ func (c *Controller) requestsOf(node string, s state, do func(name string, r req
 }
 
 // key names a request, in the turn of its node.
-type key struct{ node, name string }
+type key struct {
+	node hash
+	name string
+}
 
 // Tenant returns the node, in whose turn the queue takes the key.
-func (k key) Tenant() string { return k.node }
+func (k key) Tenant() string { return strconv.FormatUint(uint64(k.node), 36) }
 
 // String returns the name of the request.
 func (k key) String() string { return k.name }
@@ -183,7 +206,8 @@ func (c *Controller) ofNode(e controllers.Event[*informers.Object]) (keys []key)
 		concerned = append(concerned, e.Old.GetName())
 	}
 	slices.Sort(concerned)
-	for _, node := range slices.Compact(concerned) {
+	for _, name := range slices.Compact(concerned) {
+		node := c.hash(name)
 		c.requestsOf(node, pending, func(name string, _ request) { keys = append(keys, key{node, name}) })
 	}
 	return keys

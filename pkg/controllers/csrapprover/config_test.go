@@ -4,6 +4,7 @@
 package csrapprover_test
 
 import (
+	"hash/maphash"
 	"strings"
 	"testing"
 
@@ -50,7 +51,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 
 // TestRangesAreRequired is row 24: the manager builds the controller at its start.
 func TestRangesAreRequired(t *testing.T) {
-	_, err := csrapprover.New(csrapprover.NewConfig(), nil, nil, nil, nil, controllers.Options{}, nil)
+	_, err := csrapprover.New(csrapprover.NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.Options{}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "--csr-approver-ip-ranges: ") {
 		t.Error(err)
 	}

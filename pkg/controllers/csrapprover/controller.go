@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
@@ -35,7 +36,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
@@ -70,6 +70,7 @@ type Controller struct {
 	metrics  *domainMetrics
 	memory   *memory
 	notices  *controllers.Notices
+	seed     maphash.Seed // of the digests of requests
 	loop     *controllers.Loop[key]
 
 	mu        sync.Mutex // held while the API server's addresses are read
@@ -80,15 +81,16 @@ type Controller struct {
 var _ controllers.Controller = &Controller{}
 
 // New adds indexes and handlers to the informers, so it must be called before they are started. The
-// configuration must have passed Validate. The informers keep what this package's entry declares.
-func New(cfg Config, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
+// configuration must have passed Validate. The informers keep what this package's entry declares, and
+// digests are made with the seed.
+func New(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
 ) (_ *Controller, err error) {
 	if len(cfg.IPRanges) == 0 {
 		return nil, errors.New("--" + flagPrefix + "ip-ranges: must be given; 0.0.0.0/0,::/0 permits every address")
 	}
 	c := &Controller{
-		cfg: cfg, requests: requests, nodes: nodes, client: client, events: events, clock: loop.Clock,
+		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events, clock: loop.Clock,
 		memory: newMemory(), notices: controllers.NewNotices(maxForbidden),
 	}
 	c.metrics = newDomainMetrics(reg, c.memory)
@@ -116,7 +118,7 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	case !exists || requestOf(o).state != pending:
 		c.memory.forget(k.name)
 		return 0, nil
-	case k.node == "":
+	case k.node == 0:
 		c.metrics.requests.WithLabelValues(resultIgnored).Inc()
 		return 0, nil
 	}
@@ -135,7 +137,7 @@ func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
 	if !c.withinLimit(k, false) {
 		return c.wait(ctx, k, problem(policy.PerNode)), nil
 	}
-	if _, exists := c.nodes.Get(cache.NewObjectName("", k.node)); !exists {
+	if c.node(k.node) == nil {
 		return c.wait(ctx, k, problem(policy.NodeExists)), nil
 	}
 	csr, err := c.client.CertificatesV1().CertificateSigningRequests().Get(ctx, k.name, metav1.GetOptions{})
@@ -144,7 +146,7 @@ func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
 		return 0, nil
 	case err != nil:
 		return 0, fmt.Errorf("get request %s: %w", k, err)
-	case policy.Decided(csr) || policy.NodeOf(csr) != k.node:
+	case policy.Decided(csr) || c.hash(policy.NodeOf(csr)) != k.node:
 		return 0, nil // its event is on its way
 	}
 	asked, problems := c.cfg.Read(csr)
@@ -154,7 +156,7 @@ func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
 		}
 		return c.wait(ctx, k, problems), nil
 	}
-	if problems, err = c.judge(ctx, k, &asked); err != nil {
+	if problems, err = c.judge(ctx, policy.NodeOf(csr), &asked); err != nil {
 		return 0, err
 	}
 	if len(problems) > 0 || c.cfg.DryRun {
@@ -167,17 +169,17 @@ func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
 }
 
 // judge returns the checks of what the cluster says that a request fails.
-func (c *Controller) judge(ctx context.Context, k key, asked *policy.Asked) ([]policy.Problem, error) {
-	node, err := c.client.CoreV1().Nodes().Get(ctx, k.node, metav1.GetOptions{})
+func (c *Controller) judge(ctx context.Context, of string, asked *policy.Asked) ([]policy.Problem, error) {
+	node, err := c.client.CoreV1().Nodes().Get(ctx, of, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return problem(policy.NodeExists), nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get Node %s: %w", k.node, err)
+		return nil, fmt.Errorf("get Node %s: %w", of, err)
 	}
 	problems := c.cfg.Judge(asked, node, func(name string) bool {
 		for _, other := range c.nodesWith(name) {
-			if other != k.node {
+			if other != of {
 				return true
 			}
 		}

@@ -4,6 +4,8 @@
 package csrapprover
 
 import (
+	"hash/maphash"
+
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -14,13 +16,13 @@ import (
 // Entry describes the controller to the host. It is off by default, since a serving certificate lets its
 // owner act as a host.
 func Entry() controllers.Entry {
-	flags := NewConfig()
+	flags, seed := NewConfig(), maphash.MakeSeed()
 	return controllers.Entry{
 		Name:         Name,
 		Summary:      "approves the requests of kubelets for serving certificates",
 		OffByDefault: true,
 		Config:       &flags,
-		Needs:        func(controllers.Settings) ([]informers.Need, error) { return needs(), nil },
+		Needs:        func(controllers.Settings) ([]informers.Need, error) { return needs(seed), nil },
 		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return permissions() },
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
 			return map[string][]rbacv1.PolicyRule{metav1.NamespaceDefault: namespacePermissions()}
@@ -29,7 +31,7 @@ func Entry() controllers.Entry {
 			cfg := flags
 			cfg.DryRun = cfg.DryRun || h.Settings.DryRun
 			cfg.Pod = h.Settings.Pod
-			return New(cfg, informers.For[*informers.Object](h, Requests), informers.For[*informers.Object](h, Nodes),
+			return New(cfg, seed, informers.For[*informers.Object](h, Requests), informers.For[*informers.Object](h, Nodes),
 				h.Client, h.Events, h.Loop, h.Metrics)
 		},
 	}

@@ -14,7 +14,7 @@ type memory struct {
 	mu      sync.Mutex
 	waiting map[string]waits
 	// sent has the nodes of requests of which an approval was sent. The cache may not show it yet.
-	sent map[string]string
+	sent map[string]hash
 }
 
 // waits says why a request waits. Its size matters, since there may be thousands.
@@ -26,7 +26,7 @@ type waits struct {
 }
 
 func newMemory() *memory {
-	return &memory{waiting: map[string]waits{}, sent: map[string]string{}}
+	return &memory{waiting: map[string]waits{}, sent: map[string]hash{}}
 }
 
 func (m *memory) forget(name string) {

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
@@ -55,7 +54,7 @@ func (c *Controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	if err != nil {
 		return fmt.Errorf("update the approval of request %s: %w", k, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Decided", "node", k.node, "reason", reason, "because", message)
+	klog.FromContext(ctx).V(2).Info("Decided", "node", policy.NodeOf(csr), "reason", reason, "because", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
 	if condition == certificatesv1.CertificateApproved {
 		c.metrics.approval.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
@@ -67,7 +66,7 @@ func (c *Controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 // wait notes why a request waits, tells it once, and returns when to decide again without an event.
 func (c *Controller) wait(ctx context.Context, k key, problems []policy.Problem) time.Duration {
 	if c.memory.wait(k.name, problems) {
-		logger := klog.FromContext(ctx).WithValues("node", k.node)
+		logger := klog.FromContext(ctx)
 		if len(problems) == 0 {
 			logger.Info("Dry run: would approve")
 			c.metrics.requests.WithLabelValues(resultDryRun).Inc()
@@ -112,7 +111,7 @@ func short(text string) string { return strings.ToValidUTF8(text[:min(len(text),
 // tell records an Event on the Node of a request, if it exists: so the API server's limit of Events is a
 // limit for each node.
 func (c *Controller) tell(k key, eventType, reason, text string) {
-	if o, exists := c.nodes.Get(cache.NewObjectName("", k.node)); exists {
-		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: k.node, UID: o.GetUID()}, eventType, reason, short(text))
+	if o := c.node(k.node); o != nil {
+		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.GetName(), UID: o.GetUID()}, eventType, reason, short(text))
 	}
 }
