@@ -43,8 +43,8 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			c := &controller{host: h, secrets: informers.For[metav1.Object](h, informers.Secrets), members: map[string]*member{}}
-			h.Loop.Beside = c.closeAtTheEnd
-			c.Loop, err = controllers.NewLoop(h.Loop, c.reconcile, controllers.WatchSelf(c.secrets))
+			h.LoopOptions.Beside = c.closeAtTheEnd
+			c.Loop, err = controllers.NewLoop(h.LoopOptions, c.reconcile, controllers.WatchSelf(c.secrets))
 			return c, err
 		},
 	}
@@ -103,7 +103,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	client, clientErr := kubernetes.NewForConfig(cluster.RESTConfig)
 	var loop *controllers.Loop[cache.ObjectName]
 	enqueue := func(obj any) { loop.Enqueue(cache.MetaObjectToName(obj.(metav1.Object))) }
-	cluster.Loop.Beside = func(ctx context.Context) error {
+	cluster.LoopOptions.Beside = func(ctx context.Context) error {
 		namespaces, err := cluster.Follow(ctx, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
 			When: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }}, nil,
 			cache.ResourceEventHandlerFuncs{AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }})
@@ -113,7 +113,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 		}
 		return err
 	}
-	loop, err = controllers.NewLoop(cluster.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	loop, err = controllers.NewLoop(cluster.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // it may not answer
 		defer cancel()
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, label, secret.Name)

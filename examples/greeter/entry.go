@@ -23,7 +23,7 @@ func Entry() controllers.Entry {
 			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "patch"}}}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			return New(informers.For[metav1.Object](h, informers.ConfigMaps), h.Client, h.Events, h.Loop)
+			return New(informers.For[metav1.Object](h, informers.ConfigMaps), h.Client, h.Events, h.LoopOptions)
 		},
 	}
 }

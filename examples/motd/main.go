@@ -52,7 +52,7 @@ func entry() controllers.Entry {
 				return 0, h.Apply(ctx, applycorev1.ConfigMap("motd", key.Name).
 					WithData(map[string]string{"motd": "Welcome to " + key.Name + "."}))
 			}
-			return controllers.NewLoop(h.Loop, reconcile, controllers.WatchSelf(namespaces))
+			return controllers.NewLoop(h.LoopOptions, reconcile, controllers.WatchSelf(namespaces))
 		},
 	}
 }

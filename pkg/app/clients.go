@@ -74,7 +74,7 @@ type clients struct {
 	connection
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
-	mapper *mapper
+	kinds  *kinds
 
 	// tokens requests tokens of the controllers' own ServiceAccounts; nil without
 	// --use-service-account-credentials.
@@ -85,7 +85,7 @@ type clients struct {
 func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
 	all := &clients{connection: c, fence: fence, namespace: o.Generic.ServiceAccountsNamespace}
 	var err error
-	if all.mapper, err = newMapper(c.named("discovery")); err != nil {
+	if all.kinds, err = newKinds(c.named("discovery")); err != nil {
 		return nil, err
 	}
 	if o.Generic.DryRun {

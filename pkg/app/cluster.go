@@ -75,7 +75,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	opened := &controllers.Cluster{
 		RESTConfig: writes,
 		Follow:     cache.For(controller).Follow,
-		Loop: controllers.Options{
+		LoopOptions: controllers.Options{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: elsewhereDrain},
 		Close: sync.OnceFunc(func() {
 			cache.Shutdown()

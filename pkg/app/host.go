@@ -79,12 +79,12 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
 			return p.openCluster(name, cluster, config)
 		},
-		Mapping:    p.clients.mapper.mapping,
-		RESTConfig: config,
-		Scheme:     p.scheme,
-		Events:     p.events.recorder(p.options.name + "-" + name),
-		Loop:       controllers.Options{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
-		Metrics:    p.registry,
+		Mapping:     p.clients.kinds.resourceOf,
+		RESTConfig:  config,
+		Scheme:      p.scheme,
+		Events:      p.events.recorder(p.options.name + "-" + name),
+		LoopOptions: controllers.Options{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
+		Metrics:     p.registry,
 	}
 	var clientErr, dynamicErr, metadataErr error
 	h.Client, clientErr = p.clients.typed(config)

@@ -124,27 +124,27 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			"calls Host.Handle with nil or twice"},
 		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
 			deployments := informers.For[metav1.Object](h, informers.Deployments)
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(deployments, schema.GroupKind{Kind: "Gadget"}))
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(deployments, schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, "one: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
 		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, ""},
 		"a loop without a function": {nil, nil, func(h controllers.Host) error {
-			_, err := controllers.NewLoop[string](h.Loop, nil)
+			_, err := controllers.NewLoop[string](h.LoopOptions, nil)
 			return err
 		}, "loop one without a function reconcile"},
 		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](informers.For[metav1.Object](h, informers.Deployments), nil))
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](informers.For[metav1.Object](h, informers.Deployments), nil))
 			return err
 		}, "one: watch: the function that maps events to keys is nil"},
 		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(informers.For[metav1.Object](h, informers.Deployments)), nil))
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(informers.For[metav1.Object](h, informers.Deployments)), nil))
 			return err
 		}, "one: watch: the function of Filter is nil"},
 		"a watch without an informer": {nil, nil, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.Loop, nothing, controllers.WatchSelf[metav1.Object](nil))
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchSelf[metav1.Object](nil))
 			return err
 		}, "one: watch: it has no informer"},
 		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},

@@ -27,7 +27,7 @@ import (
 type hosted struct {
 	controllers.Controller
 	name    string
-	cache   *informers.Factory
+	cache   *informers.ClusterCache
 	metrics *controllers.Metrics
 	health  healthz.Check
 	runs    runs
@@ -42,7 +42,7 @@ type hosted struct {
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
 // the same problems.
 func newHosted(
-	name string, c controllers.Controller, cache *informers.Factory, m *controllers.Metrics, stuckAfter time.Duration,
+	name string, c controllers.Controller, cache *informers.ClusterCache, m *controllers.Metrics, stuckAfter time.Duration,
 ) *hosted {
 	h := &hosted{Controller: c, name: name, cache: cache, metrics: m}
 	h.health = healthz.Controller(name, h, stuckAfter)

@@ -67,7 +67,7 @@ type process struct {
 	lock        *election.Lock
 	clients     *clients
 	caches      *informers.Caches
-	cache       *informers.Factory // of the process's own cluster
+	cache       *informers.ClusterCache // of the process's own cluster
 	controllers hostedControllers
 	auth        *auth
 	registry    metrics.KubeRegistry

@@ -66,7 +66,7 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
 	c := &scripted{runs: runs, begun: time.Now()}
-	return newHosted("x", c, &informers.Factory{}, controllers.NewMetrics(registry), time.Minute), c, registry
+	return newHosted("x", c, &informers.ClusterCache{}, controllers.NewMetrics(registry), time.Minute), c, registry
 }
 
 // series compares a metric of the controller with want.

@@ -98,7 +98,7 @@ func (h Host) patch(ctx context.Context, config runtime.ApplyConfiguration) (pat
 func (h Host) send(ctx context.Context, p patch, subresources ...string) error {
 	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
 	// errors in any case.
-	opts := metav1.PatchOptions{FieldManager: h.Loop.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
+	opts := metav1.PatchOptions{FieldManager: h.LoopOptions.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
 	// Of the response, only the metadata is asked for.
 	_, err := h.Metadata.Resource(p.resource).Namespace(p.object.Namespace).
 		Patch(ctx, p.object.Name, types.ApplyPatchType, p.body, opts, subresources...)

@@ -1,13 +1,16 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controllers holds what all controllers share: the queue loop, the mapping from watch
-// events to keys, the loop's metrics and its status.
+// Package controllers is what a controller is made with, and what the manager runs it by.
 //
-// A controller is a package below this one. Its constructor builds a [Loop] around a reconcile
-// function, with the informers to watch:
+// An [Entry] describes a controller to the manager: its flags, what it needs in the cache, what it may do, and
+// New, which builds the [Controller]. New gets the [Host]: the cache, the clients, whose writes are fenced,
+// server-side [Host.Apply], resources that come and go (Host.Follow), and other clusters ([Cluster]).
 //
-//	c.Loop, err = controllers.NewLoop(host.Loop, c.reconcile, controllers.WatchSelf(informer))
+// Most controllers are a [Loop] around a reconcile function. A [Watch] maps the events of an informer to the
+// keys that are to be reconciled:
+//
+//	c.Loop, err = controllers.NewLoop(host.LoopOptions, c.reconcile, controllers.WatchSelf(informer))
 //
 // # Which keys come first
 //

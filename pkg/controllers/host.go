@@ -58,8 +58,8 @@ type Host struct {
 	Scheme *runtime.Scheme
 	// Events records Events with a source component of the controller's own, quartermaster-NAME.
 	Events record.EventRecorder
-	// Loop is for NewLoop, with the name, the metrics and the clock filled in.
-	Loop Options
+	// LoopOptions is for NewLoop, with the name, the metrics and the clock filled in.
+	LoopOptions Options
 	// Metrics is where a controller registers metrics of its own.
 	Metrics metrics.KubeRegistry
 	// Handle serves a handler on the secure port of every replica, for the paths that begin with

@@ -25,7 +25,7 @@ const (
 type Options struct {
 	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
 	Name string
-	// Cluster is set for a loop that works in another cluster, see Cluster.Loop. It is a label of the
+	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is a label of the
 	// metrics. Such a loop has no watches, and its queue no metrics, since both would stay when the cluster
 	// goes: what Cluster.Follow shows is added by Enqueue.
 	Cluster string

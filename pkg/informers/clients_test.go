@@ -25,8 +25,8 @@ import (
 
 var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widgets"}
 
-// newFactory builds a factory on real clients.
-func newFactory(t testing.TB, clients Clients, needs ...Need) (*Factory, metrics.KubeRegistry) {
+// newClusterCache builds a cache on real clients.
+func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
 	caches, err := NewCaches(reg)
@@ -61,7 +61,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 // selector.
 func TestSecretsComeByOneSelectedStream(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
-	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets, FieldSelector: NotHelm})
+	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets, FieldSelector: NotHelm})
 	startSynced(t, f)
 	server.secrets.put(named("c", "1"))
 	eventually(t, "c in the cache", func() bool { return cached(f, "c") != nil })
@@ -79,7 +79,7 @@ func TestSecretsComeByOneSelectedStream(t *testing.T) {
 
 func TestMetadataSufficesWithoutADigest(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: Secrets})
+	f, _ := newClusterCache(t, serve(t, server), Need{For: "names", Resource: Secrets})
 	startSynced(t, f)
 	want := []string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 	if diff := cmp.Diff(want, server.requests()); diff != "" {
@@ -92,7 +92,7 @@ func TestMetadataSufficesWithoutADigest(t *testing.T) {
 
 func TestDiscoveryFindsTheVersionAgain(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1beta1"}}
-	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
+	f, _ := newClusterCache(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
 	startSynced(t, f)
 	server.set(func() { server.widgets = []string{"v2", "v1"} })
 	server.secrets.breakWatches(false)
@@ -111,7 +111,7 @@ func TestDiscoveryFindsTheVersionAgain(t *testing.T) {
 
 func TestDiscoveryOfAnAPIThatIsDown(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
-	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
+	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
 	f.Start(t.Context())
 	<-f.of("reload", Secrets.GroupResource()).synced
 	eventually(t, "the failure in the problem of its controller", func() bool {
@@ -130,7 +130,7 @@ func TestDiscoveryOfAnAPIThatIsDown(t *testing.T) {
 
 func TestDiscoveryLacksAnOptionalResource(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newFactory(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
+	f, _ := newClusterCache(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
 	startSynced(t, f)
 	if s := f.Status().Resources[0]; !s.Absent || s.Objects != 0 {
 		t.Errorf("absent %t, objects %d", s.Absent, s.Objects)
@@ -139,7 +139,7 @@ func TestDiscoveryLacksAnOptionalResource(t *testing.T) {
 
 func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
-	f, reg := newFactory(t, clients, reloadNeed)
+	f, reg := newClusterCache(t, clients, reloadNeed)
 	startSynced(t, f)
 	for range 2 { // Shutdown makes the name free
 		other, err := f.caches.New(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
@@ -176,7 +176,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 
 func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newFactory(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"})
+	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"})
 	for controller, want := range map[string]string{
 		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1 labels=",
 		"some":   "selector=metadata.name=a,type=y labels=app=x",
@@ -196,7 +196,7 @@ func TestANamespaceThatMayNotBeReadHidesNoAgeOfTheOthers(t *testing.T) {
 		b := newCluster()
 		b.failWith(func(string) error { return forbidden })
 		f := inNamespaces(t, map[string]*cluster{"a": newCluster(in("a", "x", "1")), "b": b})
-		f.caches.all, f.caches.metrics = []*Factory{f}, resourceMetrics()
+		f.caches.all, f.caches.metrics = []*ClusterCache{f}, resourceMetrics()
 		registry := metrics.NewKubeRegistry()
 		registry.CustomMustRegister(f.caches)
 		f.Start(t.Context())
@@ -214,7 +214,7 @@ func TestANamespaceThatMayNotBeReadHidesNoAgeOfTheOthers(t *testing.T) {
 
 func TestDebugInformersAndMetrics(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
-	f, reg := newFactory(t, serve(t, server), reloadNeed)
+	f, reg := newClusterCache(t, serve(t, server), reloadNeed)
 	startSynced(t, f)
 	var status Status
 	recorder := httptest.NewRecorder()

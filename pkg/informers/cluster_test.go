@@ -250,17 +250,17 @@ func (c *cluster) since(from int) ([]watch.Event, int, chan struct{}) {
 	return events, c.version, c.changed
 }
 
-// newTestFactory builds a factory whose only source is the cluster.
-func newTestFactory(t *testing.T, c *cluster, needs ...Need) *Factory {
+// newTestCache builds a cache whose only source is the cluster.
+func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 	t.Helper()
-	return newTestFactoryWith(t, Config{}, c.source, needs...)
+	return newTestCacheWith(t, Config{}, c.source, needs...)
 }
 
-// newTestFactoryWith builds a factory on sources of any kind. What the server says is not found is not
+// newTestCacheWith builds a cache on sources of any kind. What the server says is not found is not
 // there in another version either.
-func newTestFactoryWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *Factory {
+func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &Factory{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, panicked: func(string) {}, caches: &Caches{}}
+	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, panicked: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ type FailureStatus struct {
 }
 
 // Status returns the present state of all informers.
-func (f *Factory) Status() Status {
+func (f *ClusterCache) Status() Status {
 	s := Status{Started: f.started(), Resources: []ResourceStatus{}}
 	for _, i := range f.all() {
 		s.Resources = append(s.Resources, i.status()...)
@@ -84,7 +84,7 @@ func (i *informer) status() (all []ResourceStatus) {
 // for it.
 func (c *Caches) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	status := Status{Resources: []ResourceStatus{}}
-	for _, f := range c.factories() {
+	for _, f := range c.clusters() {
 		s := f.Status()
 		status.Started = status.Started || f.cfg.Cluster == "" && s.Started
 		status.Resources = append(status.Resources, s.Resources...)

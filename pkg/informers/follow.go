@@ -15,7 +15,7 @@ import (
 
 // Following is a resource that a controller has asked for at run time.
 type Following struct {
-	factory  *Factory
+	cluster  *ClusterCache
 	informer *informer
 	cancel   context.CancelFunc
 }
@@ -25,11 +25,11 @@ type Following struct {
 // taken at once: each holds a place in it. Two controllers that follow the same resource have a watch
 // each. Failures are no problem of the controller: see Status. They are retried ever more seldom, in
 // another cluster at least once a minute.
-func (f *Factory) Follow(ctx context.Context, need Need, lists chan struct{}, handler cache.ResourceEventHandler) (*Following, error) {
+func (f *ClusterCache) Follow(ctx context.Context, need Need, lists chan struct{}, handler cache.ResourceEventHandler) (*Following, error) {
 	return f.follow(ctx, need, f.clients.sourceFor, lists, handler)
 }
 
-func (f *Factory) follow(
+func (f *ClusterCache) follow(
 	ctx context.Context, need Need, sourceFor func(*plan, string) (source, error), lists chan struct{}, handler cache.ResourceEventHandler,
 ) (*Following, error) {
 	if need.whole() {
@@ -64,7 +64,7 @@ func (f *Factory) follow(
 	if f.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
-	w := &Following{factory: f, informer: i}
+	w := &Following{cluster: f, informer: i}
 	ctx, w.cancel = context.WithCancel(ctx)
 	f.followed = append(f.followed, w)
 	f.start(ctx, i)
@@ -76,9 +76,9 @@ func (f *Factory) follow(
 func (w *Following) Stop() {
 	w.cancel()
 	w.informer.stopListeners()
-	w.factory.mu.Lock()
-	defer w.factory.mu.Unlock()
-	w.factory.followed = slices.DeleteFunc(w.factory.followed, func(other *Following) bool { return other == w })
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	w.cluster.followed = slices.DeleteFunc(w.cluster.followed, func(other *Following) bool { return other == w })
 }
 
 // Get returns an object of the resource, and whether there is one.

@@ -66,7 +66,7 @@ func (h *told) want(t *testing.T, want ...string) {
 }
 
 // followSecrets follows the Secrets of a cluster.
-func followSecrets(t *testing.T, f *Factory, c *cluster, need Need, lists chan struct{}, h cache.ResourceEventHandler) *Following {
+func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, h cache.ResourceEventHandler) *Following {
 	t.Helper()
 	need.Resource = Secrets
 	w, err := f.follow(t.Context(), need, c.source, lists, h)
@@ -82,7 +82,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(named("plain", "1"), expiring("a", "1h"), expiring("b", "1h"))
 				c.noStreams = noStreams
-				f, h := newTestFactory(t, c), &told{}
+				f, h := newTestCache(t, c), &told{}
 				defer f.Shutdown()
 				w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h)
 				h.want(t, "+a=1h", "+b=1h")
@@ -127,7 +127,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f, h := newTestFactory(t, c), &told{}
+		f, h := newTestCache(t, c), &told{}
 		defer f.Shutdown()
 		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: func(o runtime.Object) []byte {
 			return []byte(o.(metav1.Object).GetResourceVersion())
@@ -150,7 +150,7 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 }
 
 func TestWhatIsFollowedIsNotKeptWhole(t *testing.T) {
-	f := newTestFactory(t, newCluster())
+	f := newTestCache(t, newCluster())
 	for _, form := range []Form{Typed, Unstructured} {
 		need := Need{For: "sync", Resource: Secrets, Form: form, Content: true, Namespace: "shop"}
 		if _, err := f.follow(t.Context(), need, newCluster().source, nil, &told{}); err == nil || !strings.Contains(err.Error(), "Reduced") {
@@ -162,7 +162,7 @@ func TestWhatIsFollowedIsNotKeptWhole(t *testing.T) {
 func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
-		f, calls := newTestFactory(t, c), 0
+		f, calls := newTestCache(t, c), 0
 		var w *Following
 		ready := make(chan struct{})
 		w = followSecrets(t, f, c, ttlNeed, nil, cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
@@ -191,7 +191,7 @@ func TestFollowReportsAbsentAndForbidden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(expiring("a", "1h"))
-				f, h := newTestFactory(t, c), &told{}
+				f, h := newTestCache(t, c), &told{}
 				defer f.Shutdown()
 				need := ttlNeed
 				need.Optional = true
@@ -216,7 +216,7 @@ func TestFollowBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"))
 		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", nil) })
-		f, h := newTestFactory(t, c), &told{}
+		f, h := newTestCache(t, c), &told{}
 		defer f.Shutdown()
 		w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h)
 		pass(time.Hour)
@@ -236,7 +236,7 @@ func TestFollowOfAnotherClusterBacksOffLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"))
 		c.failWith(func(string) error { return apierrors.NewServiceUnavailable("away") })
-		f, h := newTestFactoryWith(t, Config{Cluster: "c1"}, c.source), &told{}
+		f, h := newTestCacheWith(t, Config{Cluster: "c1"}, c.source), &told{}
 		defer f.Shutdown()
 		followSecrets(t, f, c, ttlNeed, nil, h)
 		pass(time.Hour)
@@ -251,7 +251,7 @@ func TestFollowListsWaitForEachOther(t *testing.T) {
 		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))
 		slow.endless = true
 		slow.noStreams = false
-		f, h := newTestFactory(t, slow), &told{}
+		f, h := newTestCache(t, slow), &told{}
 		defer f.Shutdown()
 		lists := make(chan struct{}, 1)
 		followSecrets(t, f, slow, ttlNeed, lists, &told{})
@@ -269,7 +269,7 @@ func TestFollowListsWaitForEachOther(t *testing.T) {
 func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
-		f, h := newTestFactory(t, c), &told{}
+		f, h := newTestCache(t, c), &told{}
 		defer f.Shutdown()
 		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
 			if obj.(metav1.Object).GetName() == "a" {

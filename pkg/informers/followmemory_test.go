@@ -92,7 +92,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		t.Skip("measures memory")
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(60))
-	f, _ := newFactory(t, clientsOf(t, startServer(t, "types")))
+	f, _ := newClusterCache(t, clientsOf(t, startServer(t, "types")))
 	debug.FreeOSMemory()
 	before := resident(t)
 	var all []*Following

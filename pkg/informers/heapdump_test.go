@@ -122,7 +122,7 @@ func TestHeapHasNoValueOfASecret(t *testing.T) {
 	}
 	config := startServer(t, "planted")
 	clients := clientsOf(t, config)
-	f, _ := newFactory(t, clients, reloadNeed)
+	f, _ := newClusterCache(t, clients, reloadNeed)
 	startSynced(t, f)
 	// The last Secret arrives by the watch, after the list. Others follow, which reuse the buffers
 	// of the connection.

@@ -120,7 +120,7 @@ func (h *heard) all() []string {
 func TestListenerHearsEverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		h, slow := &heard{}, &heard{block: make(chan struct{})}
 		f.informers[0].listen("slow", slow.hear)
 		f.informers[0].listen("reload", h.hear)
@@ -156,7 +156,7 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 func TestListenerHearsOfThePresentObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
 		defer f.Shutdown()
 		requests, h := c.count(), &heard{}
@@ -179,7 +179,7 @@ func TestResyncMakesNoRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(named("a", "1"), named("b", "1"))
-				f := newTestFactoryWith(t, Config{MinResyncPeriod: tc.period}, c.source, reloadNeed)
+				f := newTestCacheWith(t, Config{MinResyncPeriod: tc.period}, c.source, reloadNeed)
 				startSynced(t, f)
 				defer f.Shutdown()
 				h := &heard{}
@@ -209,7 +209,7 @@ func TestResyncMakesNoRequest(t *testing.T) {
 
 func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTestFactory(t, newCluster(named("a", "1"), named("b", "1")), reloadNeed)
+		f := newTestCache(t, newCluster(named("a", "1"), named("b", "1")), reloadNeed)
 		startSynced(t, f)
 		h := &heard{block: make(chan struct{})}
 		f.informers[0].listen("reload", h.hear)
@@ -230,15 +230,15 @@ func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	})
 }
 
-// inNamespaces builds a factory that watches namespaces with a server each, and so with versions of
+// inNamespaces builds a cache that watches namespaces with a server each, and so with versions of
 // their own.
-func inNamespaces(t *testing.T, clusters map[string]*cluster) *Factory {
+func inNamespaces(t *testing.T, clusters map[string]*cluster) *ClusterCache {
 	t.Helper()
 	var namespaces []string
 	for namespace := range clusters {
 		namespaces = append(namespaces, namespace)
 	}
-	return newTestFactoryWith(t, Config{Namespaces: namespaces}, func(p *plan, namespace string) (source, error) {
+	return newTestCacheWith(t, Config{Namespaces: namespaces}, func(p *plan, namespace string) (source, error) {
 		return clusters[namespace].source(p, namespace)
 	}, reloadNeed)
 }
@@ -328,7 +328,7 @@ func TestNamespacesExcludeNeedsOfTheCluster(t *testing.T) {
 		"have no namespace":      {For: "nodes", Resource: Namespaces, ClusterScoped: true},
 		"is not in --namespaces": {For: "nodes", Resource: Secrets, Namespace: "b"},
 	} {
-		f := &Factory{cfg: Config{Namespaces: []string{"a"}}, clock: clock.RealClock{}}
+		f := &ClusterCache{cfg: Config{Namespaces: []string{"a"}}, clock: clock.RealClock{}}
 		if _, err := f.newInformer(mustPlan(t, need), newCluster().source); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
@@ -345,15 +345,17 @@ func (r *refusal) check(obj any) {
 }
 
 func TestPanicOfAFunctionIsContained(t *testing.T) {
-	for name, of := range map[string]func(*refusal) (Need, func(*Factory)){
-		"a digest": func(r *refusal) (Need, func(*Factory)) {
+	for name, of := range map[string]func(*refusal) (Need, func(*ClusterCache)){
+		"a digest": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }}, nil
 		},
-		"a When": func(r *refusal) (Need, func(*Factory)) {
+		"a When": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Fields: Labels, When: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
 		},
-		"a listener": func(r *refusal) (Need, func(*Factory)) {
-			return Need{}, func(f *Factory) { f.of("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) }) }
+		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
+			return Need{}, func(f *ClusterCache) {
+				f.of("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) })
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -362,7 +364,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 				need, register := of(r)
 				need.For, need.Resource = "bad", Secrets
 				c := newCluster(named("bad", "1"), named("fine", "1"))
-				f := newTestFactory(t, c, need, reloadNeed)
+				f := newTestCache(t, c, need, reloadNeed)
 				var counted []string
 				f.informers[0].panics.count = func(controller string) { counted = append(counted, controller) }
 				if register != nil {
@@ -399,11 +401,11 @@ func TestAnObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 			panic("a value that nobody may see")
 		}
 	}
-	for name, use := range map[string]func(*Factory){
-		"an index panics on its last state": func(f *Factory) {
+	for name, use := range map[string]func(*ClusterCache){
+		"an index panics on its last state": func(f *ClusterCache) {
 			For[metav1.Object](f.For("bad"), Secrets).AddIndex("x", func(obj metav1.Object) []string { check(obj); return nil })
 		},
-		"a handler panics on its deletion": func(f *Factory) {
+		"a handler panics on its deletion": func(f *ClusterCache) {
 			For[metav1.Object](f.For("bad"), Secrets).AddHandler(func(_, current metav1.Object, _ bool) { check(current) })
 		},
 	} {
@@ -411,7 +413,7 @@ func TestAnObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 			t.Run(name+" "+how, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					c := newCluster(named("bad", "1"), named("fine", "1"))
-					f := newTestFactory(t, c, Need{For: "bad", Resource: Secrets})
+					f := newTestCache(t, c, Need{For: "bad", Resource: Secrets})
 					use(f)
 					startSynced(t, f)
 					defer f.Shutdown()
@@ -456,7 +458,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
 		c := newCluster(named("bad", "1"))
-		f := newTestFactory(t, c, Need{For: "bad", Resource: Secrets, Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }})
+		f := newTestCache(t, c, Need{For: "bad", Resource: Secrets, Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }})
 		startSynced(t, f)
 		defer f.Shutdown()
 		synctest.Wait()
@@ -487,7 +489,7 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 	i := newInformer(p, func(string) {})
 	f := &feed{informer: i, state: newState("deployments", clock.RealClock{}), clock: clock.RealClock{}}
 	i.feeds = []*feed{f}
-	factory := &Factory{informers: []*informer{i}, run: t.Context()}
+	owner := &ClusterCache{informers: []*informer{i}, run: t.Context()}
 	bad := func(name string) *misfit {
 		m := &misfit{err: errors.New("parsing time")}
 		m.Namespace, m.Name, m.ResourceVersion = "shop", name, "7"
@@ -501,7 +503,7 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 			t.Errorf("%d misfits, cached (-want +got):\n%s", i.panics.misfits(), diff)
 		}
 		for _, controller := range []string{"a", "b"} {
-			if err := factory.Problem(controller); (err != nil) != (misfits > 0) {
+			if err := owner.Problem(controller); (err != nil) != (misfits > 0) {
 				t.Errorf("problem of %s: %v", controller, err)
 			}
 		}

@@ -12,17 +12,17 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Caches are the factories of a process: that of its own cluster, and one for each other cluster that is
+// Caches are the caches of a process: that of its own cluster, and one for each other cluster that is
 // open. Their metrics have one collector, since component-base keeps each that was ever registered.
 type Caches struct {
 	metrics.BaseStableCollector
 	metrics []resourceMetric
 
 	mu  sync.Mutex
-	all []*Factory
+	all []*ClusterCache
 }
 
-// NewCaches returns caches without a factory, and registers their metrics.
+// NewCaches returns Caches without a cluster, and registers their metrics.
 func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
 	c := &Caches{metrics: resourceMetrics()}
 	if err := reg.CustomRegister(c); err != nil {
@@ -31,24 +31,24 @@ func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
 	return c, nil
 }
 
-// add is an error if there is a factory of the same cluster.
-func (c *Caches) add(f *Factory) error {
+// add is an error if there is a cache of the same cluster.
+func (c *Caches) add(f *ClusterCache) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if slices.ContainsFunc(c.all, func(other *Factory) bool { return other.cfg.Cluster == f.cfg.Cluster }) {
+	if slices.ContainsFunc(c.all, func(other *ClusterCache) bool { return other.cfg.Cluster == f.cfg.Cluster }) {
 		return fmt.Errorf("there is a cache of the cluster %q already", f.cfg.Cluster)
 	}
 	c.all = append(c.all, f)
 	return nil
 }
 
-func (c *Caches) remove(f *Factory) {
+func (c *Caches) remove(f *ClusterCache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.all = slices.DeleteFunc(c.all, func(other *Factory) bool { return other == f })
+	c.all = slices.DeleteFunc(c.all, func(other *ClusterCache) bool { return other == f })
 }
 
-func (c *Caches) factories() []*Factory {
+func (c *Caches) clusters() []*ClusterCache {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.all)
@@ -121,7 +121,7 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 // CollectWithStability implements metrics.StableCollector. All informers of a resource count together. In the
 // process's own cluster, those that are followed do not count: nobody may want them.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
-	for _, f := range c.factories() {
+	for _, f := range c.clusters() {
 		informers := f.informers
 		if f.cfg.Cluster != "" {
 			informers = f.all()

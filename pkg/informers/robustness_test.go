@@ -31,7 +31,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(named("a", "1"))
-				f := newTestFactory(t, c, reloadNeed)
+				f := newTestCache(t, c, reloadNeed)
 				startSynced(t, f)
 				defer f.Shutdown()
 				before := c.count()
@@ -77,7 +77,7 @@ func TestEndingWatchBacksOffAndIsReported(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(named("a", "1"))
 				c.noStreams, c.spoilt = noStreams, true
-				f := newTestFactory(t, c, reloadNeed)
+				f := newTestCache(t, c, reloadNeed)
 				startSynced(t, f)
 				defer f.Shutdown()
 				pass(10 * time.Minute)
@@ -114,7 +114,7 @@ func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster()
 				c.failWith(func(string) error { return failure })
-				f := newTestFactory(t, c, reloadNeed)
+				f := newTestCache(t, c, reloadNeed)
 				f.Start(t.Context())
 				pass(5 * time.Minute)
 				start := time.Now()
@@ -131,7 +131,7 @@ func TestStreamedListWithoutEndIsPaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.endless = true
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(streamPatience - time.Second)
@@ -162,7 +162,7 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 		for n := range pageSize + 1 {
 			c.put(named(strconv.Itoa(n), "1"))
 		}
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(time.Minute)
@@ -176,7 +176,7 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.endless = true
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(streamPatience / 2)
@@ -192,10 +192,10 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 	})
 }
 
-// twoResources builds a factory with the Secrets of one cluster for reload, and ConfigMaps from another one.
-func twoResources(t *testing.T, c, other *cluster) *Factory {
+// twoResources builds a cache with the Secrets of one cluster for reload, and ConfigMaps from another one.
+func twoResources(t *testing.T, c, other *cluster) *ClusterCache {
 	t.Helper()
-	return newTestFactoryWith(t, Config{}, func(p *plan, namespace string) (source, error) {
+	return newTestCacheWith(t, Config{}, func(p *plan, namespace string) (source, error) {
 		if p.resource == Secrets {
 			return c.source(p, namespace)
 		}
@@ -254,7 +254,7 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 func TestPermissionWithdrawnIsReportedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
 		defer f.Shutdown()
 		c.failWith(func(string) error { return forbidden })
@@ -279,7 +279,7 @@ func TestOptionalResourceComesAndGoes(t *testing.T) {
 				c.failWith(absent)
 				need := reloadNeed
 				need.Optional = true
-				f := newTestFactory(t, c, need)
+				f := newTestCache(t, c, need)
 				startSynced(t, f)
 				defer f.Shutdown()
 				pass(10 * time.Minute)
@@ -317,7 +317,7 @@ func TestOptionalResourceInAnotherVersion(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		need := reloadNeed
 		need.Optional = true
-		f := newTestFactory(t, c, need)
+		f := newTestCache(t, c, need)
 		f.informers[0].feeds[0].exists = func(context.Context) error { return nil }
 		startSynced(t, f)
 		defer f.Shutdown()
@@ -332,7 +332,7 @@ func TestOptionalResourceInAnotherVersion(t *testing.T) {
 			t.Error("absent")
 		}
 
-		late := newTestFactory(t, c, need) // what was never there cannot be gone
+		late := newTestCache(t, c, need) // what was never there cannot be gone
 		late.informers[0].feeds[0].exists = func(context.Context) error { return nil }
 		startSynced(t, late)
 		defer late.Shutdown()
@@ -347,7 +347,7 @@ func TestFailureThatComesBackIsLoggedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.failWith(func(string) error { return forbidden })
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(5 * time.Minute)
@@ -362,7 +362,7 @@ func TestFailureThatComesBackIsLoggedAgain(t *testing.T) {
 func TestRequiredResourceAbsentKeepsTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
 		defer f.Shutdown()
 		c.failWith(func(string) error { return notFound })
@@ -391,7 +391,7 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(named("a", "1"))
 				c.failWith(func(string) error { return tc.failure })
-				f := newTestFactory(t, c, reloadNeed)
+				f := newTestCache(t, c, reloadNeed)
 				f.Start(t.Context())
 				defer f.Shutdown()
 				pass(time.Minute)

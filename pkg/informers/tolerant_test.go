@@ -48,7 +48,7 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 		"what is no JSON":            {`{`, []string{"error"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newTestFactoryWith(t, Config{}, func(*plan, string) (source, error) { return source{}, nil }, Need{For: "a", Resource: Deployments, Form: Typed})
+			f := newTestCacheWith(t, Config{}, func(*plan, string) (source, error) { return source{}, nil }, Need{For: "a", Resource: Deployments, Form: Typed})
 			obj, _, err := decoder.Decode([]byte(tc.in), nil, nil)
 			var got []string
 			add := func(obj runtime.Object) error {

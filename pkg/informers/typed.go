@@ -44,12 +44,12 @@ type Informer[T any] interface {
 
 // Cache is the cache as one controller gets it. The controller's host embeds it.
 type Cache struct {
-	factory    *Factory
+	cluster    *ClusterCache
 	controller string
 }
 
 // For returns the cache for the named controller.
-func (f *Factory) For(controller string) Cache { return Cache{f, controller} }
+func (f *ClusterCache) For(controller string) Cache { return Cache{f, controller} }
 
 func (c Cache) cache() Cache { return c }
 
@@ -57,14 +57,14 @@ func (c Cache) cache() Cache { return c }
 // API server now, or "" if there is none or the need's selectors leave it out; Need.When is not asked. A
 // controller calls it when it suspects that the cache is behind.
 func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	return c.factory.liveVersion(ctx, c.controller, resource, name)
+	return c.cluster.liveVersion(ctx, c.controller, resource, name)
 }
 
 // Follow shows a handler the objects of a resource that was not known at the start, while the
-// controller runs; see [Factory.Follow].
+// controller runs; see [ClusterCache.Follow].
 func (c Cache) Follow(ctx context.Context, need Need, lists chan struct{}, handler cache.ResourceEventHandler) (*Following, error) {
 	need.For = c.controller
-	return c.factory.Follow(ctx, need, lists, handler)
+	return c.cluster.Follow(ctx, need, lists, handler)
 }
 
 // Mistake is what [For], and a function of the host that cannot return an error, panics with. The host
@@ -85,12 +85,12 @@ func (Mistake) RuntimeError() {}
 // T do not fit together; the manager's start then fails with an error that names the controller.
 func For[T any](host interface{ cache() Cache }, resource schema.GroupVersionResource) Informer[T] {
 	c := host.cache()
-	i := c.factory.of(c.controller, resource.GroupResource())
+	i := c.cluster.of(c.controller, resource.GroupResource())
 	if i == nil {
 		panic(Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
 	}
 	need := i.plan.need(c.controller)
-	if err := need.fits(resource, reflect.TypeFor[T](), c.factory.clients.scheme); err != nil {
+	if err := need.fits(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(Mistake(err.Error()))
 	}
 	return view[T]{i, need}

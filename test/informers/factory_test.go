@@ -32,7 +32,7 @@ import (
 // cache is a factory whose clock is fast: it advances by clockStep at every check, every 50 ms. So
 // what the factory reports after minutes takes the test seconds.
 type cache struct {
-	*informers.Factory
+	*informers.ClusterCache
 	clock   *clocktesting.FakeClock
 	metrics metrics.KubeRegistry
 }
@@ -55,7 +55,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Factory, err = caches.New(informers.Config{}, clients, needs, c.clock, func(string) {})
+	c.ClusterCache, err = caches.New(informers.Config{}, clients, needs, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,8 +67,8 @@ func paintersEntry(p *painter) controllers.Entry {
 			p.gadgets = informers.For[*Gadget](h, gadgets)
 			p.client = controllers.ClientFor[*Gadget](h, gadgets)
 			h.Handle(http.HandlerFunc(p.serve))
-			h.Loop.MaxBackoff = 2 * time.Second
-			p.Loop, err = controllers.NewLoop(h.Loop, p.reconcile,
+			h.LoopOptions.MaxBackoff = 2 * time.Second
+			p.Loop, err = controllers.NewLoop(h.LoopOptions, p.reconcile,
 				controllers.Filter(controllers.WatchSelf(p.gadgets), controllers.GenerationChanged[*Gadget]),
 				controllers.WatchOwner(informers.For[metav1.Object](h, informers.ConfigMaps), gadgets.GroupVersion().WithKind("Gadget").GroupKind()))
 			return p, err

@@ -84,7 +84,7 @@ func newController(h controllers.Host) (_ controllers.Controller, err error) {
 		configMaps:  informers.For[*informers.Object](h, informers.ConfigMaps),
 	}
 	c.widgets.AddIndex("settings", func(w *v1.Widget) []string { return []string{w.Namespace + "/" + w.Spec.Settings} })
-	c.Loop, err = controllers.NewLoop(h.Loop, c.reconcile,
+	c.Loop, err = controllers.NewLoop(h.LoopOptions, c.reconcile,
 		controllers.WatchSelf(c.widgets),
 		controllers.WatchOwner(c.deployments, v1.Kind),
 		controllers.WatchOwner(c.configMaps, v1.Kind),

@@ -42,7 +42,7 @@ func Entry() controllers.Entry {
 					*others[resource] = informers.For[metav1.Object](h, resource)
 				}
 			}
-			return New(cfg, in, h.Client, h.Dynamic, h.Events, h.Loop, h.Metrics)
+			return New(cfg, in, h.Client, h.Dynamic, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

@@ -47,7 +47,7 @@ func doing(name string, do func(context.Context, controllers.Host) error, rules 
 		return append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "patch"}})
 	}
 	e.New = func(h controllers.Host) (controllers.Controller, error) {
-		return controllers.NewLoop(h.Loop, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+		return controllers.NewLoop(h.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 			if key.Name != "a" {
 				return 0, nil
 			}
@@ -414,7 +414,7 @@ func TestFilterLosesNothingByOthersNeeds(t *testing.T) {
 				},
 				New: func(h controllers.Host) (controllers.Controller, error) {
 					deployments := informers.For[metav1.Object](h, informers.Deployments)
-					return controllers.NewLoop(h.Loop, func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+					return controllers.NewLoop(h.LoopOptions, func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
 						if d, _ := deployments.Get(key); name == "reduced" {
 							seen = d.GetAnnotations()["a"]
 						}

@@ -32,7 +32,7 @@ func Entry() controllers.Entry {
 			cfg.DryRun = cfg.DryRun || h.Settings.DryRun
 			cfg.Pod = h.Settings.Pod
 			return New(cfg, seed, informers.For[*informers.Object](h, Requests), informers.For[*informers.Object](h, Nodes),
-				h.Client, h.Events, h.Loop, h.Metrics)
+				h.Client, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

@@ -76,7 +76,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.Loop.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, members: map[string]*member{}, records: map[key]*memory{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
@@ -85,7 +85,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		return nil, err
 	}
 	named := func(suffix string) controllers.Options {
-		options := h.Loop
+		options := h.LoopOptions
 		options.Name += suffix
 		return options
 	}
@@ -243,7 +243,7 @@ func (c *controller) setIdle(ctx context.Context, idle bool) {
 
 // sleep returns false if ctx ends first.
 func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
-	timer := c.host.Loop.Clock.NewTimer(d)
+	timer := c.host.LoopOptions.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C():

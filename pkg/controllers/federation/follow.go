@@ -22,7 +22,7 @@ import (
 // follow follows the federated objects of the types that run, on the host and in the clusters, until ctx
 // ends.
 func (c *controller) follow(ctx context.Context) error {
-	timer := c.host.Loop.Clock.NewTimer(tick)
+	timer := c.host.LoopOptions.Clock.NewTimer(tick)
 	defer timer.Stop()
 	defer func() {
 		for name := range c.snapshot() {
@@ -206,7 +206,7 @@ func (m *member) look(ctx context.Context) (waits bool) {
 			m.drop(name)
 		}
 	}
-	now := m.c.host.Loop.Clock.Now()
+	now := m.c.host.LoopOptions.Clock.Now()
 	m.sweep(now)
 	for name, t := range wanted {
 		if !t.runs {

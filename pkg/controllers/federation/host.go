@@ -109,7 +109,7 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 
 // writeStatus writes the status of F if it has changed, and forgets F if there is nothing left to write.
 func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion) error {
-	now := c.host.Loop.Clock.Now()
+	now := c.host.LoopOptions.Clock.Now()
 	expected, _ := policy.FederatedStatus{}.Next(conclusion, now)
 	if !conclusion.Wrote && expected.Hash() == v.digest.Status {
 		c.forget(v)

@@ -94,7 +94,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	if m.objects, err = dynamic.NewForConfig(config); err != nil {
 		return err
 	}
-	options := client.cluster.Loop
+	options := client.cluster.LoopOptions
 	options.Name += "-sync"
 	options.Workers, options.Beside, options.DrainTimeout = memberWorkers, m.beside, drain
 	if m.loop, err = controllers.NewLoop(options, m.reconcile); err != nil {
@@ -306,7 +306,7 @@ func (m *member) removals(v *view) policy.Removals {
 // count returns how much placement would delete of the cluster. It looks at every object, but not again
 // within a second if nothing was moved.
 func (m *member) count() count {
-	epoch, now := m.c.epoch.Load(), m.c.host.Loop.Clock.Now()
+	epoch, now := m.c.epoch.Load(), m.c.host.LoopOptions.Clock.Now()
 	m.c.mu.Lock()
 	known := m.counted
 	m.c.mu.Unlock()

@@ -165,7 +165,7 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 	c.mu.Lock()
 	r := c.record(v.key)
 	if r.token != v.token {
-		r.token, r.since = v.token, c.host.Loop.Clock.Now()
+		r.token, r.since = v.token, c.host.LoopOptions.Clock.Now()
 	}
 	known := r.results[name]
 	if known == nil {
@@ -219,7 +219,7 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 	r.dirty = r.dirty || wrote
 	c.mu.Unlock()
 	if wrote && !since.IsZero() {
-		c.metrics.lag.WithLabelValues(cluster).Observe(c.host.Loop.Clock.Since(since).Seconds())
+		c.metrics.lag.WithLabelValues(cluster).Observe(c.host.LoopOptions.Clock.Since(since).Seconds())
 	}
 	if changed {
 		c.loop.Enqueue(v.key)
@@ -229,7 +229,7 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 // conclude writes on the host what came of F: its versions, its status and, if it is deleted and no cluster
 // has its object, its finalizer.
 func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]verdict) (time.Duration, error) {
-	now := c.host.Loop.Clock.Now()
+	now := c.host.LoopOptions.Clock.Now()
 	c.mu.Lock()
 	r := c.record(v.key)
 	if r.token != v.token {

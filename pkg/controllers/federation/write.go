@@ -183,7 +183,7 @@ func (w *work) update(ctx context.Context) {
 		w.remember(live, content, digest.For(w.m.name).Annotations)
 		return
 	}
-	now := w.m.c.host.Loop.Clock.Now()
+	now := w.m.c.host.LoopOptions.Clock.Now()
 	w.m.c.mu.Lock()
 	repeats := w.m.repeats[w.key]
 	if repeats == nil {
@@ -255,7 +255,7 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 
 // remove deletes the object, or takes the label off.
 func (w *work) remove(ctx context.Context, deletes bool) {
-	c, now := w.m.c, w.m.c.host.Loop.Clock.Now()
+	c, now := w.m.c, w.m.c.host.LoopOptions.Clock.Now()
 	byPlacement := deletes && w.object != nil && !w.deleting
 	removals := policy.Removals{Listed: w.listed}
 	if byPlacement {

@@ -48,7 +48,7 @@ func Entry() controllers.Entry {
 			if len(cfg.Scope) == 0 {
 				in.Namespaces = informers.For[metav1.Object](h, informers.Namespaces)
 			}
-			return New(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.Loop, h.Metrics)
+			return New(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

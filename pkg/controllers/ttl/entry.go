@@ -58,7 +58,7 @@ func Entry() controllers.Entry {
 				following, err := h.Follow(ctx, need, lists, handler)
 				return followed{following}, err
 			}
-			return New(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.Loop, h.Metrics)
+			return New(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

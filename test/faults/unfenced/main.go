@@ -99,7 +99,7 @@ func run(ctx context.Context, o options) error {
 }
 
 // newController returns the controller with a client that has no fence.
-func newController(o options, config *rest.Config, registry metrics.KubeRegistry) (controllers.Controller, *informers.Factory, error) {
+func newController(o options, config *rest.Config, registry metrics.KubeRegistry) (controllers.Controller, *informers.ClusterCache, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, nil, err
@@ -125,10 +125,10 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		return nil, nil, err
 	}
 	controller, err := o.entry.New(controllers.Host{
-		Cache:   cache.For(o.entry.Name),
-		Client:  client,
-		Metrics: registry,
-		Loop:    controllers.Options{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
+		Cache:       cache.For(o.entry.Name),
+		Client:      client,
+		Metrics:     registry,
+		LoopOptions: controllers.Options{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		// Nobody receives them.
 		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
 	})

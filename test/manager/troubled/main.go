@@ -47,7 +47,7 @@ func idle(name string, need informers.Need) controllers.Entry {
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			nothing := func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
-			return controllers.NewLoop(h.Loop, nothing, controllers.WatchMapped(informers.For[metav1.Object](h, need.Resource), look))
+			return controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchMapped(informers.For[metav1.Object](h, need.Resource), look))
 		},
 	}
 }

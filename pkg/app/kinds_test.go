@@ -50,7 +50,7 @@ func TestMapper(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer string // at first
 		ask    []schema.GroupVersionKind
-		later  string // the answer after the first round; asked again after mapperPatience
+		later  string // the answer after the first round; asked again after kindsPatience
 		want   []string
 		asked  int
 	}{
@@ -70,18 +70,18 @@ func TestMapper(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server := &discoveryServer{answers: map[string]string{path: tc.answer}}
-				m, err := newMapper(&rest.Config{Host: "http://api", Transport: server})
+				m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
 				if err != nil {
 					t.Fatal(err)
 				}
 				waits, giveUp := context.WithCancel(t.Context())
 				gaveUp := make(chan error, 1)
-				go func() { _, err := m.mapping(waits, away); gaveUp <- err }()
+				go func() { _, err := m.resourceOf(waits, away); gaveUp <- err }()
 				synctest.Wait()
 				var got []string
 				for range 2 {
 					for _, kind := range tc.ask {
-						found, err := m.mapping(t.Context(), kind)
+						found, err := m.resourceOf(t.Context(), kind)
 						switch {
 						case meta.IsNoMatchError(err):
 							got = append(got, "none")
@@ -92,7 +92,7 @@ func TestMapper(t *testing.T) {
 						}
 					}
 					server.answers[path] = tc.later
-					<-time.After(mapperPatience)
+					<-time.After(kindsPatience)
 				}
 				asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))
 				if !slices.Equal(got, tc.want) || asked != tc.asked {
@@ -102,7 +102,7 @@ func TestMapper(t *testing.T) {
 				if err := <-gaveUp; !errors.Is(err, context.Canceled) {
 					t.Errorf("who waits for a version that hangs gave up with %v", err)
 				}
-				<-time.After(mapperTimeout)
+				<-time.After(kindsTimeout)
 				synctest.Wait()
 			})
 		})

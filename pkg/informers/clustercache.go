@@ -23,8 +23,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Factory owns the informers of the process for one cluster.
-type Factory struct {
+// ClusterCache has the informers of the process for one cluster.
+type ClusterCache struct {
 	cfg       Config
 	clock     clock.WithTickerAndDelayedExecution
 	clients   Clients
@@ -43,8 +43,8 @@ type Factory struct {
 // New builds the informers for needs, and starts none. panicked is called for each panic in a function
 // of the named controller. New returns an error if the needs cannot be met.
 func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
-	panicked func(controller string)) (*Factory, error) {
-	f := &Factory{cfg: cfg, clock: clk, clients: clients, panicked: panicked, caches: c}
+	panicked func(controller string)) (*ClusterCache, error) {
+	f := &ClusterCache{cfg: cfg, clock: clk, clients: clients, panicked: panicked, caches: c}
 	plans, err := newPlans(needs, clients.scheme)
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTi
 }
 
 // newInformer returns an informer with a feed for each namespace that is read.
-func (f *Factory) newInformer(p *plan, sourceFor func(*plan, string) (source, error)) (*informer, error) {
+func (f *ClusterCache) newInformer(p *plan, sourceFor func(*plan, string) (source, error)) (*informer, error) {
 	i := newInformer(p, f.panicked)
 	namespaces := f.cfg.Namespaces
 	switch {
@@ -99,7 +99,7 @@ func (f *Factory) newInformer(p *plan, sourceFor func(*plan, string) (source, er
 }
 
 // start starts the feeds of an informer until ctx ends.
-func (f *Factory) start(ctx context.Context, i *informer) {
+func (f *ClusterCache) start(ctx context.Context, i *informer) {
 	for _, feed := range i.feeds {
 		f.wg.Go(func() { pprof.Do(ctx, pprof.Labels("informer", feed.state.name), feed.run) })
 	}
@@ -108,7 +108,7 @@ func (f *Factory) start(ctx context.Context, i *informer) {
 
 // of returns the informer that serves the controller's need of a resource, or nil. The version does not
 // matter.
-func (f *Factory) of(controller string, resource schema.GroupResource) *informer {
+func (f *ClusterCache) of(controller string, resource schema.GroupResource) *informer {
 	for _, i := range f.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
 			return i
@@ -119,7 +119,7 @@ func (f *Factory) of(controller string, resource schema.GroupResource) *informer
 
 // liveVersion lists the metadata of this one object, with the permissions of the cache and the selectors of
 // the controller's need. It is an error if the request fails or there is no such need.
-func (f *Factory) liveVersion(ctx context.Context, controller string, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+func (f *ClusterCache) liveVersion(ctx context.Context, controller string, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	i := f.of(controller, gvr.GroupResource())
 	if i == nil {
 		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(gvr), name, controller)
@@ -149,7 +149,7 @@ const liveTimeout = 70 * time.Second
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
 // log to ctx's logger. A second call does nothing, nor does one after Shutdown.
-func (f *Factory) Start(ctx context.Context) {
+func (f *ClusterCache) Start(ctx context.Context) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.run != nil || f.stopped {
@@ -173,7 +173,7 @@ func (f *Factory) Start(ctx context.Context) {
 }
 
 // all returns the informers, with those of followed resources.
-func (f *Factory) all() []*informer {
+func (f *ClusterCache) all() []*informer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	all := slices.Clone(f.informers)
@@ -186,7 +186,7 @@ func (f *Factory) all() []*informer {
 // Shutdown stops the informers, removes their metrics and returns when they make no more requests. A
 // call of a controller's handler that has begun may go on: one that hangs must not keep the process from
 // ending. The caches stay readable. Shutdown may be called without Start.
-func (f *Factory) Shutdown() {
+func (f *ClusterCache) Shutdown() {
 	f.mu.Lock()
 	if f.stop != nil {
 		f.stop()
@@ -208,7 +208,7 @@ func (f *Factory) Shutdown() {
 // that has not synced, a verb that RBAC does not allow, requests that have failed for more than a
 // minute, an object that does not fit its Go type, a function of the controller that panics. It
 // returns nil if nothing does, and before Start, as on a cold standby.
-func (f *Factory) Problem(controller string) error {
+func (f *ClusterCache) Problem(controller string) error {
 	if !f.started() {
 		return nil
 	}
@@ -225,7 +225,7 @@ func (f *Factory) Problem(controller string) error {
 // except those whose list the server refuses, and those that have failed for a minute while others
 // have synced, as with a broken conversion webhook. Waiting does not help these, and a new version
 // must be able to roll out although one controller has such a trouble. Problem reports them.
-func (f *Factory) CheckSync(*http.Request) error {
+func (f *ClusterCache) CheckSync(*http.Request) error {
 	if !f.started() {
 		return errNotStarted
 	}
@@ -244,7 +244,7 @@ func (f *Factory) CheckSync(*http.Request) error {
 
 var errNotStarted = errors.New("informers are not started")
 
-func (f *Factory) started() bool {
+func (f *ClusterCache) started() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.run != nil

@@ -38,16 +38,16 @@ func named(name, value string) *corev1.Secret {
 }
 
 // names returns the keys in the first cache.
-func names(f *Factory) []string {
+func names(f *ClusterCache) []string {
 	keys := f.informers[0].objects.ListKeys()
 	slices.Sort(keys)
 	return keys
 }
 
 // cached returns a Secret of the namespace shop in the first cache, or nil.
-func cached(f *Factory, name string) *Object { return f.informers[0].get("shop/" + name) }
+func cached(f *ClusterCache, name string) *Object { return f.informers[0].get("shop/" + name) }
 
-func wantNames(t *testing.T, f *Factory, want ...string) {
+func wantNames(t *testing.T, f *ClusterCache, want ...string) {
 	t.Helper()
 	synctest.Wait()
 	if diff := cmp.Diff(want, names(f), cmpopts.EquateEmpty()); diff != "" {
@@ -55,9 +55,9 @@ func wantNames(t *testing.T, f *Factory, want ...string) {
 	}
 }
 
-func secretsStatus(f *Factory) ResourceStatus { return f.Status().Resources[0] }
+func secretsStatus(f *ClusterCache) ResourceStatus { return f.Status().Resources[0] }
 
-func startSynced(t *testing.T, f *Factory) {
+func startSynced(t *testing.T, f *ClusterCache) {
 	t.Helper()
 	f.Start(t.Context())
 	for _, i := range f.informers {
@@ -66,7 +66,7 @@ func startSynced(t *testing.T, f *Factory) {
 }
 
 // hasSynced reports whether all informers of the controller have.
-func hasSynced(f *Factory, controller string) bool {
+func hasSynced(f *ClusterCache, controller string) bool {
 	return !slices.ContainsFunc(f.informers, func(i *informer) bool { return i.plan.need(controller) != nil && !i.hasSynced() })
 }
 
@@ -93,7 +93,7 @@ func TestCacheFollowsTheServer(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(named("a", "1"), named("b", "1"))
 				c.noStreams = noStreams
-				f := newTestFactory(t, c, reloadNeed)
+				f := newTestCache(t, c, reloadNeed)
 				startSynced(t, f)
 				defer f.Shutdown()
 				wantNames(t, f, "shop/a", "shop/b")
@@ -125,7 +125,7 @@ func TestCacheFollowsTheServer(t *testing.T) {
 func TestDigestIsOfThePresentContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
 		defer f.Shutdown()
 		for _, value := range []string{"1", "2"} {
@@ -145,7 +145,7 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 			c.put(secret(i, 1))
 		}
 		c.noStreams = true
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
 		defer f.Shutdown()
 		if got := len(names(f)); got != 2*pageSize+1 {
@@ -167,7 +167,7 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 func TestWatchServesAllControllers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed, Need{For: "other", Resource: Secrets, FieldSelector: NotHelm, Digest: digestHMAC}, Need{For: "third", Resource: Secrets, FieldSelector: NotHelm})
+		f := newTestCache(t, c, reloadNeed, Need{For: "other", Resource: Secrets, FieldSelector: NotHelm, Digest: digestHMAC}, Need{For: "third", Resource: Secrets, FieldSelector: NotHelm})
 		startSynced(t, f)
 		defer f.Shutdown()
 		if diff := cmp.Diff([]string{"watch"}, verbs(c)); diff != "" {
@@ -179,7 +179,7 @@ func TestWatchServesAllControllers(t *testing.T) {
 func TestCacheAgeShowsASilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestFactory(t, c, reloadNeed)
+		f := newTestCache(t, c, reloadNeed)
 		if s := secretsStatus(f); s.LastActivityAge != nil || s.LastEventAge != nil {
 			t.Errorf("ages before the start: %v, %v", s.LastActivityAge, s.LastEventAge)
 		}
@@ -201,7 +201,7 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 
 func TestFactoryNotStartedShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTestFactory(t, newCluster(), reloadNeed)
+		f := newTestCache(t, newCluster(), reloadNeed)
 		if f.CheckSync(nil) == nil {
 			t.Error("ready without having been started")
 		}

@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// mapperPatience is how long a mapper waits before it asks again for an unknown kind.
-	mapperPatience = 10 * time.Second
-	// mapperTimeout is how long the API server may take to say which resources a version has.
-	mapperTimeout = 30 * time.Second
-	// mapperVersions limits the versions of API groups that a mapper remembers, since anybody may name more.
-	mapperVersions = 1000
+	// kindsPatience is how long it waits before it asks again for an unknown kind.
+	kindsPatience = 10 * time.Second
+	// kindsTimeout is how long the API server may take to say which resources a version has.
+	kindsTimeout = 30 * time.Second
+	// kindsVersions limits the versions of API groups that are remembered, since anybody may name more.
+	kindsVersions = 1000
 )
 
-// mapper finds the resources of kinds. Each request is for one version of one API group, so that neither an
+// kinds finds the resources of kinds. Each request is for one version of one API group, so that neither an
 // unknown version nor an aggregated API that is down delays requests for others.
-type mapper struct {
+type kinds struct {
 	discovery discovery.DiscoveryInterfaceWithContext
 	versions  *lru.Cache // of discovered, by GroupVersion
 	asking    singleflight.Group
@@ -37,25 +37,25 @@ type mapper struct {
 
 // discovered is the API server's answer about the resources of a version, and its time.
 type discovered struct {
-	at    time.Time
-	kinds map[string]*meta.RESTMapping
+	at        time.Time
+	resources map[string]*meta.RESTMapping
 }
 
-func newMapper(config *rest.Config) (*mapper, error) {
+func newKinds(config *rest.Config) (*kinds, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return &mapper{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(mapperVersions)}, nil
+	return &kinds{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(kindsVersions)}, nil
 }
 
-// mapping returns the resource of a kind. For a kind that it does not know it asks the API server, every
-// mapperPatience at most, and waits for the answer until ctx ends.
-func (m *mapper) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
+// resourceOf returns the resource of a kind. For a kind that it does not know it asks the API server, every
+// kindsPatience at most, and waits for the answer until ctx ends.
+func (m *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := m.versions.Get(version)
 	d, _ := known.(discovered)
-	if d.kinds[kind.Kind] == nil && time.Since(d.at) >= mapperPatience {
+	if d.resources[kind.Kind] == nil && time.Since(d.at) >= kindsPatience {
 		select {
 		case answer := <-m.asking.DoChan(version.String(), func() (any, error) { return m.ask(version) }):
 			if answer.Err != nil {
@@ -66,7 +66,7 @@ func (m *mapper) mapping(ctx context.Context, kind schema.GroupVersionKind) (*me
 			return nil, fmt.Errorf("find the resource of %s: %w", kind, context.Cause(ctx))
 		}
 	}
-	if found := d.kinds[kind.Kind]; found != nil {
+	if found := d.resources[kind.Kind]; found != nil {
 		return found, nil
 	}
 	return nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
@@ -74,24 +74,24 @@ func (m *mapper) mapping(ctx context.Context, kind schema.GroupVersionKind) (*me
 
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the
 // caller gives up, since others may wait for the same.
-func (m *mapper) ask(version schema.GroupVersion) (discovered, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), mapperTimeout)
+func (m *kinds) ask(version schema.GroupVersion) (discovered, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
 	defer cancel()
 	list, err := m.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
 	if err != nil && !apierrors.IsNotFound(err) {
 		return discovered{}, err
 	}
-	d := discovered{at: time.Now(), kinds: map[string]*meta.RESTMapping{}}
+	d := discovered{at: time.Now(), resources: map[string]*meta.RESTMapping{}}
 	if err == nil {
 		for _, r := range list.APIResources {
-			if d.kinds[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
+			if d.resources[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
 				continue
 			}
 			scope := meta.RESTScopeRoot
 			if r.Namespaced {
 				scope = meta.RESTScopeNamespace
 			}
-			d.kinds[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
+			d.resources[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
 		}
 	}
 	m.versions.Add(version, d)
