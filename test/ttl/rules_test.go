@@ -306,15 +306,16 @@ func TestTryingAFile(t *testing.T) {
 	w.deleted("configmaps/old")
 }
 
-// TestLongMemoryOfRules logs by how much ten rules over 20,000 Pods, Jobs and claims make a leader
+// TestLongMemoryOfRules logs by how much ten rules over OBJECTS (20,000) Pods, Jobs and claims make a leader
 // larger, if they choose none of these, and all.
 func TestLongMemoryOfRules(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 20*time.Minute)
+	objects, rounds := fleet.Setting(t, "OBJECTS", 20_000), fleet.Setting(t, "ROUNDS", 2)
 	var creating sync.WaitGroup
 	for part := range 20 {
 		creating.Go(func() {
-			for i := range 1000 {
+			for i := range objects / 20 {
 				name := fmt.Sprintf("an-object-of-an-application-%d-%d", part, i)
 				meta := metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/name": "an-application", "app.kubernetes.io/managed-by": "bench"}}
 				var err error
@@ -350,14 +351,14 @@ func TestLongMemoryOfRules(t *testing.T) {
 		name string
 		args []string
 	}{{"without rules", nil}, {"with rules that choose none", []string{rules("object.metadata.?labels.x.orValue('') != ''")}}, {"with rules that choose all", []string{rules("object.metadata.namespace == 'NS'")}}} {
-		for round := range 3 {
+		for round := range rounds {
 			m := shared.RunLeader(w.ctx, t, append(args(types), of.args...)...)
 			fleet.Eventually(w.ctx, t, func() error {
 				return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_watched_types 3")
 			})
 			took := cpu(t, m)
 			lowest := 1e9
-			for range 45 {
+			for range 30 {
 				fleet.Wait(w.ctx, 2*time.Second)
 				lowest = min(lowest, value(t, m, "process_resident_memory_bytes")/(1<<20))
 			}

@@ -190,6 +190,13 @@ func TestRules(t *testing.T) {
 			w.pass(time.Hour + time.Second)
 			w.asked(getJ, getJ, deleteJ) // first of the metadata, for which the rule cannot be evaluated
 		}},
+		"6: an annotation that goes, and a rule that the metadata alone would match": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(w *fixture) {
+			w.add(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
+			w.start()
+			w.whenRead(with(object(job, "shop/j"), true, "spec", "suspend"))
+			w.pass(3 * time.Hour)
+			w.asked(getJ)
+		}},
 		"7: another annotation of the janitor's": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
 			w.start()
@@ -337,6 +344,15 @@ func TestRules(t *testing.T) {
 			w.add(object(job, "shop/j"))
 			w.start()
 			w.pass(13*time.Hour - time.Second)
+			w.asked()
+			w.pass(time.Second)
+			w.asked(getJ, deleteJ)
+		}},
+		"since a time that changes": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 3h}", run: func(w *fixture) {
+			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "2000-01-01T00:00:00Z"}))
+			w.start()
+			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "1999-12-31T22:00:00Z"}))
+			w.pass(time.Hour - time.Second)
 			w.asked()
 			w.pass(time.Second)
 			w.asked(getJ, deleteJ)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -91,6 +92,28 @@ func TestATypeWithAProblemDisturbsNoOther(t *testing.T) {
 	}
 	if v := followed["widgets"].Version; v != "v2" {
 		t.Errorf("the version %s is followed", v)
+	}
+}
+
+// Row 24 of the rules, whose expressions are about one version.
+func TestATypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
+	set, err := rules.Parse([]byte("rules: [{name: r, resources: [widgets.v1.example.com], ttl: 1h}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var followed []informers.Need
+	follow := func(_ context.Context, need informers.Need, _ cache.ResourceEventHandler) (Following, error) {
+		followed = append(followed, need)
+		return nothing{}, nil
+	}
+	cfg := NewConfig()
+	f := &follower{Controller: &Controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	preferred := widgets
+	preferred.Version = "v2"
+	f.apply(t.Context(), []policy.Type{preferred}, nil)
+	f.apply(t.Context(), []policy.Type{preferred}, nil)
+	if len(followed) != 1 || followed[0].Resource != widgets.GroupVersionResource || followed[0].Digest == nil {
+		t.Errorf("followed are %v", followed)
 	}
 }
 
