@@ -84,7 +84,7 @@ func need(options policy.Options, t policy.Type, r *ruled) informers.Need {
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
 	if r != nil {
-		n.When, n.Digest = r.mayExpire, r.digest
+		n.When, n.Digest, n.Fields = r.mayExpire, r.digest, 0
 		if !r.Whole {
 			n.Form = informers.Metadata
 		}

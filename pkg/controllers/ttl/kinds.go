@@ -67,10 +67,10 @@ func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time
 		return // it has been stopped
 	}
 	if r := k.records[name]; r != nil && same {
-		r.obj = obj
+		r.obj = withDate(obj)
 		return
 	}
-	k.records[name] = &entry{obj: obj, verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
+	k.records[name] = &entry{obj: withDate(obj), verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
 }
 
 func (k *kind) remove(name cache.ObjectName) {

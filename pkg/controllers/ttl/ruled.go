@@ -5,6 +5,7 @@ package ttl
 
 import (
 	"context"
+	"encoding/binary"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,19 +40,44 @@ func (r *ruled) verdict(obj metav1.Object) (rules.Verdict, error) {
 	return r.Evaluate(obj)
 }
 
-// digest is what the cache keeps of an object for the rules. It is called when the object changes.
+// digest is what the cache keeps of an object: the verdict of the rules or, of an annotated object, when it
+// was created. It is called when the object changes. The cache would keep a field of the metadata as several
+// hundred bytes.
 func (r *ruled) digest(obj runtime.Object) []byte {
-	v, _ := r.verdict(obj.(metav1.Object))
+	o := obj.(metav1.Object)
+	if created := o.GetCreationTimestamp(); r.options.Annotated(o) && !created.IsZero() {
+		return binary.BigEndian.AppendUint64(nil, uint64(created.Unix()))
+	}
+	v, _ := r.verdict(o)
 	return v.Encode()
 }
 
 // mayExpire reports whether the cache keeps the object at all.
 func (r *ruled) mayExpire(obj metav1.Object) bool {
 	if r.options.Annotated(obj) {
-		return true
+		return !policy.Unacted(r.t, obj)
 	}
 	v, _ := r.verdict(obj)
 	return v.Rule != 0
+}
+
+// dated is an annotated object of the cache with the time in its digest.
+type dated struct {
+	metav1.Object
+	created metav1.Time
+}
+
+// GetCreationTimestamp returns the time.
+func (d dated) GetCreationTimestamp() metav1.Time { return d.created }
+
+// withDate returns the cached object with the time in its digest, if one is there.
+func withDate(obj metav1.Object) metav1.Object {
+	if cached, ok := obj.(interface{ Digest(of string) []byte }); ok {
+		if sum := cached.Digest(Name); len(sum) == 8 {
+			return dated{obj, metav1.Unix(int64(binary.BigEndian.Uint64(sum)), 0)}
+		}
+	}
+	return obj
 }
 
 // verdictOf returns the verdict in the digest of a cached object.

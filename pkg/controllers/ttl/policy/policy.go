@@ -127,9 +127,9 @@ func names(item string, t schema.GroupResource) bool {
 	return (plural == "*" || plural == t.Resource) && (!qualified || group == t.Group)
 }
 
-// unacted reports whether the object only has another object's annotations, or the API server cannot
+// Unacted reports whether the object only has another object's annotations, or the API server cannot
 // delete it. It is left alone without an Event.
-func unacted(t Type, obj metav1.Object) bool {
+func Unacted(t Type, obj metav1.Object) bool {
 	switch t.GroupResource() {
 	case replicaSets:
 		owner := metav1.GetControllerOfNoCopy(obj)
@@ -154,7 +154,7 @@ func comesBack(t Type, obj metav1.Object) bool {
 
 // Ruled reports whether rules may decide on the object: no annotation does, and it may be deleted.
 func (o *Options) Ruled(t Type, obj metav1.Object) bool {
-	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !unacted(t, obj) && !comesBack(t, obj) && o.protected(t, obj) == ""
+	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !Unacted(t, obj) && !comesBack(t, obj) && o.protected(t, obj) == ""
 }
 
 // protected returns why the object must not be deleted, or "".
@@ -224,7 +224,7 @@ const conflictTolerance = time.Second
 // Decide returns what becomes of an object. The latest deadline wins. An invalid value must not delete.
 func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
 	d := Decision{Deadline: Never}
-	if obj.GetDeletionTimestamp() != nil || unacted(t, obj) {
+	if obj.GetDeletionTimestamp() != nil || Unacted(t, obj) {
 		return d
 	}
 	warn := func(reason, key, format string, args ...any) {
