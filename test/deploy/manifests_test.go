@@ -109,7 +109,7 @@ func kustomizationsIn(t *testing.T, dir string) []string {
 func TestManifestsAreAccepted(t *testing.T) {
 	ctx := fleet.Context(t)
 	installCRDs(ctx, t)
-	// One kubectl for all, which reads the API server's schema once. Its errors name the file.
+	// One kubectl for all, which reads the API server's schema once. Its errors name the object.
 	dir, want := t.TempDir(), 0
 	for name, kustomization := range installations(t) {
 		manifests := render(ctx, t, kustomization)
