@@ -12,7 +12,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 )
 
@@ -38,7 +38,7 @@ func newLock(
 	if err != nil {
 		return nil, err
 	}
-	electionMetrics, err := debug.NewMetrics(registry, o.name)
+	electionMetrics, err := display.NewMetrics(registry, o.name)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
@@ -534,8 +534,8 @@ func TestServerFenceOfAnotherInstallation(t *testing.T) {
 	}
 }
 
-// TestServerFenceBehindAnAbsentWebhook keeps a holder from being named: that is a problem after a renew deadline, and
-// after a lease duration the Lease is given up.
+// TestServerFenceBehindAnAbsentWebhook keeps a holder from being named: that is a problem after a
+// renew deadline, and after a lease duration the Lease is given up.
 func TestServerFenceBehindAnAbsentWebhook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFenceTest(newFenceServer())
@@ -562,8 +562,8 @@ func TestServerFenceBehindAnAbsentWebhook(t *testing.T) {
 	})
 }
 
-// TestServerFenceRefusesWrites checks what becomes of a leader's writes that the API server refuses, and of its writes
-// 10 s later.
+// TestServerFenceRefusesWrites checks what becomes of a leader's writes that the API server
+// refuses, and of its writes 10 s later.
 func TestServerFenceRefusesWrites(t *testing.T) {
 	tests := map[string]struct {
 		before         func(*fenceTest)
@@ -612,7 +612,7 @@ func TestServerFenceRefusesWrites(t *testing.T) {
 
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(debug.NewMetrics(registry, "quartermaster"))}))
+	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(display.NewMetrics(registry, "quartermaster"))}))
 	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), apifence.CannotJudge)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
@@ -630,8 +630,8 @@ func TestSetServerFence(t *testing.T) {
 
 func TestMetricsAreRegisteredOnce(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	must(debug.NewMetrics(registry, "quartermaster"))
-	if _, err := debug.NewMetrics(registry, "quartermaster"); err == nil {
+	must(display.NewMetrics(registry, "quartermaster"))
+	if _, err := display.NewMetrics(registry, "quartermaster"); err == nil {
 		t.Error("the metrics were registered twice")
 	}
 }

@@ -11,5 +11,5 @@
 // The package protocol decides what to do next. run.go follows these decisions, from standing by to
 // the release, and requests.go makes the requests. writefence and apifence refuse writes, in the
 // client and in the API server, witness looks for a hint that the Lease may be taken before it has
-// expired, and debug shows the state.
+// expired, and display shows the state.
 package election

@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
@@ -49,9 +49,9 @@ type Candidate struct {
 	// Clock defaults to NewBootClock.
 	Clock protocol.Clock
 	// Events receives the transitions of this replica. It may be nil.
-	Events debug.EventRecorder
+	Events display.EventRecorder
 	// Metrics may be nil.
-	Metrics *debug.Metrics
+	Metrics *display.Metrics
 
 	// Namespaces is how this replica names itself for the fence in the API server, and asks whether there
 	// is one. Nil: it does neither.
@@ -77,7 +77,7 @@ type Lock struct {
 	who      Candidate
 	fence    *writefence.Fence
 	apiFence *apifence.Fence // nil: there is none
-	shown    *debug.Display
+	shown    *display.Display
 	used     atomic.Bool // by Run
 }
 
@@ -99,7 +99,7 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 	if who.Clock == nil {
 		who.Clock = NewBootClock()
 	}
-	shown := debug.New(cfg.Lease(), who.Identity, cfg.RenewDeadline.Duration, who.Clock, who.Events, who.Metrics)
+	shown := display.New(cfg.Lease(), who.Identity, cfg.RenewDeadline.Duration, who.Clock, who.Events, who.Metrics)
 	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown}
 	if who.Namespaces != nil && cfg.LeaderElect {
 		t := cfg.timing()

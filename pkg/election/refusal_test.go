@@ -19,7 +19,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -56,7 +56,7 @@ func TestRefusalsThatLast(t *testing.T) {
 				}
 				registry, logged := metrics.NewKubeRegistry(), 0
 				client := newStoreClient(store, "r")
-				lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: must(debug.NewMetrics(registry, "x"))}))
+				lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: must(display.NewMetrics(registry, "x"))}))
 				logger := funcr.New(func(_, args string) {
 					if strings.Contains(args, "refuses what leader election needs") {
 						logged++

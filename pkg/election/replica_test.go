@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -144,8 +144,8 @@ func (e *testEvents) Eventf(_ runtime.Object, eventType, reason, format string, 
 	e.seen = append(e.seen, eventType+" "+reason+" "+format)
 }
 
-var testMetrics = sync.OnceValue(func() *debug.Metrics {
-	m, err := debug.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+var testMetrics = sync.OnceValue(func() *display.Metrics {
+	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		panic(err)
 	}
@@ -200,7 +200,7 @@ func freeStore() *simStore {
 }
 
 // shown returns what /debug/leader shows of a lock.
-func shown(l *Lock) debug.Status { return l.shown.Status(l.who.Clock.Now()) }
+func shown(l *Lock) display.Status { return l.shown.Status(l.who.Clock.Now()) }
 
 var leaseName = types.NamespacedName{Namespace: "ns", Name: "lease"}
 

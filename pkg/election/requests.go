@@ -228,7 +228,7 @@ func (e *elector) look(process protocol.Watched) {
 		e.lock.who.Witness.Watch(own, process, func(state protocol.LeaderState) {
 			e.answer(own, func() {
 				if id == e.lookID {
-					e.protocol.OnLeader(state, e.now())
+					e.protocol.OnLeaderState(state, e.now())
 					e.lock.shown.SawLeader(e.logger(), process, state)
 				}
 			})

@@ -212,7 +212,7 @@ func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
 	p := e.protocol
 	e.stopStarting()
 	e.lock.shown.Started(e.logger(), p.View())
-	p.OnLead()
+	p.OnLeadStarted()
 	e.lock.fence.OpenUntil(p.Deadline())
 	e.lock.shown.Update(p.View(), false)
 	// lead drains after ctx has ended, so the end of ctx does not end the term.
@@ -249,7 +249,7 @@ func (e *elector) leadReturned() {
 	unfinished := errors.Is(e.leadErr, ErrUnfinished)
 	e.protocol.OnLeadReturned(now+e.lock.cfg.DrainTimeout, now, unfinished)
 	if !unfinished {
-		e.idle = e.lock.fence.Shut() // rule 8
+		e.idle = e.lock.fence.Drain() // rule 8
 	}
 }
 

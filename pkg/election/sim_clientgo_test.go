@@ -17,7 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
@@ -108,7 +108,7 @@ func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 // TestSimulationFindsFaultsOfClientGo is the control: the simulation must find the known faults of
 // client-go's elector, or it would be too weak.
 func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
-	m, err := debug.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 )
 
 // simulation has everything of one seed: replicas on their networks, API servers over one store, the
@@ -24,7 +24,7 @@ type simulation struct {
 	cfg     Config
 	fences  simFences
 	elect   simElector
-	metrics *debug.Metrics
+	metrics *display.Metrics
 	start   time.Time
 	store   *simStore
 	servers []*simServer
@@ -60,7 +60,7 @@ type simReplica struct {
 	proc               *simProc
 }
 
-func newSimulation(seed uint64, elect simElector, m *debug.Metrics) *simulation {
+func newSimulation(seed uint64, elect simElector, m *display.Metrics) *simulation {
 	s := &simulation{seed: seed, elect: elect, metrics: m, store: newSimStore(), start: time.Now()}
 	s.audit = newAuditor(s)
 	s.store.onChange = s.audit.leaseChanged

@@ -23,7 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -36,7 +36,7 @@ var (
 // TestSimulation runs several electors against each other and against faults. On a violation it
 // prints the seed and the history; SEEDS=1 in the environment and -first-seed=SEED repeat it.
 func TestSimulation(t *testing.T) {
-	m, err := debug.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
+	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func (u *simSum) add(s *simulation) {
 
 // runSeeds runs the seeds, as many at a time as there are processors. A violation of a rule fails
 // the test, unless it is one of client-go's elector.
-func runSeeds(t *testing.T, first, n int, elect simElector, m *debug.Metrics, fences func(*rand.Rand) simFences) *simSum {
+func runSeeds(t *testing.T, first, n int, elect simElector, m *display.Metrics, fences func(*rand.Rand) simFences) *simSum {
 	t.Helper()
 	sum := &simSum{found: map[string]int{}, count: map[simFences]*simCount{}}
 	next := atomic.Int64{}
@@ -136,7 +136,7 @@ func (c *simCount) String() string {
 func drawFences(rng *rand.Rand) simFences { return simFences{client: true, server: rng.IntN(2) == 0} }
 
 // runSeed runs the simulation of one seed in a bubble of its own.
-func runSeed(t *testing.T, seed uint64, elect simElector, m *debug.Metrics, fences func(*rand.Rand) simFences) *simulation {
+func runSeed(t *testing.T, seed uint64, elect simElector, m *display.Metrics, fences func(*rand.Rand) simFences) *simulation {
 	t.Helper()
 	var s *simulation
 	synctest.Test(t, func(*testing.T) {

@@ -113,19 +113,19 @@ func TestDiscoveryOfAnAPIThatIsDown(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
 	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
 	f.Start(t.Context())
-	<-f.of("reload", Secrets.GroupResource()).synced
+	<-f.informerFor("reload", Secrets.GroupResource()).synced
 	eventually(t, "the failure in the problem of its controller", func() bool {
 		err := f.Problem("names")
 		return err != nil && strings.Contains(err.Error(), "cannot watch widgets.example.com: ServiceUnavailable")
 	})
-	if f.of("names", widgets.GroupResource()).hasSynced() {
+	if f.informerFor("names", widgets.GroupResource()).hasSynced() {
 		t.Error("synced without an answer")
 	}
 	if err := f.Problem("reload"); err != nil {
 		t.Errorf("another controller has a problem: %v", err)
 	}
 	server.set(func() { server.down = false })
-	<-f.of("names", widgets.GroupResource()).synced
+	<-f.informerFor("names", widgets.GroupResource()).synced
 }
 
 func TestDiscoveryLacksAnOptionalResource(t *testing.T) {

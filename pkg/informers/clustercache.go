@@ -106,9 +106,9 @@ func (f *ClusterCache) start(ctx context.Context, i *informer) {
 	f.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
-// of returns the informer that serves the controller's need of a resource, or nil. The version does not
-// matter.
-func (f *ClusterCache) of(controller string, resource schema.GroupResource) *informer {
+// informerFor returns the informer that serves the controller's need of a resource, or nil. The
+// version does not matter.
+func (f *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
 	for _, i := range f.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
 			return i
@@ -120,7 +120,7 @@ func (f *ClusterCache) of(controller string, resource schema.GroupResource) *inf
 // liveVersion lists the metadata of this one object, with the permissions of the cache and the selectors of
 // the controller's need. It is an error if the request fails or there is no such need.
 func (f *ClusterCache) liveVersion(ctx context.Context, controller string, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	i := f.of(controller, gvr.GroupResource())
+	i := f.informerFor(controller, gvr.GroupResource())
 	if i == nil {
 		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(gvr), name, controller)
 	}

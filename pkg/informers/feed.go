@@ -49,7 +49,7 @@ type feed struct {
 	clock     clock.WithDelayedExecution
 	resync    time.Duration // 0: no resyncs
 	backoff   wait.Backoff
-	// lists, if set, limits the lists that are taken at once: each holds a place in it.
+	// lists, if set, limits the lists that are taken at once: each holds a slot in it.
 	lists chan struct{}
 	// exists returns a NotFound error if the server does not have the resource in any version.
 	exists func(context.Context) error
@@ -57,11 +57,11 @@ type feed struct {
 	// watches is since when it has watched; zero while it lists. Only the reflector's goroutine uses it.
 	watches time.Time
 
-	mu     sync.Mutex
-	again  context.CancelFunc // makes it list anew
-	paged  bool               // a streamed list has stalled; this stays, since the server would stall again
-	stream clock.Timer        // runs while a list is streamed
-	place  clock.Timer        // runs while it has a place in lists
+	mu        sync.Mutex
+	restart   context.CancelFunc // makes it list anew
+	paged     bool               // a streamed list has stalled; this stays, since the server would stall again
+	stream    clock.Timer        // runs while a list is streamed
+	slotTimer clock.Timer        // runs while it has a slot in lists
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -73,16 +73,16 @@ func (f *feed) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		inner, cancel := context.WithCancel(ctx)
 		f.mu.Lock()
-		f.again = cancel
+		f.restart = cancel
 		f.mu.Unlock()
 		// A new reflector knows no version, so it believes what it lists even if that is older.
 		reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
 			Name: f.state.name, TypeDescription: f.state.name, ResyncPeriod: f.resync,
 		})
-		for delay := f.backoff; f.begin(inner); {
+		for delay := f.backoff; f.takeListSlot(inner); {
 			f.watches = time.Time{}
 			err := reflector.ListAndWatchWithContext(inner)
-			f.end()
+			f.listDone()
 			watched := !f.watches.IsZero() && f.clock.Since(f.watches) > time.Minute
 			if watched {
 				delay = f.backoff
@@ -109,13 +109,13 @@ func (f *feed) run(ctx context.Context) {
 func (f *feed) relist() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.again != nil {
-		f.again()
+	if f.restart != nil {
+		f.restart()
 	}
 }
 
-// begin waits for a place in lists, if they are limited. It returns false if ctx ends.
-func (f *feed) begin(ctx context.Context) bool {
+// takeListSlot waits for a slot in lists, if they are limited. It returns false if ctx ends.
+func (f *feed) takeListSlot(ctx context.Context) bool {
 	if f.lists == nil || ctx.Err() != nil {
 		return ctx.Err() == nil
 	}
@@ -126,24 +126,24 @@ func (f *feed) begin(ctx context.Context) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.place = f.clock.AfterFunc(listPatience, f.leave)
+	f.slotTimer = f.clock.AfterFunc(listPatience, f.freeListSlot)
 	return true
 }
 
-// leave gives the place in lists back.
-func (f *feed) leave() {
+// freeListSlot gives the slot in lists back.
+func (f *feed) freeListSlot() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.place != nil {
-		f.place.Stop()
-		f.place = nil
+	if f.slotTimer != nil {
+		f.slotTimer.Stop()
+		f.slotTimer = nil
 		<-f.lists
 	}
 }
 
-// end notes that no list is being read any more.
-func (f *feed) end() {
-	f.leave()
+// listDone notes that no list is being read any more.
+func (f *feed) listDone() {
+	f.freeListSlot()
 	f.endStream()
 }
 
@@ -307,7 +307,7 @@ func (f *feed) Bookmark(version string) error {
 
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
-	f.end()
+	f.listDone()
 	f.watches = f.clock.Now()
 	if err := f.informer.replace(f, list); err != nil {
 		return err

@@ -354,7 +354,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		},
 		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {
-				f.of("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) })
+				f.informerFor("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) })
 			}
 		},
 	} {

@@ -85,7 +85,7 @@ func (Mistake) RuntimeError() {}
 // T do not fit together; the manager's start then fails with an error that names the controller.
 func For[T any](host interface{ cache() Cache }, resource schema.GroupVersionResource) Informer[T] {
 	c := host.cache()
-	i := c.cluster.of(c.controller, resource.GroupResource())
+	i := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {
 		panic(Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
 	}

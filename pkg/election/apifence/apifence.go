@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package apifence knows the fence in the API server: a ValidatingAdmissionPolicy,
-// deploy/components/fence. Its parameter is an empty Namespace with an annotation that names the one
-// replica that may write. docs/adr/0006-fence-namespace.md has the rules.
+// deploy/components/fence. Its parameter is an empty Namespace with an annotation that names the
+// one replica that may write. docs/adr/0006-fence-namespace.md has the rules. A replica raises the
+// fence before it leads: it names itself. It keeps the fence raised while it leads, and proves,
+// after it took the Lease early, that every API server refuses its predecessors.
 //
 // ask.go asks an API server how it judges this replica, name.go names the leader, proof.go asks every API
 // server whether it refuses the predecessors, directory.go finds them, and refusal.go handles writes that

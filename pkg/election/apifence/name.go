@@ -76,7 +76,7 @@ func (f *Fence) raise(ctx context.Context, leads bool) error {
 		backoff = backoffMax / 4
 	}
 	for ; ; backoff = min(2*backoff, backoffMax) {
-		judged, unnamed, err := f.stand(ctx)
+		judged, unnamed, err := f.nameAndAsk(ctx)
 		if leads && judged == verdictAbsent && f.isRefused() {
 			judged = verdictForeign
 		}
@@ -121,9 +121,9 @@ func retryAfter(err error) time.Duration {
 	return min(time.Duration(seconds)*time.Second, retryAfterMax)
 }
 
-// stand names this replica if it is not named, and asks how the API server judges it. unnamed reports
+// nameAndAsk names this replica if it is not named, and asks how the API server judges it. unnamed reports
 // that it is certainly not named.
-func (f *Fence) stand(ctx context.Context) (judged verdict, unnamed bool, err error) {
+func (f *Fence) nameAndAsk(ctx context.Context) (judged verdict, unnamed bool, err error) {
 	unnamed, err = f.nameSelf(ctx)
 	switch {
 	case apierrors.IsNotFound(err):

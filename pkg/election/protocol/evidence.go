@@ -78,8 +78,8 @@ func (p *State) OnLook() Watched {
 	return p.watched
 }
 
-// OnLeader processes what is seen of the leader's process.
-func (p *State) OnLeader(state LeaderState, now time.Duration) {
+// OnLeaderState processes what is seen of the leader's process.
+func (p *State) OnLeaderState(state LeaderState, now time.Duration) {
 	p.leader, p.leaderSince = state, now
 }
 

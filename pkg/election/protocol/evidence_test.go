@@ -24,26 +24,26 @@ func TestEvidenceForATakeover(t *testing.T) {
 		want    bool
 	}{
 		"not without evidence":                      {func(*State) {}, false},
-		"after a process that has ended":            {func(p *State) { p.OnLeader(LeaderGone, 2*s) }, true},
-		"not after one that could never be reached": {func(p *State) { p.OnLeader(LeaderUnreachable, 2*s) }, false},
-		"not after one at which nobody looks":       {func(p *State) { p.OnLeader(LeaderGone, 2*s); p.witness = false }, false},
-		"also while an earlier holder may act":      {func(p *State) { p.OnLeader(LeaderGone, 2*s); p.distrust = 9 * s }, true},
+		"after a process that has ended":            {func(p *State) { p.OnLeaderState(LeaderGone, 2*s) }, true},
+		"not after one that could never be reached": {func(p *State) { p.OnLeaderState(LeaderUnreachable, 2*s) }, false},
+		"not after one at which nobody looks":       {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.witness = false }, false},
+		"also while an earlier holder may act":      {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.distrust = 9 * s }, true},
 		"also after a renewal that was under way before": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
+			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime, true)
 		}, true},
 		"not after a later renewal": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
+			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime+1, true)
 		}, false},
-		"also after an edit": {func(p *State) { p.OnLeader(LeaderGone, 2*s); p.learn(testLease("2", 1, "a", byA), 3*s, true) }, true},
+		"also after an edit": {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.learn(testLease("2", 1, "a", byA), 3*s, true) }, true},
 		"not by the old look when a renewal has taken the note away": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
+			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", renewed), 3*s, true)
-			p.OnLeader(LeaderGone, 4*s)
+			p.OnLeaderState(LeaderGone, 4*s)
 		}, false},
 		"not from the next holder": {func(p *State) {
-			p.OnLeader(LeaderGone, 2*s)
+			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b"})), 3*s, true)
 		}, false},
 	}
@@ -72,7 +72,7 @@ func TestEvidenceRefutedIsLookedAtAgain(t *testing.T) {
 	if act := p.Decide(s); act.Kind == ActLook {
 		t.Errorf("it looks twice before anything is seen")
 	}
-	p.OnLeader(LeaderGone, s)
+	p.OnLeaderState(LeaderGone, s)
 	p.learn(testLease("2", 1, "a", byA, renewed), 3*s, true)
 	if act := p.Decide(3 * s); act.Kind != ActLook {
 		t.Errorf("after it was refuted, it decides to %s", act.Kind)

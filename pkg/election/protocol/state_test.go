@@ -147,7 +147,7 @@ func TestDecide(t *testing.T) {
 		p := standby()
 		p.OnAcquired(testLease("2", 2, "me"), 100*s, 100*s)
 		p.OnRaised()
-		p.OnLead()
+		p.OnLeadStarted()
 		for _, c := range change {
 			c(p)
 		}
@@ -429,7 +429,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestProposalClaimsWhatItOwes checks that a record covers what its writer owes, for who knows nothing but this record.
+// TestProposalClaimsWhatItOwes checks that a record covers what its writer owes, for who knows
+// nothing but this record.
 func TestProposalClaimsWhatItOwes(t *testing.T) {
 	const s = time.Second
 	p := New("me", testTiming, "10.0.0.2:10357", true)

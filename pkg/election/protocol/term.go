@@ -105,8 +105,8 @@ func (p *State) OnRaised() { p.raised = true }
 // OnProved processes that every API server refuses the predecessors (rule 11).
 func (p *State) OnProved() { p.owes = 0 }
 
-// OnLead starts lead.
-func (p *State) OnLead() { p.leading = true }
+// OnLeadStarted notes that lead has started.
+func (p *State) OnLeadStarted() { p.leading = true }
 
 // OnGiveUp abandons the attempt to lead. The Lease is released as soon as it may be.
 func (p *State) OnGiveUp(now time.Duration) {

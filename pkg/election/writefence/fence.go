@@ -52,10 +52,10 @@ const lateness = time.Minute
 type state int
 
 const (
-	closed state = iota // refuse it, and cancel those in flight
-	open                // admit it while the term is valid
-	shut                // refuse it, and let those in flight finish while the term is valid
-	off                 // admit it: leader election is off
+	closed   state = iota // refuse it, and cancel those in flight
+	open                  // admit it while the term is valid
+	draining              // refuse it, and let those in flight finish while the term is valid
+	off                   // admit it: leader election is off
 )
 
 // Fence admits writes while a term is valid by its clock.
@@ -67,7 +67,7 @@ type Fence struct {
 	state    state
 	deadline time.Duration // of the term, on clock
 	inFlight map[*admission]struct{}
-	idle     chan struct{} // made by Shut, closed when inFlight is empty
+	idle     chan struct{} // made by Drain, closed when inFlight is empty
 	quiet    time.Duration // when no write that got no answer can be executed any more
 }
 
@@ -121,10 +121,10 @@ func (f *Fence) Close() {
 	}
 }
 
-// Shut refuses every write from now on but lets those in flight finish, except for those to other
+// Drain refuses every write from now on but lets those in flight finish, except for those to other
 // clusters, which it cancels: these must not hold up the release of the Lease. The returned channel is
 // closed when the last write has finished.
-func (f *Fence) Shut() <-chan struct{} {
+func (f *Fence) Drain() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for a := range f.inFlight {
@@ -136,7 +136,7 @@ func (f *Fence) Shut() <-chan struct{} {
 	if !f.isBusy() {
 		close(f.idle)
 	}
-	f.state = shut
+	f.state = draining
 	return f.idle
 }
 
@@ -176,7 +176,7 @@ func (f *Fence) admits(now time.Duration) bool {
 
 // isValid reports whether the term is valid, so that the writes in flight may continue.
 func (f *Fence) isValid(now time.Duration) bool {
-	return (f.state == open || f.state == shut) && now < f.deadline
+	return (f.state == open || f.state == draining) && now < f.deadline
 }
 
 // admit returns nil if the write must not be sent.
@@ -212,7 +212,7 @@ func (f *Fence) done(a *admission, unknown bool) bool {
 		f.quiet = now + lateness
 	}
 	if f.idle != nil && !a.elsewhere && !f.isBusy() {
-		close(f.idle) // at most once: after Shut, nothing is admitted
+		close(f.idle) // at most once: after Drain, nothing is admitted
 	}
 	return a.ended
 }

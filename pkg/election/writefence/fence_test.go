@@ -72,7 +72,7 @@ func TestFenceAdmits(t *testing.T) {
 		"a leader writes after a deadline that was extended":      {http.MethodPut, func(f *Fence) { opened(f); f.Extend(12 * time.Second) }, 11 * time.Second, true},
 		"a leader does not write after the term was lost":         {http.MethodPut, func(f *Fence) { opened(f); f.Close() }, 1, false},
 		"a leader does not write in a lost term that is extended": {http.MethodPut, func(f *Fence) { opened(f); f.Close(); f.Extend(12 * time.Second) }, 1, false},
-		"a leader does not write when lead has returned":          {http.MethodPut, func(f *Fence) { opened(f); f.Shut() }, 1, false},
+		"a leader does not write when lead has returned":          {http.MethodPut, func(f *Fence) { opened(f); f.Drain() }, 1, false},
 		"everybody writes if leader election is off":              {http.MethodPut, (*Fence).TurnOff, 1000 * time.Hour, true},
 		"a term that has ended reads nevertheless":                {http.MethodGet, func(f *Fence) { opened(f); f.Close() }, 11 * time.Second, true},
 		"an empty method is a GET as net/http has it":             {"", func(*Fence) {}, 0, true},
@@ -277,8 +277,8 @@ func TestFenceLeavesTheResponseReadable(t *testing.T) {
 	}
 }
 
-// TestFenceShutWaits checks the order of a release: refuse, wait, release.
-func TestFenceShutWaits(t *testing.T) {
+// TestFenceDrainWaits checks the order of a release: refuse, wait, release.
+func TestFenceDrainWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clock := bubbleClock{time.Now()}
 		f, _ := newTestFence(clock)
@@ -306,7 +306,7 @@ func TestFenceShutWaits(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- write() }()
 		synctest.Wait()
-		idle := f.Shut()
+		idle := f.Drain()
 		if err := write(); !errors.Is(err, ErrNotLeading) {
 			t.Errorf("a new write got %v", err)
 		}
@@ -370,7 +370,7 @@ func TestFenceIgnoresWritesElsewhere(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- write(t.Context()) }()
 		synctest.Wait()
-		<-f.Shut()
+		<-f.Drain()
 		if err := <-done; !errors.Is(err, ErrTermEnded) {
 			t.Errorf("the write in flight: %v", err)
 		}

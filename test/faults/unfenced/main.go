@@ -37,7 +37,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
-	"github.com/quartermaster-dev/quartermaster/pkg/election/debug"
+	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -140,7 +140,7 @@ func runOurs(ctx context.Context, o options, config *rest.Config, identity strin
 	if err != nil {
 		return err
 	}
-	electionMetrics, err := debug.NewMetrics(registry, "quartermaster")
+	electionMetrics, err := display.NewMetrics(registry, "quartermaster")
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package debug
+package display
 
 import (
 	"errors"
@@ -96,10 +96,10 @@ func TestHealthy(t *testing.T) {
 
 func TestMetricsOfTwoLocksAreDistinct(t *testing.T) {
 	m := must(NewMetrics(metrics.NewKubeRegistry(), "x"))
-	one := m.of(leaseName)
+	one := m.forLease(leaseName)
 	other := leaseName
 	other.Namespace = "other"
-	two := m.of(other)
+	two := m.forLease(other)
 	one.set(one.leading, true)
 	if must(testutil.GetGaugeMetricValue(two.gauge(two.leading))) != 0 {
 		t.Error("they share a series")

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package debug
+package display
 
 import (
 	"fmt"
@@ -98,28 +98,28 @@ type lockMetrics struct {
 	lease types.NamespacedName
 }
 
-// of returns the metrics of the lock on the Lease. Every series exists from the start, at zero.
-func (all *Metrics) of(lease types.NamespacedName) *lockMetrics {
-	if all == nil {
-		all = newMetrics("")
+// forLease returns the metrics of the lock on the Lease. Every series exists from the start, at zero.
+func (m *Metrics) forLease(lease types.NamespacedName) *lockMetrics {
+	if m == nil {
+		m = newMetrics("")
 	}
-	m := &lockMetrics{Metrics: all, lease: lease}
-	for _, g := range []*metrics.GaugeVec{m.leading, m.transitions} {
-		m.gauge(g).Set(0)
+	l := &lockMetrics{Metrics: m, lease: lease}
+	for _, g := range []*metrics.GaugeVec{l.leading, l.transitions} {
+		l.gauge(g).Set(0)
 	}
-	m.counter(m.refusals).Add(0)
+	l.counter(l.refusals).Add(0)
 	for _, reason := range protocol.EndReasons {
-		m.counter(m.ended, string(reason)).Add(0)
+		l.counter(l.ended, string(reason)).Add(0)
 	}
 	for _, start := range []StartKind{StartFree, StartProved, StartWaited} {
-		m.counter(m.starts, string(start)).Add(0)
+		l.counter(l.starts, string(start)).Add(0)
 	}
-	show(m, m.serverFence, apifence.States, apifence.Unknown)
-	show(m, m.leaderSeen, protocol.LeaderStates, protocol.LeaderUnknown)
+	show(l, l.serverFence, apifence.States, apifence.Unknown)
+	show(l, l.leaderSeen, protocol.LeaderStates, protocol.LeaderUnknown)
 	for _, result := range []string{resultSuccess, resultConflict, resultRefused, resultError} {
-		m.renewals.WithLabelValues(lease.Namespace, lease.Name, result)
+		l.renewals.WithLabelValues(lease.Namespace, lease.Name, result)
 	}
-	return m
+	return l
 }
 
 func (m *lockMetrics) gauge(g *metrics.GaugeVec, labels ...string) metrics.GaugeMetric {

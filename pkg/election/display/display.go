@@ -1,9 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package debug shows an election to people: at /debug/leader, in metrics, Events and the log. What it
+// Package display shows an election to people: at /debug/leader, in metrics, Events and the log. What it
 // shows decides nothing.
-package debug
+package display
 
 import (
 	"encoding/json"
@@ -92,11 +92,11 @@ type Status struct {
 }
 
 // New returns the display of a lock on the Lease. A holder that does not lead has a problem after patience.
-// events and all may be nil.
+// events and metrics may be nil.
 func New(
-	lease types.NamespacedName, identity string, patience time.Duration, clock protocol.Clock, events EventRecorder, all *Metrics,
+	lease types.NamespacedName, identity string, patience time.Duration, clock protocol.Clock, events EventRecorder, metrics *Metrics,
 ) *Display {
-	return &Display{lease: lease, identity: identity, patience: patience, clock: clock, events: events, metrics: all.of(lease),
+	return &Display{lease: lease, identity: identity, patience: patience, clock: clock, events: events, metrics: metrics.forLease(lease),
 		view: protocol.View{Leader: protocol.LeaderUnknown}, phase: phaseNotStarted, fence: apifence.Unknown, refusals: map[string]refusal{}}
 }
 
