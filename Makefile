@@ -139,7 +139,7 @@ faults: ## FAULTS (1000) random faults on three real managers, judged by the aud
 	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
 
 .PHONY: kubefed
-kubefed: controlplane ## KubeFed's own tests with its manager and with the controller federation, KUBEFED (3) times each; migrations; a black hole (half an hour).
+kubefed: controlplane ## KubeFed's own tests with its manager and with the controller federation, KUBEFED (3) times each; the migration and back (half an hour).
 	KUBEFED=$(or $(KUBEFED),3) go test ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
 
 .PHONY: bench

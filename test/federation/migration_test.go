@@ -1,0 +1,217 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// each is how many objects of each type migrate.
+const each = 20
+
+const pods = "selector: {matchLabels: {app: x}}, template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, image: example.com/c}]}}"
+
+// migrating are the specs of federated objects by their kinds. Overrides are of all sorts that
+// KubeFed and federation take in the same way.
+var migrating = map[string]string{
+	"Namespace":      "template: {metadata: {labels: {team: a}}}",
+	"ConfigMap":      "template: {data: {a: b}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}, {op: add, path: /metadata/annotations, value: {x: 'y'}}]}]",
+	"Secret":         "template: {type: Opaque, stringData: {a: b}}",
+	"Service":        "template: {spec: {type: NodePort, selector: {app: x}, ports: [{name: http, port: 80}]}}",
+	"ServiceAccount": "template: {automountServiceAccountToken: false}",
+	"Deployment":     "retainReplicas: true, template: {metadata: {labels: {app: x}}, spec: {replicas: 1, " + pods + "}}, overrides: [{clusterName: c1, clusterOverrides: [{path: /spec/template/spec/containers/0/image, value: example.com/d}]}]",
+	"ReplicaSet":     "template: {spec: {replicas: 0, " + pods + "}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 1}]}]",
+	"Job":            "template: {spec: {manualSelector: true, suspend: true, " + strings.Replace(pods, "spec: {", "spec: {restartPolicy: Never, ", 1) + "}}",
+	"Ingress":        "template: {spec: {defaultBackend: {service: {name: x, port: {number: 80}}}}}",
+	"ClusterRole":    "template: {rules: [{apiGroups: [''], resources: [pods], verbs: [get]}]}, overrides: [{clusterName: c2, clusterOverrides: [{op: add, path: /metadata/labels, value: {a: b}}]}]",
+}
+
+// federate creates all federated objects.
+func (k *kubefed) federate() (all []*unstructured.Unstructured) {
+	k.Helper()
+	for i := range each {
+		name := fmt.Sprintf("shop-%d", i)
+		if _, err := shared.Admin.CoreV1().Namespaces().Create(k.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			k.Fatal(err)
+		}
+		for kind, spec := range migrating {
+			u := object(k.T, fmt.Sprintf("kind: Federated%s, metadata: {name: %s}, spec: {%s, placement: {clusterSelector: {}}}", kind, name, spec))
+			if kind != "ClusterRole" {
+				u.SetNamespace(name)
+			}
+			created, err := client(u).Create(k.ctx, u, metav1.CreateOptions{})
+			if err != nil {
+				k.Fatal(err)
+			}
+			all = append(all, created)
+		}
+	}
+	return all
+}
+
+// propagated waits until the objects are well in both members, in their present generation, and
+// returns the generations.
+func (k *kubefed) propagated(all []*unstructured.Unstructured) map[string]int64 {
+	k.Helper()
+	generations := map[string]int64{}
+	for _, u := range all {
+		fleet.Eventually(fleet.Within(k.ctx, k.T, fleet.Patience), k.T, func() error {
+			is, err := client(u).Get(k.ctx, u.GetName(), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			status := policy.ReadFederated(is).Status
+			if status.ObservedGeneration != is.GetGeneration() || len(status.Conditions) != 1 || status.Conditions[0].Status != "True" || len(status.Clusters) != 2 {
+				return fmt.Errorf("%s %s: %v", is.GetKind(), is.GetName(), is.Object["status"])
+			}
+			generations[is.GetKind()+" "+is.GetName()] = is.GetGeneration()
+			return nil
+		})
+	}
+	return generations
+}
+
+// isWrite reports whether whoever manages a member has written there.
+func isWrite(e auditv1.Event) bool {
+	return e.User.Username == "system:serviceaccount:kube-system:"+account && cluster.AuditWrite(e)
+}
+
+// written returns what was written in the members by whoever manages them, since the tails were
+// made.
+func (k *kubefed) written(tails map[string][]*cluster.AuditTail) (writes []string) {
+	k.Helper()
+	for member, tails := range tails {
+		for _, tail := range tails {
+			events, err := tail.Read()
+			if err != nil {
+				k.Fatal(err)
+			}
+			for _, e := range events {
+				if isWrite(e) {
+					writes = append(writes, fmt.Sprintf("%s: %s %s", member, e.Verb, e.RequestURI))
+				}
+			}
+		}
+	}
+	slices.Sort(writes)
+	return writes
+}
+
+// audit begins to read the audit logs of the members.
+func (k *kubefed) audit() map[string][]*cluster.AuditTail {
+	k.Helper()
+	first, err := shared.TailAudit()
+	second, err2 := k.second.TailAudit()
+	if err := errors.Join(err, err2); err != nil {
+		k.Fatal(err)
+	}
+	return map[string][]*cluster.AuditTail{"c1": first, "c2": second}
+}
+
+// takesOver checks that a manager that has begun to lead writes nothing in the members, changes no
+// spec, and then propagates a change of an object of each type.
+func (k *kubefed) takesOver(all []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
+	k.Helper()
+	// In this time each looks at all objects, and after availableDelay once more.
+	fleet.Wait(k.ctx, 45*time.Second)
+	if writes := k.written(tails); len(writes) > 0 {
+		k.Errorf("%d writes in members:\n%s", len(writes), strings.Join(writes, "\n"))
+	}
+	if after := k.propagated(all); !maps.Equal(before, after) {
+		k.Errorf("specs have changed: %v, before %v", after, before)
+	}
+	for _, u := range all[:len(migrating)] {
+		k.patch(u, fmt.Sprintf(`{"spec":{"template":{"metadata":{"labels":{"by":%q}}}}}`, label))
+	}
+	k.propagated(all)
+	const want = 2 * 10
+	if writes := k.written(tails); len(writes) != want || slices.ContainsFunc(writes, func(w string) bool { return !strings.Contains(w, "shop-0") }) {
+		k.Errorf("%d writes in members after a change of an object of each type, want %d:\n%s", len(writes), want, strings.Join(writes, "\n"))
+	}
+	k.Logf("%s has taken over %d objects", label, len(all))
+}
+
+// TestLongKubeFedMigration hands over what KubeFed's manager has propagated, and back.
+func TestLongKubeFedMigration(t *testing.T) {
+	k := newKubeFed(t)
+	theirs := k.runKubeFed()
+	k.ready("c1", "Ready=True")
+	k.ready("c2", "Ready=True")
+	all := k.federate()
+	k.propagated(all)
+	fleet.Wait(k.ctx, 30*time.Second) // until it has looked at all again
+	before := k.propagated(all)
+	if err := theirs.Stop(k.ctx, 30*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	tails := k.audit()
+	ours := k.runOurs()
+	token, err := shared.AdminToken(k.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet.Eventually(k.ctx, t, func() error { return works(ours, token) })
+	k.takesOver(all, tails, before, "federation")
+
+	before = k.propagated(all)
+	if err := ours.Stop(k.ctx, 30*time.Second); err != nil || ours.ExitCode() != 0 {
+		t.Fatalf("%v, exit code %d", err, ours.ExitCode())
+	}
+	shared.FreeLease(t, ours)
+	tails = k.audit()
+	k.runKubeFed()
+	k.takesOver(all, tails, before, "KubeFed")
+}
+
+// works returns nil if a manager has listed all types in both members and has nothing to do there.
+func works(m *cluster.Manager, token string) error {
+	_, body, err := fleet.Get(m.SecureURL+"/debug/controllers/federation", token)
+	if err != nil {
+		return err
+	}
+	var status struct {
+		Details struct {
+			Clusters []struct {
+				Ready bool
+				Types map[string]string
+				Queue int
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(body), &status); err != nil {
+		return err
+	}
+	ready := 0
+	for _, c := range status.Details.Clusters {
+		synced := 0
+		for _, state := range c.Types {
+			if state == "Synced" {
+				synced++
+			}
+		}
+		if c.Ready && synced == len(migrating) && c.Queue == 0 {
+			ready++
+		}
+	}
+	if ready != 2 {
+		return fmt.Errorf("it does not work in both members yet: %s", body)
+	}
+	return nil
+}
