@@ -194,9 +194,6 @@ func parseWeekly(item string, defaults Defaults) (span, error) {
 	case w.zone == nil:
 		return nil, errors.New("has no time zone, and --scale-schedule-timezone is not given")
 	}
-	if w.end == 0 && w.start > 0 {
-		w.end = wholeDay
-	}
 	if w.start == w.end {
 		return constant(false), nil
 	}

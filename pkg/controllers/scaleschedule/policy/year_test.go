@@ -139,6 +139,20 @@ func TestAYear(t *testing.T) {
 	}
 }
 
+// TestADayThatBeginsTwice looks at the hour before midnight that came again in Newfoundland, when Sunday had
+// begun for a minute.
+func TestADayThatBeginsTwice(t *testing.T) {
+	spans, err := ParseSpans("Sun-Sun 0-24 America/St_Johns", Defaults{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for now := at("2010-11-07T02:30:00Z"); now.Before(at("2010-11-07T05:00:00Z")); now = now.Add(time.Minute) {
+		if inside, next := spans.At(now); !inside || !next.After(now) {
+			t.Errorf("at %v, on the wall %v: inside is %t, the next boundary %v", now, now.In(spans[0].(weekly).zone), inside, next)
+		}
+	}
+}
+
 func tail(changes []change, from int) string {
 	if from >= len(changes) {
 		return "none"
