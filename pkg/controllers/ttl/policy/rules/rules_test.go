@@ -186,6 +186,46 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 	}
 }
 
+// TestTheExample has what kube-cleanup-operator deletes, and what it deletes by mistake.
+func TestTheExample(t *testing.T) {
+	set, err := Read(filepath.Join("..", "..", "..", "..", "..", "deploy", "examples", "ttl-rules", "rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const notReady = `conditions: [{type: Ready, status: "False", lastTransitionTime: "2030-01-10T10:00:00Z"}]`
+	for name, test := range map[string]struct {
+		of           policy.Type
+		object, rule string
+		since        time.Time
+	}{
+		"a Job that succeeded":                  {of: jobs, object: done, rule: "jobs-succeeded", since: at},
+		"a Job that failed after a success":     {of: jobs, object: `status: {succeeded: 1, completionTime: "2030-01-10T10:00:00Z", conditions: [{type: Failed, status: "True"}]}`},
+		"an evicted Pod":                        {of: pods, object: "status: {phase: Failed, reason: Evicted, " + notReady + "}", rule: "pods-evicted", since: at},
+		"an evicted Pod that never was ready":   {of: pods, object: "status: {phase: Failed, reason: Evicted}", rule: "pods-evicted", since: at.Add(-2 * time.Hour)},
+		"a Pod of nobody that is done":          {of: pods, object: "status: {phase: Succeeded, " + notReady + "}", rule: "pods-orphaned", since: at},
+		"a Pod of nobody that is not ready":     {of: pods, object: "status: {phase: Running, " + notReady + "}"},
+		"a Pod of a Job that is done":           {of: pods, object: "metadata: {ownerReferences: [{kind: Job, name: x, uid: '1', apiVersion: batch/v1}]}\nstatus: {phase: Succeeded, " + notReady + "}"},
+		"a Pod that nobody has looked at yet":   {of: pods},
+		"a claim, which the file does not name": {of: claims},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, obj := range object(t, test.of, test.object) {
+				var d policy.Decision
+				if typed := set.For(test.of); typed != nil {
+					v, err := typed.Evaluate(obj)
+					if err != nil {
+						t.Fatal(err)
+					}
+					d = set.Decide(v)
+				}
+				if d.Rule != test.rule || test.rule != "" && !d.Since.Equal(test.since) {
+					t.Errorf("%T: the rule %q since %v", obj, d.Rule, d.Since)
+				}
+			}
+		})
+	}
+}
+
 func TestDecide(t *testing.T) {
 	set := parse(t, r+"\n- {name: dry, resources: [pods], ttl: 1w, dryRun: true}")
 	for name, test := range map[string]struct {
