@@ -151,7 +151,7 @@ func (l *Loop[K]) run(told context.Context) error {
 
 	work, cutOff := workContext(ctx)
 	defer cutOff(nil)
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, l.opts.MaxBackoff)
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
 		workers.Go(func() {

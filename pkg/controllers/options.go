@@ -32,9 +32,9 @@ type Options struct {
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.
 	Workers int
-	// A failing key is tried again after MinBackoff, default 1 s, then after twice as long each
-	// time, up to MaxBackoff, default 5 min.
-	MinBackoff, MaxBackoff time.Duration
+	// A failing key is tried again after 1 s, then after twice as long each time, up to MaxBackoff, default
+	// 5 min.
+	MaxBackoff time.Duration
 	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
 	// contexts end. The default is --shutdown-timeout, which always applies as well.
 	DrainTimeout time.Duration
@@ -52,11 +52,8 @@ func (o Options) String() string { return path.Join(o.Name, o.Cluster) }
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o Options) withDefaults() (Options, error) {
 	o.Workers = max(o.Workers, 1)
-	if o.MinBackoff == 0 {
-		o.MinBackoff = minBackoff
-	}
 	if o.MaxBackoff == 0 {
-		o.MaxBackoff = max(maxBackoff, o.MinBackoff)
+		o.MaxBackoff = maxBackoff
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -68,9 +65,8 @@ func (o Options) withDefaults() (Options, error) {
 		return o, fmt.Errorf("loop %s without Options.Metrics", o)
 	case o.DrainTimeout < 0:
 		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o, o.DrainTimeout)
-	case o.MinBackoff < 0 || o.MaxBackoff < o.MinBackoff:
-		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least MinBackoff %s, which must not be negative",
-			o, o.MaxBackoff, o.MinBackoff)
+	case o.MaxBackoff < minBackoff:
+		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least %s", o, o.MaxBackoff, minBackoff)
 	}
 	return o, nil
 }

@@ -34,10 +34,9 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"no name":                       {Options{Metrics: m}, nothing, "loop without Options.Name"},
 		"no metrics":                    {Options{Name: "x"}, nothing, "loop x without Options.Metrics"},
 		"no function":                   {Options{Name: "x", Metrics: m}, nil, "loop x without a function reconcile"},
-		"a back-off that begins late":   {Options{Name: "x", Metrics: m, MinBackoff: 2, MaxBackoff: 1}, nothing, "loop x: Options.MaxBackoff 1ns must be at least MinBackoff 2ns, which must not be negative"},
-		"a back-off in the past":        {Options{Name: "x", Metrics: m, MinBackoff: -1}, nothing, "loop x: Options.MaxBackoff 5m0s must be at least MinBackoff -1ns, which must not be negative"},
+		"a back-off that ends too soon": {Options{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, "loop x: Options.MaxBackoff 1ns must be at least 1s"},
 		"a drain that ended before":     {Options{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, "loop x: Options.DrainTimeout -1ns must not be negative"},
-		"a long first back-off is fine": {Options{Name: "x", Metrics: m, MinBackoff: time.Hour}, nothing, ""},
+		"a short back-off is fine":      {Options{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewLoop(tc.opts, tc.reconcile)
@@ -60,8 +59,9 @@ func TestFailureIsTriedAgain(t *testing.T) {
 		"by default after 1 s, then twice as long each time": {
 			err: bad, want: []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second}, results: map[string]float64{resultError: 5}},
 		"with a back-off of the loop's own": {
-			opts: Options{MinBackoff: 2 * time.Second, MaxBackoff: 5 * time.Second}, err: bad,
-			want: []time.Duration{0, 2 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second}, results: map[string]float64{resultError: 5}},
+			opts: Options{MaxBackoff: 5 * time.Second}, err: bad,
+			want:    []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 12 * time.Second, 17 * time.Second},
+			results: map[string]float64{resultError: 6}},
 		"a terminal error is not retried": {
 			err: fmt.Errorf("read: %w", TerminalError(bad)), want: []time.Duration{0}, results: map[string]float64{resultTerminal: 1}},
 		"after the duration that came with a terminal error": {

@@ -13,12 +13,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -116,36 +113,6 @@ func (f *ClusterCache) informerFor(controller string, resource schema.GroupResou
 	}
 	return nil
 }
-
-// liveVersion lists the metadata of this one object, with the permissions of the cache and the selectors of
-// the controller's need. It is an error if the request fails or there is no such need.
-func (f *ClusterCache) liveVersion(ctx context.Context, controller string, gvr schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	i := f.informerFor(controller, gvr.GroupResource())
-	if i == nil {
-		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(gvr), name, controller)
-	}
-	p := i.plan
-	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-	defer cancel()
-	selector := "metadata.name=" + name.Name
-	if p.fieldSelector != "" {
-		selector += "," + p.fieldSelector
-	}
-	list, err := metadataOf(p.resource, f.clients, name.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: selector, LabelSelector: p.labelSelector})
-	if err != nil {
-		return "", fmt.Errorf("version of %s %s: %w", resourceName(gvr), name, err)
-	}
-	for i := range list.Items {
-		if list.Items[i].Name == name.Name {
-			return list.Items[i].ResourceVersion, nil
-		}
-	}
-	return "", nil
-}
-
-// liveTimeout is that of kube-apiserver for requests, and a bit.
-const liveTimeout = 70 * time.Second
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
 // log to ctx's logger. A second call does nothing, nor does one after Shutdown.

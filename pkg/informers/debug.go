@@ -5,12 +5,7 @@ package informers
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
 	"net/http"
-	"strings"
-	"text/tabwriter"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -80,78 +75,17 @@ func (i *informer) status() (all []ResourceStatus) {
 	return all
 }
 
-// ServeHTTP serves /debug/informers as text, or as JSON if the Accept header or ?format=json asks
-// for it.
-func (c *Caches) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+// ServeHTTP serves /debug/informers.
+func (c *Caches) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	status := Status{Resources: []ResourceStatus{}}
 	for _, f := range c.clusters() {
 		s := f.Status()
 		status.Started = status.Started || f.cfg.Cluster == "" && s.Started
 		status.Resources = append(status.Resources, s.Resources...)
 	}
-	asJSON := strings.Contains(req.Header.Get("Accept"), "application/json")
-	if format := req.URL.Query().Get("format"); format != "" {
-		asJSON = format == "json"
-	}
 	w.Header().Set("Cache-Control", "no-store")
-	if asJSON {
-		w.Header().Set("Content-Type", "application/json")
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		_ = encoder.Encode(status) // the client went away
-		return
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	status.writeText(w)
-}
-
-func (s *Status) writeText(w io.Writer) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "RESOURCE\tFORM\tFOR\tSYNCED\tOBJECTS\tVERSION\tEVENT\tACTIVITY\tLISTS\tRELISTS\tWATCHES")
-	for i := range s.Resources {
-		r := &s.Resources[i]
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%t\t%d\t%s\t%s\t%s\t%d\t%d\t%d\n",
-			r.name(), r.Form, strings.Join(r.For, ","), r.Synced, r.Objects, r.ResourceVersion,
-			ago(r.LastEventAge), ago(r.LastActivityAge), r.Lists, r.Relists, r.Watches)
-	}
-	_ = t.Flush()
-	for i := range s.Resources {
-		r := &s.Resources[i]
-		if len(r.Content) > 0 {
-			_, _ = fmt.Fprintf(w, "\n%s: their data are in memory for %s, of those that %q %q chooses\n",
-				r.name(), strings.Join(r.Content, ", "), r.LabelSelector, r.FieldSelector)
-		}
-		if r.Problem != "" {
-			_, _ = fmt.Fprintf(w, "\n%s: %s\n", r.name(), r.Problem)
-		}
-		if r.Misfits > 0 {
-			_, _ = fmt.Fprintf(w, "\n%s: %d objects do not fit their Go type and are left out; the log names them\n", r.name(), r.Misfits)
-		}
-		if f := r.LastFailure; f != nil {
-			_, _ = fmt.Fprintf(w, "\n%s: last failure: %s, %d times from %s to %s: %s\n", r.name(), f.Verb, f.Count,
-				f.Since.UTC().Format(time.RFC3339), f.Last.UTC().Format(time.RFC3339), f.Error)
-		}
-	}
-	_, _ = fmt.Fprintf(w, "\nstarted: %t\n", s.Started)
-}
-
-func (s *ResourceStatus) name() string {
-	name := s.Resource
-	if s.Group != "" {
-		name += "." + s.Group
-	}
-	if s.Namespace != "" {
-		name += " in " + s.Namespace
-	}
-	if s.Cluster != "" {
-		name += " of " + s.Cluster
-	}
-	return name
-}
-
-func ago(d *metav1.Duration) string {
-	if d == nil {
-		return "never"
-	}
-	return d.Round(time.Second).String() + " ago"
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(status) // the client went away
 }

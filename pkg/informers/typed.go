@@ -7,8 +7,10 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -57,8 +59,32 @@ func (c Cache) cache() Cache { return c }
 // API server now, or "" if there is none or the need's selectors leave it out; Need.When is not asked. A
 // controller calls it when it suspects that the cache is behind.
 func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	return c.cluster.liveVersion(ctx, c.controller, resource, name)
+	i := c.cluster.informerFor(c.controller, resource.GroupResource())
+	if i == nil {
+		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(resource), name, c.controller)
+	}
+	p := i.plan
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	selector := "metadata.name=" + name.Name
+	if p.fieldSelector != "" {
+		selector += "," + p.fieldSelector
+	}
+	list, err := metadataOf(p.resource, c.cluster.clients, name.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: selector, LabelSelector: p.labelSelector})
+	if err != nil {
+		return "", fmt.Errorf("version of %s %s: %w", resourceName(resource), name, err)
+	}
+	for i := range list.Items {
+		if list.Items[i].Name == name.Name {
+			return list.Items[i].ResourceVersion, nil
+		}
+	}
+	return "", nil
 }
+
+// liveTimeout is that of kube-apiserver for requests, and a bit.
+const liveTimeout = 70 * time.Second
 
 // Follow shows a handler the objects of a resource that was not known at the start, while the
 // controller runs; see [ClusterCache.Follow].

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 // status returns what /debug/informers of m shows.
 func status(m *cluster.Manager) (informers.Status, error) {
 	var s informers.Status
-	code, body, err := fleet.Get(m.SecureURL+"/debug/informers?format=json", token)
+	code, body, err := fleet.Get(m.SecureURL+"/debug/informers", token)
 	if err != nil {
 		return s, err
 	}

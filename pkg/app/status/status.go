@@ -6,11 +6,9 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -47,7 +45,6 @@ type options struct {
 	endpointInsecure     bool
 	timeout              time.Duration
 	output               string
-	watch                bool
 }
 
 // NewCommand returns the command status of the command of, which fails if nobody leads. lease is the Lease
@@ -72,10 +69,7 @@ replica:
 It asks there as the user of the kubeconfig, who needs the verb get on the
 nonResourceURLs /debug/leader and /debug/controllers/. What only one of the two
 tells is shown without the other. No proxy stands between it and an endpoint on
-loopback, whatever the kubeconfig and the environment say.
-
-With --watch it shows all that again every two seconds, until you stop it, and
-ends with 0.`,
+loopback, whatever the kubeconfig and the environment say.`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -84,9 +78,6 @@ ends with 0.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			if o.watch {
-				return redraw(ctx, cmd.OutOrStdout(), o.output, o.gather)
-			}
 			r, err := o.gather(ctx)
 			if err != nil {
 				return err
@@ -113,57 +104,7 @@ ends with 0.`,
 		"Do not verify the certificates of --endpoint. Your credentials go there: only for a port that you forwarded yourself.")
 	fs.DurationVar(&o.timeout, "timeout", o.timeout, "How long each request may take.")
 	fs.StringVarP(&o.output, "output", "o", o.output, "Print json or yaml instead of a table.")
-	fs.BoolVarP(&o.watch, "watch", "w", o.watch, "Show it again every two seconds, until interrupted.")
 	return cmd
-}
-
-// watchPeriod is the time between two reports of --watch.
-const watchPeriod = 2 * time.Second
-
-// redraw writes what gather returns every watchPeriod until ctx ends. On a terminal each report replaces
-// the previous report.
-func redraw(ctx context.Context, out io.Writer, format string, gather func(context.Context) (*report, error)) error {
-	before, after := "", "\n"
-	switch {
-	case isTerminal(out):
-		before, after = "\x1b[H\x1b[2J", "" // the cursor goes to the top, and the screen is cleared
-	case format == "json":
-		after = ""
-	case format == "yaml":
-		after = "---\n"
-	}
-	for {
-		r, err := gather(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		text := bytes.NewBufferString(before)
-		if err := r.write(text, format, time.Now()); err != nil {
-			return err
-		}
-		text.WriteString(after)
-		if _, err := out.Write(text.Bytes()); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(watchPeriod):
-		}
-	}
-}
-
-// isTerminal reports whether somebody looks at what is written to out.
-func isTerminal(out io.Writer) bool {
-	file, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // report is what the command shows. Fields may be added.

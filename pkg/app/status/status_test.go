@@ -4,7 +4,6 @@
 package status
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,10 +13,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -214,42 +211,6 @@ clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], us
 					t.Errorf("no %q in\n%s", want, out.String())
 				}
 			}
-		})
-	}
-}
-
-func TestWatchReportsEveryTwoSeconds(t *testing.T) {
-	for name, tc := range map[string]struct {
-		format, want string
-	}{
-		"tables":         {"", "Lease:       1\n|Lease:       2\n|Lease:       3\n"},
-		"a stream, json": {"json", `"lease": "1"|"lease": "2"|"lease": "3"`},
-		"documents":      {"yaml", "lease: \"1\"|---\n|lease: \"2\"|---\n|lease: \"3\""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
-				defer stop()
-				var out strings.Builder
-				begin, n := time.Now(), 0
-				err := redraw(ctx, &out, tc.format, func(context.Context) (*report, error) {
-					n++
-					return &report{Leader: leader{Lease: strconv.Itoa(n)}}, nil
-				})
-				if took := time.Since(begin); err != nil || n != 3 || took != 5*time.Second {
-					t.Errorf("%d reports in %v, error %v", n, took, err)
-				}
-				rest := out.String()
-				for _, want := range strings.Split(tc.want, "|") {
-					var found bool
-					if _, rest, found = strings.Cut(rest, want); !found {
-						t.Fatalf("no %q in its place in\n%s", want, out.String())
-					}
-				}
-				if strings.Contains(out.String(), "\x1b") {
-					t.Error("what is no terminal gets what only a terminal understands")
-				}
-			})
 		})
 	}
 }
