@@ -21,8 +21,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestCopiesAfterConcurrentChanges changes sources, namespaces and targets at once, for a while. Then the copies are those
-// that the sources ask for, and what others made is as they made it.
+// TestCopiesAfterConcurrentChanges changes sources, namespaces and targets at once, for a while.
+// Then the copies are those that the sources ask for, and what others made is as they made it.
 func TestCopiesAfterConcurrentChanges(t *testing.T) {
 	const sources, changes = 6, 60
 	w := newFixture(t, "a", "b", "c", "d")

@@ -149,7 +149,8 @@ func TestTypeWhoseAPIIsDownDisturbsNobody(t *testing.T) {
 	}
 }
 
-// TestTypesThatMayBeDeleted has a manager that may delete ConfigMaps and other chosen types, but asks for all.
+// TestTypesThatMayBeDeleted has a manager that may delete ConfigMaps and other chosen types, but
+// asks for all.
 func TestTypesThatMayBeDeleted(t *testing.T) {
 	w := newFixture(t)
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`

@@ -189,9 +189,9 @@ func TestATenantWithThousandsDueDelaysNobodyElse(t *testing.T) {
 	})
 }
 
-// TestTheTotal has as many objects due as only many namespaces together may delete, those without a namespace
+// TestBreakerOfAllNamespaces has as many objects due as only many namespaces together may delete, those without a namespace
 // among them.
-func TestTheTotal(t *testing.T) {
+func TestBreakerOfAllNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, func(c *ttl.Config) {
 			c.MaxDeletionsPerMinute = 2
