@@ -21,8 +21,8 @@ type Cluster struct {
 	RESTConfig *rest.Config
 	// Follow is Host.Follow in that cluster, for all its namespaces.
 	Follow func(context.Context, informers.Need, chan struct{}, cache.ResourceEventHandler) (*informers.Following, error)
-	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain, since
-	// the other API server may not answer. Whoever builds the loop runs it, such as in Options.Beside, and
+	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
+	// since the other API server may not answer. Whoever builds the loop runs it, such as in Options.Beside, and
 	// closes it.
 	LoopOptions Options
 	// Close ends what Follow follows, its metrics and the connections. It is to be called once, and not by a
