@@ -4,7 +4,7 @@
 // Package controllers is what a controller is made with, and what the manager runs it by.
 //
 // An [Entry] describes a controller to the manager: its flags, what it needs in the cache, what it may do,
-// and New, which builds the [Controller]. New gets the [Host]: the cache, the clients, whose writes are fenced,
+// and New, which builds the [Controller]. New gets the [Host]: the cache, clients with fenced writes,
 // server-side [Host.Apply], resources that come and go (Host.Follow), and other clusters ([Cluster]).
 //
 // Most controllers are a [Loop] around a reconcile function. A [Watch] maps the events of an informer to the

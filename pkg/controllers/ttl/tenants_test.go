@@ -189,8 +189,8 @@ func TestATenantWithThousandsDueDelaysNobodyElse(t *testing.T) {
 	})
 }
 
-// TestBreakerOfAllNamespaces has as many objects due as only many namespaces together may delete, those without a namespace
-// among them.
+// TestBreakerOfAllNamespaces has as many objects due as only many namespaces together may delete. Some have
+// no namespace.
 func TestBreakerOfAllNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, func(c *ttl.Config) {

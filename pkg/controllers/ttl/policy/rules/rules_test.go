@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -368,15 +369,16 @@ func hostile() *unstructured.Unstructured {
 
 // TestHostileObjects has objects that make ordinary expressions expensive. Row 21.
 func TestHostileObjects(t *testing.T) {
+	limits := []Problem{TooCostly, TooSlow} // a slow machine may reach the limit of time first
 	for name, test := range map[string]struct {
 		when string
-		want Problem
+		want []Problem
 	}{
-		"21: nested loops":                       {"object.spec.a.exists(x, object.spec.b.exists(y, x == y + 'z'))", TooCostly},
-		"a loop within a loop over keys":         {"object.spec.keys.all(x, object.spec.keys.exists(y, true))", TooSlow},
-		"a long text that is compared each time": {"object.spec.a.exists(x, x == object.spec.long)", TooSlow},
-		"a pattern on a long text":               {"object.spec.long.matches('(a|b|x)+y')", TooCostly},
-		"a text that is read as a time":          {"timestamp(object.spec.long) > timestamp('2030-01-01T00:00:00Z')", Failed},
+		"21: nested loops":                       {"object.spec.a.exists(x, object.spec.b.exists(y, x == y + 'z'))", limits},
+		"a loop within a loop over keys":         {"object.spec.keys.all(x, object.spec.keys.exists(y, true))", limits},
+		"a long text that is compared each time": {"object.spec.a.exists(x, x == object.spec.long)", limits},
+		"a pattern on a long text":               {"object.spec.long.matches('(a|b|x)+y')", limits},
+		"a text that is read as a time":          {"timestamp(object.spec.long) > timestamp('2030-01-01T00:00:00Z')", []Problem{Failed}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			set := parse(t, "\n- {name: r, resources: [widgets.v1.example.com], ttl: 1h, when: \""+test.when+"\"}")
@@ -384,8 +386,8 @@ func TestHostileObjects(t *testing.T) {
 			begin := time.Now()
 			v, err := set.For(widgets).Evaluate(obj)
 			t.Logf("%v after %v: %.100v", v.Problem, time.Since(begin), err)
-			if v.Rule != 1 || v.Problem != test.want {
-				t.Errorf("%v, %.200v; want %v", v.Problem, err, test.want)
+			if v.Rule != 1 || !slices.Contains(test.want, v.Problem) {
+				t.Errorf("%v, %.200v; want one of %v", v.Problem, err, test.want)
 			}
 		})
 	}
