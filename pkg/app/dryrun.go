@@ -13,10 +13,14 @@ import (
 	"net/url"
 	"strings"
 
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -43,6 +47,7 @@ type dryRun struct {
 	prefix      string // of every path, if the API server is behind another server
 	paths       request.RequestInfoFactory
 	builtIn     *runtime.Scheme
+	options     runtime.NegotiatedSerializer // decodes DeleteOptions of any content type and version
 	apiServices rest.Interface
 }
 
@@ -63,6 +68,7 @@ func newDryRun(c connection) (*dryRun, error) {
 		prefix:      strings.TrimSuffix(base.Path, "/"),
 		paths:       request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")},
 		builtIn:     builtIn,
+		options:     serializer.NewCodecFactory(metainternalversionscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo)),
 		apiServices: client.RESTClient(),
 	}, nil
 }
@@ -84,7 +90,7 @@ func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	reason := t.dryRun.refuses(r)
 	if reason == "" {
-		r, reason = asDryRun(r)
+		r, reason = t.dryRun.made(r)
 	}
 	if reason != "" {
 		if r.Body != nil {
@@ -153,8 +159,8 @@ func (d *dryRun) refusesGroup(ctx context.Context, gv schema.GroupVersion) strin
 	return ""
 }
 
-// asDryRun returns the request as a dry run. If that is not possible, it returns r and the reason.
-func asDryRun(r *http.Request) (*http.Request, string) {
+// made returns the request as a dry run. If that is not possible, it returns r and the reason.
+func (d *dryRun) made(r *http.Request) (*http.Request, string) {
 	dry := r.Clone(r.Context())
 	query := dry.URL.Query()
 	query.Set("dryRun", metav1.DryRunAll)
@@ -175,7 +181,7 @@ func asDryRun(r *http.Request) (*http.Request, string) {
 		return r, err.Error()
 	}
 	if len(body) > 0 {
-		body, err = deleteOptions(body)
+		body, err = d.deleteOptions(body, r.Header.Get("Content-Type"))
 		if err != nil {
 			return r, err.Error()
 		}
@@ -188,17 +194,23 @@ func asDryRun(r *http.Request) (*http.Request, string) {
 	return dry, ""
 }
 
-// deleteOptions returns the DeleteOptions in the body of a DELETE with dryRun. They must be in JSON, which a
-// controller's clients speak under --dry-run.
-func deleteOptions(body []byte) ([]byte, error) {
-	var options metav1.DeleteOptions
-	if err := json.Unmarshal(body, &options); err != nil {
-		return nil, fmt.Errorf("request body: must be DeleteOptions in JSON: %w", err)
+// deleteOptions decodes the body of a DELETE as the API server would. It returns the options with dryRun,
+// in JSON, which every API server understands.
+func (d *dryRun) deleteOptions(body []byte, contentType string) ([]byte, error) {
+	codec, err := negotiation.NegotiateInputSerializerForMediaType(contentType, false, d.options)
+	if err != nil {
+		return nil, fmt.Errorf("request body: content type %q: %w", contentType, err)
 	}
-	if options.Kind != "" && options.Kind != "DeleteOptions" {
-		return nil, fmt.Errorf("request body: must be DeleteOptions, not %s", options.Kind)
+	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
+	decoded, _, err := codec.Serializer.Decode(body, &kind, nil)
+	if err != nil {
+		return nil, fmt.Errorf("request body: %w", err)
 	}
-	options.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
+	options, ok := decoded.(*metav1.DeleteOptions)
+	if !ok {
+		return nil, fmt.Errorf("request body: must be DeleteOptions, not a %T", decoded)
+	}
+	options.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"})
 	options.DryRun = []string{metav1.DryRunAll}
 	return json.Marshal(options)
 }

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -142,22 +143,36 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 		}
 		return body
 	}
+	inCBOR := given
+	inCBOR.TypeMeta = metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DeleteOptions"}
+	cbor, err := direct.Marshal(inCBOR)
+	if err != nil {
+		t.Fatal(err)
+	}
 	appsV1, coreV1 := schema.GroupVersion{Group: "apps", Version: "v1"}, schema.GroupVersion{Version: "v1"}
 	for name, tc := range map[string]struct {
-		body    []byte
-		refused string
+		contentType string
+		body        []byte
+		refused     string
 	}{
-		"in JSON":                      {encode("application/json", coreV1), ""},
-		"in the version of a group":    {encode("application/json", appsV1), ""},
-		"without kind":                 {[]byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"}}`), ""},
-		"that says twice what it is":   {[]byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"},"dryRun":["All"],"dryRun":[]}`), ""},
-		"in YAML":                      {encode("application/yaml", coreV1), "DeleteOptions in JSON"},
-		"in protobuf":                  {encode("application/vnd.kubernetes.protobuf", coreV1), "DeleteOptions in JSON"},
-		"of another kind":              {[]byte(`{"apiVersion":"v1","kind":"Pod"}`), "not Pod"},
-		"that looks like another kind": {[]byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "not CreateOptions"},
+		"in JSON":                      {"application/json", encode("application/json", coreV1), ""},
+		"in the version of a group":    {"application/json", encode("application/json", appsV1), ""},
+		"in JSON with a charset":       {"application/json; charset=utf-8", encode("application/json", appsV1), ""},
+		"without kind":                 {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"}}`), ""},
+		"without a content type":       {"", encode("application/json", coreV1), ""},
+		"that says twice what it is":   {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"},"dryRun":["All"],"dryRun":[]}`), ""},
+		"in YAML":                      {"application/yaml", encode("application/yaml", coreV1), ""},
+		"in protobuf":                  {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", coreV1), ""},
+		"in protobuf, of a group":      {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", appsV1), ""},
+		"in CBOR":                      {"application/cbor", cbor, ""},
+		"in a form that is not known":  {"application/x-new", []byte("x"), `"application/x-new"`},
+		"that is not what it says":     {"application/json", []byte("k8s\x00x"), "request body"},
+		"of another kind":              {"application/json", []byte(`{"apiVersion":"v1","kind":"Pod"}`), "request body"},
+		"that looks like another kind": {"application/json", []byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "request body"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodDelete, "https://example.com/clusters/c/api/v1/namespaces/a/pods/b", bytes.NewReader(tc.body))
+			r.Header.Set("Content-Type", tc.contentType)
 			var sent *http.Request
 			_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) {
 				sent = r

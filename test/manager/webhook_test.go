@@ -30,18 +30,16 @@ func TestWebhookThatIsAwayKeepsNoLeader(t *testing.T) {
 
 func testWebhook(t *testing.T, listens bool) {
 	t.Helper()
-	// Shorter than the defaults, and long enough for a busy machine.
-	timings := []string{"--leader-elect-lease-duration=6s", "--leader-elect-renew-deadline=4s", "--leader-elect-retry-period=1s"}
-	const renewDeadline, lease, slack = 4 * time.Second, 6 * time.Second, 20 * time.Second
+	const renewDeadline, lease, slack = 10 * time.Second, 15 * time.Second, 20 * time.Second
 	ctx := fleet.Context(t)
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	leader := shared.RunLeader(ctx, t, timings...)
+	leader := shared.RunLeader(ctx, t)
 	standbys := map[string]*cluster.Manager{}
 	for range 2 {
-		m := shared.RunStandby(ctx, t, timings...)
+		m := shared.RunStandby(ctx, t)
 		standbys[m.Pod] = m
 	}
 	back := webhookIsAway(ctx, t, listens)
