@@ -46,6 +46,8 @@ func TestWhatClustersKeep(t *testing.T) {
 			// As an API server does when it creates a Job.
 			generated := "{batch.kubernetes.io/controller-uid: '7'}"
 			f.set(f.c1.Host, "Job", "shop", "j", "{matchLabels: "+generated+"}", "spec", "selector")
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "update jobs.batch shop/j (unchanged)")
 			f.set(f.c1.Host, "Job", "shop", "j", generated, "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, "update jobs.batch shop/j (unchanged)")
