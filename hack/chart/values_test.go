@@ -126,8 +126,8 @@ func TestNotesNameOriginalsThatNothingReplaces(t *testing.T) {
 	line := regexp.MustCompile(`(?m)^Nothing replaces (.+): compat names it, but controllers\.[a-z-]+\.enabled is false\.$`)
 	for controllers, want := range map[string][]string{
 		"{config-reload: {enabled: false}}": originals,
-		"{ttl: {enabled: true}}":            {"reflector", "replicator"},
-		"{config-reload: {enabled: false}, replication: {enabled: true}, ttl: {enabled: true}}": {"reloader"},
+		"{ttl: {enabled: true}}":            {"downscaler", "reflector", "replicator"},
+		"{config-reload: {enabled: false}, replication: {enabled: true}, ttl: {enabled: true}}": {"downscaler", "reloader"},
 	} {
 		values := fmt.Sprintf("{compat: [%s], controllers: %s}", strings.Join(originals, ", "), controllers)
 		files, err := renderFiles(engine.Engine{Strict: true}, chart, values, "ops")
@@ -182,6 +182,7 @@ var samples = map[string]any{
 	"compat":                          []any{"reloader"},
 	"controllers.config-reload.flags": map[string]any{"config-reload-csi": true},
 	"controllers.replication.flags":   map[string]any{"replication-concurrent-syncs": 1},
+	"controllers.ttl.rules":           []any{map[string]any{"name": "a", "resources": []any{"pods."}, "ttl": "1h"}},
 	"controllers.csr-approver.flags":  map[string]any{"csr-approver-concurrent-syncs": 1},
 	"controllers.federation.flags":    map[string]any{"federation-member-qps": 1},
 	"extraArgs":                       []any{"--v=1"},
