@@ -158,7 +158,7 @@ func (m *members) has(in dynamic.Interface, resource schema.GroupVersionResource
 	})
 }
 
-// status waits until F has a status, such as "c1= c2=APINotAvailable".
+// status waits until the federated object has a status, such as "c1= c2=APINotAvailable".
 func (m *members) status(f *unstructured.Unstructured, want string) {
 	m.Helper()
 	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
@@ -202,7 +202,7 @@ const (
 		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}"
 )
 
-// retains is rows 21 and 22: what belongs to a member stays when F changes.
+// retains is rows 21 and 22: what belongs to a member stays when the federated object changes.
 func (m *members) retains() {
 	m.Helper()
 	s := m.create("kind: FederatedService, metadata: {name: web}, spec: {template: {spec: {type: NodePort, ports: [{name: http, port: 80}]}}, " + both + "}")

@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// bodyLife is for how long what was read of a federated object serves all clusters.
+// bodyLife is how long a federated object that was read serves all clusters.
 const bodyLife = 5 * time.Second
 
 // bodies are federated objects as they were read a moment ago. All clusters that write one at the same
@@ -37,8 +37,8 @@ type body struct {
 
 func newBodies(c clock.PassiveClock) *bodies { return &bodies{clock: c, all: map[key]*body{}} }
 
-// get returns a federated object, or nil if there is none, at least as new as the version, which is that
-// of the cache.
+// get returns a federated object, at least as new as the version, which the cache has, or nil if the
+// object does not exist.
 func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
 	one := b.of(k)
 	one.mu.Lock()

@@ -17,16 +17,23 @@
 //
 // The state:
 //
-//	state     what it is                        set by            cleared by
-//	members   the clusters that were probed     clusters          the end of the KubeFedCluster
-//	health    state and streak of a cluster     clusters          a new process begins as the status says
-//	token     of a cluster                      clusters, 401     a new client
-//	running   the types that run                types             types, the end of the FederatedTypeConfig
-//	warned    what owners have been told        types             a type that runs, or its end
-//	followed  the types whose F are watched     follow            follow, when the type ends or changes
-//	types     those watched in a member         follow            follow, the end of the member's loop
-//	records   what came of an F in members      sync, members     sync, when all of it is on the host
-//	seen, repeats  of objects in a member       members           the end of the member's loop
+//	members   the probed clusters             set by clusters.go; removed with the KubeFedCluster
+//	health    a cluster's health and streak   set by clusters.go; a new process starts from the status
+//	token     a cluster's bearer token        set by clusters.go and after a 401; removed with the client
+//	running   the types that are propagated   set by types.go; removed when the type stops or its
+//	                                          FederatedTypeConfig is deleted
+//	warned    the last warning on each        set by types.go; removed when there is nothing to warn of
+//	          FederatedTypeConfig
+//	followed  types whose federated objects   set by follow.go; removed when the type stops or changes
+//	          are watched
+//	types     types watched in one member     set by follow.go; removed when the type stops, or with the
+//	                                          member's loop
+//	records   outcomes per federated object   set by sync.go and follow.go; removed when they are written on
+//	          and cluster                     the host, or when the type stops
+//	seen      hashes of annotations of a      set by write.go; removed with the object, or with the
+//	          member's objects                member's loop
+//	repeats   writes of a member's objects    set by write.go; removed when the last write is long ago,
+//	                                          or with the member's loop
 package federation
 
 import (
@@ -59,14 +66,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// The resources that the informers of NewClusters are of.
+// The resources of the federation namespace, and those that the controller needs besides.
 var (
 	KubeFedClusters = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}
 	KubeFedConfigs  = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}
-	// FederatedTypeConfigs and CustomResourceDefinitions are those of NewTypes.
+	// NewTypes reads FederatedTypeConfigs and CustomResourceDefinitions.
 	FederatedTypeConfigs      = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "federatedtypeconfigs"}
 	CustomResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	// PropagatedVersions and ClusterPropagatedVersions say what was last written where.
+	// PropagatedVersions and ClusterPropagatedVersions record the last written versions by cluster.
 	PropagatedVersions        = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "propagatedversions"}
 	ClusterPropagatedVersions = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "clusterpropagatedversions"}
 )
@@ -74,7 +81,7 @@ var (
 // probesAtOnce is how many clusters are probed at once.
 const probesAtOnce = 20
 
-// Clusters knows how the clusters are.
+// Clusters probes the KubeFedClusters and holds the health of each.
 type Clusters struct {
 	*controllers.Loop[cache.ObjectName]
 	namespace string
@@ -94,13 +101,14 @@ type Clusters struct {
 	members map[string]*cluster
 }
 
-// cluster is one that was probed. One worker at a time has it.
+// cluster is a probed KubeFedCluster. Only the worker that holds its key uses it; what others read is
+// under the mu of Clusters.
 type cluster struct {
 	spec   policy.ClusterSpec
 	client *client // nil if the KubeFedCluster or its Secret gives none
 	secret string  // the version of the Secret that the token is from
 	health policy.Health
-	// probed is that this process has found out how it is.
+	// probed is set once this process has probed the cluster.
 	probed bool
 	// readySince is when it became ready in this process.
 	readySince time.Time
@@ -133,7 +141,7 @@ func (c *Clusters) Ready(name string) (bool, time.Time) {
 	return true, m.readySince
 }
 
-// probed reports whether this process has found out how a cluster is, and whether it is ready.
+// probed reports whether this process has probed a cluster, and whether the cluster is ready.
 func (c *Clusters) probed(name string) (probed, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,7 +180,7 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	return config.ProbePeriod, nil
 }
 
-// member returns what is known of a cluster. A new process begins as the status says.
+// member returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
 func (c *Clusters) member(read policy.Cluster) *cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +202,7 @@ func (c *Clusters) forget(ctx context.Context, name string) {
 	}
 }
 
-// disconnect closes the client of a cluster, of which nobody makes use any more.
+// disconnect closes the client of a cluster, once nobody uses it.
 func (c *Clusters) disconnect(ctx context.Context, name string, m *cluster) {
 	c.serve(ctx, name, nil)
 	if m.client != nil {
@@ -250,7 +258,7 @@ func (c *Clusters) connect(ctx context.Context, m *cluster, object *unstructured
 	m.spec, m.secret = read.Spec, version
 	if problem != nil {
 		c.disconnect(ctx, read.Name, m)
-		klog.FromContext(ctx).V(2).Info("The cluster has no client", "cluster", klog.KObj(object), "problem", problem.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot connect to the cluster", "cluster", klog.KObj(object), "err", problem)
 		return nil
 	}
 	m.client = made
@@ -294,7 +302,7 @@ func (c *Clusters) observe(ctx context.Context, m *cluster, object *unstructured
 	m.health, m.probed = next, true
 	c.mu.Unlock()
 	if next.Ready() != before.Ready() {
-		klog.FromContext(ctx).Info("A cluster has changed", "cluster", klog.KObj(object), "ready", next.Ready())
+		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
 	}
 	if reason := next.Event(before); reason != "" {
 		text := "the cluster does not answer: " + next.Error
@@ -305,7 +313,7 @@ func (c *Clusters) observe(ctx context.Context, m *cluster, object *unstructured
 	}
 }
 
-// write writes the status, if it has to be.
+// write updates the status if it has changed, or is too old.
 func (c *Clusters) write(ctx context.Context, object *unstructured.Unstructured, read policy.Cluster, h policy.Health, version string) error {
 	status, changed := read.Status.Next(h, version, c.clock.Now())
 	if !changed {

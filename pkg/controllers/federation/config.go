@@ -20,7 +20,7 @@ const flagPrefix = "federation-"
 type Config struct {
 	// Namespace is the federation namespace.
 	Namespace string
-	// RemovalGuard is how much of a cluster placement may delete at once, in per cent.
+	// RemovalGuard is the percentage of a cluster's managed objects that placement may delete at once.
 	RemovalGuard int
 	// MemberQPS limits the requests to a cluster.
 	MemberQPS int
@@ -53,7 +53,7 @@ func (c *Config) Validate(s controllers.Settings) error {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
 	if problems := validation.IsDNS1123Label(c.Namespace); len(problems) > 0 {
-		bad("namespace", "%q is no name of a namespace: %s", c.Namespace, problems[0])
+		bad("namespace", "must be the name of a namespace, not %q: %s", c.Namespace, problems[0])
 	}
 	if slices.Contains(s.OwnNamespaces, c.Namespace) {
 		bad("namespace", "%s is a namespace of the manager itself: its roles would cover the manager's own objects", c.Namespace)

@@ -29,11 +29,11 @@ import (
 const (
 	// kubeFedLock is the ConfigMap or the Endpoints of KubeFed's election.
 	kubeFedLock = "kubefed-controller-manager"
-	// kubeFedRenews is how often KubeFed renews it at least.
+	// kubeFedRenews is the longest time between two renewals of the lock by KubeFed.
 	kubeFedRenews = 20 * time.Second
 	// listsAtOnce limits the lists of members.
 	listsAtOnce = 16
-	// tick is how often the state of watches is looked at, which nothing tells, while some are not listed.
+	// tick is the polling period of the watches' states while some are not listed; no event reports them.
 	tick, idleTick = 250 * time.Millisecond, time.Second
 	// drain is how long probes, and requests to clusters, may go on when the process is to end.
 	drain = 500 * time.Millisecond

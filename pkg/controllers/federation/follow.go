@@ -79,7 +79,7 @@ func (c *controller) followTypes(ctx context.Context) {
 	}
 }
 
-// unfollow stops a type. What was remembered of its objects goes.
+// unfollow stops the watch of a type, and removes the records of its objects.
 func (c *controller) unfollow(name string) {
 	c.mu.Lock()
 	t := c.followed[name]
@@ -150,8 +150,8 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 	}
 }
 
-// remember keeps the digest of F to which its recorded versions belong, so that a cluster whose overrides
-// stay the same keeps its own.
+// remember keeps the digest of the federated object to which its recorded versions belong, so that a cluster
+// whose overrides stay the same keeps its own.
 func (c *controller) remember(t *federatedType, k key, before policy.Digest) {
 	v := &view{federatedType: t, key: k}
 	if c.recordedOf(v).Versions != before.Versions {
@@ -170,18 +170,18 @@ func digestOf(o *informers.Object) policy.Digest {
 	return digest
 }
 
-// served is how a cluster is with a type. The goroutine of follow alone changes it, under the mu of the
-// controller.
+// served is the watch of a type in a cluster, and what it has found out. Only the goroutine of follow
+// changes it, under the mu of the controller.
 type served struct {
 	following *informers.Following
 	of        *federatedType
 	policy.Served
 	at time.Time
-	// asked is that there was no answer since the watch began.
+	// asked is set until the API server answers the watch.
 	asked bool
 }
 
-// servingOf returns what the watch of a type in a cluster has found out.
+// servingOf returns the state of the watch of a type in a cluster.
 func servingOf(s informers.ResourceStatus) policy.Serving {
 	switch {
 	case s.Absent:
@@ -194,8 +194,9 @@ func servingOf(s informers.ResourceStatus) policy.Serving {
 	return policy.NotListed
 }
 
-// look follows the types that run in the cluster, asks again for those that the cluster did not serve, and
-// tells of those of which the cluster's objects are known by now. It reports whether some are not.
+// look starts and stops watches so that each running type has one, retries types that the cluster did not
+// serve, and enqueues the objects of each type whose state has changed. It reports whether any type is not
+// listed yet.
 func (m *member) look(ctx context.Context) (waits bool) {
 	if !m.running.Load() {
 		return true
@@ -240,7 +241,7 @@ func (m *member) look(ctx context.Context) (waits bool) {
 	return waits
 }
 
-// ask begins to watch a type in the cluster.
+// ask starts the watch of a type in the cluster.
 func (m *member) ask(ctx context.Context, s *served, now time.Time) {
 	t := s.of
 	enqueue := func(object any) {
@@ -266,7 +267,7 @@ func (m *member) ask(ctx context.Context, s *served, now time.Time) {
 		DeleteFunc: enqueue,
 	})
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("A type cannot be watched in a cluster", "cluster", m.name, "type", t.Name, "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "cluster", m.name, "type", t.Name, "err", err)
 		return
 	}
 	m.c.mu.Lock()
@@ -279,7 +280,8 @@ func (m *member) ask(ctx context.Context, s *served, now time.Time) {
 	m.types[t.Name] = s
 }
 
-// known lets everything of a type be looked at once the cluster's objects of it are known.
+// known enqueues all objects of a type when the state of its watch in the cluster has changed, as after the
+// first complete list.
 func (m *member) known(s *served) {
 	for object := range s.following.All() {
 		k := s.of.keyOf(cache.MetaObjectToName(object))

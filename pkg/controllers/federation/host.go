@@ -19,7 +19,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// addFinalizer keeps F until no cluster has its object. It comes before the first write in a cluster.
+// addFinalizer keeps the federated object until no cluster has its object. It comes before the first write
+// in a cluster.
 func (c *controller) addFinalizer(ctx context.Context, v *view) error {
 	return c.finalize(ctx, v, func(finalizers []string) []string {
 		if slices.Contains(finalizers, policy.Finalizer) {
@@ -29,7 +30,7 @@ func (c *controller) addFinalizer(ctx context.Context, v *view) error {
 	})
 }
 
-// removeFinalizer lets F go.
+// removeFinalizer lets the federated object go.
 func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	err := c.finalize(ctx, v, func(finalizers []string) []string {
 		return slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool { return f == policy.Finalizer })
@@ -75,7 +76,7 @@ func patch(ctx context.Context, client dynamic.ResourceInterface, name string, c
 	return object, err
 }
 
-// writeVersions writes F's PropagatedVersion if it has changed.
+// writeVersions writes the PropagatedVersion of the federated object if it has changed.
 func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Propagated) error {
 	if v.recorded.Same(next) || v.recorded.Template == "" && v.recorded.Overrides == "" && len(next.Clusters) == 0 {
 		return nil
@@ -107,7 +108,8 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 	return nil
 }
 
-// writeStatus writes the status of F if it has changed, and forgets F if there is nothing left to write.
+// writeStatus writes the status of the federated object if it has changed, and drops the record if there is
+// nothing left to write.
 func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion) error {
 	now := c.host.LoopOptions.Clock.Now()
 	expected, _ := policy.FederatedStatus{}.Next(conclusion, now)
@@ -147,7 +149,8 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	return nil
 }
 
-// deleteOptions returns those that F has for its object in clusters. If they are malformed, F waits.
+// deleteOptions returns the DeleteOptions of the federated object for clusters. If they are malformed, its
+// deletion waits.
 func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteOptions, error) {
 	options, err := f.DeleteOptions()
 	if err != nil {

@@ -18,7 +18,8 @@ import (
 // federatedType is a type whose federated objects are followed.
 type federatedType struct {
 	policy.TypeConfig
-	// runs is that it propagates. FederatedNamespaces are followed even if it does not, since they place others.
+	// runs is set if the type is propagated. FederatedNamespaces are followed even if they are not, since they
+	// place other objects.
 	runs      bool
 	following *informers.Following
 	client    dynamic.NamespaceableResourceInterface
@@ -49,26 +50,27 @@ func (t *federatedType) get(name cache.ObjectName) (object *informers.Object, di
 	return object, digestOf(object)
 }
 
-// view is what is known of a federated object F at one moment.
+// view is what is known of a federated object at one moment.
 type view struct {
 	*federatedType
 	key    key
-	object *informers.Object // nil if there is no F
+	object *informers.Object // nil if the federated object does not exist
 	digest policy.Digest
-	// deleting is that F is being deleted, orphan that clusters then keep their objects.
+	// deleting is set if the federated object is being deleted, orphan if clusters keep their objects then.
 	deleting, orphan bool
-	// listed is that everything has been listed on which a removal depends.
+	// listed is set once everything that a removal depends on has been listed.
 	listed bool
-	// keep is that clusters keep the object if it is not wanted.
+	// keep is set if clusters keep an object that is no longer wanted.
 	keep bool
-	// placed are the names of the clusters where F belongs, sorted; reason and err are those of policy.Place.
+	// placed, reason and err are the results of policy.Place: placed has the names of the clusters where the
+	// federated object belongs, sorted.
 	placed []string
 	reason string
 	err    error
-	// recorded is what was last written, and counting what of it still counts.
+	// recorded has the versions that were last written, counting those of them that still count.
 	recorded policy.Propagated
 	counting map[string]string
-	// token tells views apart that ask for something else of clusters.
+	// token is a hash of what the view asks of clusters.
 	token uint64
 }
 
@@ -115,7 +117,7 @@ func (c *controller) look(k key) (*view, bool) {
 	return v, true
 }
 
-// recordedOf returns what was last written where.
+// recordedOf returns the versions that were last written, by cluster.
 func (c *controller) recordedOf(v *view) policy.Propagated {
 	versions := c.informers.propagated
 	if !v.Federated.Namespaced() {
@@ -143,12 +145,12 @@ func (v *view) wanted(cluster string) bool {
 	return v.object != nil && !v.deleting && slices.Contains(v.placed, cluster)
 }
 
-// expected reports whether F is placed or recorded in a cluster.
+// expected reports whether the federated object is placed or recorded in a cluster.
 func (v *view) expected(cluster string) bool {
 	return slices.Contains(v.placed, cluster) || slices.ContainsFunc(v.recorded.Clusters, func(r policy.ClusterVersion) bool { return r.Cluster == cluster })
 }
 
-// state returns what to decide on in a cluster. Live is nil where the cluster has no managed object.
+// state returns the input of policy.Decide. Live is nil if the cluster has no managed object.
 func (c *controller) state(v *view, m *member) policy.State {
 	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(m.name), Keep: v.keep, Recorded: v.counting[m.name], Rendered: v.digest.For(m.name)}
 	if s.Live = m.live(v.key); s.Live != nil {
@@ -164,7 +166,7 @@ func (c *controller) state(v *view, m *member) policy.State {
 	return s
 }
 
-// own reports whether an object of a cluster is a Namespace of the host: the cluster is the host itself.
+// own reports whether an object of a cluster is the host's own Namespace: the cluster is the host itself.
 func (c *controller) own(t *federatedType, k key, uid types.UID) bool {
 	if !t.IsNamespace() {
 		return false
@@ -190,8 +192,8 @@ func (c *controller) joins(cluster string) bool {
 	return slices.ContainsFunc(c.known(), func(j policy.Cluster) bool { return j.Name == cluster })
 }
 
-// body returns F as it was read from the API server a moment ago, not older than the cache has it; nil if
-// there is none.
+// body returns the federated object as it was read from the API server a moment ago, not older than the
+// cache has it; nil if there is none.
 func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, error) {
 	version := ""
 	if v.object != nil {
@@ -204,8 +206,9 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 	return policy.ReadFederated(object), nil
 }
 
-// stillWanted reads F and its FederatedNamespace from the API server, and reports whether F is to be in the
-// cluster, and whether it exists: what a cache says is not enough to remove something.
+// stillWanted reads the federated object and its FederatedNamespace from the API server, and reports whether
+// the federated object is to be in the cluster, and whether it exists: what a cache says is not enough to
+// remove something.
 func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (wanted, exists bool, err error) {
 	f, err := c.body(ctx, v)
 	if f == nil || err != nil || f.Deleting {
@@ -217,7 +220,8 @@ func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (
 		namespaces := c.followed[policy.NamespacesType]
 		c.mu.Unlock()
 		if namespaces == nil {
-			return true, true, nil // nobody knows
+			// FederatedNamespaces are not followed, so the placement is unknown: keep the object.
+			return true, true, nil
 		}
 		of := &view{federatedType: namespaces, key: key{policy.NamespacesType, cache.ObjectName{Namespace: v.key.Namespace, Name: v.key.Namespace}}}
 		of.object, _ = namespaces.get(of.key.ObjectName)

@@ -21,11 +21,11 @@ import (
 
 const (
 	memberWorkers = 5
-	// memberTimeout is for a request to a cluster.
+	// memberTimeout limits a request to a cluster.
 	memberTimeout = 10 * time.Second
 )
 
-// member is a cluster while it is ready: what its objects are, and the loop that writes there.
+// member is a cluster while it is ready: the watches of its objects, and the loop that writes them.
 type member struct {
 	c       *controller
 	name    string
@@ -40,7 +40,7 @@ type member struct {
 
 	// Under the controller's mu:
 	types map[string]*served
-	// seen are the annotations after the last write or look, of objects whose annotations are overridden.
+	// seen are hashes of the annotations after the last write or read, of objects with overridden annotations.
 	seen map[key]*uint64
 	// repeats are the recent writes of the same content.
 	repeats map[key]*policy.Repeats
@@ -48,15 +48,15 @@ type member struct {
 	swept   time.Time
 }
 
-// count is how much of a cluster placement would delete.
+// count is how many objects of a cluster placement would delete, of how many managed ones.
 type count struct {
 	epoch              uint64
 	at                 time.Time
 	deletions, managed int
 }
 
-// serve works in a cluster with its client, or ends that if there is none. It is called for one cluster at a
-// time.
+// serve starts the loop of a cluster with its client, or ends the loop if the client is nil. Calls for one
+// cluster follow each other.
 func (c *controller) serve(ctx context.Context, name string, client *client) {
 	m := c.member(name)
 	if m != nil && m.client == client {
@@ -103,7 +103,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
 	m.ended.Go(func() {
 		if err := m.loop.Run(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "The loop of a cluster has ended", "cluster", name)
+			klog.FromContext(ctx).Error(err, "Cluster loop stopped unexpectedly", "cluster", name)
 		}
 	})
 	c.mu.Lock()
@@ -128,7 +128,7 @@ func (m *member) beside(ctx context.Context) error {
 	return nil
 }
 
-// snapshot returns copies of what is known of the types.
+// snapshot returns copies of the watches, by the name of the FederatedTypeConfig.
 func (m *member) snapshot() map[string]served {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
@@ -152,7 +152,7 @@ func (m *member) objectOf(k key) (*informers.Object, bool) {
 	return following.Get(target)
 }
 
-// serving returns how the cluster is with a type.
+// serving returns the state of the watch of a type.
 func (m *member) serving(kind string) policy.Serving {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
@@ -190,7 +190,7 @@ func (m *member) holds(k key) bool {
 	return exists
 }
 
-// reconcile does what is to be done with a key in the cluster, and reports it.
+// reconcile does what a key needs in the cluster, and reports the outcome.
 func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	v, runs := m.c.look(k)
 	switch {
@@ -227,21 +227,22 @@ func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	return w.after, w.err
 }
 
-// work is what a reconcile of a key in a cluster comes to.
+// work is one reconcile of a key in a cluster, and its outcome.
 type work struct {
 	*view
 	m     *member
 	state policy.State
 	result
-	// wrote is that something was written, noAnswer that a request had none.
+	// wrote is set after a write, noAnswer after a request that got no answer.
 	wrote, noAnswer bool
-	// unknown is that there is nothing to report yet.
+	// unknown is set while there is no outcome to report.
 	unknown bool
 	after   time.Duration
 	err     error
 }
 
-// nothing asks whether a deleted F may go, if an empty cache is not enough to know.
+// nothing reads the cluster before a deleted federated object may go, if an empty cache does not prove that
+// the object is absent.
 func (w *work) nothing(ctx context.Context) {
 	if !w.deleting {
 		return
@@ -263,7 +264,7 @@ func (w *work) nothing(ctx context.Context) {
 	}
 }
 
-// sweep forgets once in a while what need not be remembered of objects.
+// sweep forgets, once a minute, the writes and annotations of objects that need no memory.
 func (m *member) sweep(now time.Time) {
 	if now.Sub(m.swept) < time.Minute {
 		return
@@ -289,7 +290,7 @@ func (m *member) sweep(now time.Time) {
 	}
 }
 
-// removals returns what is known when something is to be removed from the cluster.
+// removals returns what policy needs to know before a removal from the cluster.
 func (m *member) removals(v *view) policy.Removals {
 	ready, since := m.c.clusters.Ready(m.name)
 	r := policy.Removals{Listed: v.listed && ready, ReadySince: since}
@@ -303,8 +304,8 @@ func (m *member) removals(v *view) policy.Removals {
 	return r
 }
 
-// count returns how much placement would delete of the cluster. It looks at every object, but not again
-// within a second if nothing was moved.
+// count counts the objects that placement would delete in the cluster. It looks at every object, but not
+// again within a second if no placement has changed.
 func (m *member) count() count {
 	epoch, now := m.c.epoch.Load(), m.c.host.LoopOptions.Clock.Now()
 	m.c.mu.Lock()

@@ -12,7 +12,7 @@ import (
 // TestWhatClustersKeep is rows 22 and 23. Row 21 is the API server's own work: test/federation has
 // it.
 func TestWhatClustersKeep(t *testing.T) {
-	// deployment is F, scaled in c1 from 1 to 3, and then changed.
+	// deployment creates a FederatedDeployment, scales its object in c1 from 1 to 3, and changes the template.
 	deployment := func(f *fed, retain string) any {
 		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+both+"}"))
 		f.Sleep(time.Minute)

@@ -18,36 +18,37 @@ import (
 
 const (
 	syncWorkers = 10
-	// statusEvery is how often the status of F is written at most.
+	// statusEvery is how often the status of the federated object is written at most.
 	statusEvery = time.Second
-	// patience is how long the status of F waits for the result of a cluster.
+	// patience is how long the status of the federated object waits for the result of a cluster.
 	patience = time.Minute
 )
 
-// memory is what is remembered of a key while there is something to do, or to be written on the host.
+// memory is the record of a key while there is something to do, or to be written on the host.
 type memory struct {
 	token   uint64
 	since   time.Time // when the token was first seen
 	results map[string]*result
-	// was is the digest of F to which the recorded versions belong, if F has changed since.
+	// was is the digest of the federated object to which the recorded versions belong, if the federated
+	// object has changed since.
 	was *policy.Digest
-	// wrote is when the status of F was written, dirty that a cluster was written since then.
+	// wrote is when the status was last written; dirty is set after a later write in a cluster.
 	wrote time.Time
 	dirty bool
-	// told are the Warnings that F has had.
+	// told are the Events that the federated object has had.
 	told []policy.Warning
 }
 
-// result is what came of a key in a cluster.
+// result is the outcome of a key in one cluster.
 type result struct {
 	token uint64
-	// done is that the cluster's loop has looked at the token; until then it is in its queue.
+	// done is set when the cluster's loop has reconciled the token. Until then, the key is in its queue.
 	done   bool
 	status string
-	// version is that of the object after the last write, of this content.
+	// version is the object's version after the last write of this content.
 	version string
 	content uint64
-	// clear is that a deleted F need not wait for the cluster.
+	// clear is set if the deletion of the federated object need not wait for this cluster.
 	clear bool
 }
 
@@ -69,19 +70,19 @@ func (c *controller) record(k key) *memory {
 	return r
 }
 
-// reconcile finds out what a federated object asks of each cluster, lets their loops do it, and writes on
-// the host what came of it.
+// reconcile finds out what a federated object asks of each cluster, lets the clusters' loops do it, and
+// writes the outcome on the host.
 func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	v, runs := c.look(k)
 	if runs && !v.listed {
-		return tick, nil // what is not known yet must not look as if it did not exist
+		return tick, nil // an object that is not listed yet must not look as if it did not exist
 	}
 	if !runs || v.object == nil {
 		c.mu.Lock()
 		delete(c.records, k)
 		c.mu.Unlock()
 		if runs {
-			c.ask(k) // managed objects without F
+			c.ask(k) // managed objects without a federated object
 		}
 		return 0, nil
 	}
@@ -101,7 +102,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	return c.conclude(ctx, v, c.judge(v))
 }
 
-// ask lets every cluster look at a key that holds its object.
+// ask enqueues a key in every cluster that holds its object.
 func (c *controller) ask(k key) {
 	for _, m := range c.ready() {
 		if m.holds(k) {
@@ -110,15 +111,15 @@ func (c *controller) ask(k key) {
 	}
 }
 
-// verdict is how a cluster is with F.
+// verdict is the state of a federated object in one cluster.
 type verdict struct {
 	status  string
 	pending bool
 	clear   bool
 }
 
-// judge returns how each cluster is that wants, holds or is recorded to hold F's object, and lets their
-// loops look at it if they have not yet.
+// judge returns the verdict of every cluster that should have, has, or is recorded to have the object. It
+// enqueues the key in each cluster that has something to do and has not reconciled the present token.
 func (c *controller) judge(v *view) map[string]verdict {
 	names := slices.Clone(v.placed)
 	for _, recorded := range v.recorded.Clusters {
@@ -191,7 +192,7 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 	return is
 }
 
-// withdraw takes back that a cluster was asked for a key: its loop has had a look, and has nothing to say.
+// withdraw drops the pending result of a cluster whose loop has reconciled the key without an outcome.
 func (c *controller) withdraw(k key, cluster string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +201,7 @@ func (c *controller) withdraw(k key, cluster string) {
 	}
 }
 
-// report takes what came of a key in a cluster.
+// report records the outcome of a key in a cluster.
 func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 	c.mu.Lock()
 	r := c.record(v.key)
@@ -226,8 +227,8 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 	}
 }
 
-// conclude writes on the host what came of F: its versions, its status and, if it is deleted and no cluster
-// has its object, its finalizer.
+// conclude writes the outcome of a federated object on the host: its versions and its status or, if it is
+// being deleted and no cluster has its object, the removal of its finalizer.
 func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]verdict) (time.Duration, error) {
 	now := c.host.LoopOptions.Clock.Now()
 	c.mu.Lock()
@@ -281,7 +282,7 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 	return 0, c.writeStatus(ctx, v, conclusion)
 }
 
-// waiting tells once for which clusters a deleted F waits.
+// waiting records an Event with the clusters for which a deleted federated object waits.
 func (c *controller) waiting(v *view, clusters []policy.ClusterResult) {
 	var names []string
 	for _, cluster := range clusters {
@@ -291,12 +292,12 @@ func (c *controller) waiting(v *view, clusters []policy.ClusterResult) {
 	c.event(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed it: " + strings.Join(names, ", ")})
 }
 
-// tell gives F a Warning, once.
+// tell gives the federated object a Warning, once.
 func (c *controller) tell(v *view, warning policy.Warning) {
 	c.event(v, corev1.EventTypeWarning, warning)
 }
 
-// event records an Event on F, once as long as there is something to remember of F.
+// event records an Event on the federated object, once in the life of its record.
 func (c *controller) event(v *view, kind string, what policy.Warning) {
 	c.mu.Lock()
 	r := c.record(v.key)
@@ -310,7 +311,7 @@ func (c *controller) event(v *view, kind string, what policy.Warning) {
 	}
 }
 
-// emit records an Event on F.
+// emit records an Event on the federated object.
 func (c *controller) emit(v *view, kind, reason, text string) {
 	c.host.Events.Event(&corev1.ObjectReference{APIVersion: v.Federated.APIVersion(), Kind: v.Federated.Kind,
 		Namespace: v.key.Namespace, Name: v.key.Name, UID: v.object.GetUID()}, kind, reason, text)
@@ -332,7 +333,7 @@ func (c *controller) forget(v *view) {
 	delete(c.records, v.key)
 }
 
-// again lets all keys of some types be looked at anew for a cluster.
+// again drops the results of a cluster for some types, and enqueues all keys of these types.
 func (c *controller) again(cluster string, of func(*federatedType) bool) {
 	c.mu.Lock()
 	for k, r := range c.records {
@@ -344,7 +345,7 @@ func (c *controller) again(cluster string, of func(*federatedType) bool) {
 	c.loop.Enqueue(c.all(of)...)
 }
 
-// retryHeld lets a cluster look at what it holds again.
+// retryHeld enqueues the keys whose removal from a cluster is held.
 func (c *controller) retryHeld(name string) {
 	m := c.member(name)
 	if m == nil {

@@ -27,7 +27,8 @@ const (
 	edited  = "patch configmaps shop/f"
 )
 
-// TestGivenThen has the rows of the specification, by their numbers. F is in both clusters.
+// TestGivenThen has the rows of the specification, by their numbers. The federated object is in both
+// clusters.
 func TestGivenThen(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"F is in both": func(f *fed) {

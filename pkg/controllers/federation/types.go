@@ -28,7 +28,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Types knows which types run.
+// Types decides which types are propagated, and writes the status of FederatedTypeConfigs.
 type Types struct {
 	*controllers.Loop[cache.ObjectName]
 	namespace   string
@@ -53,7 +53,7 @@ func NewTypes(namespace string, objects, configs informers.Informer[*unstructure
 		running: map[string]policy.TypeConfig{}, warned: map[string]policy.Warning{}}
 	var err error
 	t.Loop, err = controllers.NewLoop(loop, t.reconcile,
-		// One type may need another, or be that of another, so each change concerns all.
+		// One type may need another type, or be the federated type of another, so each change concerns all.
 		controllers.Filter(controllers.WatchMapped(objects, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			if e.New == nil {
 				return append(t.all(), cache.MetaObjectToName(e.Old))
@@ -65,7 +65,7 @@ func NewTypes(namespace string, objects, configs informers.Informer[*unstructure
 		}), controllers.GenerationChanged[*unstructured.Unstructured]),
 		controllers.WatchChanges(definitions, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
 			if e.Old != nil && e.New != nil {
-				return nil // it is there, and that alone matters
+				return nil // only its existence matters
 			}
 			return t.all()
 		}))
@@ -172,7 +172,7 @@ func (t *Types) finalize(ctx context.Context, object *unstructured.Unstructured,
 	return t.patch(ctx, object.GetName(), map[string]any{"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
 }
 
-// write writes the status, if it has to be.
+// write updates the status if it has changed.
 func (t *Types) write(ctx context.Context, of *policy.TypeConfig, runs bool, config policy.Config) error {
 	status, changed := of.NextStatus(runs, config)
 	if !changed {
@@ -193,7 +193,7 @@ func (t *Types) patch(ctx context.Context, name string, change map[string]any, s
 	return err
 }
 
-// settings returns those of the federation. What is wrong in them has its default.
+// settings returns the settings of the federation. An invalid field has its default.
 func settings(ctx context.Context, configs informers.Informer[*unstructured.Unstructured], namespace string) policy.Config {
 	object, exists := configs.Get(cache.ObjectName{Namespace: namespace, Name: policy.ConfigName})
 	if !exists {
@@ -201,7 +201,7 @@ func settings(ctx context.Context, configs informers.Informer[*unstructured.Unst
 	}
 	config, err := policy.ReadConfig(object.Object)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The KubeFedConfig is not valid; defaults count", "problem", err.Error())
+		klog.FromContext(ctx).V(2).Info("KubeFedConfig is invalid; using defaults for its invalid fields", "err", err)
 	}
 	return config
 }

@@ -58,7 +58,7 @@ func federated(t *testing.T, kind, name, spec string) *unstructured.Unstructured
 
 const both = "placement: {clusters: [{name: c1}, {name: c2}]}"
 
-// configMap is F of most rows.
+// configMap is the federated object of most rows.
 func configMap(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
 	return federated(t, "ConfigMap", "f", "{template: {data: {a: b}}, "+both+"}")
@@ -87,7 +87,7 @@ func newFed(t *testing.T, objects ...runtime.Object) *fed {
 	return f
 }
 
-// run runs a test with F in both clusters.
+// run runs a test with the federated object in both clusters.
 func run(t *testing.T, test func(f *fed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -170,13 +170,13 @@ func (f *fed) set(on *controllertest.Host, kind, namespace, name, value string, 
 	})
 }
 
-// setF changes a field of the spec of F.
+// setF changes a field of the spec of the federated object.
 func (f *fed) setF(value string, path ...string) {
 	f.t.Helper()
 	f.set(f.Host, "FederatedConfigMap", "shop", "f", value, append([]string{"spec"}, path...)...)
 }
 
-// status is the status of F, such as "CheckClusters c1=APINotAvailable c2=".
+// status is the status of the federated object, such as "CheckClusters c1=APINotAvailable c2=".
 func (f *fed) status(kind, name, want string) {
 	f.t.Helper()
 	u := f.get(f.Host, kind, "shop", name)
@@ -201,7 +201,7 @@ func (f *fed) status(kind, name, want string) {
 	}
 }
 
-// recorded is what PropagatedVersion says of F, by cluster.
+// recorded is what PropagatedVersion says of the federated object, by cluster.
 func (f *fed) recorded(want ...string) {
 	f.t.Helper()
 	var got []string
@@ -230,7 +230,7 @@ func (f *fed) warned(want ...string) {
 	}
 }
 
-// has checks whether a cluster has the ConfigMap of F, and whether it is managed.
+// has checks whether a cluster has the ConfigMap of the federated object, and whether it is managed.
 func (f *fed) has(on *controllertest.Cluster, want string) {
 	f.t.Helper()
 	got := "gone"

@@ -22,7 +22,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// lookAgain is when a removal that is held, or an API that is absent, is looked at again if nothing tells.
+// lookAgain is the period of retries, without an event, of a removal that is held or an API that is absent.
 const lookAgain = time.Minute
 
 // in returns the client for an object of the target type in the cluster, in the version of the given
@@ -52,14 +52,15 @@ func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	return live, err
 }
 
-// fail notes why the cluster is not as it should be. An error is tried again.
+// fail records why the cluster does not have its object. The request is retried, unless policy refused the
+// object.
 func (w *work) fail(status string, err error) {
 	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
 		w.unknown, w.err = true, err
 		return
 	}
 	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
-		w.status = refused.Status // until F or the object changes
+		w.status = refused.Status // until this or the federated object changes
 		w.event(corev1.EventTypeWarning, verbs[status], err)
 		return
 	}
@@ -72,7 +73,7 @@ func (w *work) fail(status string, err error) {
 	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.m.name, short{err})
 }
 
-// short cuts the text of an error that another cluster has sent.
+// short is an error whose text, which another cluster may have sent, is cut to 256 bytes.
 type short struct{ error }
 
 func (s short) Unwrap() error { return s.error }
@@ -92,7 +93,8 @@ var verbs = map[string]string{
 // doing is the beginning of the text of an Event.
 var doing = map[string]string{"CreateInCluster": "Creating", "UpdateInCluster": "Updating", "DeleteInCluster": "Deleting"}
 
-// event records on F what was done, or why it failed if the cluster's status is new.
+// event records an Event on the federated object: the write, or its failure if the status of the cluster
+// is new.
 func (w *work) event(kind, verb string, err error) {
 	if verb == "" || w.object == nil {
 		return
@@ -210,8 +212,8 @@ func (w *work) update(ctx context.Context) {
 	w.written(f, updated, "UpdateInCluster")
 }
 
-// asItIs reports whether the object that was read needs no write: the cache was late, or nobody knew its
-// annotations.
+// asItIs reports whether the object that was read needs no write: the cache was late, or this process did
+// not know its annotations.
 func (w *work) asItIs(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
 	if live.GetLabels()[policy.ManagedLabel] != "true" || !reflect.DeepEqual(noNil(live.GetAnnotations()), noNil(object.GetAnnotations())) {
 		return false
@@ -232,7 +234,7 @@ func noNil(m map[string]string) map[string]string {
 	return m
 }
 
-// written notes a write of F's content.
+// written records a write of the content of the federated object.
 func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, verb string) {
 	digest := f.Digest()
 	w.wrote = true
@@ -240,7 +242,7 @@ func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, v
 	w.event(corev1.EventTypeNormal, verb, nil)
 }
 
-// remember notes the version of an object that has the content.
+// remember records the version of an object that has the content.
 func (w *work) remember(object *unstructured.Unstructured, content uint64, annotations bool) {
 	w.status, w.version, w.content = "", policy.ObjectVersion(object), content
 	if !annotations {

@@ -70,7 +70,7 @@ func ReadCluster(u *unstructured.Unstructured) Cluster {
 	return c
 }
 
-// AllowsRemovals returns until when the guard is off. The error says that the annotation is no time.
+// AllowsRemovals returns until when the guard is off. An annotation that is not a time is an error.
 func (c Cluster) AllowsRemovals() (time.Time, error) {
 	value, has := c.Annotations[AllowRemovalsAnnotation]
 	if !has {
@@ -78,7 +78,7 @@ func (c Cluster) AllowsRemovals() (time.Time, error) {
 	}
 	until, err := time.Parse(time.RFC3339, value)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("%s: %q is no time such as 2006-01-02T15:04:05Z", AllowRemovalsAnnotation, cut(value, 64))
+		return time.Time{}, fmt.Errorf("%s: must be a time such as 2006-01-02T15:04:05Z, not %q", AllowRemovalsAnnotation, cut(value, 64))
 	}
 	return until, nil
 }

@@ -33,7 +33,7 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	return u
 }
 
-// federated is an F with this spec.
+// federated is a federated object with this spec.
 func federated(t *testing.T, spec string) *Federated {
 	t.Helper()
 	return ReadFederated(object(t, "spec: {"+spec+"}"))

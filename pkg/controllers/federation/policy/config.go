@@ -66,11 +66,11 @@ func ReadConfig(object map[string]any) (Config, error) {
 	case "Namespaced":
 		c.Namespaced = true
 	default:
-		errs = append(errs, fmt.Errorf("scope %q is none of Cluster, Namespaced", spec.Scope))
+		errs = append(errs, fmt.Errorf("scope: must be Cluster or Namespaced, not %q", spec.Scope))
 	}
 	duration := func(name string, d *metav1.Duration, into *time.Duration) {
 		if d != nil && d.Duration <= 0 {
-			errs = append(errs, fmt.Errorf("%s is not positive", name))
+			errs = append(errs, fmt.Errorf("%s: must be positive", name))
 		} else if d != nil {
 			*into = d.Duration
 		}
@@ -81,7 +81,7 @@ func ReadConfig(object map[string]any) (Config, error) {
 	duration("timeout", spec.ClusterHealthCheck.Timeout, &c.ProbeTimeout)
 	threshold := func(name string, n *int64, into *int64) {
 		if n != nil && *n < 1 {
-			errs = append(errs, fmt.Errorf("%s is less than 1", name))
+			errs = append(errs, fmt.Errorf("%s: must be at least 1", name))
 		} else if n != nil {
 			*into = *n
 		}
@@ -90,7 +90,7 @@ func ReadConfig(object map[string]any) (Config, error) {
 	threshold("successThreshold", spec.ClusterHealthCheck.SuccessThreshold, &c.SuccessThreshold)
 	toggle := func(name, value string, into *bool) {
 		if value != enabled && value != disabled {
-			errs = append(errs, fmt.Errorf("%s: %q is none of Enabled, Disabled", name, value))
+			errs = append(errs, fmt.Errorf("%s: must be Enabled or Disabled, not %q", name, value))
 			return
 		}
 		*into = value == enabled

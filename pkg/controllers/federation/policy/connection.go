@@ -33,7 +33,7 @@ func (c Connection) Insecure() bool { return c.NoTLSChecks || c.NoNameCheck || c
 // any address are allowed.
 func (s ClusterSpec) Connection(unsafe bool) (c Connection, err error) {
 	if s.SecretRef.Name == "" {
-		return c, errors.New("secretRef.name is empty")
+		return c, errors.New("secretRef.name: must be set")
 	}
 	if c.Endpoint, err = endpoint(s.APIEndpoint, unsafe); err != nil {
 		return c, fmt.Errorf("apiEndpoint: %w", err)
@@ -41,15 +41,15 @@ func (s ClusterSpec) Connection(unsafe bool) (c Connection, err error) {
 	if len(bytes.TrimSpace(s.CABundle)) > 0 {
 		c.Roots = x509.NewCertPool()
 		if !c.Roots.AppendCertsFromPEM(s.CABundle) {
-			return c, errors.New("caBundle has no certificate")
+			return c, errors.New("caBundle: must have a certificate")
 		}
 	}
 	if s.ProxyURL != "" {
 		if c.Proxy, err = url.Parse(s.ProxyURL); err != nil || c.Proxy.Host == "" {
-			return c, errors.New("proxyURL is no URL") // the parser's error may have a password in it
+			return c, errors.New("proxyURL: must be a URL") // the parser's error may have a password in it
 		}
 		if !slices.Contains([]string{"http", "https", "socks5"}, c.Proxy.Scheme) {
-			return c, errors.New("proxyURL: the scheme is none of http, https, socks5")
+			return c, errors.New("proxyURL: the scheme must be http, https or socks5")
 		}
 		if err := literal(c.Proxy, unsafe); err != nil {
 			return c, fmt.Errorf("proxyURL: %w", err)
@@ -77,11 +77,11 @@ func endpoint(s string, unsafe bool) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || u.Hostname() == "":
-		return nil, errors.New("it is no URL with a host")
+		return nil, errors.New("must be a URL with a host")
 	case u.Scheme != "https" && (u.Scheme != "http" || !unsafe):
-		return nil, errors.New("the scheme is not https")
+		return nil, errors.New("the scheme must be https")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return nil, errors.New("it has more than a scheme, a host, a port and a path")
+		return nil, errors.New("must have no more than a scheme, a host, a port and a path")
 	}
 	return u, literal(u, unsafe)
 }

@@ -30,21 +30,22 @@ const (
 	Unlabel
 )
 
-// State is what is known of F and its object in a cluster.
+// State is what is known of a federated object and its object in a cluster.
 type State struct {
-	// Exists is that there is F, Wanted that it is placed in the cluster and is not being deleted.
+	// Exists is set if the federated object exists, Wanted if it is placed in the cluster and is not being
+	// deleted.
 	Exists, Wanted bool
-	// Keep is that the cluster keeps the object if it is not wanted: F is an orphan, the
-	// CustomResourceDefinition of F is being deleted, or it is a Namespace that is never propagated.
+	// Keep is set if the cluster keeps an object that is not wanted: the federated object is an orphan, its
+	// CustomResourceDefinition is being deleted, or it is a Namespace that is never propagated.
 	Keep bool
-	// Live is the managed object in the cache, or nil. Own is that it is the host's own Namespace.
+	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
 	Live *Member
 	Own  bool
 	// Recorded is the version that was last written, if it counts.
 	Recorded string
-	// Rendered is what F's digest says of the cluster.
+	// Rendered is what the digest of the federated object says of the cluster.
 	Rendered OverrideDigest
-	// Seen is the hash of the annotations after the last write or look of this process, if it knows it.
+	// Seen is the hash of the annotations after the last write or read of this process, or nil.
 	Seen *uint64
 }
 
@@ -52,7 +53,7 @@ type State struct {
 func Decide(s State) Action {
 	switch live := s.Live; {
 	case live != nil && live.Deleting && s.Own:
-		return Nothing // it and F would wait for each other
+		return Nothing // it and the federated object would wait for each other
 	case live != nil && live.Deleting:
 		return Wait
 	case s.Wanted && live == nil:

@@ -118,7 +118,7 @@ func TestHolds(t *testing.T) {
 	with := func(change func(*Removals)) Removals { r := settled; change(&r); return r }
 	tests := map[string]struct {
 		removals Removals
-		deletion bool // of F itself
+		deletion bool // of the federated object itself
 		guard    int
 		want     Hold
 		after    time.Duration

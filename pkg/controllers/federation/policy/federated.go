@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Federated is a federated object, F. It refers to what it was read from, and changes nothing there.
+// Federated is a federated object. It refers to what it was read from, and changes nothing there.
 type Federated struct {
 	Namespace, Name string
 	UID             types.UID
 	Generation      int64
 	Annotations     map[string]string
-	// Deleting is that it has a deletionTimestamp, Finalizer that it has ours.
+	// Deleting and Finalizer are set if the object has a deletionTimestamp and our finalizer.
 	Deleting, Finalizer bool
 	// Template is what clusters get, or nil.
 	Template  any
@@ -47,7 +47,7 @@ func ReadFederated(u *unstructured.Unstructured) *Federated {
 	f.hasSpec = true
 	spec, isObject := u.Object["spec"].(map[string]any)
 	if !isObject {
-		f.Placement.Malformed = "spec is no object"
+		f.Placement.Malformed = "spec: must be an object"
 		return f
 	}
 	f.Template, f.Placement, f.retainReplicas = spec["template"], readPlacement(spec["placement"]), spec["retainReplicas"]
@@ -55,7 +55,7 @@ func ReadFederated(u *unstructured.Unstructured) *Federated {
 	return f
 }
 
-// Warnings returns what of the template clusters do not get.
+// Warnings names the parts of the template that clusters do not get.
 func (f *Federated) Warnings() (warnings []Warning) {
 	template, _ := f.Template.(map[string]any)
 	metadata, _ := template["metadata"].(map[string]any)
@@ -68,7 +68,7 @@ func (f *Federated) Warnings() (warnings []Warning) {
 	return warnings
 }
 
-// ValidName reports whether F counts: a FederatedNamespace has the name of its namespace.
+// ValidName reports whether the name is valid: a FederatedNamespace must have the name of its namespace.
 func (f *Federated) ValidName(t *TypeConfig) bool { return !t.IsNamespace() || f.Name == f.Namespace }
 
 // Digest is what the manager keeps of a federated object: enough to decide that there is nothing to do.
@@ -78,9 +78,10 @@ type Digest struct {
 	Placement  Placement `json:"p"`
 	// Labels is the hash of the labels in clusters without overrides.
 	Labels uint64 `json:"l"`
-	// Overrides are those of clusters, sorted by cluster.
+	// Overrides are the digests of the overrides of each cluster, sorted by cluster.
 	Overrides []OverrideDigest `json:"o,omitempty"`
-	// Finalizer is that F has ours. Status is the hash of its status, see FederatedStatus.Hash.
+	// Finalizer is set if the object has our finalizer. Status is the hash of its status, see
+	// FederatedStatus.Hash.
 	Finalizer bool   `json:"f,omitempty"`
 	Status    uint64 `json:"s"`
 }
@@ -88,14 +89,14 @@ type Digest struct {
 // OverrideDigest is what is kept of the overrides of a cluster.
 type OverrideDigest struct {
 	Cluster string `json:"c"`
-	// Hash is that of the overrides, Labels that of the labels with them.
+	// Hash is the hash of the overrides, Labels the hash of the labels with the overrides applied.
 	Hash   uint64 `json:"h"`
 	Labels uint64 `json:"l"`
-	// Annotations is that annotations are overridden.
+	// Annotations is set if the overrides change annotations.
 	Annotations bool `json:"a,omitempty"`
 }
 
-// Digest returns the digest of F.
+// Digest returns the digest of the federated object.
 func (f *Federated) Digest() Digest {
 	d := Digest{Generation: f.Generation, Versions: f.Versions(), Placement: f.Placement, Labels: fold(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
 	for _, cluster := range f.overrides {
@@ -120,7 +121,7 @@ func (d *Digest) For(cluster string) OverrideDigest {
 	return d.Overrides[at]
 }
 
-// Content returns a hash of what F says of a cluster, for Repeats.
+// Content returns a hash of what the federated object says of a cluster, for Repeats.
 func (d *Digest) Content(cluster string) uint64 {
 	return fold([]any{d.Versions.Template, d.For(cluster).Hash})
 }

@@ -8,7 +8,7 @@ import "strings"
 // Result is what a probe found.
 type Result int
 
-// The results. Unknown is that of no probe.
+// Results of a probe. Unknown means that there was none.
 const (
 	Unknown  Result = iota
 	Well            // 200 and ok

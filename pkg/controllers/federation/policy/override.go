@@ -61,7 +61,7 @@ func (f *Federated) Operations(cluster string) ([]Operation, error) {
 	seen := make(map[string]bool, len(operations))
 	for _, o := range operations {
 		if !slices.Contains([]string{"", opAdd, opRemove, opReplace}, o.Op) {
-			return nil, fmt.Errorf("op %q is none of add, remove, replace", cut(o.Op, 64))
+			return nil, fmt.Errorf("op: must be add, remove or replace, not %q", cut(o.Op, 64))
 		}
 		_, path, _ := strings.Cut(o.Path, "/")
 		if seen[path] {
@@ -81,7 +81,7 @@ func (o Operation) pointer() ([]string, error) {
 	}
 	_, path, found := strings.Cut(o.Path, "/")
 	if !found {
-		return nil, errors.New("it does not begin with a slash")
+		return nil, errors.New("must begin with a slash")
 	}
 	keys := strings.Split(path, "/")
 	for i := range keys {
@@ -181,7 +181,7 @@ func index(key string, n int, adds bool) (int, error) {
 	}
 	i, err := strconv.Atoi(key)
 	if err != nil || i >= n || i < -n {
-		return 0, fmt.Errorf("%q is no index of a list with %d items", cut(key, 64), n)
+		return 0, fmt.Errorf("%q must be an index of a list with %d items", cut(key, 64), n)
 	}
 	if i < 0 {
 		i += n

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// overridden renders an F with these overrides of c1.
+// overridden renders a federated object with these overrides of c1.
 func overridden(kind, template, operations, live string) rendering {
 	return rendering{kind: kind, live: live, spec: "template: {" + template + "}, overrides: [{clusterName: c1, clusterOverrides: [" + operations + "]}]"}
 }
@@ -147,7 +147,7 @@ func TestALongListOfInsertionsEnds(t *testing.T) {
 const fuzzLive = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f","namespace":"ns","resourceVersion":"7","uid":"u",
 	"labels":{"a":"b"},"annotations":{"x":"y"},"ownerReferences":[{"name":"o"}]},"data":{"a":"b"}}`
 
-// FuzzOverrides looks for overrides that make another object than F's.
+// FuzzOverrides looks for overrides that make another object than the federated object's.
 func FuzzOverrides(f *testing.F) {
 	f.Add(`{"data":{"a":"b"}}`, `[{"path":"","value":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f","namespace":"other"}}}]`, true)
 	f.Add(`{"apiVersion":"v1","list":[1,2]}`, `[{"op":"add","path":"/metadata","value":{"name":"g"}},{"op":"remove","path":"x/kind"}]`, false)

@@ -29,7 +29,7 @@ func readPlacement(placement any) (p Placement) {
 		return p
 	}
 	var list []struct{ Name string }
-	err := errors.New("placement is no object")
+	err := errors.New("placement: must be an object")
 	if isObject {
 		err = decode(fields["clusters"], &list)
 	}
@@ -37,7 +37,7 @@ func readPlacement(placement any) (p Placement) {
 		p.Clusters = make([]string, 0, len(list))
 		for _, cluster := range list {
 			if cluster.Name == "" {
-				err = errors.New("a cluster of the placement has no name")
+				err = errors.New("placement.clusters: each cluster must have a name")
 			}
 			p.Clusters = append(p.Clusters, cluster.Name)
 		}
@@ -67,10 +67,10 @@ func (p Placement) selects() (func(Cluster) bool, error) {
 	return func(c Cluster) bool { return selector.Matches(labels.Set(c.Labels)) }, nil
 }
 
-// Place returns the names of the clusters, sorted, in which F belongs, of those that exist. Namespace
-// is the placement of the FederatedNamespace of a namespaced target, and nil if there is none. The
-// reason is that of the condition: with ComputePlacementFailed nothing may be written, with
-// NamespaceNotFederated F belongs nowhere.
+// Place returns the names of the clusters, sorted, in which the federated object belongs, of those that
+// exist. Namespace is the placement of the FederatedNamespace of a namespaced target, and nil if there is
+// none. The reason is the reason of the condition: with ComputePlacementFailed nothing may be written, with
+// NamespaceNotFederated the federated object belongs nowhere.
 func Place(t *TypeConfig, placement Placement, namespace *Placement, clusters []Cluster) (names []string, reason string, err error) {
 	selected, err := placement.selects()
 	if err != nil {
@@ -94,7 +94,7 @@ func Place(t *TypeConfig, placement Placement, namespace *Placement, clusters []
 	return names, "", nil
 }
 
-// protectedNamespaces are those of every cluster itself.
+// protectedNamespaces exist in every cluster and belong to it.
 var protectedNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease", metav1.NamespaceDefault}
 
 // ProtectedNamespace reports whether a Namespace is never propagated, and so never deleted either.

@@ -43,15 +43,16 @@ const (
 const (
 	// ManagedLabel is "true" on objects in clusters that the federation wrote.
 	ManagedLabel = "kubefed.io/managed"
-	// Finalizer keeps F until no cluster holds its object.
+	// Finalizer keeps the federated object until no cluster holds its object.
 	Finalizer = "kubefed.io/sync-controller"
-	// TypeFinalizer is that of a FederatedTypeConfig.
+	// TypeFinalizer is the finalizer of a FederatedTypeConfig.
 	TypeFinalizer = "core.kubefed.io/federated-type-config"
-	// OrphanAnnotation says, if "true", that clusters keep their objects when F is deleted.
+	// OrphanAnnotation says, if "true", that clusters keep their objects when the federated object is
+	// deleted.
 	OrphanAnnotation = "kubefed.io/orphan"
 	// DeleteOptionAnnotation has the DeleteOptions of deletions in clusters, as JSON.
 	DeleteOptionAnnotation = "kubefed.io/deleteoption"
-	// AdoptedAnnotation is "true" on a Namespace that was in a cluster before its F.
+	// AdoptedAnnotation is "true" on a Namespace that was in a cluster before its federated object.
 	AdoptedAnnotation = "quartermaster.dev/federation-adopted"
 	// AllowRemovalsAnnotation of a KubeFedCluster is the time until which the guard is off.
 	AllowRemovalsAnnotation = "quartermaster.dev/allow-removals"

@@ -15,14 +15,14 @@ import (
 // guardFrom is how many deletions by placement the guard never holds.
 const guardFrom = 10
 
-// Removals is what is known of a cluster when something is to be removed from it.
+// Removals is what is known of a cluster before a removal from it.
 type Removals struct {
-	// Listed is that KubeFedClusters, FederatedTypeConfigs, the federated type and FederatedNamespaces
+	// Listed is set once KubeFedClusters, FederatedTypeConfigs, the federated type and FederatedNamespaces
 	// have been listed completely in this term: unknown is not absent.
 	Listed bool
 	// ReadySince is when the cluster became ready.
 	ReadySince time.Time
-	// Deletions are what placement would now delete, of so many managed objects.
+	// Deletions counts the objects that placement would now delete, Managed all managed objects.
 	Deletions, Managed int
 	// AllowedUntil is what Cluster.AllowsRemovals returned.
 	AllowedUntil time.Time
@@ -42,9 +42,9 @@ const (
 	Guarded
 )
 
-// Holds says whether a removal may go ahead, and when to ask again. byPlacement is a deletion because F
-// is no longer placed in the cluster; a deletion of F, and the removal of a label, is none. The guard
-// is in per cent: 0 holds every deletion by placement, 100 none.
+// Holds says whether a removal may go ahead, and when to ask again. byPlacement is set for a deletion because
+// the federated object is no longer placed in the cluster, not because it is being deleted, and not for the
+// removal of a label. The guard is in per cent: 0 holds every deletion by placement, 100 none.
 func (r Removals) Holds(byPlacement bool, availableDelay time.Duration, guard int, now time.Time) (Hold, time.Duration) {
 	settled := r.ReadySince.Add(availableDelay)
 	switch {
@@ -70,11 +70,11 @@ func (r Removals) guarded(guard int) bool {
 	return r.Deletions > guardFrom && r.Deletions*100 > r.Managed*guard
 }
 
-// Orphan reports whether clusters keep their objects when F is deleted.
+// Orphan reports whether clusters keep their objects when the federated object is deleted.
 func (f *Federated) Orphan() bool { return f.Annotations[OrphanAnnotation] == "true" }
 
-// DeleteOptions returns what the annotation of F says of deletions in clusters when F is deleted. While
-// it is malformed, nothing is deleted.
+// DeleteOptions returns the options, from the annotation of a deleted federated object, of deletions in
+// clusters. While the annotation is malformed, nothing is deleted.
 func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 	text, has := f.Annotations[DeleteOptionAnnotation]
 	if !has {
@@ -85,20 +85,20 @@ func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 		PropagationPolicy  *metav1.DeletionPropagation `json:"propagationPolicy"`
 	}
 	if json.Unmarshal([]byte(text), &given) != nil {
-		return options, errors.New(DeleteOptionAnnotation + " is no JSON of DeleteOptions")
+		return options, errors.New(DeleteOptionAnnotation + ": must be DeleteOptions in JSON")
 	}
 	if given.GracePeriodSeconds != nil && *given.GracePeriodSeconds < 0 {
-		return options, errors.New(DeleteOptionAnnotation + ": gracePeriodSeconds is negative")
+		return options, errors.New(DeleteOptionAnnotation + ": gracePeriodSeconds must not be negative")
 	}
 	policies := []metav1.DeletionPropagation{metav1.DeletePropagationOrphan, metav1.DeletePropagationBackground, metav1.DeletePropagationForeground}
 	if given.PropagationPolicy != nil && !slices.Contains(policies, *given.PropagationPolicy) {
-		return options, errors.New(DeleteOptionAnnotation + ": propagationPolicy is none of Orphan, Background, Foreground")
+		return options, errors.New(DeleteOptionAnnotation + ": propagationPolicy must be Orphan, Background or Foreground")
 	}
 	options.GracePeriodSeconds, options.PropagationPolicy = given.GracePeriodSeconds, given.PropagationPolicy
 	return options, nil
 }
 
-// ToClear returns the clusters, sorted, that must be clean before a deleted F may go.
+// ToClear returns the clusters, sorted, that must be clean before a deleted federated object may go.
 func ToClear(placed, recorded, holding []string) []string {
 	all := slices.Concat(placed, recorded, holding)
 	slices.Sort(all)
@@ -107,21 +107,21 @@ func ToClear(placed, recorded, holding []string) []string {
 
 // Clearing is what is known of a cluster that must be clean.
 type Clearing struct {
-	// Joined is that there is a KubeFedCluster. Without one, the cluster keeps what it has.
+	// Joined is set if the KubeFedCluster exists. Without it, the cluster keeps what it has.
 	Joined bool
 	Ready  bool
 	Serving
-	// Live is the managed object in the cache, or nil. Own is that it is the host's own Namespace.
+	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
 	Live *Member
 	Own  bool
-	// Expected is that F is placed or recorded in the cluster: then an empty cache is not enough, since it
-	// may be late.
+	// Expected is set if the federated object is placed or recorded in the cluster: then an empty cache is not
+	// enough, since it may be late.
 	Expected bool
-	// Asked is what a GET found since the cache shows none.
+	// Asked is the result of a GET, made because the cache has no object.
 	Asked Asked
 }
 
-// Asked is what a GET found.
+// Asked is the result of a GET.
 type Asked int
 
 // The answers.
@@ -133,7 +133,7 @@ const (
 	AskedHeld
 )
 
-// Ask returns what an object that a GET found, or nil for none, means.
+// Ask returns what a GET has shown. Live is nil if there is no object.
 func Ask(live metav1.Object, own bool) Asked {
 	if live == nil || live.GetLabels()[ManagedLabel] != "true" || own && live.GetDeletionTimestamp() != nil {
 		return AskedClean
@@ -141,7 +141,7 @@ func Ask(live metav1.Object, own bool) Asked {
 	return AskedHeld
 }
 
-// Clear is whether a cluster is clean.
+// Clear says whether a cluster still holds an object.
 type Clear int
 
 // The answers.
@@ -152,7 +152,7 @@ const (
 	IsClear
 )
 
-// Clear returns whether the cluster is clean. The finalizer goes when all are.
+// Clear returns whether the cluster is clean. The finalizer is removed when all clusters are.
 func (c Clearing) Clear() Clear {
 	switch {
 	case !c.Joined:

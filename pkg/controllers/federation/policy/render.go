@@ -10,7 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Failure is why a cluster does not get its object, with the status that F reports of the cluster.
+// Failure is why a cluster does not get its object, with the status that the federated object reports of the
+// cluster.
 type Failure struct {
 	Status string
 	Err    error
@@ -28,7 +29,7 @@ type Request struct {
 	Cluster   string
 	// Live is the cluster's object, read a moment ago, or nil to create it.
 	Live *unstructured.Unstructured
-	// Own is that Live is the host's own Namespace.
+	// Own is set if Live is the host's own Namespace.
 	Own bool
 }
 
@@ -64,7 +65,7 @@ func (r Request) compute() (map[string]any, error) {
 	case map[string]any:
 		object = copied(template)
 	default:
-		return nil, errors.New("the template is no object")
+		return nil, errors.New("template: must be an object")
 	}
 	metadata := map[string]any{"name": r.Federated.Name}
 	if !r.Type.IsNamespace() && r.Federated.Namespace != "" {
@@ -83,7 +84,7 @@ func (r Request) compute() (map[string]any, error) {
 	}
 	// A template of another group would be written as another type than the one that was federated.
 	if groupOf(object) != r.Type.Target.Group {
-		return nil, fmt.Errorf("the template's apiVersion is none of group %q", r.Type.Target.Group)
+		return nil, fmt.Errorf("template.apiVersion: must be of the group %q", r.Type.Target.Group)
 	}
 	return object, nil
 }
@@ -114,11 +115,11 @@ func labelsOf(object map[string]any) (map[string]any, error) {
 	metadata, _ := object["metadata"].(map[string]any)
 	labels, isObject := metadata["labels"].(map[string]any)
 	if metadata["labels"] != nil && !isObject {
-		return nil, errors.New("the labels are no map of strings")
+		return nil, errors.New("metadata.labels: must be a map of strings")
 	}
 	for key, value := range labels {
 		if _, isString := value.(string); !isString {
-			return nil, fmt.Errorf("the label %q is no string", cut(key, maxError))
+			return nil, fmt.Errorf("metadata.labels: %q must be a string", cut(key, maxError))
 		}
 	}
 	return labels, nil

@@ -13,10 +13,10 @@ const (
 )
 
 // Repeats are the writes of the same content to an object. Somebody who reverts each of them would
-// otherwise have it written without end. Its zero value is that of no writes.
+// otherwise have it written without end. The zero value has no writes.
 type Repeats struct {
 	content uint64
-	// at are the times of the last five.
+	// at has the times of the last five writes.
 	at   []time.Time
 	wait time.Duration
 }

@@ -66,7 +66,7 @@ func keep(object, live map[string]any, path ...string) error {
 func retainJob(object, live map[string]any) error {
 	manual, _, err := unstructured.NestedBool(object, "spec", "manualSelector")
 	if err != nil {
-		return errors.New("spec.manualSelector is no bool")
+		return errors.New("spec.manualSelector: must be a boolean")
 	}
 	selector, has, err := unstructured.NestedFieldNoCopy(live, "spec", "selector")
 	if manual || !has || err != nil {
@@ -96,7 +96,7 @@ func (r Request) retainReplicas(object, live map[string]any) error {
 			return nil
 		}
 	default:
-		return errors.New("retainReplicas is no bool")
+		return errors.New("retainReplicas: must be a boolean")
 	}
 	replicas, has, err := unstructured.NestedFieldNoCopy(live, "spec", "replicas")
 	if err != nil || !has {

@@ -8,7 +8,7 @@ import "time"
 // Serving is whether a cluster serves a type.
 type Serving int
 
-// The states. NotListed is that before the first list is complete.
+// States of a type in a cluster. NotListed is the state until the first list is complete.
 const (
 	NotListed Serving = iota
 	Synced
@@ -16,8 +16,8 @@ const (
 	Forbidden
 )
 
-// Status returns what F reports of a cluster in this state, or "" if its cache can be used. The cache
-// of a type that is absent counts as empty.
+// Status returns what the federated object reports of a cluster in this state, or "" if its cache can be
+// used. The cache of a type that is absent counts as empty.
 func (s Serving) Status() string {
 	switch s {
 	case Synced:
@@ -36,11 +36,11 @@ const (
 	forbiddenRetry = time.Minute
 )
 
-// Served is the state of a type in a cluster. Its zero value is that of a cluster that has just
+// Served is the state of a type in a cluster. The zero value is for a cluster that has just
 // become ready.
 type Served struct {
 	State Serving
-	// Retry is when to ask again, counted from the answer; 0 is not at all.
+	// Retry is how long after the answer to ask again; 0 is never.
 	Retry time.Duration
 }
 

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// FederatedStatus is the status of F.
+// FederatedStatus is the status of the federated object.
 type FederatedStatus struct {
 	ObservedGeneration int64                `json:"observedGeneration,omitempty"`
 	Conditions         []FederatedCondition `json:"conditions,omitempty"`
 	Clusters           []ClusterResult      `json:"clusters,omitempty"`
 }
 
-// FederatedCondition is a condition of F. Its times are in RFC 3339.
+// FederatedCondition is a condition of the federated object. Its times are in RFC 3339.
 type FederatedCondition struct {
 	Type               string `json:"type"`
 	Status             string `json:"status"`
@@ -25,14 +25,14 @@ type FederatedCondition struct {
 	Reason             string `json:"reason,omitempty"`
 }
 
-// ClusterResult is how a cluster is. An empty status is well.
+// ClusterResult is the status of one cluster. An empty status means that the cluster is up to date.
 type ClusterResult struct {
 	Name         string `json:"name"`
 	Status       string `json:"status,omitempty"`
 	RemoteStatus any    `json:"remoteStatus,omitempty"`
 }
 
-// Propagation is the type of F's only condition.
+// Propagation is the type of the only condition of a federated object.
 const Propagation = "Propagation"
 
 // The reasons of the condition, in the order in which the first that applies is given.
@@ -80,14 +80,14 @@ func TimedOut(failed string) string {
 	return failed
 }
 
-// Conclusion is what a reconcile found out about F.
+// Conclusion is what a reconcile found out about the federated object.
 type Conclusion struct {
 	Generation int64
-	// Reasons are those that apply, in any order. CheckClusters follows from Clusters.
+	// Reasons are the reasons that apply, in any order. CheckClusters follows from Clusters.
 	Reasons []string
-	// Clusters are those that want or hold the object, in any order.
+	// Clusters are the clusters that should have or hold the object, in any order.
 	Clusters []ClusterResult
-	// Wrote is that something was written in a cluster since the last status.
+	// Wrote is set if something was written in a cluster since the last status.
 	Wrote bool
 }
 
@@ -124,8 +124,8 @@ func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, boo
 	return next, changed || len(s.Conditions) != 1 || next.ObservedGeneration != s.ObservedGeneration
 }
 
-// Hash returns a hash of all but the times and the order. A reconcile that wrote nothing, and whose
-// status has the hash that the digest of F has, need not read F to know that there is nothing to write.
+// Hash returns a hash of all but the times and the order. If a reconcile wrote nothing and its status has the
+// hash that is in the digest, there is nothing to write, and the federated object need not be read.
 func (s FederatedStatus) Hash() uint64 {
 	s.Conditions = slices.Clone(s.Conditions)
 	for i := range s.Conditions {

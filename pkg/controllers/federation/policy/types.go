@@ -114,23 +114,23 @@ func (t *TypeConfig) validate() error {
 	}
 	for _, r := range named {
 		if r.Kind == "" || r.Version == "" || r.PluralName == "" {
-			return errors.New("a type lacks its kind, version or plural")
+			return errors.New("a type must have a kind, a version and a plural")
 		}
 		if r.Scope != "Namespaced" && r.Scope != "Cluster" {
-			return fmt.Errorf("scope %q of %s is none of Namespaced, Cluster", r.Scope, r.Kind)
+			return fmt.Errorf("scope of %s: must be Namespaced or Cluster, not %q", r.Kind, r.Scope)
 		}
 	}
 	switch {
 	case t.Name != t.Target.GroupResource().String():
-		return fmt.Errorf("the name is not that of the target, %s", t.Target.GroupResource())
+		return fmt.Errorf("the name must be the name of the target, %s", t.Target.GroupResource())
 	case !strings.Contains(t.Federated.Group, "."):
-		return fmt.Errorf("the group %q of the federated type has no dot", t.Federated.Group)
+		return fmt.Errorf("the group of the federated type must have a dot, not be %q", t.Federated.Group)
 	case t.Federated.Namespaced() != (t.Target.Namespaced() || t.IsNamespace()):
 		return errors.New("the federated type must have the scope of its target, or Namespaced for Namespaces")
 	case t.Propagation != enabled && t.Propagation != disabled:
-		return fmt.Errorf("propagation %q is none of Enabled, Disabled", t.Propagation)
+		return fmt.Errorf("propagation: must be Enabled or Disabled, not %q", t.Propagation)
 	case t.StatusCollection != "" && t.StatusCollection != enabled && t.StatusCollection != disabled:
-		return fmt.Errorf("statusCollection %q is none of Enabled, Disabled", t.StatusCollection)
+		return fmt.Errorf("statusCollection: must be Enabled or Disabled, not %q", t.StatusCollection)
 	}
 	return nil
 }

@@ -19,13 +19,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Versions are those of F's content.
+// Versions are the versions of the content of a federated object.
 type Versions struct {
 	Template  string `json:"templateVersion"`
 	Overrides string `json:"overridesVersion"`
 }
 
-// Versions returns the versions of F.
+// Versions returns the versions of the federated object.
 func (f *Federated) Versions() (v Versions) {
 	if f.Template != nil {
 		v.Template = sum(f.Template)
@@ -47,7 +47,7 @@ func sum(v any) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Propagated is the status of a PropagatedVersion: what was last written where.
+// Propagated is the status of a PropagatedVersion: the last written versions, by cluster.
 type Propagated struct {
 	Versions
 	Clusters []ClusterVersion `json:"clusterVersions,omitempty"`
@@ -59,7 +59,7 @@ type ClusterVersion struct {
 	Version string `json:"version"`
 }
 
-// PropagatedName returns the name of F's PropagatedVersion.
+// PropagatedName returns the name of the PropagatedVersion of a federated object.
 func PropagatedName(t *TypeConfig, name string) string {
 	return strings.ToLower(t.Target.Kind) + "-" + name
 }
@@ -113,9 +113,9 @@ func (p Propagated) Same(other Propagated) bool {
 	return p.Versions == other.Versions && slices.Equal(p.Clusters, other.Clusters)
 }
 
-// Counting returns the recorded versions that still say that a cluster has what F says: all if F is
-// as it was. Was is F's digest when they were recorded, nil if this process does not know it; with it,
-// clusters whose own overrides are the same keep theirs.
+// Counting returns the recorded versions of clusters that still should have what was written: all if the
+// federated object is as it was. Was is its digest when they were recorded, nil if this process does not know
+// it; with it, clusters whose own overrides are the same keep their versions.
 func (p Propagated) Counting(was *Digest, is Digest) map[string]string {
 	counting := map[string]string{}
 	if is.Versions.Overrides == "" {

@@ -178,7 +178,8 @@ func TestMember(t *testing.T) {
 	}
 }
 
-// TestSizes bounds what is kept, see docs of the digest: a member's summary in TestMember, and F here.
+// TestSizes bounds what is kept, see docs of the digest: a member's summary in TestMember, and the federated
+// object here.
 func TestSizes(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
 	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {
