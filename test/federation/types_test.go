@@ -84,8 +84,8 @@ func client(u *unstructured.Unstructured) dynamic.ResourceInterface {
 	return shared.Objects.Resource(gvk.GroupVersion().WithResource(plural)).Namespace(u.GetNamespace())
 }
 
-// TestTheTenTypesRun reads what is installed as the controller reads it.
-func TestTheTenTypesRun(t *testing.T) {
+// TestTypesRun reads what is installed as the controller reads it.
+func TestTypesRun(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, fleet.Patience)
 	list, err := shared.Objects.Resource(typeConfigs).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -129,7 +129,7 @@ func TestTheTenTypesRun(t *testing.T) {
 	}
 }
 
-func TestWhatTheAPIServerAccepts(t *testing.T) {
+func TestSchemas(t *testing.T) {
 	const (
 		widgets = "kind: FederatedTypeConfig, metadata: {name: widgets.example.com}, spec: {propagation: Enabled, "
 		target  = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}"
@@ -188,7 +188,7 @@ func TestWhatTheAPIServerAccepts(t *testing.T) {
 	}
 }
 
-func TestTheScopeDoesNotChange(t *testing.T) {
+func TestScopeIsImmutable(t *testing.T) {
 	configs := shared.Objects.Resource(schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}).Namespace(namespace)
 	u, err := configs.Get(t.Context(), policy.ConfigName, metav1.GetOptions{})
 	if err != nil {
@@ -202,9 +202,9 @@ func TestTheScopeDoesNotChange(t *testing.T) {
 	}
 }
 
-// TestAFederatedObjectIsStoredAsItIs has what a schema may prune or default: nulls, unknown fields, a
+// TestFederatedObjectIsStored has what a schema may prune or default: nulls, unknown fields, a
 // number that a float64 cannot hold.
-func TestAFederatedObjectIsStoredAsItIs(t *testing.T) {
+func TestFederatedObjectIsStored(t *testing.T) {
 	u := object(t, "kind: FederatedConfigMap, spec: {template: {metadata: {creationTimestamp: null, labels: {a: b}}, data: {a: b}, x: [1.5, 9007199254740993, null]}, "+
 		"placement: {clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}, overrides: [{clusterName: c, clusterOverrides: ["+
 		"{path: /data/a, value: null}, {path: /data/b, value: ''}, {path: /x, value: {a: [1, null]}}, {op: '', path: /y, value: 7}]}]}")
@@ -218,8 +218,8 @@ func TestAFederatedObjectIsStoredAsItIs(t *testing.T) {
 	}
 }
 
-// TestAStatusIsStoredAsItIs writes each status that the controller writes.
-func TestAStatusIsStoredAsItIs(t *testing.T) {
+// TestStatusIsStored writes each status that the controller writes.
+func TestStatusIsStored(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	cluster, _ := policy.ClusterStatus{}.Next(policy.Health{State: policy.NoAnswer, Error: "refused"}, "v1.36.3", now)
 	federated, _ := policy.FederatedStatus{}.Next(policy.Conclusion{Generation: 1, Clusters: []policy.ClusterResult{{Name: "c", Status: policy.CreationFailed}}}, now)

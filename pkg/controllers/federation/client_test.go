@@ -181,8 +181,8 @@ func write(r *http.Request, w io.Writer, word string) {
 	}
 }
 
-// TestAnAnswerIsBounded has a server that never ends an answer.
-func TestAnAnswerIsBounded(t *testing.T) {
+// TestAnswerIsBounded has a server that never ends an answer.
+func TestAnswerIsBounded(t *testing.T) {
 	m := NewServer(t)
 	m.health = func(w http.ResponseWriter, r *http.Request) { write(r, w, strings.Repeat("x", 64<<10)) }
 	c := m.client(t, nil)
@@ -203,8 +203,8 @@ func TestAnAnswerIsBounded(t *testing.T) {
 	}
 }
 
-// TestTheNameOfAnAddressIsChecked has an address, for which TLS names no server.
-func TestTheNameOfAnAddressIsChecked(t *testing.T) {
+// TestCertificateOfAddress has an address, for which TLS names no server.
+func TestCertificateOfAddress(t *testing.T) {
 	m := NewServer(t)
 	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
 		spec := m.Spec()
@@ -220,7 +220,7 @@ func TestTheNameOfAnAddressIsChecked(t *testing.T) {
 	}
 }
 
-func TestAddressesAreCheckedWhenTheyAreDialled(t *testing.T) {
+func TestDialChecksAddress(t *testing.T) {
 	m := NewServer(t)
 	spec := m.Spec()
 	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)

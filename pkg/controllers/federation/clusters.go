@@ -30,10 +30,13 @@
 //	                                          member's loop
 //	records   outcomes per federated object   set by sync.go and follow.go; removed when they are written on
 //	          and cluster                     the host, or when the type stops
-//	seen      hashes of annotations of a      set by write.go; removed with the object, or with the
-//	          member's objects                member's loop
+//	liveAnnotations  hashes of annotations    set by write.go; removed with the object, or with the
+//	          of a member's objects           member's loop
 //	repeats   writes of a member's objects    set by write.go; removed when the last write is long ago,
 //	                                          or with the member's loop
+//
+// A member is a probedCluster for the loop that probes it and, while it is ready, a readyMember with a loop
+// of its own.
 package federation
 
 import (
@@ -88,7 +91,7 @@ type Clusters struct {
 	unsafe    bool
 	qps       int
 	open      func(string, *rest.Config) (*controllers.Cluster, error)
-	serve     func(context.Context, string, *client)
+	setClient func(context.Context, string, *client)
 	objects   informers.Informer[*unstructured.Unstructured]
 	configs   informers.Informer[*unstructured.Unstructured]
 	statuses  dynamic.NamespaceableResourceInterface
@@ -98,12 +101,12 @@ type Clusters struct {
 	clock     clock.WithTicker
 
 	mu      sync.Mutex
-	members map[string]*cluster
+	members map[string]*probedCluster
 }
 
-// cluster is a probed KubeFedCluster. Only the worker that holds its key uses it; what others read is
+// probedCluster is a probed KubeFedCluster. Only the worker that holds its key uses it; what others read is
 // under the mu of Clusters.
-type cluster struct {
+type probedCluster struct {
 	spec   policy.ClusterSpec
 	client *client // nil if the KubeFedCluster or its Secret gives none
 	secret string  // the version of the Secret that the token is from
@@ -114,12 +117,12 @@ type cluster struct {
 	readySince time.Time
 }
 
-// NewClusters returns the loop of the clusters of the federation namespace. It calls serve when it has
+// NewClusters returns the loop of the clusters of the federation namespace. It calls setClient when it has
 // probed a cluster, with its client, which is nil if the cluster is not ready.
-func NewClusters(cfg Config, i informersOf, h controllers.Host, loop controllers.Options, serve func(context.Context, string, *client)) (*Clusters, error) {
-	c := &Clusters{namespace: cfg.Namespace, unsafe: cfg.UnsafeEndpoints, qps: cfg.MemberQPS, open: h.Cluster, serve: serve,
+func NewClusters(cfg Config, i informersOf, h controllers.Host, loop controllers.Options, setClient func(context.Context, string, *client)) (*Clusters, error) {
+	c := &Clusters{namespace: cfg.Namespace, unsafe: cfg.UnsafeEndpoints, qps: cfg.MemberQPS, open: h.Cluster, setClient: setClient,
 		objects: i.clusters, configs: i.configs, statuses: h.Dynamic.Resource(KubeFedClusters),
-		tokens: i.secrets, secrets: h.Client.CoreV1(), events: h.Events, clock: loop.Clock, members: map[string]*cluster{}}
+		tokens: i.secrets, secrets: h.Client.CoreV1(), events: h.Events, clock: loop.Clock, members: map[string]*probedCluster{}}
 	loop.Workers, loop.DrainTimeout = probesAtOnce, drain
 	// Not the status, which the loop writes itself.
 	changes := controllers.Filter(controllers.WatchSelf(c.objects), controllers.GenerationChanged[*unstructured.Unstructured])
@@ -170,9 +173,9 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	}
 	c.observe(ctx, m, object, m.health.Observe(result, problem, config))
 	if m.health.Ready() {
-		c.serve(ctx, read.Name, m.client)
+		c.setClient(ctx, read.Name, m.client)
 	} else {
-		c.serve(ctx, read.Name, nil)
+		c.setClient(ctx, read.Name, nil)
 	}
 	if err := c.write(ctx, object, read, m.health, version); err != nil {
 		return config.ProbePeriod, err
@@ -181,12 +184,12 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 }
 
 // member returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
-func (c *Clusters) member(read policy.Cluster) *cluster {
+func (c *Clusters) member(read policy.Cluster) *probedCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.members[read.Name]
 	if m == nil {
-		m = &cluster{health: policy.StartHealth(read.Status), readySince: c.clock.Now()}
+		m = &probedCluster{health: policy.StartHealth(read.Status), readySince: c.clock.Now()}
 		c.members[read.Name] = m
 	}
 	return m
@@ -203,8 +206,8 @@ func (c *Clusters) forget(ctx context.Context, name string) {
 }
 
 // disconnect closes the client of a cluster, once nobody uses it.
-func (c *Clusters) disconnect(ctx context.Context, name string, m *cluster) {
-	c.serve(ctx, name, nil)
+func (c *Clusters) disconnect(ctx context.Context, name string, m *probedCluster) {
+	c.setClient(ctx, name, nil)
 	if m.client != nil {
 		m.client.close()
 		m.client = nil
@@ -225,7 +228,7 @@ func (c *Clusters) closeAll() {
 
 // connect gives a cluster its client, if it has none or the spec has changed, and its token, if the
 // Secret has changed. An error means that it is not known whether there is one.
-func (c *Clusters) connect(ctx context.Context, m *cluster, object *unstructured.Unstructured, read policy.Cluster) error {
+func (c *Clusters) connect(ctx context.Context, m *probedCluster, object *unstructured.Unstructured, read policy.Cluster) error {
 	version := ""
 	if secret, exists := c.tokens.Get(cache.ObjectName{Namespace: c.namespace, Name: read.Spec.SecretRef.Name}); exists {
 		version = string(secret.GetUID()) + "/" + secret.GetResourceVersion()
@@ -293,7 +296,7 @@ func (c *Clusters) secret(name string) func(context.Context) (map[string][]byte,
 }
 
 // observe takes the health after a probe, and says what has become worse.
-func (c *Clusters) observe(ctx context.Context, m *cluster, object *unstructured.Unstructured, next policy.Health) {
+func (c *Clusters) observe(ctx context.Context, m *probedCluster, object *unstructured.Unstructured, next policy.Health) {
 	before := m.health
 	c.mu.Lock()
 	if next.Ready() && !before.Ready() {

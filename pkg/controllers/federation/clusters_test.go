@@ -104,7 +104,7 @@ const (
 	patched      = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
 )
 
-func TestAClusterGoesAndComes(t *testing.T) {
+func TestClusterGoesAndComes(t *testing.T) {
 	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
@@ -143,8 +143,8 @@ func TestAClusterGoesAndComes(t *testing.T) {
 	})
 }
 
-// TestANewLeaderBelievesTheStatus is row 3.
-func TestANewLeaderBelievesTheStatus(t *testing.T) {
+// TestClusterStartsFromStatus is row 3.
+func TestClusterStartsFromStatus(t *testing.T) {
 	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
@@ -158,8 +158,8 @@ func TestANewLeaderBelievesTheStatus(t *testing.T) {
 	})
 }
 
-// TestOneBadClusterStopsNoOther is rows 4 and 6.
-func TestOneBadClusterStopsNoOther(t *testing.T) {
+// TestBadClusterStopsNoOther is rows 4 and 6.
+func TestBadClusterStopsNoOther(t *testing.T) {
 	m, gone := federation.NewServer(t), federation.NewServer(t)
 	gone.Close()
 	synctest.Test(t, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestUnsafeEndpoints(t *testing.T) {
 	})
 }
 
-func TestAChangedSpecMakesANewClient(t *testing.T) {
+func TestClientOfChangedSpec(t *testing.T) {
 	m, other := federation.NewServer(t), federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
@@ -235,8 +235,8 @@ func TestAChangedSpecMakesANewClient(t *testing.T) {
 	})
 }
 
-// TestATokenIsRotated is row 5: the next request has the new token.
-func TestATokenIsRotated(t *testing.T) {
+// TestTokenRotation is row 5: the next request has the new token.
+func TestTokenRotation(t *testing.T) {
 	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"), joined("c2", m.Spec()), secret("c2", "other"))

@@ -69,15 +69,15 @@ type controller struct {
 
 	mu       sync.Mutex
 	followed map[string]*federatedType // by the name of the FederatedTypeConfig
-	members  map[string]*member        // those that are ready
-	records  map[key]*memory
+	members  map[string]*readyMember   // those that are ready
+	records  map[key]*keyRecord
 	joined   []policy.Cluster // the KubeFedClusters; nil until they are read
 	idle     bool             // since KubeFed leads
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
-		followed: map[string]*federatedType{}, members: map[string]*member{}, records: map[key]*memory{}}
+		followed: map[string]*federatedType{}, members: map[string]*readyMember{}, records: map[key]*keyRecord{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
@@ -89,7 +89,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		options.Name += suffix
 		return options
 	}
-	if c.clusters, err = NewClusters(cfg, c.informers, h, named("-clusters"), c.serve); err != nil {
+	if c.clusters, err = NewClusters(cfg, c.informers, h, named("-clusters"), c.setClient); err != nil {
 		return nil, err
 	}
 	if c.types, err = NewTypes(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
@@ -303,7 +303,7 @@ func (c *controller) clusterStatuses() (all []ClusterStatus) {
 		}
 	}
 	c.mu.Unlock()
-	for _, cluster := range c.known() {
+	for _, cluster := range c.joinedClusters() {
 		s := ClusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
 		s.Ready, _ = c.clusters.Ready(cluster.Name)
 		if m := c.member(cluster.Name); m != nil {

@@ -33,7 +33,7 @@ func (c *controller) follow(ctx context.Context) error {
 		c.followTypes(ctx)
 		next := idleTick
 		for _, m := range c.ready() {
-			if m.look(ctx) {
+			if m.syncWatches(ctx) {
 				next = tick
 			}
 		}
@@ -73,7 +73,7 @@ func (c *controller) followTypes(ctx context.Context) {
 		c.unfollow(name)
 	}
 	for name, t := range wanted {
-		if err := c.begin(ctx, t); err != nil {
+		if err := c.followType(ctx, t); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot follow a federated type", "type", name)
 		}
 	}
@@ -95,8 +95,8 @@ func (c *controller) unfollow(name string) {
 	}
 }
 
-// begin follows the federated objects of a type.
-func (c *controller) begin(ctx context.Context, t *federatedType) (err error) {
+// followType follows the federated objects of a type.
+func (c *controller) followType(ctx context.Context, t *federatedType) (err error) {
 	resource := schema.GroupVersionResource{Group: t.Federated.Group, Version: t.Federated.Version, Resource: t.Federated.PluralName}
 	t.client = c.host.Dynamic.Resource(resource)
 	need := informers.Need{
@@ -159,7 +159,7 @@ func (c *controller) remember(t *federatedType, k key, before policy.Digest) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.record(k).was = &before
+	c.recordFor(k).was = &before
 }
 
 func digestOf(o *informers.Object) policy.Digest {
@@ -170,15 +170,15 @@ func digestOf(o *informers.Object) policy.Digest {
 	return digest
 }
 
-// served is the watch of a type in a cluster, and what it has found out. Only the goroutine of follow
+// typeWatch is the watch of a type in a cluster, and what it has found out. Only the goroutine of follow
 // changes it, under the mu of the controller.
-type served struct {
+type typeWatch struct {
 	following *informers.Following
 	of        *federatedType
-	policy.Served
+	policy.ServingState
 	at time.Time
-	// asked is set until the API server answers the watch.
-	asked bool
+	// unanswered is set until the API server answers the watch.
+	unanswered bool
 }
 
 // servingOf returns the state of the watch of a type in a cluster.
@@ -194,17 +194,17 @@ func servingOf(s informers.ResourceStatus) policy.Serving {
 	return policy.NotListed
 }
 
-// look starts and stops watches so that each running type has one, retries types that the cluster did not
-// serve, and enqueues the objects of each type whose state has changed. It reports whether any type is not
-// listed yet.
-func (m *member) look(ctx context.Context) (waits bool) {
+// syncWatches starts and stops watches so that each running type has one, retries types that the cluster did
+// not serve, and enqueues the objects of each type whose state has changed. It reports whether any type is
+// not listed yet.
+func (m *readyMember) syncWatches(ctx context.Context) (waits bool) {
 	if !m.running.Load() {
 		return true
 	}
 	wanted := m.c.snapshot()
 	for name, s := range m.snapshot() {
 		if wanted[name] != s.of {
-			m.drop(name)
+			m.stopWatch(name)
 		}
 	}
 	now := m.c.host.LoopOptions.Clock.Now()
@@ -217,7 +217,7 @@ func (m *member) look(ctx context.Context) (waits bool) {
 		s := m.types[name]
 		m.c.mu.Unlock()
 		if s == nil {
-			m.ask(ctx, &served{of: t}, now)
+			m.startWatch(ctx, &typeWatch{of: t}, now)
 			waits = true
 			continue
 		}
@@ -225,24 +225,24 @@ func (m *member) look(ctx context.Context) (waits bool) {
 		switch {
 		case state == policy.NotListed:
 			waits = true
-		case s.asked || state != s.State:
+		case s.unanswered || state != s.State:
 			m.c.mu.Lock()
 			changed := state != s.State
-			s.Served, s.at, s.asked = s.After(state), now, false
+			s.ServingState, s.at, s.unanswered = s.After(state), now, false
 			m.c.mu.Unlock()
 			if changed {
-				m.known(s)
+				m.enqueueType(s)
 			}
 		case s.Retry > 0 && now.Sub(s.at) >= s.Retry:
 			s.following.Stop()
-			m.ask(ctx, s, now)
+			m.startWatch(ctx, s, now)
 		}
 	}
 	return waits
 }
 
-// ask starts the watch of a type in the cluster.
-func (m *member) ask(ctx context.Context, s *served, now time.Time) {
+// startWatch starts the watch of a type in the cluster.
+func (m *readyMember) startWatch(ctx context.Context, s *typeWatch, now time.Time) {
 	t := s.of
 	enqueue := func(object any) {
 		if object, ok := object.(metav1.Object); ok {
@@ -276,24 +276,24 @@ func (m *member) ask(ctx context.Context, s *served, now time.Time) {
 		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
 		return
 	}
-	s.following, s.at, s.asked = following, now, true
+	s.following, s.at, s.unanswered = following, now, true
 	m.types[t.Name] = s
 }
 
-// known enqueues all objects of a type when the state of its watch in the cluster has changed, as after the
-// first complete list.
-func (m *member) known(s *served) {
+// enqueueType enqueues all objects of a type when the state of its watch in the cluster has changed, as
+// after the first complete list.
+func (m *readyMember) enqueueType(s *typeWatch) {
 	for object := range s.following.All() {
 		k := s.of.keyOf(cache.MetaObjectToName(object))
 		if _, exists := s.of.following.Get(k.ObjectName); !exists {
 			m.loop.Enqueue(k)
 		}
 	}
-	m.c.again(m.name, func(t *federatedType) bool { return t == s.of })
+	m.c.requeueTypes(m.name, func(t *federatedType) bool { return t == s.of })
 }
 
-// drop stops the watch of a type in the cluster.
-func (m *member) drop(name string) {
+// stopWatch stops the watch of a type in the cluster.
+func (m *readyMember) stopWatch(name string) {
 	m.c.mu.Lock()
 	s := m.types[name]
 	delete(m.types, name)

@@ -144,7 +144,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.record(v.key)
+	r := c.recordFor(v.key)
 	r.dirty, r.wrote = false, now
 	return nil
 }
@@ -160,7 +160,7 @@ func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteO
 }
 
 // warnHeld tells once on a KubeFedCluster that removals are held.
-func (c *controller) warnHeld(cluster string, m *member, deletions, managed int) {
+func (c *controller) warnHeld(cluster string, m *readyMember, deletions, managed int) {
 	if m.held.Swap(true) {
 		return
 	}

@@ -58,24 +58,24 @@ type view struct {
 	digest policy.Digest
 	// deleting is set if the federated object is being deleted, orphan if clusters keep their objects then.
 	deleting, orphan bool
-	// listed is set once everything that a removal depends on has been listed.
-	listed bool
-	// keep is set if clusters keep an object that is no longer wanted.
-	keep bool
+	// inputsListed is set once everything that a removal depends on has been listed.
+	inputsListed bool
+	// keepUnwanted is set if clusters keep an object that is no longer wanted.
+	keepUnwanted bool
 	// placed, reason and err are the results of policy.Place: placed has the names of the clusters where the
 	// federated object belongs, sorted.
 	placed []string
 	reason string
 	err    error
-	// recorded has the versions that were last written, counting those of them that still count.
+	// recorded has the versions that were last written, valid those of them that still hold.
 	recorded policy.Propagated
-	counting map[string]string
+	valid    map[string]string
 	// token is a hash of what the view asks of clusters.
 	token uint64
 }
 
-// look returns what is known of a key; false if its type does not run.
-func (c *controller) look(k key) (*view, bool) {
+// viewOf returns what is known of a key; false if its type does not run.
+func (c *controller) viewOf(k key) (*view, bool) {
 	c.mu.Lock()
 	t, namespaces := c.followed[k.kind], c.followed[policy.NamespacesType]
 	var was *policy.Digest
@@ -88,32 +88,32 @@ func (c *controller) look(k key) (*view, bool) {
 	}
 	v := &view{federatedType: t, key: k}
 	v.object, v.digest = t.get(k.ObjectName)
-	v.listed = t.following.Status().Synced
+	v.inputsListed = t.following.Status().Synced
 	var namespace *policy.Placement
 	if t.Target.Namespaced() {
-		v.listed = v.listed && namespaces != nil && namespaces.following.Status().Synced
+		v.inputsListed = v.inputsListed && namespaces != nil && namespaces.following.Status().Synced
 		if namespaces != nil {
 			if object, digest := namespaces.get(cache.ObjectName{Namespace: k.Namespace, Name: k.Namespace}); object != nil {
 				namespace = &digest.Placement
 			}
 		}
 	}
-	v.keep = t.IsNamespace() && policy.ProtectedNamespace(k.Name, c.cfg.Own...)
+	v.keepUnwanted = t.IsNamespace() && policy.ProtectedNamespace(k.Name, c.cfg.Own...)
 	if definition, exists := c.informers.definitions.Get(cache.ObjectName{Name: t.Federated.GroupResource().String()}); exists {
-		v.keep = v.keep || definition.GetDeletionTimestamp() != nil
+		v.keepUnwanted = v.keepUnwanted || definition.GetDeletionTimestamp() != nil
 	}
 	if v.object == nil {
 		return v, true
 	}
 	v.deleting = v.object.GetDeletionTimestamp() != nil
 	v.orphan = v.object.GetAnnotations()[policy.OrphanAnnotation] == "true"
-	v.keep = v.keep || v.deleting && v.orphan
+	v.keepUnwanted = v.keepUnwanted || v.deleting && v.orphan
 	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.Own...) {
-		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.known())
+		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
 	}
 	v.recorded = c.recordedOf(v)
-	v.counting = v.recorded.Counting(was, v.digest)
-	v.token = v.sum()
+	v.valid = v.recorded.Counting(was, v.digest)
+	v.token = v.fingerprint()
 	return v, true
 }
 
@@ -130,9 +130,9 @@ func (c *controller) recordedOf(v *view) policy.Propagated {
 	return policy.ReadPropagatedSummary(object.Digest(Name))
 }
 
-// sum hashes what clusters are asked for.
-func (v *view) sum() uint64 {
-	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keep,
+// fingerprint hashes what clusters are asked for.
+func (v *view) fingerprint() uint64 {
+	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keepUnwanted,
 		v.object.GetAnnotations()[policy.DeleteOptionAnnotation])
 }
 
@@ -151,23 +151,24 @@ func (v *view) expected(cluster string) bool {
 }
 
 // state returns the input of policy.Decide. Live is nil if the cluster has no managed object.
-func (c *controller) state(v *view, m *member) policy.State {
-	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(m.name), Keep: v.keep, Recorded: v.counting[m.name], Rendered: v.digest.For(m.name)}
+func (c *controller) state(v *view, m *readyMember) policy.State {
+	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(m.name), Keep: v.keepUnwanted, Recorded: v.valid[m.name], Rendered: v.digest.For(m.name)}
 	if s.Live = m.live(v.key); s.Live != nil {
-		s.Own = c.own(v.federatedType, v.key, s.Live.UID)
+		s.Own = c.isHostNamespace(v.federatedType, v.key, s.Live.UID)
 	}
 	content := v.digest.Content(m.name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.records[v.key].of(m.name); r != nil && r.version != "" && r.content == content {
+	if r := c.records[v.key].resultOf(m.name); r != nil && r.version != "" && r.content == content {
 		s.Recorded = r.version
 	}
-	s.Seen = m.seen[v.key]
+	s.LiveAnnotations = m.liveAnnotations[v.key]
 	return s
 }
 
-// own reports whether an object of a cluster is the host's own Namespace: the cluster is the host itself.
-func (c *controller) own(t *federatedType, k key, uid types.UID) bool {
+// isHostNamespace reports whether an object of a cluster is the host's own Namespace: the cluster is the
+// host itself.
+func (c *controller) isHostNamespace(t *federatedType, k key, uid types.UID) bool {
 	if !t.IsNamespace() {
 		return false
 	}
@@ -175,8 +176,8 @@ func (c *controller) own(t *federatedType, k key, uid types.UID) bool {
 	return exists && namespace.GetUID() == uid
 }
 
-// known returns the KubeFedClusters. Nobody changes them.
-func (c *controller) known() []policy.Cluster {
+// joinedClusters returns the KubeFedClusters. Nobody changes them.
+func (c *controller) joinedClusters() []policy.Cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.joined == nil {
@@ -189,7 +190,7 @@ func (c *controller) known() []policy.Cluster {
 }
 
 func (c *controller) joins(cluster string) bool {
-	return slices.ContainsFunc(c.known(), func(j policy.Cluster) bool { return j.Name == cluster })
+	return slices.ContainsFunc(c.joinedClusters(), func(j policy.Cluster) bool { return j.Name == cluster })
 }
 
 // body returns the federated object as it was read from the API server a moment ago, not older than the
@@ -233,9 +234,9 @@ func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (
 			namespace = &read.Placement
 		}
 	}
-	if v.keep && v.IsNamespace() {
+	if v.keepUnwanted && v.IsNamespace() {
 		return false, true, nil
 	}
-	placed, _, err := policy.Place(&v.TypeConfig, f.Placement, namespace, c.known())
+	placed, _, err := policy.Place(&v.TypeConfig, f.Placement, namespace, c.joinedClusters())
 	return err != nil || slices.Contains(placed, cluster), true, nil
 }

@@ -25,8 +25,8 @@ const (
 	memberTimeout = 10 * time.Second
 )
 
-// member is a cluster while it is ready: the watches of its objects, and the loop that writes them.
-type member struct {
+// readyMember is a cluster while it is ready: the watches of its objects, and the loop that writes them.
+type readyMember struct {
 	c       *controller
 	name    string
 	client  *client
@@ -39,25 +39,26 @@ type member struct {
 	ended   sync.WaitGroup
 
 	// Under the controller's mu:
-	types map[string]*served
-	// seen are hashes of the annotations after the last write or read, of objects with overridden annotations.
-	seen map[key]*uint64
+	types map[string]*typeWatch
+	// liveAnnotations are hashes of annotations after the last write or read, of objects whose annotations are
+	// overridden.
+	liveAnnotations map[key]*uint64
 	// repeats are the recent writes of the same content.
 	repeats map[key]*policy.Repeats
-	counted count
+	counted removalCount
 	swept   time.Time
 }
 
-// count is how many objects of a cluster placement would delete, of how many managed ones.
-type count struct {
+// removalCount is how many objects of a cluster placement would delete, of how many managed ones.
+type removalCount struct {
 	epoch              uint64
 	at                 time.Time
 	deletions, managed int
 }
 
-// serve starts the loop of a cluster with its client, or ends the loop if the client is nil. Calls for one
-// cluster follow each other.
-func (c *controller) serve(ctx context.Context, name string, client *client) {
+// setClient starts the loop of a cluster with its client, or ends the loop if the client is nil. Calls for
+// one cluster follow each other.
+func (c *controller) setClient(ctx context.Context, name string, client *client) {
 	m := c.member(name)
 	if m != nil && m.client == client {
 		return
@@ -70,7 +71,7 @@ func (c *controller) serve(ctx context.Context, name string, client *client) {
 		m.ended.Wait()
 		m.loop.Close()
 		m.client.CloseIdleConnections()
-		c.again(name, func(*federatedType) bool { return true })
+		c.requeueTypes(name, func(*federatedType) bool { return true })
 	}
 	if client == nil {
 		return
@@ -87,8 +88,8 @@ func (c *controller) serve(ctx context.Context, name string, client *client) {
 
 // open runs the loop of a cluster.
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
-	m := &member{c: c, name: name, client: client, cluster: client.cluster,
-		types: map[string]*served{}, seen: map[key]*uint64{}, repeats: map[key]*policy.Repeats{}}
+	m := &readyMember{c: c, name: name, client: client, cluster: client.cluster,
+		types: map[string]*typeWatch{}, liveAnnotations: map[key]*uint64{}, repeats: map[key]*policy.Repeats{}}
 	config := rest.CopyConfig(client.cluster.RESTConfig)
 	config.Timeout = memberTimeout
 	if m.objects, err = dynamic.NewForConfig(config); err != nil {
@@ -118,21 +119,21 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 }
 
 // beside says that the loop takes keys. When it ends, so do the watches.
-func (m *member) beside(ctx context.Context) error {
+func (m *readyMember) beside(ctx context.Context) error {
 	m.running.Store(true)
 	<-ctx.Done()
 	m.running.Store(false)
 	for name := range m.snapshot() {
-		m.drop(name)
+		m.stopWatch(name)
 	}
 	return nil
 }
 
 // snapshot returns copies of the watches, by the name of the FederatedTypeConfig.
-func (m *member) snapshot() map[string]served {
+func (m *readyMember) snapshot() map[string]typeWatch {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
-	all := make(map[string]served, len(m.types))
+	all := make(map[string]typeWatch, len(m.types))
 	for name, s := range m.types {
 		all[name] = *s
 	}
@@ -140,7 +141,7 @@ func (m *member) snapshot() map[string]served {
 }
 
 // objectOf returns the managed object of a key as the cache has it.
-func (m *member) objectOf(k key) (*informers.Object, bool) {
+func (m *readyMember) objectOf(k key) (*informers.Object, bool) {
 	m.c.mu.Lock()
 	s := m.types[k.kind]
 	if s == nil {
@@ -153,7 +154,7 @@ func (m *member) objectOf(k key) (*informers.Object, bool) {
 }
 
 // serving returns the state of the watch of a type.
-func (m *member) serving(kind string) policy.Serving {
+func (m *readyMember) serving(kind string) policy.Serving {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
 	if s := m.types[kind]; s != nil {
@@ -162,7 +163,7 @@ func (m *member) serving(kind string) policy.Serving {
 	return policy.NotListed
 }
 
-func (m *member) states() map[string]string {
+func (m *readyMember) states() map[string]string {
 	words := map[policy.Serving]string{policy.NotListed: "NotListed", policy.Synced: "Synced", policy.Absent: "Absent", policy.Forbidden: "Forbidden"}
 	states := map[string]string{}
 	for name := range m.snapshot() {
@@ -172,7 +173,7 @@ func (m *member) states() map[string]string {
 }
 
 // live returns the managed object of a key as the cache has it, or nil.
-func (m *member) live(k key) *policy.Member {
+func (m *readyMember) live(k key) *policy.Member {
 	object, exists := m.objectOf(k)
 	if !exists {
 		return nil
@@ -185,14 +186,14 @@ func (m *member) live(k key) *policy.Member {
 }
 
 // holds reports whether the cluster has a managed object of a key.
-func (m *member) holds(k key) bool {
+func (m *readyMember) holds(k key) bool {
 	_, exists := m.objectOf(k)
 	return exists
 }
 
 // reconcile does what a key needs in the cluster, and reports the outcome.
-func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	v, runs := m.c.look(k)
+func (m *readyMember) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	v, runs := m.c.viewOf(k)
 	switch {
 	case !runs, v.err != nil && !v.deleting,
 		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.Finalizer, // the host's loop comes first
@@ -203,7 +204,7 @@ func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	w := &work{view: v, m: m, state: m.c.state(v, m)}
 	switch policy.Decide(w.state) {
 	case policy.Nothing:
-		w.nothing(ctx)
+		w.confirmAbsent(ctx)
 	case policy.Wait:
 		w.status = policy.WaitingForRemoval
 	case policy.Create:
@@ -230,7 +231,7 @@ func (m *member) reconcile(ctx context.Context, k key) (time.Duration, error) {
 // work is one reconcile of a key in a cluster, and its outcome.
 type work struct {
 	*view
-	m     *member
+	m     *readyMember
 	state policy.State
 	result
 	// wrote is set after a write, noAnswer after a request that got no answer.
@@ -241,72 +242,72 @@ type work struct {
 	err     error
 }
 
-// nothing reads the cluster before a deleted federated object may go, if an empty cache does not prove that
-// the object is absent.
-func (w *work) nothing(ctx context.Context) {
+// confirmAbsent reads the cluster before a deleted federated object may go, if an empty cache does not prove
+// that the object is absent.
+func (w *work) confirmAbsent(ctx context.Context) {
 	if !w.deleting {
 		return
 	}
 	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.m.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.m.name)}
-	if clearing.Clear() == policy.MustAsk {
+	if clearing.Clearance() == policy.MustAsk {
 		live, err := w.get(ctx)
 		if err != nil {
 			w.fail(policy.RetrievalFailed, err)
 			return
 		}
-		clearing.Asked = policy.AskedClean
+		clearing.Checked = policy.LiveAbsent
 		if live != nil {
-			clearing.Asked = policy.Ask(live, w.m.c.own(w.federatedType, w.key, live.GetUID()))
+			clearing.Checked = policy.CheckLive(live, w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
 		}
 	}
-	if w.clear = clearing.Clear() == policy.IsClear; !w.clear {
+	if w.cleared = clearing.Clearance() == policy.Cleared; !w.cleared {
 		w.status, w.after = policy.WaitingForRemoval, time.Second // the cache will show it
 	}
 }
 
 // sweep forgets, once a minute, the writes and annotations of objects that need no memory.
-func (m *member) sweep(now time.Time) {
+func (m *readyMember) sweep(now time.Time) {
 	if now.Sub(m.swept) < time.Minute {
 		return
 	}
 	m.c.mu.Lock()
 	m.swept = now
-	var seen []key
+	var kept []key
 	for k, repeats := range m.repeats {
 		if repeats.Idle(now) {
 			delete(m.repeats, k)
 		}
 	}
-	for k := range m.seen {
-		seen = append(seen, k)
+	for k := range m.liveAnnotations {
+		kept = append(kept, k)
 	}
 	m.c.mu.Unlock()
-	for _, k := range seen {
+	for _, k := range kept {
 		if !m.holds(k) {
 			m.c.mu.Lock()
-			delete(m.seen, k)
+			delete(m.liveAnnotations, k)
 			m.c.mu.Unlock()
 		}
 	}
 }
 
 // removals returns what policy needs to know before a removal from the cluster.
-func (m *member) removals(v *view) policy.Removals {
+func (m *readyMember) removals(v *view) policy.Removals {
 	ready, since := m.c.clusters.Ready(m.name)
-	r := policy.Removals{Listed: v.listed && ready, ReadySince: since}
-	for _, cluster := range m.c.known() {
+	r := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since}
+	for _, cluster := range m.c.joinedClusters() {
 		if cluster.Name == m.name {
 			r.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
 		}
 	}
-	n := m.count()
+	n := m.countRemovals()
 	r.Deletions, r.Managed = n.deletions, n.managed
 	return r
 }
 
-// count counts the objects that placement would delete in the cluster. It looks at every object, but not
-// again within a second if no placement has changed.
-func (m *member) count() count {
+// countRemovals counts the objects that placement would delete in the cluster. It looks at every object, but
+// not again within a second if no placement has changed.
+func (m *readyMember) countRemovals() removalCount {
 	epoch, now := m.c.epoch.Load(), m.c.host.LoopOptions.Clock.Now()
 	m.c.mu.Lock()
 	known := m.counted
@@ -314,15 +315,15 @@ func (m *member) count() count {
 	if known.epoch == epoch && !known.at.IsZero() && now.Sub(known.at) < time.Second {
 		return known
 	}
-	n := count{epoch: epoch, at: now}
+	n := removalCount{epoch: epoch, at: now}
 	for _, s := range m.snapshot() {
 		for object := range s.following.All() {
 			n.managed++
-			v, runs := m.c.look(s.of.keyOf(cache.MetaObjectToName(object)))
-			if !runs || v.object == nil || v.deleting || v.keep || v.err != nil || v.wanted(m.name) || object.GetDeletionTimestamp() != nil {
+			v, runs := m.c.viewOf(s.of.keyOf(cache.MetaObjectToName(object)))
+			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(m.name) || object.GetDeletionTimestamp() != nil {
 				continue
 			}
-			if !m.c.own(v.federatedType, v.key, object.GetUID()) {
+			if !m.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
 				n.deletions++
 			}
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// TestGuard is row 42: placement would delete most of a cluster.
-func TestGuard(t *testing.T) {
+// TestRemovalGuard has a placement that would delete most of a cluster.
+func TestRemovalGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFed(t)
 		for i := range 20 {
@@ -97,8 +97,8 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestWhatWasThere is row 28.
-func TestWhatWasThere(t *testing.T) {
+// TestAdoptExisting has an object that was in a cluster before the federated object.
+func TestAdoptExisting(t *testing.T) {
 	for name, adopt := range map[string]bool{"it is overwritten": true, "adoption is off": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -131,9 +131,9 @@ func definition(t *testing.T, kind, plural, group, version string) *unstructured
 		"names: {kind: %[1]s, plural: %[2]s}, scope: Namespaced, versions: [{name: %[4]s, served: true, storage: true, subresources: {status: {}}}]}}", kind, plural, group, version))
 }
 
-// TestNothingIsRemovedBeforeAllIsListed has a new leader whose API server does not serve a type
+// TestRemovalWaitsForLists has a new leader whose API server does not serve a type
 // that is needed to know what is wanted: it lists nothing, and a GET finds nothing either.
-func TestNothingIsRemovedBeforeAllIsListed(t *testing.T) {
+func TestRemovalWaitsForLists(t *testing.T) {
 	for plural, meanwhile := range map[string]string{"federatedconfigmaps": "gone", "federatednamespaces": "c1= c2="} {
 		t.Run(plural, func(t *testing.T) {
 			run(t, func(f *fed) {
@@ -175,8 +175,8 @@ func widgets(f *fed) {
 	f.Sleep(settling)
 }
 
-// TestATypeOfItsOwn is rows 8 and 45.
-func TestATypeOfItsOwn(t *testing.T) {
+// TestCustomType is rows 8 and 45.
+func TestCustomType(t *testing.T) {
 	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	for name, test := range map[string]func(f *fed){

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestWhatClustersKeep is rows 22 and 23. Row 21 is the API server's own work: test/federation has
+// TestRetainedFields is rows 22 and 23. Row 21 is the API server's own work: test/federation has
 // it.
-func TestWhatClustersKeep(t *testing.T) {
+func TestRetainedFields(t *testing.T) {
 	// deployment creates a FederatedDeployment, scales its object in c1 from 1 to 3, and changes the template.
 	deployment := func(f *fed, retain string) any {
 		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+both+"}"))

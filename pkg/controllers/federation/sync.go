@@ -24,8 +24,8 @@ const (
 	patience = time.Minute
 )
 
-// memory is the record of a key while there is something to do, or to be written on the host.
-type memory struct {
+// keyRecord is the record of a key while there is something to do, or to be written on the host.
+type keyRecord struct {
 	token   uint64
 	since   time.Time // when the token was first seen
 	results map[string]*result
@@ -48,23 +48,23 @@ type result struct {
 	// version is the object's version after the last write of this content.
 	version string
 	content uint64
-	// clear is set if the deletion of the federated object need not wait for this cluster.
-	clear bool
+	// cleared is set if the deletion of the federated object need not wait for this cluster.
+	cleared bool
 }
 
-// of returns the result of a cluster, or nil.
-func (r *memory) of(cluster string) *result {
+// resultOf returns the result of a cluster, or nil.
+func (r *keyRecord) resultOf(cluster string) *result {
 	if r == nil {
 		return nil
 	}
 	return r.results[cluster]
 }
 
-// record returns the record of a key, which the caller changes under mu.
-func (c *controller) record(k key) *memory {
+// recordFor returns the record of a key, which the caller changes under mu.
+func (c *controller) recordFor(k key) *keyRecord {
 	r := c.records[k]
 	if r == nil {
-		r = &memory{results: map[string]*result{}}
+		r = &keyRecord{results: map[string]*result{}}
 		c.records[k] = r
 	}
 	return r
@@ -73,8 +73,8 @@ func (c *controller) record(k key) *memory {
 // reconcile finds out what a federated object asks of each cluster, lets the clusters' loops do it, and
 // writes the outcome on the host.
 func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	v, runs := c.look(k)
-	if runs && !v.listed {
+	v, runs := c.viewOf(k)
+	if runs && !v.inputsListed {
 		return tick, nil // an object that is not listed yet must not look as if it did not exist
 	}
 	if !runs || v.object == nil {
@@ -82,7 +82,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		delete(c.records, k)
 		c.mu.Unlock()
 		if runs {
-			c.ask(k) // managed objects without a federated object
+			c.enqueueInMembers(k) // managed objects without a federated object
 		}
 		return 0, nil
 	}
@@ -102,8 +102,8 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	return c.conclude(ctx, v, c.judge(v))
 }
 
-// ask enqueues a key in every cluster that holds its object.
-func (c *controller) ask(k key) {
+// enqueueInMembers enqueues a key in every cluster that holds its object.
+func (c *controller) enqueueInMembers(k key) {
 	for _, m := range c.ready() {
 		if m.holds(k) {
 			m.loop.Enqueue(k)
@@ -115,7 +115,7 @@ func (c *controller) ask(k key) {
 type verdict struct {
 	status  string
 	pending bool
-	clear   bool
+	cleared bool
 }
 
 // judge returns the verdict of every cluster that should have, has, or is recorded to have the object. It
@@ -141,7 +141,7 @@ func (c *controller) judge(v *view) map[string]verdict {
 	return verdicts
 }
 
-func (c *controller) judgeIn(v *view, name string, m *member) verdict {
+func (c *controller) judgeIn(v *view, name string, m *readyMember) verdict {
 	if m == nil {
 		switch probed, ready := c.clusters.probed(name); {
 		case !probed:
@@ -158,13 +158,13 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 		if gone {
 			status = ""
 		}
-		return verdict{status: status, pending: serving == policy.NotListed, clear: gone}
+		return verdict{status: status, pending: serving == policy.NotListed, cleared: gone}
 	}
 	state := c.state(v, m)
 	action := policy.Decide(state)
-	cleared := policy.Clearing{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.Clear()
+	clearance := policy.Clearing{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.Clearance()
 	c.mu.Lock()
-	r := c.record(v.key)
+	r := c.recordFor(v.key)
 	if r.token != v.token {
 		r.token, r.since = v.token, c.host.LoopOptions.Clock.Now()
 	}
@@ -173,20 +173,20 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 		known = &result{}
 		r.results[name] = known
 	}
-	is := verdict{status: known.status, clear: known.clear}
-	ask := false
+	is := verdict{status: known.status, cleared: known.cleared}
+	enqueue := false
 	switch {
 	case known.token == v.token && known.done:
-	case action == policy.Nothing && (!v.deleting || cleared != policy.MustAsk):
+	case action == policy.Nothing && (!v.deleting || clearance != policy.MustAsk):
 		known.status = ""
-		is.status, is.clear = "", cleared == policy.IsClear
+		is.status, is.cleared = "", clearance == policy.Cleared
 	default:
 		is.pending = true
-		ask = known.token != v.token
+		enqueue = known.token != v.token
 		known.token, known.done = v.token, false
 	}
 	c.mu.Unlock()
-	if ask {
+	if enqueue {
 		m.loop.Enqueue(v.key)
 	}
 	return is
@@ -196,7 +196,7 @@ func (c *controller) judgeIn(v *view, name string, m *member) verdict {
 func (c *controller) withdraw(k key, cluster string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.records[k]; r.of(cluster) != nil && !r.results[cluster].done {
+	if r := c.records[k]; r.resultOf(cluster) != nil && !r.results[cluster].done {
 		delete(r.results, cluster)
 	}
 }
@@ -204,7 +204,7 @@ func (c *controller) withdraw(k key, cluster string) {
 // report records the outcome of a key in a cluster.
 func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 	c.mu.Lock()
-	r := c.record(v.key)
+	r := c.recordFor(v.key)
 	known := r.results[cluster]
 	if known == nil {
 		known = &result{}
@@ -214,7 +214,7 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 	if with.version == "" {
 		with.version, with.content = known.version, known.content
 	}
-	changed := wrote || known.status != with.status || known.clear != with.clear || known.token != with.token || !known.done
+	changed := wrote || known.status != with.status || known.cleared != with.cleared || known.token != with.token || !known.done
 	since := r.since
 	*known = with
 	r.dirty = r.dirty || wrote
@@ -232,7 +232,7 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]verdict) (time.Duration, error) {
 	now := c.host.LoopOptions.Clock.Now()
 	c.mu.Lock()
-	r := c.record(v.key)
+	r := c.recordFor(v.key)
 	if r.token != v.token {
 		r.token, r.since = v.token, now
 	}
@@ -242,7 +242,7 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 	}
 	next, cleared, versions := time.Duration(0), true, map[string]string{}
 	for name, verdict := range verdicts {
-		cleared = cleared && verdict.clear
+		cleared = cleared && verdict.cleared
 		if verdict.pending {
 			if left := patience - now.Sub(r.since); left > 0 {
 				next = max(next, left)
@@ -254,7 +254,7 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 		if v.placed != nil && slices.Contains(v.placed, name) || verdict.status != "" {
 			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: verdict.status})
 		}
-		if version := v.counting[name]; v.wanted(name) && version != "" {
+		if version := v.valid[name]; v.wanted(name) && version != "" {
 			versions[name] = version
 		}
 		if known := r.results[name]; known != nil && v.wanted(name) && known.version != "" && known.content == v.digest.Content(name) {
@@ -300,7 +300,7 @@ func (c *controller) tell(v *view, warning policy.Warning) {
 // event records an Event on the federated object, once in the life of its record.
 func (c *controller) event(v *view, kind string, what policy.Warning) {
 	c.mu.Lock()
-	r := c.record(v.key)
+	r := c.recordFor(v.key)
 	told := slices.Contains(r.told, what)
 	if !told {
 		r.told = append(r.told, what)
@@ -333,8 +333,8 @@ func (c *controller) forget(v *view) {
 	delete(c.records, v.key)
 }
 
-// again drops the results of a cluster for some types, and enqueues all keys of these types.
-func (c *controller) again(cluster string, of func(*federatedType) bool) {
+// requeueTypes drops the results of a cluster for some types, and enqueues all keys of these types.
+func (c *controller) requeueTypes(cluster string, of func(*federatedType) bool) {
 	c.mu.Lock()
 	for k, r := range c.records {
 		if t := c.followed[k.kind]; t != nil && of(t) {
@@ -354,7 +354,7 @@ func (c *controller) retryHeld(name string) {
 	c.mu.Lock()
 	var held []key
 	for k, r := range c.records {
-		if known := r.of(name); known != nil && known.status == policy.RemovalHeld {
+		if known := r.resultOf(name); known != nil && known.status == policy.RemovalHeld {
 			held = append(held, k)
 		}
 	}
@@ -363,13 +363,13 @@ func (c *controller) retryHeld(name string) {
 }
 
 // member returns the loop of a cluster, or nil if the cluster is not ready.
-func (c *controller) member(name string) *member {
+func (c *controller) member(name string) *readyMember {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.members[name]
 }
 
-func (c *controller) ready() map[string]*member {
+func (c *controller) ready() map[string]*readyMember {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.members)

@@ -27,9 +27,9 @@ const (
 	edited  = "patch configmaps shop/f"
 )
 
-// TestGivenThen has the rows of the specification, by their numbers. The federated object is in both
+// TestSyncScenarios has the rows of the specification, by their numbers. The federated object is in both
 // clusters.
-func TestGivenThen(t *testing.T) {
+func TestSyncScenarios(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"F is in both": func(f *fed) {
 			f.status("FederatedConfigMap", "f", "c1= c2=")

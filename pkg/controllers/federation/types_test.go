@@ -20,16 +20,16 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// world has the ten types of deploy/federation, and one of the definitions as an object.
-type world struct {
+// typesEnv has the ten types of deploy/federation, and one of the definitions as an object.
+type typesEnv struct {
 	host
 	types, definitions map[string]*unstructured.Unstructured
 }
 
-func newWorld(t *testing.T) *world {
+func newTypesEnv(t *testing.T) *typesEnv {
 	t.Helper()
 	const deploy = "../../../deploy/federation/"
-	w := &world{types: map[string]*unstructured.Unstructured{}, definitions: map[string]*unstructured.Unstructured{}}
+	w := &typesEnv{types: map[string]*unstructured.Unstructured{}, definitions: map[string]*unstructured.Unstructured{}}
 	objects := controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"types.yaml")
 	for _, object := range objects {
 		u := object.(*unstructured.Unstructured)
@@ -43,7 +43,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) get(name string) *unstructured.Unstructured {
+func (w *typesEnv) get(name string) *unstructured.Unstructured {
 	w.Helper()
 	client, err := dynamic.NewForConfig(w.RESTConfig())
 	if err != nil {
@@ -57,7 +57,7 @@ func (w *world) get(name string) *unstructured.Unstructured {
 }
 
 // change changes a field of the spec.
-func (w *world) change(name, value string, path ...string) {
+func (w *typesEnv) change(name, value string, path ...string) {
 	w.Helper()
 	u := w.get(name)
 	if err := unstructured.SetNestedField(u.Object, value, append([]string{"spec"}, path...)...); err != nil {
@@ -68,7 +68,7 @@ func (w *world) change(name, value string, path ...string) {
 }
 
 // doNotRun checks that these types do not run, and all others of the ten do, as their status says.
-func (w *world) doNotRun(names ...string) {
+func (w *typesEnv) doNotRun(names ...string) {
 	w.Helper()
 	var running []string
 	for _, of := range federation.Running(w.Controller("federation")) {
@@ -89,7 +89,7 @@ func (w *world) doNotRun(names ...string) {
 	}
 }
 
-func (w *world) warned(want ...string) {
+func (w *typesEnv) warned(want ...string) {
 	w.Helper()
 	var got []string
 	for _, event := range w.Events() {
@@ -102,9 +102,9 @@ func (w *world) warned(want ...string) {
 
 const typePatch = "patch federatedtypeconfigs.core.kubefed.io"
 
-func TestTheTenTypesRun(t *testing.T) {
+func TestTypesRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		w.doNotRun()
 		if writes := w.Writes(); len(writes) != 20 {
 			t.Errorf("%d writes, want a finalizer and a status for each of ten: %q", len(writes), writes)
@@ -117,9 +117,9 @@ func TestTheTenTypesRun(t *testing.T) {
 	})
 }
 
-func TestATypeIsSwitchedOff(t *testing.T) {
+func TestTypeSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		w.Writes()
 		w.change("secrets", "Disabled", "propagation")
 		w.doNotRun("secrets")
@@ -130,10 +130,10 @@ func TestATypeIsSwitchedOff(t *testing.T) {
 	})
 }
 
-// TestADefinitionGoesAndComes is what follows the CustomResourceDefinitions.
-func TestADefinitionGoesAndComes(t *testing.T) {
+// TestDefinitionGoesAndComes is what follows the CustomResourceDefinitions.
+func TestDefinitionGoesAndComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		w.Delete(w.definitions["federatedsecrets.types.kubefed.io"])
 		w.Settle()
 		w.doNotRun("secrets")
@@ -144,10 +144,10 @@ func TestADefinitionGoesAndComes(t *testing.T) {
 	})
 }
 
-// TestATypeIsDeleted is row 11 for the FederatedTypeConfigs: without namespaces only what is in none runs.
-func TestATypeIsDeleted(t *testing.T) {
+// TestTypeDeleted is row 11 for the FederatedTypeConfigs: without namespaces only what is in none runs.
+func TestTypeDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		w.Writes()
 		w.Delete(w.get("namespaces"))
 		w.Settle()
@@ -168,10 +168,10 @@ func TestATypeIsDeleted(t *testing.T) {
 	})
 }
 
-// TestATypeThatMayNotRun is row 12.
-func TestATypeThatMayNotRun(t *testing.T) {
+// TestTypeMayNotRun is row 12.
+func TestTypeMayNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		u := w.types["secrets"].DeepCopy()
 		u.SetName("federatedconfigmaps.types.kubefed.io")
 		u.SetResourceVersion("")
@@ -188,10 +188,10 @@ func TestATypeThatMayNotRun(t *testing.T) {
 	})
 }
 
-// TestTheFederationIsSwitchedOff is the gate PushReconciler.
-func TestTheFederationIsSwitchedOff(t *testing.T) {
+// TestFederationSwitchedOff is the gate PushReconciler.
+func TestFederationSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		config := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster",
 			"featureGates": []any{map[string]any{"name": "PushReconciler", "configuration": "Disabled"}}}}}
 		config.SetGroupVersionKind(federation.KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
@@ -208,10 +208,10 @@ func TestTheFederationIsSwitchedOff(t *testing.T) {
 	})
 }
 
-// TestAFinalizerOfOthersStays has one that somebody adds just before ours.
-func TestAFinalizerOfOthersStays(t *testing.T) {
+// TestFinalizerOfOthersStays has one that somebody adds just before ours.
+func TestFinalizerOfOthersStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newTypesEnv(t)
 		u := w.get("secrets")
 		u.SetFinalizers([]string{"example.com/mine"})
 		w.Lag(time.Second, "federatedtypeconfigs")

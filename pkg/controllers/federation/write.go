@@ -70,15 +70,15 @@ func (w *work) fail(status string, err error) {
 	}
 	w.status = status
 	w.event(corev1.EventTypeWarning, verbs[status], err)
-	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.m.name, short{err})
+	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.m.name, truncatedError{err})
 }
 
-// short is an error whose text, which another cluster may have sent, is cut to 256 bytes.
-type short struct{ error }
+// truncatedError is an error whose text, which another cluster may have sent, is cut to 256 bytes.
+type truncatedError struct{ error }
 
-func (s short) Unwrap() error { return s.error }
+func (s truncatedError) Unwrap() error { return s.error }
 
-func (s short) Error() string {
+func (s truncatedError) Error() string {
 	text := s.error.Error()
 	return text[:min(len(text), 256)]
 }
@@ -102,13 +102,13 @@ func (w *work) event(kind, verb string, err error) {
 	reason, text := verb, fmt.Sprintf("%s %s in cluster %q", doing[verb], describe(w.view), w.m.name)
 	if err != nil {
 		w.m.c.mu.Lock()
-		known := w.m.c.records[w.key].of(w.m.name)
+		known := w.m.c.records[w.key].resultOf(w.m.name)
 		same := known != nil && known.status == w.status
 		w.m.c.mu.Unlock()
 		if same {
 			return
 		}
-		reason, text = verb+"Failed", text+": "+short{err}.Error()
+		reason, text = verb+"Failed", text+": "+truncatedError{err}.Error()
 	}
 	w.m.c.emit(w.view, kind, reason, text)
 }
@@ -168,7 +168,7 @@ func (w *work) update(ctx context.Context) {
 		w.status, w.after = policy.WaitingForRemoval, 5*time.Second // without the label, no event follows
 		return
 	}
-	own := w.m.c.own(w.federatedType, w.key, live.GetUID())
+	own := w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
 	config := settings(ctx, w.m.c.informers.configs, w.m.c.cfg.Namespace)
 	if update, status := policy.Collide(live, own, config); !update {
 		w.status = status
@@ -181,7 +181,7 @@ func (w *work) update(ctx context.Context) {
 	}
 	digest := f.Digest()
 	content := digest.Content(w.m.name)
-	if w.asItIs(live, object, digest.For(w.m.name)) {
+	if w.needsNoWrite(live, object, digest.For(w.m.name)) {
 		w.remember(live, content, digest.For(w.m.name).Annotations)
 		return
 	}
@@ -212,9 +212,9 @@ func (w *work) update(ctx context.Context) {
 	w.written(f, updated, "UpdateInCluster")
 }
 
-// asItIs reports whether the object that was read needs no write: the cache was late, or this process did
-// not know its annotations.
-func (w *work) asItIs(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
+// needsNoWrite reports whether the object that was read needs no write: the cache was late, or this process
+// did not know its annotations.
+func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
 	if live.GetLabels()[policy.ManagedLabel] != "true" || !reflect.DeepEqual(noNil(live.GetAnnotations()), noNil(object.GetAnnotations())) {
 		return false
 	}
@@ -250,7 +250,7 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 	}
 	if member, err := policy.ReadMember(object, policy.SummarizeMember(object)); err == nil {
 		w.m.c.mu.Lock()
-		w.m.seen[w.key] = &member.Annotations
+		w.m.liveAnnotations[w.key] = &member.Annotations
 		w.m.c.mu.Unlock()
 	}
 }
@@ -259,7 +259,7 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 func (w *work) remove(ctx context.Context, deletes bool) {
 	c, now := w.m.c, w.m.c.host.LoopOptions.Clock.Now()
 	byPlacement := deletes && w.object != nil && !w.deleting
-	removals := policy.Removals{Listed: w.listed}
+	removals := policy.Removals{Listed: w.inputsListed}
 	if byPlacement {
 		removals = w.m.removals(w.view)
 	}
@@ -313,7 +313,7 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		return
 	}
 	action := policy.Removal(&w.TypeConfig, live)
-	if action == policy.Remove && (!deletes || w.m.c.own(w.federatedType, w.key, live.GetUID())) {
+	if action == policy.Remove && (!deletes || w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID())) {
 		action = policy.Unlabel
 	}
 	uid, version := live.GetUID(), live.GetResourceVersion()

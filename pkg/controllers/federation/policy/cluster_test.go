@@ -230,7 +230,7 @@ func TestClusterStatusIsWrittenIf(t *testing.T) {
 	}
 }
 
-func TestAWordOfAnotherClusterIsCut(t *testing.T) {
+func TestClusterTextIsCut(t *testing.T) {
 	h := Health{}.Observe(NoAnswer, string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig())
 	if len(h.Error) != 256 {
 		t.Errorf("%d bytes", len(h.Error))

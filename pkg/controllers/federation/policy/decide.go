@@ -45,8 +45,8 @@ type State struct {
 	Recorded string
 	// Rendered is what the digest of the federated object says of the cluster.
 	Rendered OverrideDigest
-	// Seen is the hash of the annotations after the last write or read of this process, or nil.
-	Seen *uint64
+	// LiveAnnotations is the hash of the annotations after the last write or read of this process, or nil.
+	LiveAnnotations *uint64
 }
 
 // Decide returns what to do.
@@ -76,9 +76,9 @@ func (s State) refresh() Action {
 		return Update
 	case !s.Rendered.Annotations:
 		return Nothing
-	case s.Seen == nil:
+	case s.LiveAnnotations == nil:
 		return Look
-	case *s.Seen != live.Annotations:
+	case *s.LiveAnnotations != live.Annotations:
 		return Update
 	}
 	return Nothing

@@ -36,9 +36,9 @@ func TestDecide(t *testing.T) {
 		"31: a Namespace with labels of its own":                {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: OverrideDigest{Labels: labels + 1}}, Nothing},
 		"32: drift":                                             {State{Exists: true, Wanted: true, Live: live("gen:2"), Recorded: "gen:1", Rendered: plain}, Update},
 		"nothing recorded":                                      {State{Exists: true, Wanted: true, Live: live("gen:1"), Rendered: plain}, Update},
-		"annotations of others change, and none are overridden": {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain, Seen: &other}, Nothing},
-		"overridden annotations as seen":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, Seen: &seen}, Nothing},
-		"overridden annotations changed":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, Seen: &other}, Update},
+		"annotations of others change, and none are overridden": {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain, LiveAnnotations: &other}, Nothing},
+		"overridden annotations as seen":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &seen}, Nothing},
+		"overridden annotations changed":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &other}, Update},
 		"overridden annotations after a restart":                {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated}, Look},
 		"16: not wanted, the host's own":                        {State{Exists: true, Live: live("rv:7"), Own: true}, Unlabel},
 		"15: not wanted":                                        {State{Exists: true, Live: live("gen:1")}, Remove},
@@ -185,30 +185,30 @@ func TestDeleteOptions(t *testing.T) {
 	}
 }
 
-func TestWhenFMayGo(t *testing.T) {
+func TestClearance(t *testing.T) {
 	ready := Clearing{Joined: true, Ready: true, Serving: Synced, Expected: true}
 	with := func(change func(*Clearing)) Clearing { c := ready; change(&c); return c }
 	tests := map[string]struct {
 		clearing Clearing
-		want     Clear
+		want     Clearance
 	}{
-		"35: it is there":                            {with(func(c *Clearing) { c.Live = &Member{} }), NotClear},
-		"it is being deleted":                        {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotClear},
-		"17: the host's own, being deleted":          {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), IsClear},
-		"the host's own":                             {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotClear},
+		"35: it is there":                            {with(func(c *Clearing) { c.Live = &Member{} }), NotCleared},
+		"it is being deleted":                        {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotCleared},
+		"17: the host's own, being deleted":          {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), Cleared},
+		"the host's own":                             {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotCleared},
 		"the cache shows none":                       {ready, MustAsk},
-		"the cache shows none, and neither did GET":  {with(func(c *Clearing) { c.Asked = AskedClean }), IsClear},
-		"the cache shows none, but a GET did":        {with(func(c *Clearing) { c.Asked = AskedHeld }), NotClear},
-		"the cache shows none, and none is expected": {with(func(c *Clearing) { c.Expected = false }), IsClear},
-		"36: the cluster is away":                    {with(func(c *Clearing) { c.Ready, c.Asked = false, AskedClean }), NotClear},
+		"the cache shows none, and neither did GET":  {with(func(c *Clearing) { c.Checked = LiveAbsent }), Cleared},
+		"the cache shows none, but a GET did":        {with(func(c *Clearing) { c.Checked = LivePresent }), NotCleared},
+		"the cache shows none, and none is expected": {with(func(c *Clearing) { c.Expected = false }), Cleared},
+		"36: the cluster is away":                    {with(func(c *Clearing) { c.Ready, c.Checked = false, LiveAbsent }), NotCleared},
 		"the cluster does not serve the type":        {with(func(c *Clearing) { c.Serving = Absent }), MustAsk},
-		"the cluster forbids it":                     {with(func(c *Clearing) { c.Serving = Forbidden }), NotClear},
-		"the list is not complete":                   {with(func(c *Clearing) { c.Serving = NotListed }), NotClear},
-		"there is no such cluster":                   {with(func(c *Clearing) { c.Joined, c.Ready = false, false }), IsClear},
+		"the cluster forbids it":                     {with(func(c *Clearing) { c.Serving = Forbidden }), NotCleared},
+		"the list is not complete":                   {with(func(c *Clearing) { c.Serving = NotListed }), NotCleared},
+		"there is no such cluster":                   {with(func(c *Clearing) { c.Joined, c.Ready = false, false }), Cleared},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := test.clearing.Clear(); got != test.want {
+			if got := test.clearing.Clearance(); got != test.want {
 				t.Errorf("%v, want %v", got, test.want)
 			}
 		})
@@ -218,13 +218,13 @@ func TestWhenFMayGo(t *testing.T) {
 	for what, test := range map[string]struct {
 		live metav1.Object
 		own  bool
-		want Asked
+		want LiveCheck
 	}{
-		"404": {nil, false, AskedClean}, "unlabelled": {&metav1.ObjectMeta{}, false, AskedClean}, "managed": {&metav1.ObjectMeta{Labels: label}, false, AskedHeld},
-		"own": {&metav1.ObjectMeta{Labels: label}, true, AskedHeld}, "own, being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, true, AskedClean},
-		"being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, false, AskedHeld},
+		"404": {nil, false, LiveAbsent}, "unlabelled": {&metav1.ObjectMeta{}, false, LiveAbsent}, "managed": {&metav1.ObjectMeta{Labels: label}, false, LivePresent},
+		"own": {&metav1.ObjectMeta{Labels: label}, true, LivePresent}, "own, being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, true, LiveAbsent},
+		"being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, false, LivePresent},
 	} {
-		if got := Ask(test.live, test.own); got != test.want {
+		if got := CheckLive(test.live, test.own); got != test.want {
 			t.Errorf("%s: %v", what, got)
 		}
 	}

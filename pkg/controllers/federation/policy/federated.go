@@ -98,15 +98,15 @@ type OverrideDigest struct {
 
 // Digest returns the digest of the federated object.
 func (f *Federated) Digest() Digest {
-	d := Digest{Generation: f.Generation, Versions: f.Versions(), Placement: f.Placement, Labels: fold(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
+	d := Digest{Generation: f.Generation, Versions: f.Versions(), Placement: f.Placement, Labels: hashJSON(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
 	for _, cluster := range f.overrides {
 		operations := cluster.ClusterOverrides
 		if at := slices.IndexFunc(d.Overrides, func(o OverrideDigest) bool { return o.Cluster == cluster.ClusterName }); at >= 0 {
-			d.Overrides[at].Hash ^= fold(cluster) // named twice, which fails
+			d.Overrides[at].Hash ^= hashJSON(cluster) // named twice, which fails
 			continue
 		}
-		d.Overrides = append(d.Overrides, OverrideDigest{Cluster: cluster.ClusterName, Hash: fold(operations),
-			Labels: fold(f.labels(operations)), Annotations: slices.ContainsFunc(operations, Operation.touchesAnnotations)})
+		d.Overrides = append(d.Overrides, OverrideDigest{Cluster: cluster.ClusterName, Hash: hashJSON(operations),
+			Labels: hashJSON(f.labels(operations)), Annotations: slices.ContainsFunc(operations, Operation.touchesAnnotations)})
 	}
 	slices.SortFunc(d.Overrides, func(a, b OverrideDigest) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	return d
@@ -123,7 +123,7 @@ func (d *Digest) For(cluster string) OverrideDigest {
 
 // Content returns a hash of what the federated object says of a cluster, for Repeats.
 func (d *Digest) Content(cluster string) uint64 {
-	return fold([]any{d.Versions.Template, d.For(cluster).Hash})
+	return hashJSON([]any{d.Versions.Template, d.For(cluster).Hash})
 }
 
 // Summarize returns the digest of a federated object as bytes, which the cache keeps instead of it.

@@ -84,9 +84,9 @@ func decode(part, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// fold hashes the JSON form of a value. It tells changes, and is no protection against a collision
+// hashJSON hashes the JSON form of a value. It tells changes, and is no protection against a collision
 // that somebody constructs in an object of their own.
-func fold(v any) uint64 {
+func hashJSON(v any) uint64 {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return 0
@@ -97,7 +97,7 @@ func fold(v any) uint64 {
 }
 
 // Fingerprint hashes values that have a JSON form.
-func Fingerprint(parts ...any) uint64 { return fold(parts) }
+func Fingerprint(parts ...any) uint64 { return hashJSON(parts) }
 
 // cut returns at most n bytes of a text that another cluster sent.
 func cut(s string, n int) string {

@@ -117,54 +117,54 @@ type Clearing struct {
 	// Expected is set if the federated object is placed or recorded in the cluster: then an empty cache is not
 	// enough, since it may be late.
 	Expected bool
-	// Asked is the result of a GET, made because the cache has no object.
-	Asked Asked
+	// Checked is the result of a GET, made because the cache has no object.
+	Checked LiveCheck
 }
 
-// Asked is the result of a GET.
-type Asked int
+// LiveCheck is the result of a GET.
+type LiveCheck int
 
 // The answers.
 const (
-	NotAsked Asked = iota
-	// AskedClean is no object, an unlabelled one, or the host's own Namespace being deleted.
-	AskedClean
-	// AskedHeld is an object that must go first.
-	AskedHeld
+	LiveUnknown LiveCheck = iota
+	// LiveAbsent is no object, an unlabelled one, or the host's own Namespace being deleted.
+	LiveAbsent
+	// LivePresent is an object that must go first.
+	LivePresent
 )
 
-// Ask returns what a GET has shown. Live is nil if there is no object.
-func Ask(live metav1.Object, own bool) Asked {
+// CheckLive returns what a GET has shown. Live is nil if there is no object.
+func CheckLive(live metav1.Object, own bool) LiveCheck {
 	if live == nil || live.GetLabels()[ManagedLabel] != "true" || own && live.GetDeletionTimestamp() != nil {
-		return AskedClean
+		return LiveAbsent
 	}
-	return AskedHeld
+	return LivePresent
 }
 
-// Clear says whether a cluster still holds an object.
-type Clear int
+// Clearance says whether a cluster still holds an object.
+type Clearance int
 
 // The answers.
 const (
-	NotClear Clear = iota
+	NotCleared Clearance = iota
 	// MustAsk wants a GET.
 	MustAsk
-	IsClear
+	Cleared
 )
 
-// Clear returns whether the cluster is clean. The finalizer is removed when all clusters are.
-func (c Clearing) Clear() Clear {
+// Clearance returns whether the cluster is clean. The finalizer is removed when all clusters are.
+func (c Clearing) Clearance() Clearance {
 	switch {
 	case !c.Joined:
-		return IsClear
+		return Cleared
 	case !c.Ready, c.Serving != Synced && c.Serving != Absent:
-		return NotClear
+		return NotCleared
 	case c.Live != nil && (!c.Own || !c.Live.Deleting):
-		return NotClear
-	case c.Live != nil, !c.Expected, c.Asked == AskedClean:
-		return IsClear
-	case c.Asked == AskedHeld:
-		return NotClear
+		return NotCleared
+	case c.Live != nil, !c.Expected, c.Checked == LiveAbsent:
+		return Cleared
+	case c.Checked == LivePresent:
+		return NotCleared
 	}
 	return MustAsk
 }

@@ -36,24 +36,24 @@ const (
 	forbiddenRetry = time.Minute
 )
 
-// Served is the state of a type in a cluster. The zero value is for a cluster that has just
+// ServingState is the state of a type in a cluster. The zero value is for a cluster that has just
 // become ready.
-type Served struct {
+type ServingState struct {
 	State Serving
 	// Retry is how long after the answer to ask again; 0 is never.
 	Retry time.Duration
 }
 
 // After returns the state after an answer.
-func (s Served) After(state Serving) Served {
+func (s ServingState) After(state Serving) ServingState {
 	switch state {
 	case Absent:
 		if s.State == Absent {
-			return Served{Absent, min(2*s.Retry, maxAbsent)}
+			return ServingState{Absent, min(2*s.Retry, maxAbsent)}
 		}
-		return Served{Absent, minAbsent}
+		return ServingState{Absent, minAbsent}
 	case Forbidden:
-		return Served{Forbidden, forbiddenRetry}
+		return ServingState{Forbidden, forbiddenRetry}
 	}
-	return Served{State: state}
+	return ServingState{State: state}
 }

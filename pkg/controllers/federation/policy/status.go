@@ -105,7 +105,7 @@ func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, boo
 		}
 	}
 	next := FederatedStatus{ObservedGeneration: c.Generation, Clusters: sorted(c.Clusters)}
-	changed := c.Wrote || fold(next.Clusters) != fold(sorted(s.Clusters))
+	changed := c.Wrote || hashJSON(next.Clusters) != hashJSON(sorted(s.Clusters))
 	at := slices.IndexFunc(s.Conditions, func(old FederatedCondition) bool { return old.Type == Propagation })
 	if at < 0 {
 		changed = true
@@ -132,7 +132,7 @@ func (s FederatedStatus) Hash() uint64 {
 		s.Conditions[i].LastUpdateTime, s.Conditions[i].LastTransitionTime = "", ""
 	}
 	s.Clusters = sorted(s.Clusters)
-	return fold(s)
+	return hashJSON(s)
 }
 
 func sorted(results []ClusterResult) []ClusterResult {

@@ -60,7 +60,7 @@ func TestPlurals(t *testing.T) {
 	}
 }
 
-func TestWhichTypesRun(t *testing.T) {
+func TestTypeRuns(t *testing.T) {
 	target := func(group, plural string) func(*TypeConfig) {
 		return func(c *TypeConfig) {
 			c.Target.Group, c.Target.PluralName = group, plural
@@ -171,7 +171,7 @@ func TestServing(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			var s Served
+			var s ServingState
 			for _, answer := range test.answers {
 				s = s.After(states[answer])
 			}

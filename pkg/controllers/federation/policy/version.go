@@ -28,18 +28,18 @@ type Versions struct {
 // Versions returns the versions of the federated object.
 func (f *Federated) Versions() (v Versions) {
 	if f.Template != nil {
-		v.Template = sum(f.Template)
+		v.Template = md5OfJSON(f.Template)
 	}
 	if f.hasSpec && f.malformed == nil {
-		v.Overrides = sum(struct {
+		v.Overrides = md5OfJSON(struct {
 			Overrides []clusterOverrides `json:"overrides"`
 		}{f.overrides})
 	}
 	return v
 }
 
-// sum returns the md5 of the JSON form and a newline.
-func sum(v any) string {
+// md5OfJSON returns the md5 of the JSON form and a newline.
+func md5OfJSON(v any) string {
 	h := md5.New()
 	if json.NewEncoder(h).Encode(v) != nil {
 		return ""
@@ -155,12 +155,12 @@ func SummarizeMember(m metav1.Object) []byte {
 	return binary.AppendVarint(data, m.GetGeneration())
 }
 
-// hashed is fold of a map of strings. Nil is as good as empty.
+// hashed is hashJSON of a map of strings. Nil is as good as empty.
 func hashed(m map[string]string) uint64 {
 	if m == nil {
 		m = map[string]string{}
 	}
-	return fold(m)
+	return hashJSON(m)
 }
 
 // ReadMember joins a cached object and what SummarizeMember returned.

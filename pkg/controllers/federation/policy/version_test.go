@@ -46,8 +46,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// sumOf is the version of JSON text, which sum writes as it is.
-func sumOf(text string) string { return sum(rawJSON(text)) }
+// sumOf is the version of JSON text, which md5OfJSON writes as it is.
+func sumOf(text string) string { return md5OfJSON(rawJSON(text)) }
 
 type rawJSON string
 
@@ -73,8 +73,8 @@ func TestPropagated(t *testing.T) {
 	equal(t, ReadPropagated(object(t, "spec: {}")), Propagated{})
 }
 
-// TestWhichRecordedVersionsCount has records of c1 and c2.
-func TestWhichRecordedVersionsCount(t *testing.T) {
+// TestCounting has records of c1 and c2.
+func TestCounting(t *testing.T) {
 	const template = "template: {data: {a: b}}"
 	override := func(cluster, value string) string {
 		return ", overrides: [{clusterName: c3}, {clusterName: " + cluster + ", clusterOverrides: [{path: /data/a, value: " + value + "}]}]"
