@@ -1,0 +1,120 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestForbiddenNamespaceConcernsOnlyItself takes the right to read one of three namespaces from a manager.
+// For MINUTES (0: four rounds), with restarts of the manager and connections that end, workloads in the other
+// two are rolled, which are then as up to date as if they were alone. The third catches up when the
+// right is back.
+func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
+	length := time.Duration(fleet.Setting(t, "MINUTES", 0)) * time.Minute
+	ctx := fleet.Within(t.Context(), t, 3*fleet.Patience+length)
+	home, second, third := shared.NewShop(ctx, t), shared.NewShop(ctx, t), shared.NewShop(ctx, t)
+	component := render(ctx, t, namespacedOverlay(t, home.Namespace, "namespaced"))
+	kubectlApply(ctx, t, component)
+	kubectlApply(ctx, t, printRBAC(ctx, t, second.Namespace, home.Namespace))
+	rights := printRBAC(ctx, t, third.Namespace, home.Namespace)
+	kubectlApply(ctx, t, rights)
+	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Namespace == third.Namespace })
+
+	round := 0
+	start := func() (cut, stop func()) {
+		round++
+		m, proxy := startInNamespace(ctx, t, component, home.Namespace, fmt.Sprint("manager-", round), "--namespaces="+second.Namespace+","+third.Namespace)
+		fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+"/readyz", "", 200) })
+		return func() { proxy.Partition(faultproxy.Reset); proxy.Heal() }, func() {
+			if err := m.Stop(ctx, 30*time.Second); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cut, stop := start()
+	for _, s := range []fleet.Shop{home, second, third} {
+		s.WaitUntilKnown(ctx, t, "web")
+	}
+
+	var alone, beside []time.Duration
+	for range 10 {
+		alone = append(alone, rollTime(ctx, t, home), rollTime(ctx, t, second))
+	}
+	forbid(ctx, t, third.Namespace)
+	cut()
+	before := generation(ctx, t, third)
+	third.Paint(ctx, t, "unseen")
+	for end, n := time.Now().Add(length), 0; n < 4 || time.Now().Before(end); n++ {
+		for range 5 {
+			beside = append(beside, rollTime(ctx, t, home), rollTime(ctx, t, second))
+		}
+		if n%2 == 0 {
+			cut()
+		} else {
+			stop()
+			cut, stop = start()
+		}
+		fleet.Wait(ctx, min(length/30, 20*time.Second))
+	}
+	if got := generation(ctx, t, third); got != before {
+		t.Errorf("a workload in the forbidden namespace was rolled %d times", got-before)
+	}
+	kubectlApply(ctx, t, rights)
+	fleet.Eventually(ctx, t, func() error {
+		if generation(ctx, t, third) == before {
+			return errors.New("the third namespace may be read again, and its workload has not been rolled")
+		}
+		return nil
+	})
+	t.Logf("median from a change to the workload's new template: %v with three namespaces, %v while one is forbidden (%d rolls, at most %v, %d managers)",
+		median(alone), median(beside), len(beside), slices.Max(beside).Round(time.Millisecond), round)
+}
+
+// forbid deletes the RoleBindings in the namespace.
+func forbid(ctx context.Context, t *testing.T, namespace string) {
+	t.Helper()
+	if err := shared.Admin.RbacV1().RoleBindings(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rollTime changes what Deployment web of the shop uses, and returns how long it takes until the Deployment
+// has another template.
+func rollTime(ctx context.Context, t *testing.T, s fleet.Shop) time.Duration {
+	t.Helper()
+	before, begin := generation(ctx, t, s), time.Now()
+	s.Paint(ctx, t, fmt.Sprint(begin.UnixNano()))
+	for generation(ctx, t, s) == before {
+		if ctx.Err() != nil {
+			t.Fatalf("Deployment web in %s is not rolled: %v", s.Namespace, context.Cause(ctx))
+		}
+	}
+	return time.Since(begin)
+}
+
+func generation(ctx context.Context, t *testing.T, s fleet.Shop) int64 {
+	t.Helper()
+	d, err := shared.Admin.AppsV1().Deployments(s.Namespace).Get(ctx, "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Generation
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2].Round(time.Millisecond)
+}
