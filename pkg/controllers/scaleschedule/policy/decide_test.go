@@ -407,7 +407,7 @@ func TestMistakesInFlags(t *testing.T) {
 		"force-uptime": func(o *Options) { o.ForceUptime = "x" }, "force-downtime": func(o *Options) { o.ForceDowntime = "x" },
 		"downtime-replicas": func(o *Options) { o.DowntimeReplicas = -1 }, "grace-period": func(o *Options) { o.GracePeriod = -1 },
 		"hold": func(o *Options) { o.Hold = -1 }, "selector": func(o *Options) { o.Selector = "a in" },
-		"include-namespaces": func(o *Options) { o.IncludeNamespaces = []string{""} }, "exclude-namespaces": func(o *Options) { o.ExcludeNamespaces = []string{"^kube-"} },
+		"include-namespaces": func(o *Options) { o.IncludeNamespaces = []string{""} }, "exclude-namespaces": func(o *Options) { o.ExcludeNamespaces = []string{"kube-.*"} },
 		"exclude-names": func(o *Options) { o.ExcludeNames = []string{"a|b"} }, "allow-protected": func(o *Options) { o.AllowProtected = []string{"kube-system"} },
 	} {
 		o, got := options(), []string{}

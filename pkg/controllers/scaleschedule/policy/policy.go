@@ -133,7 +133,8 @@ func (o *Options) validateNames(bad func(flag, format string, args ...any)) {
 		for _, item := range list.items {
 			if why := glob.Check(item, list.limit); why != "" {
 				bad(list.flag, "%q %s", item, why)
-			} else if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-.*?") != "" {
+			} else if strings.Trim(item, "abcdefghijklmnopqrstuvwxyz0123456789-.*?") != "" || strings.Contains(item, ".*") {
+				// As a glob, the originals' kube-.* would match no namespace at all, and leave none alone.
 				bad(list.flag, "%q is not a name in which * and ? stand for anything; regular expressions are not understood", item)
 			}
 		}
