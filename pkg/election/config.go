@@ -6,7 +6,6 @@ package election
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -107,8 +106,8 @@ func (c Config) validateTimings() error {
 	case lease%time.Second != 0:
 		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is not a whole number of seconds, "+
 			"and the Lease cannot carry anything else", lease))
-	case lease/time.Second > math.MaxInt32:
-		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is longer than the Lease can carry", lease))
+	case lease > protocol.MaxLease:
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is longer than %s", lease, protocol.MaxLease))
 	}
 	if deadline <= 0 {
 		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s must be positive", deadline))

@@ -32,7 +32,7 @@ func TestValidate(t *testing.T) {
 		"137s/107s/26s is valid":                          {timings(137*time.Second, 107*time.Second, 26*time.Second), nil},
 		"the shortest safe lease is valid":                {timings(3*time.Second, 2690*time.Millisecond, time.Second), nil},
 		"the wire carries whole seconds":                  {timings(3500*time.Millisecond, 2*time.Second, time.Second), []string{"--leader-elect-lease-duration: 3.5s is not a whole number of seconds"}},
-		"the wire carries 32 bits":                        {timings(1<<31*time.Second, 2*time.Second, time.Second), []string{"--leader-elect-lease-duration: 596523h14m8s is longer"}},
+		"a longer one would be taken for an edit":         {timings(601*time.Second, 2*time.Second, time.Second), []string{"--leader-elect-lease-duration: 10m1s is longer than 10m0s"}},
 		"a Lease that cannot be told from a released one": {timings(time.Second, 600*time.Millisecond, 200*time.Millisecond), []string{"--leader-elect-lease-duration: 1s is shorter than 2s"}},
 		"a Lease of zero":                                 {timings(0, 2*time.Second, time.Second), []string{"--leader-elect-lease-duration: 0s", "--leader-elect-renew-deadline: 2s needs"}},
 		"no margin after the renew deadline":              {timings(3*time.Second, 2700*time.Millisecond, time.Second), []string{"--leader-elect-renew-deadline: 2.7s needs a --leader-elect-lease-duration of at least 4s"}},

@@ -175,7 +175,7 @@ func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 	}
 	logger.Info(map[apifence.State]string{
 		apifence.Enforced:    "The API server refuses writes of replicas that do not lead",
-		apifence.Absent:      "The API server has no fence; install deploy/components/fence",
+		apifence.Absent:      "The API server has no fence, or this replica may not name itself; install deploy/components/fence with its role",
 		apifence.CannotJudge: "The API server cannot tell replicas apart, since their tokens are not bound to their Pods",
 	}[found])
 }

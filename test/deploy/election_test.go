@@ -41,6 +41,8 @@ func TestElectionHasAPriorityLevelOfItsOwn(t *testing.T) {
 		{http.MethodGet, lease + "?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3Dquartermaster"}: true,
 		{http.MethodPut, lease + "/quartermaster"}:                                                           true,
 		{http.MethodPost, lease}:                                                                             true,
+		{http.MethodGet, lease}:                                                                              true,
+		{http.MethodGet, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"}:           true,
 		{http.MethodGet, leader}:                                                                             true,
 		{http.MethodPatch, leader}:                                                                           true,
 		{http.MethodGet, "/api/v1/namespaces/default/configmaps"}:                                            false,

@@ -28,8 +28,9 @@ const (
 	serverName = "kubernetes.default.svc"
 
 	// identitySelector selects the Leases in kube-system, one for each API server. Expired Leases count: an
-	// API server that stands still does not renew its Lease. The Lease of an API server that was removed is
-	// deleted an hour later by another.
+	// API server that stands still does not renew its Lease. An API server that stops in order deletes its Lease
+	// (k8s.io/component-helpers/apimachinery/lease); that of one that crashed for good is deleted an hour later
+	// by another.
 	identitySelector = "apiserver.kubernetes.io/identity=kube-apiserver"
 )
 

@@ -59,12 +59,12 @@ func PodOf(identity string) string {
 }
 
 // DurationOf returns how long others must wait after a write by the holder: what the holder has
-// written, or fallback if it has written nothing.
+// written, MaxLease at most, or fallback if it has written nothing.
 func DurationOf(lease *coordinationv1.Lease, fallback time.Duration) time.Duration {
 	if lease == nil || lease.Spec.LeaseDurationSeconds == nil {
 		return fallback
 	}
-	return time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+	return min(time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second, MaxLease)
 }
 
 // isFree reports whether nobody holds the Lease and nobody may believe to hold it: either an

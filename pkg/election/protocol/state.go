@@ -190,7 +190,7 @@ func (p *State) OnWriteFailed(base *coordinationv1.Lease, f Failure, now time.Du
 			p.readAt = now + p.backoff(p.writeFails, p.own.Retry/16, p.patience(f), f)
 		}
 	case FailUnauthorized:
-		if p.holding { // rule 9: no write of this replica is accepted any more
+		if p.holding { // rule 9: its credentials are not accepted any more, or an API server that starts cannot check them
 			p.lost = ReasonUnauthorized
 		}
 		p.writeAt = now + p.backoff(p.writeFails, p.own.Retry, p.patience(f), f)

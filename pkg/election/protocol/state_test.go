@@ -58,6 +58,8 @@ func TestLearn(t *testing.T) {
 			[]step{{0, testLease("2", 1, "a"), false}, {5 * s, testLease("1", 1, "a"), false}}, 15 * s},
 		"the duration of the wait is the holder's": {
 			[]step{{0, testLease("1", 1, "a", lasting(40*s)), false}}, 40 * s},
+		"a duration that no replica may have is an edit, and ends the wait however it is repaired": {
+			[]step{{0, testLease("1", 1, "a", lasting(math.MaxInt32*s)), false}, {5 * s, nil, false}, {20 * s, testLease("9", 1, "b", recreated), false}}, 605 * s},
 		"the duration of the wait is the holder's, also if that is shorter than one's own": {
 			[]step{{0, testLease("1", 1, "a", lasting(3*s)), false}}, 3 * s},
 		"without a duration of the holder, the wait is one's own duration": {

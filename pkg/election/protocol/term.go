@@ -4,7 +4,6 @@
 package protocol
 
 import (
-	"math"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -33,7 +32,7 @@ func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }
 // replica that knows only this record waits for the predecessors too.
 func (p *State) claimed(owes, now time.Duration) time.Duration {
 	left := (owes - now + time.Second - 1).Truncate(time.Second)
-	return min(max(p.own.Lease, left), math.MaxInt32*time.Second)
+	return min(max(p.own.Lease, left), MaxLease)
 }
 
 // endOfTerm returns why the term ends now, or "".

@@ -11,9 +11,14 @@ import (
 )
 
 const (
+	// MaxLease is the longest lease duration. A longer one in a Lease is an edit, and counts as this: a
+	// standby remembers it however the Lease is repaired, and would never lead again.
+	MaxLease = 10 * time.Minute
+
 	// ClockRateError is by how much, as a fraction, the clock of a replica may run too fast or too
-	// slow: one percent, twenty times what NTP corrects by slewing. Of two replicas, one may be
-	// fast and the other slow.
+	// slow: one percent, twenty times what the kernel corrects by slewing. chrony may slew by 8 %, after a
+	// large offset, unless its maxslewrate is 10,000 ppm or less. Of two replicas, one may be fast and the
+	// other slow.
 	ClockRateError = 0.01
 
 	// SettleTime is how long the Lease still covers the holder after its fence has closed, if both

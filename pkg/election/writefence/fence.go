@@ -45,7 +45,8 @@ type Clock interface {
 
 // lateness is how long the API server may still execute a write after the client has stopped waiting for
 // it. It is the default of kube-apiserver's --request-timeout, which bounds requests that it has begun to
-// read; the client has closed the stream or connection before. A write that waits in a proxy has no bound.
+// read, but not exec, attach, portforward and proxy; the client has closed the stream or connection before.
+// A write that waits in a proxy has no bound.
 const lateness = time.Minute
 
 // state says what the fence does with a write.
