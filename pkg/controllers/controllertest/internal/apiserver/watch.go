@@ -69,9 +69,11 @@ func (s *Server) watch(w http.ResponseWriter, c call) error {
 		s.mu.Unlock()
 		for _, e := range events {
 			if out.c.selector.covers(c.resource, e.key) {
-				// Not a channel of a timer: Go 1.26's race detector crashes when two goroutines of a bubble
-				// receive from timers that have expired already.
-				time.Sleep(time.Until(e.at.Add(lag)))
+				// Go 1.26's race detector crashes when two goroutines of a bubble receive from timers that have
+				// expired already.
+				if left := time.Until(e.at.Add(lag)); left > 0 {
+					<-time.After(left)
+				}
 				out.change(e)
 				out.flush()
 			}
