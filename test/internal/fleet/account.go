@@ -54,15 +54,19 @@ func (f *Fleet) Grant(ctx context.Context, t testing.TB, rules ...rbacv1.PolicyR
 		}
 	})
 	Eventually(ctx, t, func() error {
-		review, err := f.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User:               "system:serviceaccount:kube-system:quartermaster",
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Group: rules[0].APIGroups[0], Resource: rules[0].Resources[0], Verb: rules[0].Verbs[0]},
-			},
-		}, metav1.CreateOptions{})
-		if err == nil && !review.Status.Allowed {
+		allowed, err := f.Allows(ctx, "system:serviceaccount:kube-system:quartermaster",
+			authorizationv1.ResourceAttributes{Group: rules[0].APIGroups[0], Resource: rules[0].Resources[0], Verb: rules[0].Verbs[0]})
+		if err == nil && !allowed {
 			err = errors.New("the role does not count yet")
 		}
 		return err
 	})
+}
+
+// Allows asks the API server whether a user may send a request. It learns of a changed role by a watch.
+func (f *Fleet) Allows(ctx context.Context, user string, request authorizationv1.ResourceAttributes) (bool, error) {
+	review, err := f.Admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: &request},
+	}, metav1.CreateOptions{})
+	return err == nil && review.Status.Allowed, err
 }
