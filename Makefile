@@ -81,10 +81,10 @@ test: test-unit test-integration ## Unit tests, then the tests on a real control
 .PHONY: test-unit
 test-unit: ## The part of test that needs no control plane.
 	go test -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
-	@# Go's cache does not know the files that these read outside of their modules.
+	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
 	cd hack/promql && go test -count=1 ./...
 	cd hack/release && go test -count=1 ./...
-	@# A module of its own, as a user has one.
+	@# examples/widget is a module of its own, like a user's.
 	cd examples/widget && go test ./...
 
 .PHONY: test-integration
@@ -113,9 +113,9 @@ test-election: ## 2,000 simulated elections, and mutants of the elector.
 	SEEDS=2000 MUTANTS=quick go test -timeout 20m -parallel 2 ./pkg/election
 
 .PHONY: test-long
-test-long: test-race test-chart test-election ## That, the race detector on a control plane, long tests, faults. Before a release.
+test-long: test-race test-chart test-election ## These three, the race detector on a control plane, long tests, faults. Before a release.
 	go test -run '^TestLong' ./pkg/...
-	@# One round of ten of servers, which take an hour. faults has short leases, so it runs alone, each time with another seed.
+	@# ./test/servers plays one of its ten rounds, which would take an hour. ./test/faults has short leases, so it runs alone, with a new seed each time.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
 

@@ -211,9 +211,8 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	})
 }
 
-// apply puts those settings into effect that the libraries keep once per process: logging, hidden
-// metrics, garbage collection. Run itself keeps to what is its
-// own, so that several managers can run in one process.
+// apply puts the settings into effect that libraries keep once per process: logging, hidden metrics, garbage
+// collection. Run changes nothing of the process, so that several managers can run in it.
 func (o *Options) apply() error {
 	if err := logsapi.ValidateAndApply(o.Logs, o.FeatureGate); err != nil {
 		return err

@@ -186,7 +186,7 @@ func (l *Loop[K]) run(told context.Context) error {
 		failed = <-beside
 	}
 	if failed != nil && told.Err() != nil {
-		logger.Error(failed, "Options.Beside failed just before the controller was to stop")
+		logger.Error(failed, "Background function failed while the controller was stopping")
 		failed = nil // none of its work goes on
 	}
 	logger.Info("Controller stopped")
@@ -203,7 +203,7 @@ func (l *Loop[K]) beside(ctx context.Context) <-chan error {
 		stack, err := informers.Contain(func() error { return l.opts.Beside(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
-			klog.FromContext(ctx).Error(err, "Options.Beside panicked", "stack", string(stack))
+			klog.FromContext(ctx).Error(err, "Background function panicked", "stack", string(stack))
 		}
 		switch {
 		case ctx.Err() != nil:

@@ -28,12 +28,12 @@ const (
 	// streamPatience is how long a list may be streamed before it is asked for in pages. An API that is
 	// built on an old library ignores that a list is to be streamed, and never ends it.
 	streamPatience = 2 * time.Minute
-	// listPatience is how long a list that does not end keeps those of other followed resources waiting.
+	// listPatience is how long a list that does not end keeps the lists of other followed resources waiting.
 	listPatience = 30 * time.Second
 )
 
-// backoff is that of client-go's informers. It grows to ten minutes for resources that are followed at run
-// time in the process's own cluster: there may be hundreds, most of them of no interest to anybody.
+// backoff is the back-off of client-go's informers. It grows to ten minutes for resources that are followed
+// at run time in the process's own cluster: there may be hundreds, most of them of no interest to anybody.
 var (
 	backoff       = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 	followBackoff = wait.Backoff{Duration: time.Second, Cap: 10 * time.Minute, Steps: 100, Factor: 2, Jitter: 0.25}

@@ -12,8 +12,8 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Caches are the caches of a process: that of its own cluster, and one for each other cluster that is
-// open. Their metrics have one collector, since component-base keeps each that was ever registered.
+// Caches are the caches of a process: the cache of its own cluster, and one for each other open cluster.
+// Their metrics have one collector, since component-base keeps every collector that was ever registered.
 type Caches struct {
 	metrics.BaseStableCollector
 	metrics []resourceMetric
@@ -73,7 +73,7 @@ func newCounter(name, help string, value func(*ResourceStatus) int64) resourceMe
 
 func sum(a, b float64) float64 { return a + b }
 
-// older returns the greater of two ages, of which each may be NaN: unknown.
+// older returns the greater of two ages. NaN is an unknown age.
 func older(a, b float64) float64 {
 	if math.IsNaN(a) || a < b {
 		return b

@@ -83,7 +83,7 @@ func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionReso
 	return "", nil
 }
 
-// liveTimeout is that of kube-apiserver for requests, and a bit.
+// liveTimeout is a little longer than kube-apiserver's default --request-timeout.
 const liveTimeout = 70 * time.Second
 
 // Follow shows a handler the objects of a resource that was not known at the start, while the

@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package federation tests what deploy/federation installs on a real API server.
+// Package federation tests deploy/federation and the controller federation on real API servers, and runs
+// KubeFed's own tests against the controller.
 package federation
 
 import (

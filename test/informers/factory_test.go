@@ -29,8 +29,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// cache is a factory whose clock is fast: it advances by clockStep at every check, every 50 ms. So
-// what the factory reports after minutes takes the test seconds.
+// cache is a ClusterCache whose clock is fast: it advances by clockStep at every check, every 50 ms. So
+// what the cache reports after minutes takes the test seconds.
 type cache struct {
 	*informers.ClusterCache
 	clock   *clocktesting.FakeClock

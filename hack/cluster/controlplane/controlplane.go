@@ -30,8 +30,8 @@ const progressInterval = 5 * time.Second
 // unused is how long a build is kept after its last use.
 const unused = 30 * 24 * time.Hour
 
-// binary is one of the programs. The packages of the four are also the tools of
-// hack/controlplane/go.mod. That of kube-scheduler imports nothing that these do not bring along.
+// binary is one of the programs. The packages of the first four are also the tools of
+// hack/controlplane/go.mod. The package of kube-scheduler imports only what those four import too.
 type binary struct{ name, pkg string }
 
 func binaries() []binary {

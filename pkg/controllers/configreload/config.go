@@ -23,8 +23,8 @@ import (
 type Config struct {
 	policy.Options
 
-	// Scope lists the only namespaces that may be read; empty means all. Like Compat of the Options, it
-	// is set by the process.
+	// Scope lists the only namespaces that may be read; empty means all. The host sets Scope, and Compat of the
+	// Options.
 	Scope []string
 	// Namespaces lists the namespaces to work in; empty means all. IgnoredNamespaces and
 	// NamespaceSelector count only if it is empty.

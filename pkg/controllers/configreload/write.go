@@ -207,7 +207,7 @@ func (c *Controller) report(ctx context.Context, k *kind, w *policy.Workload, e 
 			continue
 		}
 		c.metrics.invalid.Inc()
-		workloadLogger(ctx, w).V(2).Info("Problem with an annotation", "problem", text)
+		workloadLogger(ctx, w).V(2).Info("Annotation has a problem", "problem", text)
 		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
 	}
 	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) { live.reported = all })

@@ -43,7 +43,7 @@ const flagPrefix = Name + "-"
 // AddFlags binds the --csr-approver-* flags. The current values of c are their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.IPRanges, flagPrefix+"ip-ranges", c.IPRanges,
-		"CIDRs of the addresses that nodes have, which the controller needs; 0.0.0.0/0,::/0 permits every address.")
+		"CIDRs of the addresses that nodes have; required. 0.0.0.0/0,::/0 permits every address.")
 	fs.StringVar(&c.DNSRegex, flagPrefix+"dns-regex", c.DNSRegex,
 		"The regular expression that each DNS name must match as a whole, in lower case; {node} in it is the name of the Node.")
 	fs.DurationVar(&c.MaxDuration, flagPrefix+"max-duration", c.MaxDuration, "The longest time that a certificate may be asked for, 8808h at most.")

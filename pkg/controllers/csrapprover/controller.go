@@ -17,7 +17,7 @@
 //
 //	state      what it is                             set by    cleared by
 //	waiting    why each request waits, its refusals   a worker  a worker, when the request is decided or gone
-//	sent       approvals that the cache may not show  a worker  the same
+//	sent       approvals that the cache may not show  a worker  a worker, when the request is decided or gone
 //	apiServer  the API server's addresses             a worker  age
 //	notices    when refusals were told                a worker  age
 package csrapprover
@@ -49,8 +49,8 @@ import (
 const Name = "csr-approver"
 
 const (
-	// again is when a request is looked at again that waits for what no Node shows.
-	again = 5 * time.Minute
+	// recheckInterval is how often a request is decided on again that waits for something other than a Node.
+	recheckInterval = 5 * time.Minute
 	// limitWindow is the time in which PerNode requests may be approved.
 	limitWindow = time.Hour
 	// apiServerAge is how long the API server's addresses are kept.

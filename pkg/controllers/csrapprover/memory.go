@@ -19,7 +19,7 @@ type memory struct {
 
 // waits says why a request waits. Its size matters, since there may be thousands.
 type waits struct {
-	// checks has the bit 1<<n for each check n that has failed, and the bit 1 if it was decided on.
+	// checks has the bit 1<<n for each check n that has failed, and the bit 1 once the request was decided on.
 	checks uint16
 	// refusals counts the answers 403 in a row.
 	refusals uint8

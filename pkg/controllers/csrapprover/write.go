@@ -54,7 +54,7 @@ func (c *Controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	if err != nil {
 		return fmt.Errorf("update the approval of request %s: %w", k, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Decided", "node", policy.NodeOf(csr), "reason", reason, "because", message)
+	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeOf(csr), "reason", reason, "because", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
 	if condition == certificatesv1.CertificateApproved {
 		c.metrics.approval.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
@@ -79,7 +79,7 @@ func (c *Controller) wait(ctx context.Context, k key, problems []policy.Problem)
 	}
 	for _, p := range problems {
 		if p.Check >= policy.OfAPIServer {
-			return again
+			return recheckInterval
 		}
 	}
 	return 0
@@ -89,7 +89,7 @@ func (c *Controller) wait(ctx context.Context, k key, problems []policy.Problem)
 func (c *Controller) refused(ctx context.Context, k key, err error) time.Duration {
 	pod := c.cfg.Pod
 	if c.notices.Due(reasonForbidden, c.clock.Now()) {
-		klog.FromContext(ctx).Error(err, "The API server refuses what is needed to approve a request")
+		klog.FromContext(ctx).Error(err, "Cannot approve a request; the API server refuses a read or the approval")
 		if pod.Name != "" {
 			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 				corev1.EventTypeWarning, reasonForbidden, short(err.Error()))

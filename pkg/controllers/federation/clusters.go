@@ -10,9 +10,9 @@
 //	follow.go      what is followed: federated objects on the host, managed objects in members
 //	look.go        what is known of a federated object F at one moment
 //	sync.go        the loop of the host: what F asks of each member, and what came of it
-//	host.go        what it writes on the host: finalizers, versions, status
+//	host.go        what sync.go writes on the host: finalizers, versions, status
 //	member.go      the loop of a member
-//	write.go       what it writes there
+//	write.go       what the loop of a member writes in the member
 //	bodies.go      federated objects that were read a moment ago
 //
 // The state:

@@ -82,7 +82,7 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 	default:
 	}
 	if err := c.open(ctx, name, client); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot work in a cluster", "cluster", name)
+		klog.FromContext(ctx).Error(err, "Cannot open a cluster", "cluster", name)
 	}
 }
 

@@ -148,7 +148,7 @@ func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 	if p.Action == policy.Nothing {
 		return p.After, nil
 	}
-	klog.FromContext(ctx).V(4).Info("Decided by the cache", "action", p.Action, "source", p.Source.String())
+	klog.FromContext(ctx).V(4).Info("Decided from the cache", "action", p.Action, "source", p.Source.String())
 	version := ""
 	if source := c.Get(p.Source); source != nil {
 		version = source.Version

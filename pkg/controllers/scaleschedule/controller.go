@@ -13,15 +13,16 @@
 //	memory.go      what a run remembers
 //	kinds.go       the kinds of workloads
 //
-// The state (nothing of it outlives a run but the notices):
+// The state (only the notices outlive a run):
 //
 //	state       what it is                                    set by                     cleared by
 //	remembered  who raises a workload that is to be down,     a worker; a record that    a decision other than
 //	            and a record that somebody has removed        is removed, the handler    down
 //	failures    refusals in a row                             a worker                   a worker
 //	announced   what a dry run has told                       a worker                   a worker
-//	checked     when the clocks were compared                 a worker                   a minute
+//	checked     when the clocks were compared                 a worker                   a minute later
 //	rests       until when nothing is written                 a worker                   time
+//	notices     what owners have been told                    a worker                   time, newer notices
 package scaleschedule
 
 import (
@@ -146,8 +147,8 @@ func newest(e controllers.Event[*informers.Object]) *informers.Object {
 	return e.Old
 }
 
-// digestChanged reports whether what counts of a Namespace has changed, so that its labels, and what only
-// shows it again, wake no workload.
+// digestChanged reports whether the digest of a Namespace has changed. Changes of its labels, and resyncs,
+// wake no workload.
 func digestChanged(e controllers.Event[*informers.Object]) bool {
 	return e.Old == nil || e.New == nil || !slices.Equal(e.Old.Digest(Name), e.New.Digest(Name))
 }

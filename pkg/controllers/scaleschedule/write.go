@@ -124,7 +124,7 @@ func (c *Controller) write(ctx context.Context, w *workload, p *policy.Plan) (ti
 		}
 	})
 	c.metrics.wrote(w.Kind, p.Do, resultSuccess)
-	klog.FromContext(ctx).V(2).Info("Scaled", "direction", direction(p.Do), "from", w.Number, "to", p.Number, "record", p.Record)
+	klog.FromContext(ctx).V(2).Info("Scaled a workload", "direction", direction(p.Do), "from", w.Number, "to", p.Number, "record", p.Record)
 	if p.Do == policy.ScaleDown && !p.Again || p.Do == policy.ScaleUp {
 		if since, known := c.rules.Since(w.Object, w.namespace, now, lagWindow); known {
 			c.metrics.lag.Observe(now.Sub(since).Seconds())

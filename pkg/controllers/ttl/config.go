@@ -75,8 +75,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.RulesFile, flagPrefix+"rules", c.RulesFile,
 		"A file of rules that say which objects without annotations expire, and when. It is read at the start; ttl test shows what it would delete.")
 	fs.DurationVar(&c.Grace, flagPrefix+"grace", c.Grace, ""+
-		"How long an object is left alone, with an Event, that is due when it is first seen: restored from a backup, applied with a past time, "+
-		"or overdue when this process begins to lead; 0 means that it is deleted at once.")
+		"How long to leave an object alone, after an Event on it, that is already due when it is first seen: restored from a backup, "+
+		"applied with a past time, or overdue when this process begins to lead; 0 deletes it at once.")
 	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
 		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in the namespace is deleted for a while; "+
 		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit. Annotations and rules each have this limit.", policy.TotalLimit))

@@ -38,7 +38,7 @@ type entry struct {
 	failures  int       // only the worker that has the key uses it
 }
 
-// kind is a type that is followed, and its objects that may expire.
+// kind is a followed type of objects (docs and flags say type), with its objects that may expire.
 type kind struct {
 	policy.Type
 	ruled     *ruled // nil without rules

@@ -138,7 +138,7 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	}
 	if problems != f.problems {
 		f.problems = problems
-		klog.FromContext(ctx).Info("Some types cannot be found; types that are watched already stay watched", "problem", problems)
+		klog.FromContext(ctx).Info("Cannot discover some types; watched types stay watched", "problem", problems)
 	}
 	if err == nil || len(down) > 0 {
 		f.apply(ctx, types, down)
@@ -176,7 +176,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 			delete(wanted, name)
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("Type is no longer watched", "resource", name)
+		klog.FromContext(ctx).V(2).Info("Stopped watching a type", "resource", name)
 		k.stop()
 		f.mu.Lock()
 		delete(f.kinds, name)
@@ -188,7 +188,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 			klog.FromContext(ctx).Error(err, "Cannot watch a type", "resource", name)
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("Type is watched", "resource", name, "version", t.Version)
+		klog.FromContext(ctx).V(2).Info("Watching a type", "resource", name, "version", t.Version)
 		f.mu.Lock()
 		f.kinds[name] = k
 		f.mu.Unlock()

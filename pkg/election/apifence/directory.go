@@ -29,8 +29,8 @@ const (
 
 	// identitySelector selects the Leases in kube-system, one for each API server. Expired Leases count: an
 	// API server that stands still does not renew its Lease. An API server that stops in order deletes its Lease
-	// (k8s.io/component-helpers/apimachinery/lease); that of one that crashed for good is deleted an hour later
-	// by another.
+	// (k8s.io/component-helpers/apimachinery/lease). Another API server deletes the Lease of an API server that
+	// crashed for good, an hour later.
 	identitySelector = "apiserver.kubernetes.io/identity=kube-apiserver"
 )
 

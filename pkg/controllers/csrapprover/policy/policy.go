@@ -54,7 +54,7 @@ var failures = map[Check]string{
 	PerNode:     "too many requests of the node were approved within an hour",
 }
 
-// Problem is a check that failed, and the names and addresses because of which it did.
+// Problem is a failed check, and the names and addresses that failed it.
 type Problem struct {
 	Check Check
 	Names []string
@@ -95,7 +95,7 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 			bad("ip-ranges", "%.80q must be a CIDR, such as 10.0.0.0/16 or fd00::/8", item)
 		}
 	}
-	// By itself first, so that the anchors enclose all of it, and then with the longest name.
+	// Compile the expression alone first, so that the anchors enclose all of it, and then with the longest name.
 	_, err := regexp.Compile(o.DNSRegex)
 	if err == nil {
 		_, err = o.dnsNames(strings.Repeat("a", validation.DNS1123SubdomainMaxLength))

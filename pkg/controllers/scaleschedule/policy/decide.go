@@ -15,7 +15,7 @@ import (
 // Wanted says how a workload is to be.
 type Wanted uint8
 
-// How a workload is to be. Leave is as it is.
+// How a workload is to be. Leave means that the controller does not change it.
 const (
 	Leave Wanted = iota
 	Up
@@ -115,7 +115,7 @@ func (r *Rules) Decide(workload, namespace *Object, now time.Time) Verdict {
 	return d.Verdict
 }
 
-// Since returns when a workload began to be as it is to be at now, if that was within the time before it.
+// Since returns when the verdict that holds at now began, if that was at most within before now.
 func (r *Rules) Since(workload, namespace *Object, now time.Time, within time.Duration) (since time.Time, known bool) {
 	v := r.Decide(workload, namespace, now.Add(-within))
 	for !v.Next.IsZero() && !v.Next.After(now) {

@@ -19,7 +19,7 @@ const (
 	maxItem  = 100 // bytes
 )
 
-// Spans are spans of time. Inside one of them is inside.
+// Spans are spans of time. A time is inside if it is inside any of them.
 type Spans []span
 
 // span is one item of a value.
