@@ -38,22 +38,22 @@ const changelog = `# Changelog
 
 func TestNotes(t *testing.T) {
 	for name, test := range map[string]struct{ version, want, wantErr string }{
-		"a release":                 {version: "v1.2.0", want: "# Quartermaster v1.2.0 - 2026-11-24\n\n### Added\n\n- A thing.\n"},
-		"before a release":          {version: "v1.2.0-rc.1", want: "# Quartermaster v1.2.0-rc.1 - 2026-11-20\n\n- A thing to try.\n"},
-		"the oldest one":            {version: "v1.0.0", want: "# Quartermaster v1.0.0 - 2026-09-01\n\n- The first.\n"},
-		"of which nothing is said":  {version: "v1.1.0", wantErr: "says nothing about v1.1.0"},
-		"that is not there":         {version: "v1.3.0", wantErr: `no section "## v1.3.0 - YYYY-MM-DD"`},
-		"the beginning of another":  {version: "v1.2.0-rc", wantErr: "no section"},
-		"a dot is no other letter":  {version: "v1.2.0-rc-1", wantErr: "no section"},
-		"no version":                {version: "", wantErr: "VERSION=: must be vX.Y.Z"},
-		"without v":                 {version: "1.2.0", wantErr: "must be vX.Y.Z"},
-		"what git describe returns": {version: "0123abc", wantErr: "must be vX.Y.Z"},
-		"build metadata":            {version: "v1.2.0+1", wantErr: "must be vX.Y.Z"},
-		"a zero before a number":    {version: "v1.02.0", wantErr: "must be vX.Y.Z"},
-		"the same in the suffix":    {version: "v1.2.0-rc.01", wantErr: "must be vX.Y.Z"},
-		"an empty part":             {version: "v1.2.0-rc..1", wantErr: "must be vX.Y.Z"},
-		"a zero before a letter":    {version: "v1.2.0-0a", wantErr: "no section"},
-		"a zero":                    {version: "v1.2.0-0", wantErr: "no section"},
+		"a release":                            {version: "v1.2.0", want: "# Quartermaster v1.2.0 - 2026-11-24\n\n### Added\n\n- A thing.\n"},
+		"before a release":                     {version: "v1.2.0-rc.1", want: "# Quartermaster v1.2.0-rc.1 - 2026-11-20\n\n- A thing to try.\n"},
+		"the oldest one":                       {version: "v1.0.0", want: "# Quartermaster v1.0.0 - 2026-09-01\n\n- The first.\n"},
+		"a version of which nothing is said":   {version: "v1.1.0", wantErr: "says nothing about v1.1.0"},
+		"a version without a section":          {version: "v1.3.0", wantErr: `no section "## v1.3.0 - YYYY-MM-DD"`},
+		"the beginning of another":             {version: "v1.2.0-rc", wantErr: "no section"},
+		"a dot is no other letter":             {version: "v1.2.0-rc-1", wantErr: "no section"},
+		"no version":                           {version: "", wantErr: "VERSION=: must be vX.Y.Z"},
+		"without v":                            {version: "1.2.0", wantErr: "must be vX.Y.Z"},
+		"what git describe returns":            {version: "0123abc", wantErr: "must be vX.Y.Z"},
+		"build metadata":                       {version: "v1.2.0+1", wantErr: "must be vX.Y.Z"},
+		"a zero before a number":               {version: "v1.02.0", wantErr: "must be vX.Y.Z"},
+		"a zero before a number in the suffix": {version: "v1.2.0-rc.01", wantErr: "must be vX.Y.Z"},
+		"an empty part":                        {version: "v1.2.0-rc..1", wantErr: "must be vX.Y.Z"},
+		"a zero before a letter":               {version: "v1.2.0-0a", wantErr: "no section"},
+		"a zero":                               {version: "v1.2.0-0", wantErr: "no section"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := notesOf(changelog, test.version)

@@ -99,14 +99,14 @@ func TestClusterRequests(t *testing.T) {
 		sent   []string
 		is     error // of the error, if it is to be a certain one
 	}{
-		"a replica that does not lead reads": {sent: []string{"GET its"}},
-		"and does not write":                 {write: true, is: writefence.ErrNotLeading},
-		"one that leads writes":              {write: true, leads: true, sent: []string{"POST its"}},
-		"under --dry-run it writes dry":      {change: func(o *Options) { o.Generic.DryRun = true }, write: true, leads: true, sent: []string{"POST its dry"}},
+		"a replica that does not lead reads":              {sent: []string{"GET its"}},
+		"a replica that does not lead does not write":     {write: true, is: writefence.ErrNotLeading},
+		"a replica that leads writes":                     {write: true, leads: true, sent: []string{"POST its"}},
+		"a replica that leads writes dry under --dry-run": {change: func(o *Options) { o.Generic.DryRun = true }, write: true, leads: true, sent: []string{"POST its dry"}},
 		"a redirect is not followed": {answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
 		}, sent: []string{"GET its"}},
-		"nor is that of a write": {answer: func(w http.ResponseWriter, r *http.Request) {
+		"a redirect of a write is not followed": {answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/elsewhere", http.StatusPermanentRedirect)
 		}, write: true, leads: true, sent: []string{"POST its"}},
 	} {

@@ -196,7 +196,7 @@ func TestStatusPanicIsAProblem(t *testing.T) {
 	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
-func TestAStatusThatHangsHoldsNobodyUp(t *testing.T) {
+func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, c, registry := host(t, untilTheEnd)
 		c.locked = make(chan struct{})

@@ -450,7 +450,7 @@ func TestLoopEndsWithBeside(t *testing.T) {
 	})
 }
 
-func TestWhenWhatRunsBesideFailsBeforeTheProcessEndsNothingIsUnfinished(t *testing.T) {
+func TestBesideThatFailsLeavesNothingUnfinished(t *testing.T) {
 	for name, ends := range map[string]time.Duration{
 		"while it is waited for a reconcile": 90 * time.Second, "at the same time": time.Minute,
 	} {

@@ -92,15 +92,15 @@ func TestSimulatedTakeover(t *testing.T) {
 // leadership.
 func TestSimulatedSeparation(t *testing.T) {
 	for name, trouble := range map[string]func(s *simulation, leader *simProc){
-		"for an hour": func(*simulation, *simProc) { pass(time.Hour) },
-		"again and again": func(s *simulation, leader *simProc) {
+		"the connections are cut for an hour": func(*simulation, *simProc) { pass(time.Hour) },
+		"the connections are cut again and again": func(s *simulation, leader *simProc) {
 			rng := s.rng("separations", 0)
 			for range 200 {
 				leader.separate(time.Duration(rng.Int64N(int64(20 * time.Second))))
 				pass(time.Duration(rng.Int64N(int64(5 * time.Second))))
 			}
 		},
-		"and later the leader's renewals for a few seconds": func(s *simulation, leader *simProc) {
+		"the connections are cut, and later the leader's renewals for a few seconds": func(s *simulation, leader *simProc) {
 			pass(time.Minute)
 			leader.link.set(func(l *simLink) { l.lost = loseAll })
 			pass(s.cfg.RenewDeadline.Duration / 2)

@@ -191,7 +191,7 @@ func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 	}
 }
 
-func TestANamespaceThatMayNotBeReadHidesNoAgeOfTheOthers(t *testing.T) {
+func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newCluster()
 		b.failWith(func(string) error { return forbidden })

@@ -199,7 +199,7 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 	})
 }
 
-func TestFactoryNotStartedShutsDown(t *testing.T) {
+func TestCacheNotStartedShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(), reloadNeed)
 		if f.CheckSync(nil) == nil {

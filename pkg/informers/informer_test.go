@@ -395,7 +395,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 	}
 }
 
-func TestAnObjectThatIsGoneIsNobodysProblem(t *testing.T) {
+func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 	check := func(obj metav1.Object) {
 		if obj == nil || obj.GetName() == "bad" {
 			panic("a value that nobody may see")

@@ -23,9 +23,9 @@ func isApproval(r *http.Request) bool {
 	return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/approval")
 }
 
-// TestALeaderThatDiesBeforeItsWrite holds the write of a leader that is killed. Its successor approves the
+// TestLeaderDiesBeforeItsWrite holds the write of a leader that is killed. Its successor approves the
 // request once.
-func TestALeaderThatDiesBeforeItsWrite(t *testing.T) {
+func TestLeaderDiesBeforeItsWrite(t *testing.T) {
 	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	never := make(chan struct{})
@@ -47,9 +47,9 @@ func TestALeaderThatDiesBeforeItsWrite(t *testing.T) {
 	}
 }
 
-// TestAnAnswerThatIsLost executes a write whose answer the leader does not get, and one that it is told to
+// TestAnswerThatIsLost executes a write whose answer the leader does not get, and one that it is told to
 // repeat later.
-func TestAnAnswerThatIsLost(t *testing.T) {
+func TestAnswerThatIsLost(t *testing.T) {
 	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	proxy.Add(faultproxy.Rule{Match: isApproval, Times: 1, DropResponse: true})

@@ -43,9 +43,9 @@ func (w *fixture) nodes(n int) []string {
 
 func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 64+i/62500, i/250%250, 1+i%250) }
 
-// TestAnApprovalTakesMilliseconds sends requests one after the other. It logs how long each took from the
+// TestApprovalTakesMilliseconds sends requests one after the other. It logs how long each took from the
 // answer to its creation until it was approved.
-func TestAnApprovalTakesMilliseconds(t *testing.T) {
+func TestApprovalTakesMilliseconds(t *testing.T) {
 	w := newFixture(t)
 	shared.RunReleased(w.ctx, t, args()...)
 	names := w.nodes(100)
@@ -78,8 +78,8 @@ func (w *fixture) untilApproved(name string, begin time.Time) time.Duration {
 	return 0
 }
 
-// TestLongAThousandAtOnce has a thousand nodes that ask for a certificate at once.
-func TestLongAThousandAtOnce(t *testing.T) {
+// TestLongThousandAtOnce has a thousand nodes that ask for a certificate at once.
+func TestLongThousandAtOnce(t *testing.T) {
 	const n = 1000
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 5*time.Minute)

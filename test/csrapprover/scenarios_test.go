@@ -25,7 +25,7 @@ func TestScenarios(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--csr-approver-dns-regex={node}(\\..*)?", "--v=4")...)
 	for name, run := range map[string]func(w *fixture){
-		"1: a kubelet gets a certificate that servers can use": func(w *fixture) {
+		"a kubelet gets a certificate that servers can use": func(w *fixture) {
 			n := w.node("n", "10.1.0.1")
 			name := w.request(n, n, "10.1.0.1")
 			w.signed(name)
@@ -47,21 +47,21 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("condition %+v", c)
 			}
 		},
-		"7: a node asks for a name that begins with its own": func(w *fixture) {
+		"a node asks for a name that begins with its own": func(w *fixture) {
 			n := w.node("n", "10.1.0.2")
 			w.told(n, w.request(n, n+".evil.example"), "check 9")
 			// With the wide expression of this test, only other checks are left once the Node claims it.
 			w.report(n, n, "auth.example.com")
 			w.told(n, w.request(n, "auth.example.com"), "check 10")
 		},
-		"9: an address that the Node reports later": func(w *fixture) {
+		"a request is approved when the Node reports its address": func(w *fixture) {
 			n := w.node("n", "10.1.0.3")
 			name := w.request(n, "10.1.0.4")
 			w.told(n, name, "check 9")
 			w.report(n, n, "10.1.0.3", "10.1.0.4")
 			w.signed(name)
 		},
-		"11: a node claims another's address": func(w *fixture) {
+		"a node claims another's address": func(w *fixture) {
 			victim, evil := w.node("victim", "10.1.0.5"), w.node("evil", "10.1.0.6")
 			w.signed(w.request(victim, victim, "10.1.0.5"))
 			w.report(evil, evil, "10.1.0.6", "10.1.0.5")
@@ -73,18 +73,18 @@ func TestScenarios(t *testing.T) {
 			w.report(evil, evil, "10.1.0.6")
 			w.signed(waits)
 		},
-		"11: a node claims another's name": func(w *fixture) {
+		"a node claims another's name": func(w *fixture) {
 			victim, evil := w.node("victim", "10.1.0.7"), w.node("evil", "10.1.0.8")
 			w.report(evil, victim, "10.1.0.8")
 			w.told(evil, w.request(evil, victim), "check 10")
 		},
-		"12: a node claims the names of the API server": func(w *fixture) {
+		"a node claims the names of the API server": func(w *fixture) {
 			n := w.node("n", "10.1.0.9")
 			w.report(n, n, "kubernetes.default.svc", "127.0.0.1")
 			w.told(n, w.request(n, "kubernetes.default.svc"), "check 7")
 			w.told(n, w.request(n, "127.0.0.1"), "check 7")
 		},
-		"13: a node claims the cluster IP of the API server": func(w *fixture) {
+		"a node claims the cluster IP of the API server": func(w *fixture) {
 			service, err := shared.Admin.CoreV1().Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
 			if err != nil {
 				w.Fatal(err)
@@ -92,7 +92,7 @@ func TestScenarios(t *testing.T) {
 			n := w.node("n", "10.1.0.10", service.Spec.ClusterIP)
 			w.told(n, w.request(n, service.Spec.ClusterIP), "check 12")
 		},
-		"13: a node claims an endpoint of the API server, and is of the control plane later": func(w *fixture) {
+		"a node claims an endpoint of the API server, and is of the control plane later": func(w *fixture) {
 			slices, err := shared.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
 			if err != nil || len(slices.Items) == 0 {
 				w.Skip("the API server has published no address here", err)
@@ -107,7 +107,7 @@ func TestScenarios(t *testing.T) {
 			}
 			w.signed(name)
 		},
-		"14: the Node is created later": func(w *fixture) {
+		"a request is approved when its Node is created": func(w *fixture) {
 			n := w.id + "-late"
 			name := w.request(n, n, "10.1.0.11")
 			w.settle()
@@ -117,7 +117,7 @@ func TestScenarios(t *testing.T) {
 			w.node("late", "10.1.0.11")
 			w.signed(name)
 		},
-		"14: the Node goes": func(w *fixture) {
+		"a request waits when its Node is deleted": func(w *fixture) {
 			n := w.node("n", "10.1.0.12")
 			if err := shared.Admin.CoreV1().Nodes().Delete(w.ctx, n, metav1.DeleteOptions{}); err != nil {
 				w.Fatal(err)
@@ -128,7 +128,7 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("it is %q", state)
 			}
 		},
-		"2: other signers and users are ignored": func(w *fixture) {
+		"other signers and users are ignored": func(w *fixture) {
 			n := w.node("n", "10.1.0.13")
 			client := requestFor(n)
 			client.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
@@ -146,7 +146,7 @@ func TestScenarios(t *testing.T) {
 				}
 			}
 		},
-		"16: of 25 requests at once 20 are approved": func(w *fixture) {
+		"of 25 requests at once 20 are approved": func(w *fixture) {
 			n := w.node("n", "10.1.0.14")
 			for range 25 {
 				w.request(n, n)
@@ -162,7 +162,7 @@ func TestScenarios(t *testing.T) {
 				w.Errorf("%d are approved", len(approved))
 			}
 		},
-		"15: a certificate for 600 s": func(w *fixture) {
+		"a certificate may be for 600 s": func(w *fixture) {
 			n := w.node("n", "10.1.0.15")
 			r := requestFor(n, n)
 			r.Spec.ExpirationSeconds = new(int32)
@@ -251,16 +251,16 @@ func TestMigrationWritesNothing(t *testing.T) {
 	}
 }
 
-// TestTheStartFails has what a manager refuses, and the flag that it names.
-func TestTheStartFails(t *testing.T) {
+// TestStartNamesTheFlagThatIsWrong has what a manager refuses, and the flag that it names.
+func TestStartNamesTheFlagThatIsWrong(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want string
 	}{
-		"24: without ranges":       {[]string{"--controllers=csr-approver"}, "--csr-approver-ip-ranges"},
-		"24: a broken expression":  {args("--csr-approver-dns-regex=("), "--csr-approver-dns-regex"},
-		"24: a range that is none": {args("--csr-approver-ip-ranges=x"), "--csr-approver-ip-ranges"},
-		"27: with some namespaces": {args("--namespaces=a"), "--namespaces"},
+		"a manager without ranges does not start":               {[]string{"--controllers=csr-approver"}, "--csr-approver-ip-ranges"},
+		"a manager with a broken expression does not start":     {args("--csr-approver-dns-regex=("), "--csr-approver-dns-regex"},
+		"a manager with a range that is no CIDR does not start": {args("--csr-approver-ip-ranges=x"), "--csr-approver-ip-ranges"},
+		"a manager with --namespaces does not start":            {args("--namespaces=a"), "--namespaces"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)

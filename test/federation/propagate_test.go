@@ -202,7 +202,7 @@ const (
 		"template: {metadata: {labels: {app: d}}, spec: {containers: [{name: c, image: example.com/c}]}}}}, " + both + ", overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 3}]}]}"
 )
 
-// retains is rows 21 and 22: what belongs to a member stays when the federated object changes.
+// retains checks that what belongs to a member stays when the federated object changes.
 func (m *members) retains() {
 	m.Helper()
 	s := m.create("kind: FederatedService, metadata: {name: web}, spec: {template: {spec: {type: NodePort, ports: [{name: http, port: 80}]}}, " + both + "}")

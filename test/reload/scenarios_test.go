@@ -111,7 +111,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			then:   func(s testNamespace) { s.waitForMark(web, cm) },
 			rolled: map[string]int{web: 1},
 		},
-		"there and back while no manager runs is none": {
+		"a change there and back while no manager runs rolls nothing": {
 			given: justWeb,
 			when:  func(s testNamespace) { s.waitForState(web, cm) },
 			down: func(s testNamespace) {

@@ -60,8 +60,8 @@ func TestDownAndUp(t *testing.T) {
 	w.tellsOf("a", "ScaledUp")
 }
 
-// TestAHorizontalPodAutoscaler is what the real type makes of the patch, and of an index by its target.
-func TestAHorizontalPodAutoscaler(t *testing.T) {
+// TestAutoscalerTakesThePatch is what the real type makes of the patch, and of an index by its target.
+func TestAutoscalerTakesThePatch(t *testing.T) {
 	w := newFixture(t, fleet.Patience)
 	w.deploy("a", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
 	w.deploy("b", map[string]string{prefix + "downtime": "always", prefix + "downtime-replicas": "1"})
@@ -80,8 +80,8 @@ func TestAHorizontalPodAutoscaler(t *testing.T) {
 	}
 }
 
-// TestAConflictIsDecidedAgain changes a workload between the decision and the write, again and again.
-func TestAConflictIsDecidedAgain(t *testing.T) {
+// TestConflictIsDecidedAgain changes a workload between the decision and the write, again and again.
+func TestConflictIsDecidedAgain(t *testing.T) {
 	w := newFixture(t, fleet.Patience)
 	for i := range 20 {
 		w.deploy(fmt.Sprintf("a%d", i), nil)
@@ -99,9 +99,9 @@ func TestAConflictIsDecidedAgain(t *testing.T) {
 	w.oncePerWorkload(w.begin, 20, 0, `"downscaler/original-replicas":"3"`)
 }
 
-// TestLongTheLeaderIsKilledAtTheBoundary kills the leader while it scales 500 Deployments down and up. Each
+// TestLongLeaderIsKilledAtTheBoundary kills the leader while it scales 500 Deployments down and up. Each
 // is scaled once, and comes back with the replicas that it had.
-func TestLongTheLeaderIsKilledAtTheBoundary(t *testing.T) {
+func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 	const workloads, workers = 500, 2
 	kills := fleet.Setting(t, "SCALE_KILLS", 20)
 	w := newFixture(t, time.Duration(kills+3)*time.Minute)

@@ -84,8 +84,7 @@ func (w *fixture) metric(m *cluster.Manager, line string) {
 	fleet.Eventually(w.ctx, w, func() error { return fleet.Answers(m.InsecureURL+"/metrics", "", 200, line) })
 }
 
-// TestRules has the rows of the specification of rules that depend on the API server and on
-// Kubernetes' own controllers.
+// TestRules has what depends on the API server and on Kubernetes' own controllers.
 func TestRules(t *testing.T) {
 	w := newFixture(t)
 	temp := newFixture(t)
@@ -95,7 +94,7 @@ func TestRules(t *testing.T) {
 - {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
 - {name: missing, resources: [persistentvolumeclaims], when: object.metadata.namespace == 'NS' && object.status.x == 1, ttl: 0s}`))...)
 
-	// Row 9, whose time begins now.
+	// A rule for every type, whose time begins now.
 	deployments := shared.Admin.AppsV1().Deployments(temp.namespace)
 	template := podTemplate()
 	template.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -104,7 +103,7 @@ func TestRules(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Rows 1, 2, 3 and 6.
+	// Jobs that are done, run, fail, and are kept by an annotation.
 	for _, name := range []string{"done", "runs", "fails", "kept"} {
 		w.job(name)
 	}
@@ -124,7 +123,7 @@ func TestRules(t *testing.T) {
 	})
 	w.metric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="deleted",rule="r"} 1`)
 
-	// Rows 4 and 21: nobody else waits.
+	// A rule that fails, and an expensive object, keep nobody waiting.
 	if _, err := shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, newClaim("missing"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +140,7 @@ func TestRules(t *testing.T) {
 	t.Logf("CPU time for an expensive ConfigMap of 1 MB: %v", cpu(t, m)-begin)
 	w.settle()
 
-	// Row 24.
+	// A type that comes later.
 	if _, err := shared.Objects.Resource(definitions).Create(w.ctx, widgetDefinition(), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -190,8 +189,7 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 		Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}}}}
 }
 
-// TestAFileWithAMistakeFailsTheStart has rows 10 and 11.
-func TestAFileWithAMistakeFailsTheStart(t *testing.T) {
+func TestFileWithAMistakeFailsTheStart(t *testing.T) {
 	w := newFixture(t)
 	m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + w.rules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
 	if err != nil {
@@ -205,9 +203,9 @@ func TestAFileWithAMistakeFailsTheStart(t *testing.T) {
 	}
 }
 
-// TestALeaderThatDiesBetweenTheTwoRequestsOfARule has a hundred Jobs with timers, a leader that is
-// killed after it has read one of them, and its successor (rows 22 and 23).
-func TestALeaderThatDiesBetweenTheTwoRequestsOfARule(t *testing.T) {
+// TestLeaderDiesBetweenTheRequestsOfARule has a hundred Jobs with timers, a leader that is
+// killed after it has read one of them, and its successor.
+func TestLeaderDiesBetweenTheRequestsOfARule(t *testing.T) {
 	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	never := make(chan struct{})
@@ -239,8 +237,7 @@ func TestALeaderThatDiesBetweenTheTwoRequestsOfARule(t *testing.T) {
 	w.deleted(want...)
 }
 
-// TestATypeThatCannotBeListedByARule has row 26.
-func TestATypeThatCannotBeListedByARule(t *testing.T) {
+func TestRuleWhoseTypeCannotBeListed(t *testing.T) {
 	w := newFixture(t)
 	for _, role := range []string{"quartermaster-cache-ttl", "quartermaster-controller-ttl"} {
 		r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})

@@ -182,8 +182,8 @@ func TestAnnotationKeysAreDistinct(t *testing.T) {
 		"the mark of the original":     {map[string]string{"search-match": compatMark}, compatMark},
 		"an exclusion of the original": {map[string]string{"configmap": "configmaps.exclude.reloader.stakater.com/reload"}, "configmaps.exclude"},
 		"a key of CSI secrets":         {map[string]string{"auto": "secretproviderclass.reloader.stakater.com/auto"}, "secretproviderclass"},
-		"one for two names":            {map[string]string{"auto": "example.org/a", "ignore": "example.org/a"}, "key of ignore"},
-		"that of another name":         {map[string]string{"auto": kIgnore}, "key of ignore"},
+		"one key for two names":        {map[string]string{"auto": "example.org/a", "ignore": "example.org/a"}, "key of ignore"},
+		"the key of another name":      {map[string]string{"auto": kIgnore}, "key of ignore"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := NewConfig()

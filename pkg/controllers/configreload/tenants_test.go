@@ -166,9 +166,9 @@ func TestPendingChangeIsConsidered(t *testing.T) {
 
 func TestPauseLastsItsPeriodAtMost(t *testing.T) {
 	for name, since := range map[string]time.Time{
-		"that began in a year":    unixStart.AddDate(1, 0, 0),
-		"that began in a century": unixStart.AddDate(100, 0, 0),
-		"that began in a minute":  unixStart.Add(time.Minute),
+		"a pause that begins in a year":    unixStart.AddDate(1, 0, 0),
+		"a pause that begins in a century": unixStart.AddDate(100, 0, 0),
+		"a pause that begins in a minute":  unixStart.Add(time.Minute),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -21,8 +21,8 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 		want  []string
 	}{
 		"the defaults, for a manager that does not run the controller": {"", nil},
-		"24: a broken expression":                                      {"--csr-approver-dns-regex=(", []string{"--csr-approver-dns-regex"}},
-		"24: a range that is none":                                     {"--csr-approver-ip-ranges=10.0.0.0/8,10.0.0.1", []string{"--csr-approver-ip-ranges"}},
+		"a broken expression is refused":                               {"--csr-approver-dns-regex=(", []string{"--csr-approver-dns-regex"}},
+		"a range that is no CIDR is refused":                           {"--csr-approver-ip-ranges=10.0.0.0/8,10.0.0.1", []string{"--csr-approver-ip-ranges"}},
 		"a time that no signer gives":                                  {"--csr-approver-max-duration=8809h", []string{"--csr-approver-max-duration"}},
 		"a negative limit and nobody to work":                          {"--csr-approver-per-node=-1 --csr-approver-concurrent-syncs=0", []string{"--csr-approver-per-node", "--csr-approver-concurrent-syncs"}},
 		"everything that is set on purpose":                            {"--csr-approver-ip-ranges=0.0.0.0/0,::/0 --csr-approver-dns-regex=.* --csr-approver-per-node=0", nil},
@@ -49,7 +49,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 	}
 }
 
-// TestRangesAreRequired is row 24: the manager builds the controller at its start.
+// TestRangesAreRequired builds the controller: the manager builds the controller at its start.
 func TestRangesAreRequired(t *testing.T) {
 	_, err := csrapprover.New(csrapprover.NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.Options{}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "--csr-approver-ip-ranges: ") {

@@ -53,9 +53,9 @@ func servedRequest(i int) string {
 		`"groups":["system:nodes"],"usages":["server auth"]},"status":%s}`, meta(servedNodes+i, fmt.Sprintf("csr-%05d", i)), strings.Repeat("A", 1<<10), "system:node:"+nodeName(i%servedNodes), status)
 }
 
-// TestTheCacheTakesAtMost4MiB has the caches and the indexes of the controller, and its memory of requests
+// TestCacheTakesAtMost4MiB has the caches and the indexes of the controller, and its memory of requests
 // that wait, empty and full.
-func TestTheCacheTakesAtMost4MiB(t *testing.T) {
+func TestCacheTakesAtMost4MiB(t *testing.T) {
 	empty, _ := cacheOf(t, 0, 0)
 	full, c := cacheOf(t, servedNodes, servedRequests)
 	waiting := liveHeap()

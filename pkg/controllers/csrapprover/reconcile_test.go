@@ -29,8 +29,8 @@ const (
 	refusal = "Warning ServingCertificateForbidden"
 )
 
-// TestReconcile has the rows of the specification, with their numbers, that depend on more than one object or
-// moment. The rows that one request decides are in package policy.
+// TestReconcile has what depends on more than one object or moment. The checks of one request are tested in
+// package policy.
 func TestReconcile(t *testing.T) {
 	r1 := request("r1", "n1", "n1", "10.0.0.1")
 	for name, tc := range map[string]struct {
@@ -38,7 +38,7 @@ func TestReconcile(t *testing.T) {
 		objects []runtime.Object
 		do      func(w *fixture)
 	}{
-		"1: a name and an address, and the address alone": {
+		"a name with an address, and an address alone, are approved": {
 			objects: []runtime.Object{r1},
 			do: func(w *fixture) {
 				w.expect(approval("r1"), told+`r1 is approved`)
@@ -51,7 +51,7 @@ func TestReconcile(t *testing.T) {
 				w.metric(2, "approval_seconds")
 			},
 		},
-		"2: what no kubelet has sent is ignored": {
+		"what no kubelet has sent is ignored": {
 			do: func(w *fixture) {
 				other, account, group := request("other", "n1", "n1"), request("account", "n1", "n1"), request("group", "n1", "n1")
 				other.Spec.SignerName = certificatesv1.KubeAPIServerClientKubeletSignerName
@@ -63,7 +63,7 @@ func TestReconcile(t *testing.T) {
 				w.noRequests()
 			},
 		},
-		"3: another common name waits, and is read once": {
+		"another common name waits, and is read once": {
 			do: func(w *fixture) {
 				stranger := request("r1", "n2", "n1", "10.0.0.1")
 				stranger.Spec.Username = "system:node:n1"
@@ -79,7 +79,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(nil)
 			},
 		},
-		"9: an address that is added later": {
+		"a request is approved when the Node lists its address": {
 			do: func(w *fixture) {
 				w.put(request("r1", "n1", "10.0.0.2"))
 				w.expect(nil, notTold+`r1 is not approved: check 9: |"10.0.0.2"`)
@@ -88,7 +88,7 @@ func TestReconcile(t *testing.T) {
 				w.metric(0, "waiting_requests", "check", "9")
 			},
 		},
-		"11: another Node has the address, and goes": {
+		"a request is approved when the other Node with its address is deleted": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), r1},
 			do: func(w *fixture) {
 				w.expect(nil, notTold+`r1 is not approved: check 11: |"10.0.0.1"`)
@@ -97,7 +97,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told+"r1")
 			},
 		},
-		"11: another Node has the address, and loses it": {
+		"a request is approved when the other Node loses its address": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), r1},
 			do: func(w *fixture) {
 				w.expect(nil, notTold)
@@ -105,7 +105,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told)
 			},
 		},
-		"11: nodes that claim each other's addresses get nothing, and who has its own alone does": {
+		"nodes that claim each other's addresses get nothing, and who has its own alone does": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), node("n3", "10.0.0.3")},
 			do: func(w *fixture) {
 				for _, r := range []runtime.Object{r1, request("r2", "n2", "10.0.0.1"), request("r3", "n3", "10.0.0.3")} {
@@ -114,7 +114,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r3"), notTold, "Warning ServingCertificateNotApproved n2", "Normal ServingCertificateApproved n3")
 			},
 		},
-		"13: the address of an endpoint of the API server, with the label later": {
+		"an endpoint of the API server is approved once the Node is one of the control plane": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
 			do: func(w *fixture) {
 				w.expect(nil, notTold+"r1 is not approved: check 12: ")
@@ -124,7 +124,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told)
 			},
 		},
-		"13: an endpoint that goes is noticed within minutes": {
+		"an endpoint that goes is noticed within minutes": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
 			do: func(w *fixture) {
 				w.expect(nil, notTold)
@@ -135,7 +135,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told)
 			},
 		},
-		"14: the Node is created 10 s later": {
+		"a request waits for its Node to be created": {
 			do: func(w *fixture) {
 				w.put(request("r1", "n9", "n9", "10.0.0.9"))
 				w.noRequests()
@@ -146,7 +146,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), "Normal ServingCertificateApproved n9")
 			},
 		},
-		"16: of 21 requests within a minute 20 are approved, and the last when they are gone": {
+		"of 21 requests within a minute 20 are approved, and the last when they are gone": {
 			do: func(w *fixture) {
 				many := numbered("r%02d", 21, func(name string) runtime.Object { return request(name, "n1", "n1") })
 				w.put(many...)
@@ -162,7 +162,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"16: the hour of an approval ends": {
+		"the limit counts approvals of the last hour only": {
 			flags: []string{"--csr-approver-per-node=1"},
 			do: func(w *fixture) {
 				before := decided(request("before", "n1", "n1"), certificatesv1.CertificateApproved)
@@ -177,7 +177,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told)
 			},
 		},
-		"16: there is no limit": {
+		"a limit of 0 approves everything": {
 			flags: []string{"--csr-approver-per-node=0"},
 			do: func(w *fixture) {
 				w.put(numbered("r%02d", 30, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
@@ -186,7 +186,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"16: the cache lags behind what was approved": {
+		"approvals that the cache does not show yet count": {
 			do: func(w *fixture) {
 				w.Lag(10 * time.Second)
 				w.put(numbered("r%02d", 40, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
@@ -195,7 +195,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"17: a new leader after 10": {
+		"a new leader counts the approvals of its predecessor": {
 			do: func(w *fixture) {
 				make := func(name string) runtime.Object { return request(name, "n1", "n1") }
 				w.put(numbered("a%02d", 10, make)...)
@@ -206,7 +206,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"18: deny-final denies what is final, and nothing else": {
+		"deny-final denies what is final, and nothing else": {
 			flags: []string{"--csr-approver-deny-final"},
 			do: func(w *fixture) {
 				final := request("final", "n2", "n1")
@@ -220,7 +220,7 @@ func TestReconcile(t *testing.T) {
 				w.metric(1, "requests_total", "result", "denied")
 			},
 		},
-		"19: what is decided already is ignored": {
+		"what is decided already is ignored": {
 			do: func(w *fixture) {
 				signed := request("signed", "n1", "n1")
 				signed.Status.Certificate = []byte("x")
@@ -232,7 +232,7 @@ func TestReconcile(t *testing.T) {
 				w.noRequests()
 			},
 		},
-		"20: somebody approves between read and write": {
+		"a request that somebody approves meanwhile is left as it is": {
 			do: func(w *fixture) {
 				w.onceBeforeWrite(func() { w.Put(decided(r1, certificatesv1.CertificateApproved)) })
 				w.put(r1)
@@ -242,7 +242,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"20: somebody denies between read and write": {
+		"a request that somebody denies meanwhile is left as it is": {
 			do: func(w *fixture) {
 				w.onceBeforeWrite(func() { w.Put(decided(r1, certificatesv1.CertificateDenied)) })
 				w.put(r1)
@@ -252,14 +252,14 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"20: somebody deletes it between read and write": {
+		"a request that somebody deletes meanwhile is forgotten": {
 			do: func(w *fixture) {
 				w.onceBeforeWrite(func() { w.Delete(r1) })
 				w.put(r1)
 				w.expect([]string{approval("r1")[0] + ": NotFound"})
 			},
 		},
-		"21: a label changes between read and write": {
+		"a request whose label changes meanwhile is decided on again": {
 			do: func(w *fixture) {
 				labelled := r1.DeepCopy()
 				labelled.Labels = map[string]string{"a": "b"}
@@ -271,7 +271,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"21: a label changes all the time": {
+		"a request whose label changes all the time is retried with back-off": {
 			do: func(w *fixture) {
 				w.OnWrite(func(controllertest.Request) error { return conflict() })
 				w.put(r1)
@@ -281,7 +281,7 @@ func TestReconcile(t *testing.T) {
 				}
 			},
 		},
-		"23: dry-run": {
+		"--csr-approver-dry-run approves nothing": {
 			flags: []string{"--csr-approver-dry-run", "--csr-approver-deny-final"},
 			do: func(w *fixture) {
 				stranger := request("r2", "n2", "n1")
@@ -293,7 +293,7 @@ func TestReconcile(t *testing.T) {
 				w.metric(1, "requests_total", "result", "dry_run")
 			},
 		},
-		"23: dry-run of the whole manager": {
+		"--dry-run approves nothing": {
 			flags: []string{"--dry-run"},
 			do: func(w *fixture) {
 				w.put(r1)
@@ -301,7 +301,7 @@ func TestReconcile(t *testing.T) {
 				w.metric(1, "requests_total", "result", "dry_run")
 			},
 		},
-		"25: nothing is looked up by DNS": {
+		"nothing is looked up by DNS": {
 			do: func(w *fixture) {
 				was := net.DefaultResolver
 				w.Cleanup(func() { net.DefaultResolver = was })
@@ -313,7 +313,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told)
 			},
 		},
-		"26: hundreds of requests that fail delay no other node's, and write few Events": {
+		"hundreds of requests that fail delay no other node's, and write few Events": {
 			objects: []runtime.Object{node("n2", "10.0.0.2")},
 			do: func(w *fixture) {
 				w.Put(numbered("r%03d", 500, func(name string) runtime.Object { return request(name, "n1", "n1.evil.example") })...)

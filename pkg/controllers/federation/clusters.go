@@ -8,7 +8,7 @@
 //	types.go       the loop of FederatedTypeConfigs: which types run
 //	controller.go  all loops together, and KubeFed's lock
 //	follow.go      what is followed: federated objects on the host, managed objects in members
-//	look.go        what is known of a federated object F at one moment
+//	view.go        what is known of a federated object F at one moment
 //	sync.go        the loop of the host: what F asks of each member, and what came of it
 //	host.go        what sync.go writes on the host: finalizers, versions, status
 //	member.go      the loop of a member
@@ -160,7 +160,7 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 		return 0, nil
 	}
 	config, read := settings(ctx, c.configs, c.namespace), policy.ReadCluster(object)
-	m := c.member(read)
+	m := c.probedCluster(read)
 	if err := c.connect(ctx, m, object, read); err != nil {
 		return config.ProbePeriod, err
 	}
@@ -183,8 +183,8 @@ func (c *Clusters) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	return config.ProbePeriod, nil
 }
 
-// member returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
-func (c *Clusters) member(read policy.Cluster) *probedCluster {
+// probedCluster returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
+func (c *Clusters) probedCluster(read policy.Cluster) *probedCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.members[read.Name]

@@ -143,7 +143,6 @@ func TestClusterGoesAndComes(t *testing.T) {
 	})
 }
 
-// TestClusterStartsFromStatus is row 3.
 func TestClusterStartsFromStatus(t *testing.T) {
 	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +157,6 @@ func TestClusterStartsFromStatus(t *testing.T) {
 	})
 }
 
-// TestBadClusterStopsNoOther is rows 4 and 6.
 func TestBadClusterStopsNoOther(t *testing.T) {
 	m, gone := federation.NewServer(t), federation.NewServer(t)
 	gone.Close()
@@ -235,7 +233,7 @@ func TestClientOfChangedSpec(t *testing.T) {
 	})
 }
 
-// TestTokenRotation is row 5: the next request has the new token.
+// TestTokenRotation checks that the next request has the new token.
 func TestTokenRotation(t *testing.T) {
 	m := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -47,16 +47,16 @@ func TestRemovalGuard(t *testing.T) {
 	})
 }
 
-// TestNamespaces is rows 16, 17 and 18, with c1 as the host.
+// TestNamespaces has c1 as the host.
 func TestNamespaces(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
-		"16: the host's Namespace is deselected": func(f *fed) {
+		"the host's own Namespace loses its label when it is deselected": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, "patch namespaces shop")
 			f.wrote(f.c2.Host, "delete namespaces shop")
 		},
-		"18: a Namespace that was there is deselected": func(f *fed) {
+		"an adopted Namespace loses its label when it is deselected": func(f *fed) {
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: old}}"))
 			u := federated(f.t, "Namespace", "old", "{placement: {clusters: [{name: c2}]}}")
 			u.SetNamespace("old")
@@ -175,12 +175,11 @@ func widgets(f *fed) {
 	f.Sleep(settling)
 }
 
-// TestCustomType is rows 8 and 45.
 func TestCustomType(t *testing.T) {
 	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	for name, test := range map[string]func(f *fed){
-		"8: c2 lacks the API, and gets it": func(f *fed) {
+		"c2 gets its objects when it begins to serve the type": func(f *fed) {
 			f.wrote(f.c1.Host, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
@@ -188,7 +187,7 @@ func TestCustomType(t *testing.T) {
 			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "c1= c2=")
 		},
-		"9: c2 serves another version alone, which an override names": func(f *fed) {
+		"c2 gets the version that its override names": func(f *fed) {
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1beta1"))
 			f.set(f.Host, "FederatedWidget", "shop", "w", "[{clusterName: c2, clusterOverrides: [{path: /apiVersion, value: example.com/v1beta1}]}]", "spec", "overrides")
 			f.Sleep(10 * time.Minute)
@@ -207,7 +206,7 @@ func TestCustomType(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.status("FederatedWidget", "w", "gone")
 		},
-		"45: the CustomResourceDefinition of F is being deleted": func(f *fed) {
+		"objects lose their label when the federated type's definition is deleted": func(f *fed) {
 			f.c1.Writes()
 			f.change(f.Host, "CustomResourceDefinition", "", "federatedwidgets.types.kubefed.io", func(u *unstructured.Unstructured) {
 				u.SetFinalizers([]string{"customresourcecleanup.apiextensions.k8s.io"})

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// TestRetainedFields is rows 22 and 23. Row 21 is the API server's own work: test/federation has
-// it.
+// TestRetainedFields has what the controller retains. What the API server retains is in test/federation.
 func TestRetainedFields(t *testing.T) {
 	// deployment creates a FederatedDeployment, scales its object in c1 from 1 to 3, and changes the template.
 	deployment := func(f *fed, retain string) any {
@@ -29,17 +28,17 @@ func TestRetainedFields(t *testing.T) {
 		return spec["replicas"]
 	}
 	for name, test := range map[string]func(f *fed){
-		"22: replicas are retained": func(f *fed) {
+		"retainReplicas keeps the member's replicas": func(f *fed) {
 			if replicas := deployment(f, "retainReplicas: true, "); replicas != int64(3) {
 				f.t.Errorf("%v replicas", replicas)
 			}
 		},
-		"22: replicas are not retained": func(f *fed) {
+		"replicas are written without retainReplicas": func(f *fed) {
 			if replicas := deployment(f, ""); replicas != int64(1) {
 				f.t.Errorf("%v replicas", replicas)
 			}
 		},
-		"23: a Job without a selector": func(f *fed) {
+		"a Job keeps its generated selector": func(f *fed) {
 			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, "create jobs.batch shop/j")

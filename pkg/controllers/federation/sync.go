@@ -26,9 +26,9 @@ const (
 
 // keyRecord is the record of a key while there is something to do, or to be written on the host.
 type keyRecord struct {
-	token   uint64
-	since   time.Time // when the token was first seen
-	results map[string]*result
+	fingerprint uint64
+	since       time.Time // when the fingerprint was first seen
+	results     map[string]*result
 	// was is the digest of the federated object to which the recorded versions belong, if the federated
 	// object has changed since.
 	was *policy.Digest
@@ -41,8 +41,8 @@ type keyRecord struct {
 
 // result is the outcome of a key in one cluster.
 type result struct {
-	token uint64
-	// done is set when the cluster's loop has reconciled the token. Until then, the key is in its queue.
+	fingerprint uint64
+	// done is set when the cluster's loop has reconciled the fingerprint. Until then, the key is in its queue.
 	done   bool
 	status string
 	// version is the object's version after the last write of this content.
@@ -119,7 +119,7 @@ type verdict struct {
 }
 
 // judge returns the verdict of every cluster that should have, has, or is recorded to have the object. It
-// enqueues the key in each cluster that has something to do and has not reconciled the present token.
+// enqueues the key in each cluster that has something to do and has not reconciled the present fingerprint.
 func (c *controller) judge(v *view) map[string]verdict {
 	names := slices.Clone(v.placed)
 	for _, recorded := range v.recorded.Clusters {
@@ -165,8 +165,8 @@ func (c *controller) judgeIn(v *view, name string, m *readyMember) verdict {
 	clearance := policy.Clearing{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.Clearance()
 	c.mu.Lock()
 	r := c.recordFor(v.key)
-	if r.token != v.token {
-		r.token, r.since = v.token, c.host.LoopOptions.Clock.Now()
+	if r.fingerprint != v.fingerprint {
+		r.fingerprint, r.since = v.fingerprint, c.host.LoopOptions.Clock.Now()
 	}
 	known := r.results[name]
 	if known == nil {
@@ -176,14 +176,14 @@ func (c *controller) judgeIn(v *view, name string, m *readyMember) verdict {
 	is := verdict{status: known.status, cleared: known.cleared}
 	enqueue := false
 	switch {
-	case known.token == v.token && known.done:
+	case known.fingerprint == v.fingerprint && known.done:
 	case action == policy.Nothing && (!v.deleting || clearance != policy.MustAsk):
 		known.status = ""
 		is.status, is.cleared = "", clearance == policy.Cleared
 	default:
 		is.pending = true
-		enqueue = known.token != v.token
-		known.token, known.done = v.token, false
+		enqueue = known.fingerprint != v.fingerprint
+		known.fingerprint, known.done = v.fingerprint, false
 	}
 	c.mu.Unlock()
 	if enqueue {
@@ -210,11 +210,11 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 		known = &result{}
 		r.results[cluster] = known
 	}
-	with.token, with.done = v.token, true
+	with.fingerprint, with.done = v.fingerprint, true
 	if with.version == "" {
 		with.version, with.content = known.version, known.content
 	}
-	changed := wrote || known.status != with.status || known.cleared != with.cleared || known.token != with.token || !known.done
+	changed := wrote || known.status != with.status || known.cleared != with.cleared || known.fingerprint != with.fingerprint || !known.done
 	since := r.since
 	*known = with
 	r.dirty = r.dirty || wrote
@@ -233,8 +233,8 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 	now := c.host.LoopOptions.Clock.Now()
 	c.mu.Lock()
 	r := c.recordFor(v.key)
-	if r.token != v.token {
-		r.token, r.since = v.token, now
+	if r.fingerprint != v.fingerprint {
+		r.fingerprint, r.since = v.fingerprint, now
 	}
 	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: r.dirty}
 	if v.reason != "" && !v.deleting {
@@ -322,11 +322,11 @@ func (c *controller) forget(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := c.records[v.key]
-	if r == nil || r.dirty || r.token != v.token || len(r.told) > 0 {
+	if r == nil || r.dirty || r.fingerprint != v.fingerprint || len(r.told) > 0 {
 		return
 	}
 	for _, known := range r.results {
-		if known.token == v.token && !known.done || known.status != "" {
+		if known.fingerprint == v.fingerprint && !known.done || known.status != "" {
 			return
 		}
 	}

@@ -27,8 +27,7 @@ const (
 	edited  = "patch configmaps shop/f"
 )
 
-// TestSyncScenarios has the rows of the specification, by their numbers. The federated object is in both
-// clusters.
+// TestSyncScenarios begins with the federated object in both clusters.
 func TestSyncScenarios(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"F is in both": func(f *fed) {
@@ -47,7 +46,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c2.Host, updated)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
-		"4: c1 hangs, and c2 goes on": func(f *fed) {
+		"c1 hangs, and c2 goes on": func(f *fed) {
 			f.c1.Hang()
 			f.setF("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
@@ -59,7 +58,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c1.Host, updated)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
-		"4: the Secret of c1 is gone, and c2 goes on": func(f *fed) {
+		"the Secret of c1 is gone, and c2 goes on": func(f *fed) {
 			f.Delete(secret("c1", "one"))
 			f.Sleep(time.Second)
 			f.setF("c", "template", "data", "a")
@@ -71,7 +70,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, updated)
 		},
-		"5: a token is rotated": func(f *fed) {
+		"a rotated token is used at the next request": func(f *fed) {
 			lists := func() float64 { return f.Metric("quartermaster_informer_lists_total", "cluster", "c1") }
 			before := lists()
 			f.Put(secret("c1", "other"))
@@ -84,7 +83,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Second)
 			f.wrote(f.c1.Host, updated)
 		},
-		"10: the type is switched off": func(f *fed) {
+		"a type that is switched off writes nothing": func(f *fed) {
 			f.set(f.Host, "FederatedTypeConfig", namespace, "configmaps", "Disabled", "spec", "propagation")
 			f.Sleep(time.Second)
 			f.setF("c", "template", "data", "a")
@@ -95,7 +94,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c1.Host, updated)
 			f.wrote(f.c2.Host, updated)
 		},
-		"11: the FederatedTypeConfig of Namespaces is deleted": func(f *fed) {
+		"types with namespaces stop without the FederatedTypeConfig of Namespaces": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedTypeConfig", namespace, "namespaces"))
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
@@ -103,14 +102,14 @@ func TestSyncScenarios(t *testing.T) {
 			f.has(f.c1, "managed")
 			f.warned("NamespaceTypeMissing")
 		},
-		"13: a malformed selector": func(f *fed) {
+		"a malformed selector changes nothing in the members": func(f *fed) {
 			f.setF("{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "placement")
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host)
 			f.status("FederatedConfigMap", "f", "ComputePlacementFailed")
 		},
-		"14: there is no FederatedNamespace": func(f *fed) {
+		"nothing is placed without a FederatedNamespace": func(f *fed) {
 			f.change(f.Host, "FederatedNamespace", "shop", "shop", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Delete(f.get(f.Host, "FederatedNamespace", "shop", "shop"))
 			f.Sleep(settling)
@@ -118,7 +117,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.has(f.c1, "gone")
 			f.has(f.c2, "gone")
 		},
-		"15: c2 is deselected": func(f *fed) {
+		"the object in c2 is deleted when c2 is deselected": func(f *fed) {
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host)
@@ -126,7 +125,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.status("FederatedConfigMap", "f", "c1=")
 			f.recorded("c1")
 		},
-		"19: a member adds an annotation and a finalizer": func(f *fed) {
+		"a member's annotations and finalizers stay": func(f *fed) {
 			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) {
 				u.SetAnnotations(map[string]string{"x": "y"})
 				u.SetFinalizers([]string{"example.com/mine"})
@@ -138,7 +137,7 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("%v", u.Object["metadata"])
 			}
 		},
-		"20: a member labels its Namespace": func(f *fed) {
+		"a member's labels of its Namespace stay": func(f *fed) {
 			f.change(f.c1.Host, "Namespace", "", "shop", func(u *unstructured.Unstructured) {
 				u.SetLabels(map[string]string{policy.ManagedLabel: "true", "x": "y"})
 			})
@@ -147,7 +146,7 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("labels %v", u.GetLabels())
 			}
 		},
-		"24: annotations are overridden": func(f *fed) {
+		"overridden annotations are written and restored": func(f *fed) {
 			f.set(f.c1.Host, "ConfigMap", "shop", "f", "{revision: '7'}", "metadata", "annotations")
 			f.Sleep(time.Minute)
 			f.c1.Writes()
@@ -162,7 +161,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host, updated)
 		},
-		"25: an override of a path that is not there": func(f *fed) {
+		"an override of a missing path fails in its own member": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /x/y, value: 1}]}]", "overrides")
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Minute)
@@ -172,13 +171,13 @@ func TestSyncScenarios(t *testing.T) {
 			f.recorded("c2")
 			f.warned("UpdateInClusterFailed")
 		},
-		"26: an override leads to another namespace": func(f *fed) {
+		"an override to another namespace is refused": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /metadata, value: {name: f, namespace: kube-system}}]}]", "overrides")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
 		},
-		"27: an override drops the label": func(f *fed) {
+		"an override cannot drop the managed label": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /metadata/labels, value: {x: 'y'}}]}]", "overrides")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, updated)
@@ -186,7 +185,7 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("labels %v", l)
 			}
 		},
-		"29: the label is false": func(f *fed) {
+		"an object labelled as not managed is left alone": func(f *fed) {
 			f.set(f.c1.Host, "ConfigMap", "shop", "f", "{kubefed.io/managed: 'false'}", "metadata", "labels")
 			f.setF("c", "template", "data", "a")
 			f.Sleep(20 * time.Minute)
@@ -198,14 +197,14 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c2.Host, updated)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ManagedLabelFalse c2=")
 		},
-		"30: the override of c1 changes": func(f *fed) {
+		"a changed override of c1 writes in c1 alone": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /data/a, value: x}]}]", "overrides")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, updated)
 			f.wrote(f.c2.Host)
 			f.recorded("c1", "c2")
 		},
-		"31: a restart": func(f *fed) {
+		"a restart writes nothing": func(f *fed) {
 			f.OnRead(func(r controllertest.Request) error {
 				if r.Verb == "get" && r.Resource == "federatedconfigmaps.types.kubefed.io" {
 					f.t.Errorf("the host is asked for %s", r)
@@ -231,7 +230,7 @@ func TestSyncScenarios(t *testing.T) {
 				}
 			}
 		},
-		"32: drift by hand": func(f *fed) {
+		"drift is put right with one write": func(f *fed) {
 			f.set(f.c1.Host, "ConfigMap", "shop", "f", "mine", "data", "a")
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, updated)
@@ -240,7 +239,7 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("%v", u.Object)
 			}
 		},
-		"33: somebody reverts each write": func(f *fed) {
+		"a write that somebody reverts each time is made ever more seldom": func(f *fed) {
 			for range 20 {
 				f.set(f.c1.Host, "ConfigMap", "shop", "f", "mine", "data", "a")
 				f.Sleep(time.Second)
@@ -253,7 +252,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.has(f.c1, "managed")
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
-		"34: managed, without F": func(f *fed) {
+		"a managed object without a federated object loses its label": func(f *fed) {
 			f.c1.Put(object(f.t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: other, labels: {kubefed.io/managed: 'true', x: 'y'}}}"))
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, "patch configmaps shop/other")
@@ -261,7 +260,7 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("labels %v", l)
 			}
 		},
-		"35: F is deleted": func(f *fed) {
+		"deleting F deletes its objects in all members": func(f *fed) {
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, deleted)
@@ -278,7 +277,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.status("FederatedConfigMap", "f", "gone")
 		},
-		"36: F is deleted while c2 is away": func(f *fed) {
+		"deleting F waits for c2 while it is away": func(f *fed) {
 			f.c2.Cut()
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))
@@ -290,7 +289,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.has(f.c2, "gone")
 			f.status("FederatedConfigMap", "f", "gone")
 		},
-		"40: an orphan": func(f *fed) {
+		"deleting an orphaning F leaves its objects": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/orphan: 'true'}", "metadata", "annotations")
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
@@ -300,7 +299,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.has(f.c2, "unlabelled")
 			f.status("FederatedConfigMap", "f", "gone")
 		},
-		"41: a malformed deleteoption": func(f *fed) {
+		"a malformed deleteoption deletes nothing": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: soon}", "metadata", "annotations")
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
@@ -317,7 +316,7 @@ func TestSyncScenarios(t *testing.T) {
 			}
 			f.status("FederatedConfigMap", "f", "gone")
 		},
-		"51: a cluster leaves": func(f *fed) {
+		"a cluster that leaves keeps its objects": func(f *fed) {
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c2.Host)
@@ -325,7 +324,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.status("FederatedConfigMap", "f", "c1=")
 			f.recorded("c1")
 		},
-		"50: KubeFed begins to lead, and ends": func(f *fed) {
+		"federation rests while KubeFed leads": func(f *fed) {
 			lock := func(n int) {
 				f.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: %s, name: %s, "+
 					"annotations: {control-plane.alpha.kubernetes.io/leader: '%d'}}}", namespace, federation.KubeFedLock, n)))

@@ -144,7 +144,8 @@ func TestDefinitionGoesAndComes(t *testing.T) {
 	})
 }
 
-// TestTypeDeleted is row 11 for the FederatedTypeConfigs: without namespaces only what is in none runs.
+// TestTypeDeleted deletes FederatedTypeConfigs. Without the FederatedTypeConfig namespaces, only types
+// without namespaces run.
 func TestTypeDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTypesEnv(t)
@@ -168,7 +169,6 @@ func TestTypeDeleted(t *testing.T) {
 	})
 }
 
-// TestTypeMayNotRun is row 12.
 func TestTypeMayNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTypesEnv(t)

@@ -22,8 +22,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// lookAgain is the period of retries, without an event, of a removal that is held or an API that is absent.
-const lookAgain = time.Minute
+// recheckInterval is the period of retries, without an event, of a removal that is held or an API that is
+// absent.
+const recheckInterval = time.Minute
 
 // in returns the client for an object of the target type in the cluster, in the version of the given
 // apiVersion.
@@ -130,7 +131,7 @@ func (w *work) create(ctx context.Context) {
 	case apierrors.IsAlreadyExists(err):
 		w.update(ctx)
 	case absent(err):
-		w.status, w.after = policy.APINotAvailable, lookAgain
+		w.status, w.after = policy.APINotAvailable, recheckInterval
 	case err != nil:
 		w.fail(policy.CreationFailed, err)
 	default:
@@ -272,7 +273,7 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 		w.status, w.after = policy.WaitingForRemoval, after
 		return
 	case policy.Guarded:
-		w.status, w.after = policy.RemovalHeld, lookAgain
+		w.status, w.after = policy.RemovalHeld, recheckInterval
 		c.warnHeld(w.m.name, w.m, removals.Deletions, removals.Managed)
 		return
 	}
@@ -309,7 +310,7 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 // removeLive removes an object that was read a moment ago, and no other.
 func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) {
 	if live == nil {
-		w.status, w.after = policy.WaitingForRemoval, lookAgain // the cache will show that it is gone
+		w.status, w.after = policy.WaitingForRemoval, recheckInterval // the cache will show that it is gone
 		return
 	}
 	action := policy.Removal(&w.TypeConfig, live)

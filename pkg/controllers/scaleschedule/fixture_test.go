@@ -56,7 +56,7 @@ func newFixture(t *testing.T, configure func(*scaleschedule.Config)) *fixture {
 	t.Helper()
 	w := &fixture{T: t, entry: scaleschedule.Entry(), flags: []string{"--compat=downscaler"}}
 	w.cfg = w.entry.Config.(*scaleschedule.Config)
-	w.cfg.MaxPerSecond = 0 // row 34 and the tenants' tests have the limit
+	w.cfg.MaxPerSecond = 0 // tests of the limit set it, see limited
 	if configure != nil {
 		configure(w.cfg)
 	}

@@ -26,15 +26,14 @@ import (
 // limited sets the default limit of writes.
 func limited(c *scaleschedule.Config) { c.MaxPerSecond = scaleschedule.NewConfig().MaxPerSecond }
 
-// TestReconcile has the rows of the specification, with their numbers, that are about more than one
-// decision. Package policy has the others.
+// TestReconcile has what is about more than one decision. The tests of package policy have the rest.
 func TestReconcile(t *testing.T) {
 	deployments := schema.GroupResource{Group: "apps", Resource: "deployments"}
 	for name, test := range map[string]struct {
 		configure func(*scaleschedule.Config)
 		run       func(w *fixture)
 	}{
-		"1, 2, 3: down, up, and no request in between": {run: func(w *fixture) {
+		"a workload goes down and up without a request in between": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(time.Minute, 3*time.Hour)))
 			w.start()
 			w.Sleep(time.Minute - time.Second)
@@ -59,7 +58,7 @@ func TestReconcile(t *testing.T) {
 			w.metric(1, "writes_total", "kind", "Deployment", "direction", "up", "result", "success")
 			w.metric(2, "lag_seconds")
 		}},
-		"4, 36: a Namespace concerns its workloads only": {run: func(w *fixture) {
+		"a change of a Namespace wakes its own workloads only": {run: func(w *fixture) {
 			w.add(namespace("shop"), namespace("other"), deployment("shop/a", 3), deployment("shop/b", 2), deployment("other/a", 1),
 				deployment("shop/c", 1, ds+"uptime", "always"))
 			w.start()
@@ -84,7 +83,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("a label of a Namespace made %d reconciles", after-before)
 			}
 		}},
-		"12: the grace period ends": {run: func(w *fixture) {
+		"a workload goes down when its grace period ends": {run: func(w *fixture) {
 			d := deployment("shop/a", 3, ds+"downtime", "always")
 			d.CreationTimestamp.Time = time.Now().Add(-time.Minute)
 			w.add(d)
@@ -94,7 +93,7 @@ func TestReconcile(t *testing.T) {
 			w.Sleep(time.Second)
 			w.asked(patchA)
 		}},
-		"14: the schedule is removed": {run: func(w *fixture) {
+		"a workload comes up when its schedule is removed": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", "always"))
 			w.start()
 			w.is("shop/a", "0 (3)")
@@ -102,7 +101,7 @@ func TestReconcile(t *testing.T) {
 			w.asked(patchA, patchA)
 			w.is("shop/a", "3")
 		}},
-		"16: a person raises": {run: func(w *fixture) {
+		"a workload that a person raises is left alone for the hold": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", "always"))
 			w.start()
 			w.asked(patchA)
@@ -120,7 +119,7 @@ func TestReconcile(t *testing.T) {
 			w.asked()
 			w.is("shop/a", "0 (3)")
 		}},
-		"17: GitOps raises each time": {run: func(w *fixture) {
+		"a workload that GitOps raises each time is contested after three times": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(0, 5*time.Hour)))
 			w.start()
 			for _, want := range []string{"5 (3)", "5 (5)", "5 (5)"} {
@@ -142,7 +141,7 @@ func TestReconcile(t *testing.T) {
 			w.is("shop/a", "5")
 			w.metric(0, "contested_objects")
 		}},
-		"18: raised, then up": {run: func(w *fixture) {
+		"a raised workload keeps its number when it comes up": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(0, time.Minute)))
 			w.start()
 			w.scale("shop/a", 4)
@@ -151,7 +150,7 @@ func TestReconcile(t *testing.T) {
 			w.is("shop/a", "4")
 			w.toldOf("ScaledDown shop/a")
 		}},
-		"19: the record is removed by others": {run: func(w *fixture) {
+		"a record that somebody removes is put back once": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(0, 3*time.Hour)))
 			w.start()
 			w.annotate("shop/a", R, "")
@@ -162,7 +161,7 @@ func TestReconcile(t *testing.T) {
 			w.asked()
 			w.is("shop/a", "0")
 		}},
-		"19: each downtime": {run: func(w *fixture) {
+		"a record is put back once in each downtime": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(0, time.Hour)+","+in(2*time.Hour, 3*time.Hour)))
 			w.start()
 			w.annotate("shop/a", R, "")
@@ -172,13 +171,13 @@ func TestReconcile(t *testing.T) {
 			w.annotate("shop/a", R, "")
 			w.is("shop/a", "0 (3)")
 		}},
-		"19: the record and the replicas are changed together": {run: func(w *fixture) {
+		"a record that is removed with the replicas is not put back": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", "always", ds+"downtime-replicas", "1"))
 			w.start()
 			w.edit("shop/a", func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0); delete(d.Annotations, R) })
 			w.asked(patchA)
 		}},
-		"21: an invalid schedule concerns its own object": {run: func(w *fixture) {
+		"an invalid schedule concerns its own object": {run: func(w *fixture) {
 			w.add(namespace("shop"), namespace("bad", ds+"downtime", "8-18 PST"), deployment("bad/a", 1), deployment("bad/b", 1),
 				deployment("bad/c", 1, ds+"downtime", "always"), deployment("shop/a", 3, ds+"downtime", "always"),
 				deployment("shop/local", 1, ds+"downtime", "Mon-Fri 8-18 Local"), deployment("shop/long", 1, ds+"downtime", strings.Repeat("x", 3000)))
@@ -205,7 +204,7 @@ func TestReconcile(t *testing.T) {
 			w.Sleep(time.Hour)
 			w.asked(patchA)
 		}},
-		"25: a CronJob": {run: func(w *fixture) {
+		"a CronJob is suspended and resumed": {run: func(w *fixture) {
 			job := &batchv1.CronJob{ObjectMeta: meta("shop/a", ds+"downtime", in(0, time.Hour))}
 			w.add(job, &batchv1.CronJob{ObjectMeta: meta("shop/b", ds+"downtime", in(0, time.Hour)), Spec: batchv1.CronJobSpec{Suspend: ptr.To(true)}})
 			w.start()
@@ -219,7 +218,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("%v", got)
 			}
 		}},
-		"26: a HorizontalPodAutoscaler": {configure: withKind("horizontalpodautoscalers"), run: func(w *fixture) {
+		"a HorizontalPodAutoscaler is lowered and restored": {configure: withKind("horizontalpodautoscalers"), run: func(w *fixture) {
 			w.add(autoscaler("shop/h", "Deployment", "a", ds+"downtime", in(0, time.Hour), ds+"downtime-replicas", "1"))
 			w.start()
 			w.asked("patch horizontalpodautoscalers.autoscaling shop/h")
@@ -235,7 +234,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("%v", h)
 			}
 		}},
-		"27: a Deployment with an HPA": {run: func(w *fixture) {
+		"a Deployment with a HorizontalPodAutoscaler is left alone": {run: func(w *fixture) {
 			w.add(autoscaler("shop/h", "Deployment", "a"), autoscaler("shop/i", "Deployment", "b"), deployment("shop/a", 3, ds+"downtime", "always", ds+"downtime-replicas", "1"),
 				deployment("shop/b", 3, ds+"downtime", "always"), deployment("other/a", 3, ds+"downtime", "always", ds+"downtime-replicas", "1"))
 			w.start()
@@ -247,7 +246,7 @@ func TestReconcile(t *testing.T) {
 			w.Settle()
 			w.is("shop/a", "1 (3)")
 		}},
-		"28: a ScaledObject with its Deployment": {configure: withKind("scaledobjects.keda.sh"), run: func(w *fixture) {
+		"a ScaledObject is paused in place of its Deployment": {configure: withKind("scaledobjects.keda.sh"), run: func(w *fixture) {
 			w.add(definition("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects"), namespace("shop", ds+"downtime", in(0, time.Hour)), scaledObject("shop/s", "a"),
 				autoscaler("shop/keda-hpa-s", "Deployment", "a"), deployment("shop/a", 3), deployment("shop/b", 2))
 			w.start()
@@ -262,7 +261,7 @@ func TestReconcile(t *testing.T) {
 			}
 			w.toldOf("ScaledDown shop/b", "ScaledDown shop/s", "ScaledUp shop/b", "ScaledUp shop/s")
 		}},
-		"28: KEDA is not installed": {configure: withKind("scaledobjects.keda.sh"), run: func(w *fixture) {
+		"a manager works where KEDA is not installed": {configure: withKind("scaledobjects.keda.sh"), run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", "always"))
 			w.start()
 			w.is("shop/a", "0 (3)")
@@ -274,7 +273,7 @@ func TestReconcile(t *testing.T) {
 			w.Sleep(time.Hour)
 			w.asked("patch rollouts.argoproj.io shop/r")
 		}},
-		"32: a conflict": {run: func(w *fixture) {
+		"a conflict is decided on again": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3))
 			w.start()
 			first := true
@@ -291,7 +290,7 @@ func TestReconcile(t *testing.T) {
 			w.is("shop/a", "0 (4)")
 			w.metric(1, "writes_total", "kind", "Deployment", "direction", "down", "result", "conflict")
 		}},
-		"32: too many requests": {run: func(w *fixture) {
+		"a 429 is retried after the time that the API server asks for": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3))
 			w.start()
 			refusals := 1
@@ -327,7 +326,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("told %d times in 25 hours", n)
 			}
 		}},
-		"33: the API server's clock is wrong": {run: func(w *fixture) {
+		"nothing is written while the clocks differ": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3))
 			w.start()
 			w.SetClock(func(string) time.Time { return time.Now().Add(12 * time.Hour) })
@@ -345,7 +344,7 @@ func TestReconcile(t *testing.T) {
 			w.Sleep(time.Minute)
 			w.is("shop/a", "0 (3)")
 		}},
-		"33: the clocks are compared once a minute": {run: func(w *fixture) {
+		"the clocks are compared once a minute": {run: func(w *fixture) {
 			for i := range 10 {
 				w.add(deployment(fmt.Sprintf("shop/a%d", i), 3, ds+"downtime", in(time.Minute, 2*time.Minute)))
 			}
@@ -356,7 +355,7 @@ func TestReconcile(t *testing.T) {
 				w.Errorf("%q", reads)
 			}
 		}},
-		"34: a thousand at once": {configure: limited, run: func(w *fixture) {
+		"a thousand workloads do not exceed the limit of writes": {configure: limited, run: func(w *fixture) {
 			for i := range 1000 {
 				w.add(deployment(fmt.Sprintf("shop%d/a%d", i%7, i), 3, ds+"downtime", in(time.Minute, 2*time.Hour)))
 			}
@@ -382,7 +381,7 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 		}},
-		"35: a dry run": {configure: func(c *scaleschedule.Config) { c.DryRun = true }, run: func(w *fixture) {
+		"a dry run reports and writes nothing": {configure: func(c *scaleschedule.Config) { c.DryRun = true }, run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(time.Minute, 3*time.Hour)), deployment("shop/b", 0, R, "2"))
 			w.start()
 			w.toldOf("WouldScaleUp shop/b")
@@ -435,13 +434,13 @@ func TestReconcile(t *testing.T) {
 			w.start()
 			w.asked()
 		}},
-		"29: a protected namespace": {run: func(w *fixture) {
+		"a workload in a protected namespace is left alone": {run: func(w *fixture) {
 			w.add(deployment("kube-system/a", 3, ds+"downtime", "always"))
 			w.start()
 			w.Sleep(time.Hour)
 			w.asked()
 		}},
-		"29: a protected namespace that is allowed": {configure: func(c *scaleschedule.Config) { c.AllowProtected = []string{"in:kube-system"} }, run: func(w *fixture) {
+		"a workload in an allowed protected namespace is scaled": {configure: func(c *scaleschedule.Config) { c.AllowProtected = []string{"in:kube-system"} }, run: func(w *fixture) {
 			w.add(deployment("kube-system/a", 3, ds+"downtime", "always"))
 			w.start()
 			w.asked("patch deployments.apps kube-system/a")

@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule"
 )
 
-// TestAHostileTenant tries what somebody with one namespace can.
-func TestAHostileTenant(t *testing.T) {
+// TestHostileTenant tries what somebody with one namespace can.
+func TestHostileTenant(t *testing.T) {
 	for name, run := range map[string]func(w *fixture){
 		"300 workloads that are due delay nobody": func(w *fixture) {
 			for i := range 300 {
@@ -77,9 +77,9 @@ func TestAHostileTenant(t *testing.T) {
 	}
 }
 
-// TestLongAYear runs the manager for a year on fake time, and compares when each workload was scaled with
+// TestLongYear runs the manager for a year on fake time, and compares when each workload was scaled with
 // what clocks on the wall show.
-func TestLongAYear(t *testing.T) {
+func TestLongYear(t *testing.T) {
 	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"}
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, func(c *scaleschedule.Config) { c.Weekdays = "Mon-Fri" })

@@ -46,7 +46,7 @@ const (
   when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Complete' && c.status == 'True')"
   since: timestamp(object.status.completionTime)
   ttl: 1h`
-	// temp is the rule of row 9.
+	// temp deletes everything in the namespace temp.
 	temp = `
 - {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == 'temp'", ttl: 1h}`
 )
@@ -81,15 +81,14 @@ func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructu
 	return u
 }
 
-// TestRules has the rows of the specification of rules, with their numbers, that are about more
-// than one object or moment. Package rules has the others.
+// TestRules has what is about more than one object or moment. The tests of package rules have the rest.
 func TestRules(t *testing.T) {
 	for name, test := range map[string]struct {
 		rules     string
 		configure func(*ttl.Config)
 		run       func(w *fixture)
 	}{
-		"1: a Job that was done two hours ago": {rules: ruleR, run: func(w *fixture) {
+		"a Job that was done two hours ago is deleted at once": {rules: ruleR, run: func(w *fixture) {
 			var sent string
 			w.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
 			w.add(done("shop/j", 2*time.Hour))
@@ -106,7 +105,7 @@ func TestRules(t *testing.T) {
 			}
 			w.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "deleted", "rule", "r")
 		}},
-		"1: a Job that was done 50 minutes ago": {rules: ruleR, run: func(w *fixture) {
+		"a Job that was done 50 minutes ago is deleted after 10 minutes": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 50*time.Minute))
 			w.start()
 			w.metric(1, "rule_objects", "rule", "r")
@@ -116,7 +115,7 @@ func TestRules(t *testing.T) {
 			w.asked(getJ, deleteJ)
 			w.metric(0, "rule_objects", "rule", "r")
 		}},
-		"2: a Job that completes": {rules: ruleR, run: func(w *fixture) {
+		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(w *fixture) {
 			w.add(with(object(job, "shop/j"), int64(1), "status", "active"))
 			w.start()
 			w.pass(3 * time.Hour)
@@ -129,7 +128,7 @@ func TestRules(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getJ, deleteJ)
 		}},
-		"4: a field that is missing": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(w *fixture) {
+		"an object without a field that a rule reads is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour))
 			w.start()
 			w.add(with(done("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
@@ -142,13 +141,13 @@ func TestRules(t *testing.T) {
 				w.Errorf("the status is %+v", details.Rules)
 			}
 		}},
-		"5: an exception": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + ruleR, run: func(w *fixture) {
+		"a rule with forever is an exception": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + ruleR, run: func(w *fixture) {
 			w.add(labelled(done("shop/j", 2*time.Hour), map[string]string{"keep": ""}))
 			w.start()
 			w.pass(3 * time.Hour)
 			w.asked()
 		}},
-		"6: forever by an annotation": {rules: ruleR, run: func(w *fixture) {
+		"an annotation of forever keeps rules away": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
 			w.start()
 			w.pass(3 * time.Hour)
@@ -156,14 +155,14 @@ func TestRules(t *testing.T) {
 			w.add(done("shop/j", 5*time.Hour))
 			w.asked(getJ, deleteJ)
 		}},
-		"6: an invalid annotation": {rules: ruleR, run: func(w *fixture) {
+		"an invalid annotation keeps rules away": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "1x"))
 			w.start()
 			w.pass(3 * time.Hour)
 			w.asked()
 			w.toldOf("InvalidTTL")
 		}},
-		"6: an annotation with its own deadline": {rules: ruleR, run: func(w *fixture) {
+		"the deadline of an annotation wins over a rule": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
 			w.start()
 			w.pass(time.Hour - time.Second)
@@ -171,14 +170,14 @@ func TestRules(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getJ, deleteJ)
 		}},
-		"6: an annotation of which the cache does not know yet": {rules: ruleR, run: func(w *fixture) {
+		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 50*time.Minute))
 			w.start()
 			w.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever"))
 			w.pass(3 * time.Hour)
 			w.asked(getJ)
 		}},
-		"6: an annotation that goes, of which the cache does not know yet": {rules: ruleR, run: func(w *fixture) {
+		"a removed annotation that the cache still shows is decided on by its event": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
 			w.start()
 			w.Lag(time.Second)
@@ -190,20 +189,20 @@ func TestRules(t *testing.T) {
 			w.pass(time.Hour + time.Second)
 			w.asked(getJ, getJ, deleteJ) // first of the metadata, for which the rule cannot be evaluated
 		}},
-		"6: an annotation that goes, and a rule that the metadata alone would match": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(w *fixture) {
+		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(w *fixture) {
 			w.add(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
 			w.start()
 			w.whenRead(with(object(job, "shop/j"), true, "spec", "suspend"))
 			w.pass(3 * time.Hour)
 			w.asked(getJ)
 		}},
-		"7: another annotation of the janitor's": {rules: ruleR, run: func(w *fixture) {
+		"an annotation that does not count keeps no rule away": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
 			w.start()
 			w.pass(3 * time.Hour)
 			w.asked()
 		}},
-		"9: a namespace": {rules: temp, configure: func(c *ttl.Config) {
+		"a rule for every type deletes the objects of a namespace": {rules: temp, configure: func(c *ttl.Config) {
 			c.Include = append(c.Include, "deployments.apps", "serviceaccounts", "configmaps")
 		}, run: func(w *fixture) {
 			owned := object(pod, "temp/d-1")
@@ -219,7 +218,7 @@ func TestRules(t *testing.T) {
 			w.pass(3 * time.Hour)
 			w.asked()
 		}},
-		"12: a label that has changed since": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(w *fixture) {
+		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(w *fixture) {
 			w.add(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
 			w.start()
 			w.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"}))
@@ -227,7 +226,7 @@ func TestRules(t *testing.T) {
 			w.asked(getJ)
 			w.toldOf()
 		}},
-		"13: a status that changes in between": {rules: ruleR, run: func(w *fixture) {
+		"a status that changes between read and deletion is decided on again": {rules: ruleR, run: func(w *fixture) {
 			changed := false
 			w.refuse(func() error {
 				if !changed {
@@ -242,7 +241,7 @@ func TestRules(t *testing.T) {
 			w.asked(getJ, deleteJ, getJ, deleteJ)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"14: another object of that name": {rules: ruleR, run: func(w *fixture) {
+		"another object of the name is not deleted": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 50*time.Minute))
 			w.start()
 			w.Lag(time.Second)
@@ -255,7 +254,7 @@ func TestRules(t *testing.T) {
 			w.pass(3 * time.Hour)
 			w.asked(getJ)
 		}},
-		"15: a backlog stops no annotation": {rules: ruleR, run: func(w *fixture) {
+		"a backlog stops no annotation": {rules: ruleR, run: func(w *fixture) {
 			left := func(want int) {
 				w.Helper()
 				if got := len(controllertest.List[batchv1.Job](w.Host)); got != want {
@@ -284,7 +283,7 @@ func TestRules(t *testing.T) {
 			w.pass(80 * time.Second)
 			left(0)
 		}},
-		"15: annotations stop no rule": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *fixture) {
+		"annotations stop no rule": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *fixture) {
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.put(pod, "shop/q", T+"ttl", "1h")
 			w.start()
@@ -293,7 +292,7 @@ func TestRules(t *testing.T) {
 			w.add(done("shop/j", 2*time.Hour))
 			w.asked(getJ, deleteJ)
 		}},
-		"16: a dry run of one rule": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(w *fixture) {
+		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(w *fixture) {
 			w.add(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
 			w.start()
 			w.toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
@@ -306,7 +305,7 @@ func TestRules(t *testing.T) {
 			w.metric(1, "deletions_total", "result", "dry_run", "rule", "claims")
 			w.toldOf()
 		}},
-		"17: what is protected": {rules: "\n- {name: r, resources: [jobs.batch, namespaces, nodes], ttl: 1h}", configure: func(c *ttl.Config) {
+		"rules delete nothing that is protected": {rules: "\n- {name: r, resources: [jobs.batch, namespaces, nodes], ttl: 1h}", configure: func(c *ttl.Config) {
 			c.Include = append(c.Include, "namespaces", "nodes")
 		}, run: func(w *fixture) {
 			w.add(object(job, "kube-system/j"), object(namespace, "/default"), object(namespace, "/pr-1"), object(kind{"v1", "Node"}, "/n"))
@@ -320,7 +319,7 @@ func TestRules(t *testing.T) {
 				}
 			}
 		}},
-		"19: a claim that is mounted again": {rules: `
+		"a claim that is mounted again is not deleted": {rules: `
 - name: unused
   resources: [persistentvolumeclaims]
   when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Unused' && c.status == 'True')"
@@ -340,7 +339,7 @@ func TestRules(t *testing.T) {
 			w.pass(3 * time.Hour)
 			w.asked()
 		}},
-		"20: since a time to come": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp('2000-01-01T12:00:00Z'), ttl: 1h}", run: func(w *fixture) {
+		"an object whose since is in the future waits for it": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp('2000-01-01T12:00:00Z'), ttl: 1h}", run: func(w *fixture) {
 			w.add(object(job, "shop/j"))
 			w.start()
 			w.pass(13*time.Hour - time.Second)
@@ -357,14 +356,14 @@ func TestRules(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getJ, deleteJ)
 		}},
-		"20: since no time": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
+		"an object whose since is no time is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
 			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "x"}))
 			w.start()
 			w.pass(3 * time.Hour)
 			w.asked()
 			w.metric(1, "rule_errors_total", "rule", "r")
 		}},
-		"21: a hostile object": {rules: "\n- {name: r, resources: [jobs.batch], when: \"object.spec.template.spec.?volumes.orValue([]).exists(a, object.spec.template.spec.volumes.exists(b, a.name == b.name + 'x')) || has(object.status)\", ttl: 1h}", run: func(w *fixture) {
+		"an object that makes a rule expensive is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: \"object.spec.template.spec.?volumes.orValue([]).exists(a, object.spec.template.spec.volumes.exists(b, a.name == b.name + 'x')) || has(object.status)\", ttl: 1h}", run: func(w *fixture) {
 			volumes := make([]any, 10_000)
 			for i := range volumes {
 				volumes[i] = map[string]any{"name": fmt.Sprintf("%0100d", i)}
@@ -377,7 +376,7 @@ func TestRules(t *testing.T) {
 			w.metric(1, "rule_errors_total", "rule", "r")
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"22: a new leader with a hundred timers": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 0 }, run: func(w *fixture) {
+		"a new leader deletes a hundred objects when each is due": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 0 }, run: func(w *fixture) {
 			for i := range 100 {
 				w.add(done(fmt.Sprintf("shop/j%d", i), 50*time.Minute))
 			}
@@ -392,14 +391,14 @@ func TestRules(t *testing.T) {
 				w.Errorf("%d Jobs are left", got)
 			}
 		}},
-		"24: a type that comes later, in the version of the rule": {rules: "\n- {name: r, resources: [widgets.v1.example.com], when: object.spec.old, ttl: 1h}", run: func(w *fixture) {
+		"a type that comes later is read in the version of the rule": {rules: "\n- {name: r, resources: [widgets.v1.example.com], when: object.spec.old, ttl: 1h}", run: func(w *fixture) {
 			w.start()
 			w.pass(time.Hour)
 			w.add(crd(), with(object(widget, "shop/w"), true, "spec", "old"), with(object(widget, "shop/other"), false, "spec", "old"))
 			w.pass(time.Minute)
 			w.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 		}},
-		"27: the clocks are apart": {rules: ruleR, run: func(w *fixture) {
+		"nothing is deleted by a rule while the clocks differ": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 50*time.Minute))
 			w.start()
 			w.skew(-2*time.Hour, "")
@@ -453,8 +452,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestAFileWithAMistake fails the start. Rows 10 and 11; package rules has every mistake.
-func TestAFileWithAMistake(t *testing.T) {
+// TestFileWithAMistakeIsRefused fails the start. The tests of package rules have every mistake.
+func TestFileWithAMistakeIsRefused(t *testing.T) {
 	entry := ttl.Entry()
 	entry.Config.(*ttl.Config).RulesFile = filepath.Join(t.TempDir(), "rules.yaml")
 	if _, err := entry.New(controllers.Host{}); err == nil || !strings.Contains(err.Error(), "--ttl-rules") {

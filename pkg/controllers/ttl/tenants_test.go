@@ -153,9 +153,9 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// TestATenantWithThousandsDueDelaysNobodyElse has 5,000 overdue ConfigMaps of one namespace, before Pods of
+// TestTenantWithThousandsDueDelaysNobody has 5,000 overdue ConfigMaps of one namespace, before Pods of
 // another, and again each time when they come back.
-func TestATenantWithThousandsDueDelaysNobodyElse(t *testing.T) {
+func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, nil)
 		for i := range 5000 {
@@ -218,8 +218,8 @@ func TestBreakerOfAllNamespaces(t *testing.T) {
 	})
 }
 
-// TestTheEventOfTheBreaker tells the limit, and not the namespace.
-func TestTheEventOfTheBreaker(t *testing.T) {
+// TestEventOfTheBreaker tells the limit, and not the namespace.
+func TestEventOfTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
 		w.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })

@@ -57,7 +57,7 @@ type nothing struct{}
 func (nothing) Stop()                  {}
 func (nothing) Status() (bool, string) { return true, "" }
 
-func TestATypeWithAProblemDisturbsNoOther(t *testing.T) {
+func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 	followed := map[string]schema.GroupVersionResource{}
 	unfollowable := ""
 	follow := func(_ context.Context, need informers.Need, _ cache.ResourceEventHandler) (Following, error) {
@@ -95,8 +95,8 @@ func TestATypeWithAProblemDisturbsNoOther(t *testing.T) {
 	}
 }
 
-// Row 24 of the rules, whose expressions are about one version.
-func TestATypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
+// The expressions of a rule are about one version.
+func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 	set, err := rules.Parse([]byte("rules: [{name: r, resources: [widgets.v1.example.com], ttl: 1h}]"))
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ type notLeading struct{ error }
 
 func (notLeading) NotLeading() bool { return true }
 
-func TestALostLeadershipIsNoFailure(t *testing.T) {
+func TestLostLeadershipIsNoFailure(t *testing.T) {
 	r := &entry{}
 	c := &Controller{} // nothing of it is used: no Event, no metric
 	if after, err := c.refused(t.Context(), key{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {

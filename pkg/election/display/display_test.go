@@ -72,13 +72,13 @@ func TestHealthy(t *testing.T) {
 		now  time.Duration
 		want bool
 	}{
-		"a standby is":                                    {protocol.View{}, "", time.Hour, true},
-		"a leader within its Lease is":                    {held, "", 14 * time.Second, true},
-		"a little after it is":                            {held, "", 35 * time.Second, true},
-		"long after it is not":                            {held, "", 36 * time.Second, false},
-		"one that has released is":                        {held, protocol.ReasonReleased, 36 * time.Second, true},
-		"one that has given the Lease up":                 {held, protocol.ReasonCannotLead, 36 * time.Second, true},
-		"one that has lost is not, for it should be gone": {held, protocol.ReasonRenewDeadline, 36 * time.Second, false},
+		"a standby is healthy":                                                {protocol.View{}, "", time.Hour, true},
+		"a leader within its Lease is healthy":                                {held, "", 14 * time.Second, true},
+		"a leader a little after its Lease is healthy":                        {held, "", 35 * time.Second, true},
+		"a leader long after its Lease is unhealthy":                          {held, "", 36 * time.Second, false},
+		"a leader that has released is healthy":                               {held, protocol.ReasonReleased, 36 * time.Second, true},
+		"a leader that has given the Lease up is healthy":                     {held, protocol.ReasonCannotLead, 36 * time.Second, true},
+		"a leader that has lost its term is unhealthy, for it should be gone": {held, protocol.ReasonRenewDeadline, 36 * time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := New(leaseName, "r", 0, clock, nil, nil)

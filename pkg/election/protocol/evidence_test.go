@@ -23,26 +23,26 @@ func TestEvidenceForATakeover(t *testing.T) {
 		happens func(p *State)
 		want    bool
 	}{
-		"not without evidence":                      {func(*State) {}, false},
-		"after a process that has ended":            {func(p *State) { p.OnLeaderState(LeaderGone, 2*s) }, true},
-		"not after one that could never be reached": {func(p *State) { p.OnLeaderState(LeaderUnreachable, 2*s) }, false},
-		"not after one at which nobody looks":       {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.witness = false }, false},
-		"also while an earlier holder may act":      {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.distrust = 9 * s }, true},
-		"also after a renewal that was under way before": {func(p *State) {
+		"no evidence frees no Lease":                                               {func(*State) {}, false},
+		"a process that has ended frees the Lease":                                 {func(p *State) { p.OnLeaderState(LeaderGone, 2*s) }, true},
+		"a process that could never be reached keeps the Lease":                    {func(p *State) { p.OnLeaderState(LeaderUnreachable, 2*s) }, false},
+		"a process at which nobody looks keeps the Lease":                          {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.witness = false }, false},
+		"a process that has ended frees the Lease while an earlier holder may act": {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.distrust = 9 * s }, true},
+		"a renewal that was under way when the process ended keeps the evidence": {func(p *State) {
 			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime, true)
 		}, true},
-		"not after a later renewal": {func(p *State) {
+		"a later renewal refutes the evidence": {func(p *State) {
 			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime+1, true)
 		}, false},
-		"also after an edit": {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.learn(testLease("2", 1, "a", byA), 3*s, true) }, true},
-		"not by the old look when a renewal has taken the note away": {func(p *State) {
+		"an edit of the Lease keeps the evidence": {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.learn(testLease("2", 1, "a", byA), 3*s, true) }, true},
+		"a renewal without a note ends the look at the process": {func(p *State) {
 			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", renewed), 3*s, true)
 			p.OnLeaderState(LeaderGone, 4*s)
 		}, false},
-		"not from the next holder": {func(p *State) {
+		"evidence against one holder does not count against the next": {func(p *State) {
 			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b"})), 3*s, true)
 		}, false},

@@ -221,8 +221,8 @@ func TestDecide(t *testing.T) {
 		"a holder that may not drain that long lets the Lease expire":               {holder(func(p *State) { p.OnStop(105*s, 101*s) }), 105 * s, end(ReasonDrainTimeout)},
 		"a replica whose store was restored waits, whatever it knows":               {standby(func(p *State) { p.onRestored(5 * s) }), 16 * s, wait(20 * s)},
 		"a replica whose store was restored ends":                                   {standby(func(p *State) { p.onRestored(5 * s) }), 20 * s, end(ReasonStoreRestored)},
-		"a leader whose store was ends":                                             {leader(func(p *State) { p.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
-		"one whose credentials are not accepted too":                                {leader(func(p *State) { p.OnWriteFailed(p.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
+		"a leader whose store was restored ends":                                    {leader(func(p *State) { p.onRestored(101 * s) }), 101 * s, end(ReasonStoreRestored)},
+		"a leader whose credentials are not accepted ends":                          {leader(func(p *State) { p.OnWriteFailed(p.lease, Failure{Kind: FailUnauthorized}, 102*s) }), 102 * s, end(ReasonUnauthorized)},
 		"a releasing replica does not watch":                                        {leader(func(p *State) { p.OnQuiet(0, 101*s); p.watching, p.writing = false, true }), 101 * s, wait(110 * s)},
 	}
 	for name, test := range tests {

@@ -119,19 +119,19 @@ func TestHealth(t *testing.T) {
 		success        int64
 		probes, states string
 	}{
-		"1: ten good probes and a bad one":                       {probes: "wwwwwwwwwwn", states: "wwwwwwwwwww"},
-		"1: three bad probes, then a good one":                   {probes: "wnnnw", states: "wwwnw"},
-		"2: bad, bad, good, bad":                                 {probes: "wnnwn", states: "wwwww"},
-		"3: the status is ready, a new leader has one bad probe": {status: "conditions: [{type: Ready, status: 'True'}]", probes: "nnn", states: "wwn"},
-		"no status, so that the first result counts":             {probes: "n", states: "n"},
-		"KubeFed's Offline alone is no Ready":                    {status: "conditions: [{type: Offline, status: 'True'}]", success: 2, probes: "w", states: "w"},
-		"not ready in the status":                                {status: "conditions: [{type: Ready, status: 'False'}]", success: 2, probes: "ww", states: "uw"},
-		"offline in the status":                                  {status: "conditions: [{type: Offline, status: 'True'}, {type: Ready, status: 'False'}]", success: 2, probes: "w", states: "n"},
-		"malformed in the status":                                {status: "conditions: [{type: ConfigMalformed, status: 'True'}, {type: Ready, status: 'False'}]", success: 2, probes: "w", states: "m"},
-		"no client counts at once":                               {probes: "wm", states: "wm"},
-		"a bad result of another kind shows at once":             {probes: "nu", states: "nu"},
-		"different bad results count together":                   {probes: "wnun", states: "wwwn"},
-		"two good probes are needed":                             {success: 2, probes: "nwnww", states: "nnnnw"},
+		"one bad probe after ten good ones changes nothing":                       {probes: "wwwwwwwwwwn", states: "wwwwwwwwwww"},
+		"three bad probes in a row end readiness, and one good probe restores it": {probes: "wnnnw", states: "wwwnw"},
+		"a good probe in between starts the count again":                          {probes: "wnnwn", states: "wwwww"},
+		"a new leader starts from the status":                                     {status: "conditions: [{type: Ready, status: 'True'}]", probes: "nnn", states: "wwn"},
+		"no status, so that the first result counts":                              {probes: "n", states: "n"},
+		"KubeFed's Offline alone is no Ready":                                     {status: "conditions: [{type: Offline, status: 'True'}]", success: 2, probes: "w", states: "w"},
+		"not ready in the status":                                                 {status: "conditions: [{type: Ready, status: 'False'}]", success: 2, probes: "ww", states: "uw"},
+		"offline in the status":                                                   {status: "conditions: [{type: Offline, status: 'True'}, {type: Ready, status: 'False'}]", success: 2, probes: "w", states: "n"},
+		"malformed in the status":                                                 {status: "conditions: [{type: ConfigMalformed, status: 'True'}, {type: Ready, status: 'False'}]", success: 2, probes: "w", states: "m"},
+		"no client counts at once":                                                {probes: "wm", states: "wm"},
+		"a bad result of another kind shows at once":                              {probes: "nu", states: "nu"},
+		"different bad results count together":                                    {probes: "wnun", states: "wwwn"},
+		"two good probes are needed":                                              {success: 2, probes: "nwnww", states: "nnnnw"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -23,30 +23,30 @@ func TestDecide(t *testing.T) {
 		state State
 		want  Action
 	}{
-		"17: wanted, the host's own, being deleted":             {State{Exists: true, Wanted: true, Live: deleting, Own: true}, Nothing},
-		"17: not wanted, the host's own, being deleted":         {State{Exists: true, Live: deleting, Own: true}, Nothing},
-		"wanted and being deleted":                              {State{Exists: true, Wanted: true, Live: deleting}, Wait},
-		"not wanted and being deleted":                          {State{Exists: true, Live: deleting}, Wait},
-		"no F and being deleted":                                {State{Live: deleting}, Wait},
-		"wanted and not there":                                  {State{Exists: true, Wanted: true}, Create},
-		"wanted, not there, but recorded":                       {State{Exists: true, Wanted: true, Recorded: "gen:1"}, Create},
-		"31: as recorded":                                       {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain}, Nothing},
-		"31: as recorded, without a generation":                 {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: plain}, Nothing},
-		"another label":                                         {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: OverrideDigest{Labels: labels + 1}}, Update},
-		"31: a Namespace with labels of its own":                {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: OverrideDigest{Labels: labels + 1}}, Nothing},
-		"32: drift":                                             {State{Exists: true, Wanted: true, Live: live("gen:2"), Recorded: "gen:1", Rendered: plain}, Update},
-		"nothing recorded":                                      {State{Exists: true, Wanted: true, Live: live("gen:1"), Rendered: plain}, Update},
-		"annotations of others change, and none are overridden": {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain, LiveAnnotations: &other}, Nothing},
-		"overridden annotations as seen":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &seen}, Nothing},
-		"overridden annotations changed":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &other}, Update},
-		"overridden annotations after a restart":                {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated}, Look},
-		"16: not wanted, the host's own":                        {State{Exists: true, Live: live("rv:7"), Own: true}, Unlabel},
-		"15: not wanted":                                        {State{Exists: true, Live: live("gen:1")}, Remove},
-		"not wanted and not there":                              {State{Exists: true}, Nothing},
-		"34: no F":                                              {State{Live: live("gen:1")}, Unlabel},
-		"no F, not there":                                       {State{}, Nothing},
-		"40, 45: not wanted, but kept":                          {State{Exists: true, Keep: true, Live: live("gen:1")}, Unlabel},
-		"kept, but wanted":                                      {State{Exists: true, Keep: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain}, Nothing},
+		"the host's own Namespace that is being deleted needs nothing if wanted":     {State{Exists: true, Wanted: true, Live: deleting, Own: true}, Nothing},
+		"the host's own Namespace that is being deleted needs nothing if not wanted": {State{Exists: true, Live: deleting, Own: true}, Nothing},
+		"wanted and being deleted":                                   {State{Exists: true, Wanted: true, Live: deleting}, Wait},
+		"not wanted and being deleted":                               {State{Exists: true, Live: deleting}, Wait},
+		"no F and being deleted":                                     {State{Live: deleting}, Wait},
+		"wanted and not there":                                       {State{Exists: true, Wanted: true}, Create},
+		"wanted, not there, but recorded":                            {State{Exists: true, Wanted: true, Recorded: "gen:1"}, Create},
+		"an object as recorded needs nothing":                        {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain}, Nothing},
+		"an object as recorded by its resourceVersion needs nothing": {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: plain}, Nothing},
+		"another label":                                              {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: OverrideDigest{Labels: labels + 1}}, Update},
+		"a Namespace with labels of its own needs nothing":           {State{Exists: true, Wanted: true, Live: live("rv:7"), Recorded: "rv:7", Rendered: OverrideDigest{Labels: labels + 1}}, Nothing},
+		"an object that drifted is updated":                          {State{Exists: true, Wanted: true, Live: live("gen:2"), Recorded: "gen:1", Rendered: plain}, Update},
+		"nothing recorded":                                           {State{Exists: true, Wanted: true, Live: live("gen:1"), Rendered: plain}, Update},
+		"annotations of others change, and none are overridden":      {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain, LiveAnnotations: &other}, Nothing},
+		"overridden annotations as seen":                             {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &seen}, Nothing},
+		"overridden annotations changed":                             {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &other}, Update},
+		"overridden annotations after a restart":                     {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated}, Look},
+		"the host's own Namespace loses its label if not wanted":     {State{Exists: true, Live: live("rv:7"), Own: true}, Unlabel},
+		"an object that is not wanted is removed":                    {State{Exists: true, Live: live("gen:1")}, Remove},
+		"not wanted and not there":                                   {State{Exists: true}, Nothing},
+		"an object without a federated object loses its label":       {State{Live: live("gen:1")}, Unlabel},
+		"no F, not there":                                            {State{}, Nothing},
+		"an object that is not wanted but kept loses its label":      {State{Exists: true, Keep: true, Live: live("gen:1")}, Unlabel},
+		"kept, but wanted":                                           {State{Exists: true, Keep: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain}, Nothing},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -67,15 +67,15 @@ func TestCollide(t *testing.T) {
 		config Config
 		status string
 	}{
-		"28: it was there":                      {config: adopt},
-		"28: it was there, adoption is off":     {config: not, status: AlreadyExists},
-		"the host's own, adoption is off":       {config: not, own: true},
-		"29: labelled not managed":              {labels: label("false"), config: adopt, status: ManagedLabelFalse},
-		"29: the host's own, so labelled":       {labels: label("false"), own: true, config: adopt, status: ManagedLabelFalse},
-		"labelled, and the cache did not know":  {labels: label("true"), config: not},
-		"labelled with a word":                  {labels: label("yes"), config: not, status: AlreadyExists},
-		"other labels, and it may be adopted":   {labels: map[string]string{"a": "b"}, config: adopt},
-		"other labels, and it may not be taken": {labels: map[string]string{"a": "b"}, config: not, status: AlreadyExists},
+		"an object that was there is adopted":                         {config: adopt},
+		"an object that was there is refused if adoption is off":      {config: not, status: AlreadyExists},
+		"the host's own, adoption is off":                             {config: not, own: true},
+		"an object labelled as not managed is refused":                {labels: label("false"), config: adopt, status: ManagedLabelFalse},
+		"the host's own Namespace labelled as not managed is refused": {labels: label("false"), own: true, config: adopt, status: ManagedLabelFalse},
+		"labelled, and the cache did not know":                        {labels: label("true"), config: not},
+		"labelled with a word":                                        {labels: label("yes"), config: not, status: AlreadyExists},
+		"other labels, and it may be adopted":                         {labels: map[string]string{"a": "b"}, config: adopt},
+		"other labels, and it may not be taken":                       {labels: map[string]string{"a": "b"}, config: not, status: AlreadyExists},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -94,12 +94,12 @@ func TestRemoval(t *testing.T) {
 		live metav1.ObjectMeta
 		want Action
 	}{
-		"15: managed":                            {"ConfigMap", metav1.ObjectMeta{Labels: label}, Remove},
+		"a managed object is deleted":            {"ConfigMap", metav1.ObjectMeta{Labels: label}, Remove},
 		"the label is gone":                      {"ConfigMap", metav1.ObjectMeta{}, Nothing},
 		"the label says not managed":             {"ConfigMap", metav1.ObjectMeta{Labels: map[string]string{ManagedLabel: "false"}}, Nothing},
 		"being deleted":                          {"ConfigMap", metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, Wait},
 		"a Namespace of the federation":          {"Namespace", metav1.ObjectMeta{Labels: label}, Remove},
-		"18: an adopted Namespace":               {"Namespace", metav1.ObjectMeta{Labels: label, Annotations: adopted}, Unlabel},
+		"an adopted Namespace loses its label":   {"Namespace", metav1.ObjectMeta{Labels: label, Annotations: adopted}, Unlabel},
 		"only a Namespace counts as adopted":     {"ConfigMap", metav1.ObjectMeta{Labels: label, Annotations: adopted}, Remove},
 		"an adopted Namespace without its label": {"Namespace", metav1.ObjectMeta{Annotations: adopted}, Nothing},
 	}
@@ -123,21 +123,21 @@ func TestHolds(t *testing.T) {
 		want     Hold
 		after    time.Duration
 	}{
-		"the lists are not complete":                    {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: Incomplete},
-		"they are not, and F is deleted":                {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: Incomplete},
-		"the cluster has been ready for 5 s":            {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: NotSettled, after: 15 * time.Second},
-		"the cluster has been ready for 5 s, F deleted": {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), deletion: true, guard: 0},
-		"42: all of 20":                                 {removals: settled, guard: 50, want: Guarded},
-		"42: all of 20, allowed":                        {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
-		"all of 20, allowed until now":                  {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: Guarded},
-		"all of 20, F itself deleted":                   {removals: settled, deletion: true, guard: 50},
-		"10 of 10":                                      {removals: with(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
-		"11 of 11":                                      {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: Guarded},
-		"50 of 100":                                     {removals: with(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
-		"51 of 100":                                     {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: Guarded},
-		"a guard of 0 holds a single one":               {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: Guarded},
-		"a guard of 0, allowed":                         {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
-		"a guard of 100 holds nothing":                  {removals: settled, guard: 100},
+		"the lists are not complete":                                  {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: Incomplete},
+		"they are not, and F is deleted":                              {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: Incomplete},
+		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: NotSettled, after: 15 * time.Second},
+		"the cluster has been ready for 5 s, F deleted":               {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), deletion: true, guard: 0},
+		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: Guarded},
+		"the guard lets an allowed removal of all of 20 objects pass": {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
+		"all of 20, allowed until now":                                {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: Guarded},
+		"all of 20, F itself deleted":                                 {removals: settled, deletion: true, guard: 50},
+		"10 of 10":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
+		"11 of 11":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: Guarded},
+		"50 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
+		"51 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: Guarded},
+		"a guard of 0 holds a single one":                             {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: Guarded},
+		"a guard of 0, allowed":                                       {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
+		"a guard of 100 holds nothing":                                {removals: settled, guard: 100},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -156,14 +156,14 @@ func TestDeleteOptions(t *testing.T) {
 		want       metav1.DeleteOptions
 		malformed  bool
 	}{
-		"none":                          {},
-		"41: orphan":                    {annotation: `{"propagationPolicy":"Orphan"}`, want: metav1.DeleteOptions{PropagationPolicy: &orphan}},
-		"a grace period":                {annotation: `{"gracePeriodSeconds":5}`, want: metav1.DeleteOptions{GracePeriodSeconds: &five}},
-		"others are not used":           {annotation: `{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":5,"dryRun":["All"],"preconditions":{"uid":"u"},"orphanDependents":true}`, want: metav1.DeleteOptions{GracePeriodSeconds: &five}},
-		"41: no JSON":                   {annotation: "Orphan", malformed: true},
-		"a text where a number belongs": {annotation: `{"gracePeriodSeconds":"5"}`, malformed: true},
-		"a negative grace period":       {annotation: `{"gracePeriodSeconds":-1}`, malformed: true},
-		"an unknown policy":             {annotation: `{"propagationPolicy":"Now"}`, malformed: true},
+		"none": {},
+		"the propagation policy Orphan is passed on": {annotation: `{"propagationPolicy":"Orphan"}`, want: metav1.DeleteOptions{PropagationPolicy: &orphan}},
+		"a grace period":                              {annotation: `{"gracePeriodSeconds":5}`, want: metav1.DeleteOptions{GracePeriodSeconds: &five}},
+		"others are not used":                         {annotation: `{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":5,"dryRun":["All"],"preconditions":{"uid":"u"},"orphanDependents":true}`, want: metav1.DeleteOptions{GracePeriodSeconds: &five}},
+		"an annotation that is not JSON is malformed": {annotation: "Orphan", malformed: true},
+		"a text where a number belongs":               {annotation: `{"gracePeriodSeconds":"5"}`, malformed: true},
+		"a negative grace period":                     {annotation: `{"gracePeriodSeconds":-1}`, malformed: true},
+		"an unknown policy":                           {annotation: `{"propagationPolicy":"Now"}`, malformed: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -192,19 +192,19 @@ func TestClearance(t *testing.T) {
 		clearing Clearing
 		want     Clearance
 	}{
-		"35: it is there":                            {with(func(c *Clearing) { c.Live = &Member{} }), NotCleared},
-		"it is being deleted":                        {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotCleared},
-		"17: the host's own, being deleted":          {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), Cleared},
-		"the host's own":                             {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotCleared},
-		"the cache shows none":                       {ready, MustAsk},
-		"the cache shows none, and neither did GET":  {with(func(c *Clearing) { c.Checked = LiveAbsent }), Cleared},
-		"the cache shows none, but a GET did":        {with(func(c *Clearing) { c.Checked = LivePresent }), NotCleared},
-		"the cache shows none, and none is expected": {with(func(c *Clearing) { c.Expected = false }), Cleared},
-		"36: the cluster is away":                    {with(func(c *Clearing) { c.Ready, c.Checked = false, LiveAbsent }), NotCleared},
-		"the cluster does not serve the type":        {with(func(c *Clearing) { c.Serving = Absent }), MustAsk},
-		"the cluster forbids it":                     {with(func(c *Clearing) { c.Serving = Forbidden }), NotCleared},
-		"the list is not complete":                   {with(func(c *Clearing) { c.Serving = NotListed }), NotCleared},
-		"there is no such cluster":                   {with(func(c *Clearing) { c.Joined, c.Ready = false, false }), Cleared},
+		"an object that is there keeps the federated object":           {with(func(c *Clearing) { c.Live = &Member{} }), NotCleared},
+		"it is being deleted":                                          {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotCleared},
+		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), Cleared},
+		"the host's own":                                    {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotCleared},
+		"the cache shows none":                              {ready, MustAsk},
+		"the cache shows none, and neither did GET":         {with(func(c *Clearing) { c.Checked = LiveAbsent }), Cleared},
+		"the cache shows none, but a GET did":               {with(func(c *Clearing) { c.Checked = LivePresent }), NotCleared},
+		"the cache shows none, and none is expected":        {with(func(c *Clearing) { c.Expected = false }), Cleared},
+		"a cluster that is away keeps the federated object": {with(func(c *Clearing) { c.Ready, c.Checked = false, LiveAbsent }), NotCleared},
+		"the cluster does not serve the type":               {with(func(c *Clearing) { c.Serving = Absent }), MustAsk},
+		"the cluster forbids it":                            {with(func(c *Clearing) { c.Serving = Forbidden }), NotCleared},
+		"the list is not complete":                          {with(func(c *Clearing) { c.Serving = NotListed }), NotCleared},
+		"there is no such cluster":                          {with(func(c *Clearing) { c.Joined, c.Ready = false, false }), Cleared},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

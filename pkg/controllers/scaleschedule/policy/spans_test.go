@@ -54,9 +54,9 @@ func TestSpans(t *testing.T) {
 		"24:00-00:00":                       {outside: []string{"2026-11-25T00:00:00Z", "2026-11-25T12:00:00Z"}},
 		"24-8":                              {inside: []string{"2026-11-25T00:00:00Z"}, outside: []string{"2026-11-25T08:00:00Z", "2026-11-25T23:59:59Z"}},
 		"Mon-Fri 08:00-12:00 UTC, Mon-Fri 14:00-18:00 UTC": {inside: []string{"2026-11-25T11:00:00Z", "2026-11-25T14:00:00Z"}, outside: []string{"2026-11-25T13:00:00Z"}},
-		// Row 22: a Friday and the Saturday after it.
+		// A Friday and the Saturday after it.
 		"Mon-Fri 20:00-08:00 UTC": {inside: []string{"2026-11-27T21:00:00Z"}, outside: []string{"2026-11-28T00:00:00Z", "2026-11-28T07:00:00Z"}},
-		// Row 24: Sunday in UTC is Monday in Auckland.
+		// Sunday in UTC is Monday in Auckland.
 		"Mon-Fri 06:30-19:30 Pacific/Auckland": {inside: []string{"2026-11-29T20:00:00Z"}, outside: []string{"2026-11-27T20:00:00Z"}},
 	} {
 		spans, err := ParseSpans(value, everyDay)
@@ -74,7 +74,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestSummerTime is row 23, and its neighbours: the changes of a night.
+// TestSummerTime has boundaries in nights in which the clock changes.
 func TestSummerTime(t *testing.T) {
 	for name, test := range map[string]struct{ item, night, want string }{
 		"a span that is skipped":             {"02:15-02:45 Europe/Berlin", "2026-03-28", ""},

@@ -98,8 +98,8 @@ func follow(t *testing.T, item string, year int) (changes []change) {
 	return changes
 }
 
-// TestAYear compares every boundary of a year with a table.
-func TestAYear(t *testing.T) {
+// TestSchedulesOverAYear compares every boundary of a year with a table.
+func TestSchedulesOverAYear(t *testing.T) {
 	for _, test := range []struct {
 		zone  string
 		years []int
@@ -139,9 +139,9 @@ func TestAYear(t *testing.T) {
 	}
 }
 
-// TestADayThatBeginsTwice looks at the hour before midnight that came again in Newfoundland, when Sunday had
+// TestDayThatBeginsTwice looks at the hour before midnight that came again in Newfoundland, when Sunday had
 // begun for a minute.
-func TestADayThatBeginsTwice(t *testing.T) {
+func TestDayThatBeginsTwice(t *testing.T) {
 	spans, err := ParseSpans("Sun-Sun 0-24 America/St_Johns", Defaults{})
 	if err != nil {
 		t.Fatal(err)

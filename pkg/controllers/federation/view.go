@@ -70,8 +70,8 @@ type view struct {
 	// recorded has the versions that were last written, valid those of them that still hold.
 	recorded policy.Propagated
 	valid    map[string]string
-	// token is a hash of what the view asks of clusters.
-	token uint64
+	// fingerprint is a hash of what the view asks of clusters.
+	fingerprint uint64
 }
 
 // viewOf returns what is known of a key; false if its type does not run.
@@ -113,7 +113,7 @@ func (c *controller) viewOf(k key) (*view, bool) {
 	}
 	v.recorded = c.recordedOf(v)
 	v.valid = v.recorded.Counting(was, v.digest)
-	v.token = v.fingerprint()
+	v.fingerprint = v.sum()
 	return v, true
 }
 
@@ -130,8 +130,8 @@ func (c *controller) recordedOf(v *view) policy.Propagated {
 	return policy.ReadPropagatedSummary(object.Digest(Name))
 }
 
-// fingerprint hashes what clusters are asked for.
-func (v *view) fingerprint() uint64 {
+// sum hashes what clusters are asked for.
+func (v *view) sum() uint64 {
 	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keepUnwanted,
 		v.object.GetAnnotations()[policy.DeleteOptionAnnotation])
 }
