@@ -308,7 +308,7 @@ func TestTryingAFile(t *testing.T) {
 func TestLongMemoryOfRules(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 20*time.Minute)
-	objects, rounds := fleet.Setting(t, "OBJECTS", 20_000), fleet.Setting(t, "ROUNDS", 2)
+	objects, rounds := fleet.Setting(t, "OBJECTS", 20_000), fleet.Setting(t, "MEMORY_ROUNDS", 2)
 	var creating sync.WaitGroup
 	for part := range 20 {
 		creating.Go(func() {

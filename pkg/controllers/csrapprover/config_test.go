@@ -49,7 +49,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 	}
 }
 
-// TestRangesAreRequired builds the controller: the manager builds the controller at its start.
+// TestRangesAreRequired checks that the controller does not start without ranges.
 func TestRangesAreRequired(t *testing.T) {
 	_, err := csrapprover.New(csrapprover.NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.Options{}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "--csr-approver-ip-ranges: ") {

@@ -31,8 +31,8 @@ const (
 	// sooner.
 	maxBackoff = time.Minute
 	// What the API server refuses is seldom allowed soon.
-	minRefused = 5 * time.Minute
-	maxRefused = time.Hour
+	minForbidden = 5 * time.Minute
+	maxForbidden = time.Hour
 	// tellAgain is the time after which an owner is told again of a refusal.
 	tellAgain = time.Hour
 	// clockInterval is how long a comparison of the clocks holds, and how long nothing is written if they
@@ -222,7 +222,7 @@ func (c *Controller) refused(ctx context.Context, w *workload, p *policy.Plan, o
 		failures = e.failures
 		e.failures++
 	})
-	return min(minRefused<<min(failures, 10), maxRefused), nil
+	return min(minForbidden<<min(failures, 10), maxForbidden), nil
 }
 
 // warn tells the owner of a workload, or of a Namespace, of a problem once.
