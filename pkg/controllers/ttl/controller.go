@@ -3,19 +3,21 @@
 
 // Package ttl deletes objects whose time has passed, by their annotations or by rules of a file.
 //
-// types.go follows every type of objects that the flags and the API server permit. A handler per
-// type records the objects that have an annotation or that a rule chooses, in kinds.go, and
-// enqueues them; it keeps nothing of other objects. The rules are evaluated where the cache decodes
-// an object, and their verdict is the digest that the cache keeps. The reconcile of an object
-// decides in package policy, which is pure, when the object is due, and runs again then. It reads a
-// due object live, decides again, and deletes the object with the UID and the version that it has
-// read.
+// types.go follows every type of objects that the flags and the API server permit. The cache keeps
+// the objects that have an annotation or that a rule chooses, and nothing of others. The rules are
+// evaluated where the cache decodes an object, and their verdict is the digest that the cache keeps.
+// soon.go records the objects that are due within an hour, and enqueues them: when they change, and
+// twice an hour, when it looks through the caches. Other objects have no record and no timer. The
+// reconcile of an object decides in package policy, which is pure, when the object is due, and runs
+// again then. It reads a due object live, decides again, and deletes the object with the UID and the
+// version that it has read.
 //
 //	controller.go  a reconcile
 //	api.go         live reads and deletions, with the server's clock
 //	delete.go      requests, what becomes of their answers, Events
 //	kinds.go       what a run remembers
 //	ruled.go       the rules for the objects of a type
+//	soon.go        which objects are recorded
 //	testfile.go    the command that shows what a file of rules would delete
 //	types.go       discovery
 //
@@ -23,8 +25,9 @@
 //
 //	state      what it is                                 set by               cleared by
 //	kinds      the types that are followed                types.go             types.go
-//	records    the objects that may expire                the type's handler   the handler, the end of the type
-//	firstSeen  when a record was first seen as it is      the type's handler   a change that matters
+//	records    the objects that are due within an hour    soon.go              soon.go, the end of the type
+//	firstSeen  when a record was first seen as it is      soon.go              a change that matters
+//	counts     the objects that may expire                the type's handler   the handler, the end of the type
 //	failures   refusals in a row                          a worker             a worker
 //	notices    what owners have been told                 a worker             time, newer notices
 //	faults     the last object that a rule failed for     the type's handler   nobody
@@ -58,10 +61,6 @@ import (
 
 // Name is the name of the controller.
 const Name = "ttl"
-
-// recheckInterval is the longest time until the clock is compared with a deadline again. After a
-// step of the clock, a deletion is at most this late.
-const recheckInterval = time.Hour
 
 // spread is the time over which objects that waited for the same moment come back.
 const spread = 10 * time.Second
@@ -140,6 +139,10 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	}
 	now := c.clock.Now()
 	d := c.decide(k, obj, r.verdict, now)
+	if !soon(&d, now) {
+		k.forget(k.ObjectName, r)
+		return 0, nil
+	}
 	k.decided(r, d.Deadline)
 	if !d.Due(now) {
 		return wait(&d, now), nil
@@ -208,5 +211,5 @@ func wait(d *policy.Decision, now time.Time) time.Duration {
 	if d.Deadline.Equal(policy.Never) {
 		return 0
 	}
-	return min(d.Deadline.Sub(now), recheckInterval)
+	return min(d.Deadline.Sub(now), horizon)
 }

@@ -54,9 +54,8 @@ func Entry() controllers.Entry {
 					return nil, fmt.Errorf("--"+flagPrefix+"rules: %w", err)
 				}
 			}
-			follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (Following, error) {
-				following, err := h.Follow(ctx, need, lists, handler)
-				return followed{following}, err
+			follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
+				return h.Follow(ctx, need, lists, handler)
 			}
 			return New(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
 		},
@@ -93,13 +92,4 @@ func need(options policy.Options, t policy.Type, r *ruled) informers.Need {
 		n.FieldSelector = informers.NotHelm
 	}
 	return n
-}
-
-// followed implements [Following].
-type followed struct{ *informers.Following }
-
-// Status implements [Following].
-func (f followed) Status() (synced bool, problem string) {
-	s := f.Following.Status()
-	return s.Synced, s.Problem
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // key names an object.
@@ -29,7 +30,7 @@ func (k key) String() string { return k.GroupResource().String() + "/" + k.Objec
 // Tenant returns the namespace, in whose turn the queue takes the key.
 func (k key) Tenant() string { return k.Namespace }
 
-// entry is what a run remembers of an object that may expire.
+// entry is what a run remembers of an object that is due within [horizon].
 type entry struct {
 	obj       metav1.Object
 	verdict   rules.Verdict
@@ -38,14 +39,21 @@ type entry struct {
 	failures  int       // only the worker that has the key uses it
 }
 
+// newEntry returns the record of an object that is first seen at now, before a decision.
+func newEntry(obj metav1.Object, now time.Time) *entry {
+	return &entry{obj: withDate(obj), verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
+}
+
 // kind is a followed type of objects (docs and flags say type), with its objects that may expire.
 type kind struct {
 	policy.Type
 	ruled     *ruled // nil without rules
-	following Following
+	following *informers.Following
 
 	mu          sync.Mutex
 	records     map[cache.ObjectName]*entry
+	tracked     int           // objects that may expire, in the cache
+	expiring    map[uint8]int // of them, those that expire by a rule, by its number
 	pausedUntil time.Time
 }
 
@@ -59,24 +67,58 @@ func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
 	return nil, nil
 }
 
-// put records an object at now. Unless same reports that no decision changes, its record begins anew.
-func (k *kind) put(name cache.ObjectName, obj metav1.Object, same bool, now time.Time) {
+// put sets the record of an object; nil is no record.
+func (k *kind) put(name cache.ObjectName, r *entry) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.records == nil {
-		return // it has been stopped
+	switch {
+	case k.records == nil: // it has been stopped
+	case r == nil:
+		delete(k.records, name)
+	default:
+		k.records[name] = r
 	}
-	if r := k.records[name]; r != nil && same {
-		r.obj = withDate(obj)
-		return
-	}
-	k.records[name] = &entry{obj: withDate(obj), verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
 }
 
-func (k *kind) remove(name cache.ObjectName) {
+// refresh notes a state of an object in its record, if there is one.
+func (k *kind) refresh(name cache.ObjectName, obj metav1.Object) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.records, name)
+	if r := k.records[name]; r != nil {
+		r.obj = withDate(obj)
+	}
+}
+
+// find records an object at now if it has no record, and reports whether it did. It looks at the cache under
+// the lock: otherwise the event that the object is gone could come before the record.
+func (k *kind) find(name cache.ObjectName, now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	obj, exists := k.following.Get(name)
+	if !exists || k.records == nil || k.records[name] != nil {
+		return false
+	}
+	k.records[name] = newEntry(obj, now)
+	return true
+}
+
+// forget removes a record, unless another one has replaced it.
+func (k *kind) forget(name cache.ObjectName, r *entry) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.records[name] == r {
+		delete(k.records, name)
+	}
+}
+
+// count adds n to the number of objects such as obj.
+func (k *kind) count(obj metav1.Object, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tracked += n
+	if v := verdictOf(obj); v.Rule != 0 && v.Problem == 0 {
+		k.expiring[v.Rule] += n
+	}
 }
 
 func (k *kind) decided(r *entry, deadline time.Time) {
@@ -135,19 +177,19 @@ type KindStatus struct {
 	Synced       bool       `json:"synced"`
 	Tracked      int        `json:"tracked"`
 	Overdue      int        `json:"overdue"`
-	NextDeadline *time.Time `json:"nextDeadline,omitempty"`
+	NextDeadline *time.Time `json:"nextDeadline,omitempty"` // within an hour or so
 	Problem      string     `json:"problem,omitempty"`
 }
 
 func (k *kind) status(now time.Time) KindStatus {
-	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version}
-	s.Synced, s.Problem = k.following.Status()
+	following := k.following.Status()
+	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version, Synced: following.Synced, Problem: following.Problem}
 	if s.Problem == "" && k.pauseLeft(now) > 0 {
 		s.Problem = "left alone for a while, since its clock is wrong or a request has failed after a long time; see the log"
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s.Tracked = len(k.records)
+	s.Tracked = k.tracked
 	next := policy.Never
 	for _, r := range k.records {
 		if !r.deadline.After(now) {

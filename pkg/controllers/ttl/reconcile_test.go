@@ -183,7 +183,7 @@ func TestReconcile(t *testing.T) {
 			w.left(1, 0)
 		}},
 		"a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "5h")
+			w.put(pod, "shop/p", T+"ttl", "2h30m")
 			w.start()
 			w.put(pod, "shop/p", T+"ttl", "1h")
 			w.toldOf("WouldDeleteExpiredTTL")

@@ -133,22 +133,22 @@ func (c *Controller) ruleStatus() []RuleStatus {
 	now := c.clock.Now()
 	for _, k := range c.kinds {
 		if k.ruled != nil {
-			k.count(list, now)
+			k.addTo(list, now)
 		}
 	}
 	return list
 }
 
-// count adds the objects of the type to the rules by which they expire.
-func (k *kind) count(list []RuleStatus, now time.Time) {
+// addTo adds the objects of the type to the rules by which they expire.
+func (k *kind) addTo(list []RuleStatus, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for rule, n := range k.expiring {
+		list[rule-1].Objects += n
+	}
 	for _, r := range k.records {
-		if v := r.verdict; v.Rule != 0 && v.Problem == 0 {
-			list[v.Rule-1].Objects++
-			if !r.deadline.After(now) {
-				list[v.Rule-1].Overdue++
-			}
+		if v := r.verdict; v.Rule != 0 && v.Problem == 0 && !r.deadline.After(now) {
+			list[v.Rule-1].Overdue++
 		}
 	}
 }

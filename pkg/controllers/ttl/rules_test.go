@@ -356,6 +356,52 @@ func TestRules(t *testing.T) {
 			w.pass(time.Second)
 			w.asked(getJ, deleteJ)
 		}},
+		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(w *fixture) {
+			since := time.Now()
+			deadline := since.Add(3 * 24 * time.Hour)
+			until := func(at time.Time) { w.Helper(); w.pass(time.Until(at)) }
+			next := func() *time.Time {
+				types := w.Controller(ttl.Name).Status().Details.(ttl.Details).Types
+				return types[slices.IndexFunc(types, func(k ttl.KindStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
+			}
+			w.add(done("shop/j", 0))
+			w.start()
+			until(since.Add(24 * time.Hour))
+			w.add(with(done("shop/j", time.Since(since)), int64(1), "status", "failed")) // as after a new list
+			until(since.Add(30 * time.Hour))
+			w.Restart()
+			until(deadline.Add(-90 * time.Minute))
+			if at := next(); at != nil {
+				w.Errorf("there is a record with the deadline %v", at)
+			}
+			w.metric(1, "tracked_objects")
+			w.metric(1, "rule_objects", "rule", "r")
+			until(deadline.Add(-time.Second))
+			if at := next(); at == nil || !at.Equal(deadline) {
+				w.Errorf("the next deadline is %v, want %v", at, deadline)
+			}
+			w.asked()
+			until(deadline)
+			w.asked(getJ, deleteJ)
+			w.toldOf("DeletedExpiredTTL")
+		}},
+		"a deadline that moves away and back counts as it is": {rules: "\n- {name: r, resources: [jobs.batch], when: has(object.metadata.labels.at), since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
+			at := func(label string) { w.Helper(); w.add(labelled(object(job, "shop/j"), map[string]string{"at": label})) }
+			at("1999-12-31T23:30:00Z")
+			w.start()
+			at("2000-01-08T00:00:00Z")
+			w.pass(24 * time.Hour)
+			w.metric(1, "rule_objects", "rule", "r")
+			w.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"}))
+			w.pass(time.Hour)
+			w.asked()
+			at("2000-01-08T00:00:00Z")
+			w.pass(time.Hour)
+			w.asked()
+			w.pass(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
+			w.asked(getJ, deleteJ)
+			w.metric(0, "rule_objects", "rule", "r")
+		}},
 		"an object whose since is no time is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
 			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "x"}))
 			w.start()

@@ -39,15 +39,7 @@ var definitions = []schema.GroupVersionResource{
 
 // Follow shows handler the objects that the need chooses, reduced to what it names, until Stop. handler may
 // keep them.
-type Follow func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (Following, error)
-
-// Following is a type that is followed.
-type Following interface {
-	// Stop ends the watch. No call of the handler begins after it has returned.
-	Stop()
-	// Status returns whether all objects have been shown once, and what is wrong now.
-	Status() (synced bool, problem string)
-}
+type Follow func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error)
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
 // down are the groups that did not answer. If there are no types either, no group has answered.
@@ -68,21 +60,26 @@ func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []
 	return types, down, err
 }
 
-// followTypes follows the types of the API server as they come and go, until ctx ends.
+// followTypes follows the types of the API server as they come and go, until ctx ends, and looks through
+// their objects for what becomes due.
 func (c *Controller) followTypes(ctx context.Context) error {
 	f := &follower{Controller: c}
 	defer f.stop(ctx)
 	timer := c.clock.NewTimer(f.look(ctx))
 	defer timer.Stop()
 	f.followDefinitions(ctx, timer)
+	ticker := c.clock.NewTicker(horizon / 2)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-ticker.C():
+			c.lookAhead()
 		case <-timer.C():
-		}
-		if next := f.look(ctx); next > 0 {
-			timer.Reset(next)
+			if next := f.look(ctx); next > 0 {
+				timer.Reset(next)
+			}
 		}
 	}
 }
@@ -90,7 +87,7 @@ func (c *Controller) followTypes(ctx context.Context) error {
 // follower follows types during one run.
 type follower struct {
 	*Controller
-	definitions []Following
+	definitions []*informers.Following
 	problems    string // as last logged
 }
 
@@ -146,9 +143,9 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	if err != nil {
 		return retryDiscovery
 	}
-	if len(f.definitions) < len(definitions) || slices.ContainsFunc(f.definitions, func(d Following) bool {
-		synced, problem := d.Status()
-		return !synced || problem != ""
+	if len(f.definitions) < len(definitions) || slices.ContainsFunc(f.definitions, func(d *informers.Following) bool {
+		s := d.Status()
+		return !s.Synced || s.Problem != ""
 	}) {
 		return discoveryInterval
 	}
@@ -197,27 +194,11 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 
 // begin follows a type.
 func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error) {
-	k, keys := &kind{Type: t, ruled: f.ruledBy(t), records: map[cache.ObjectName]*entry{}}, f.options.Keys()
-	put := func(obj any, same bool) {
-		o := obj.(metav1.Object)
-		name := cache.MetaObjectToName(o)
-		k.put(name, o, same, f.clock.Now())
-		if same {
-			return
-		}
-		f.loop.Enqueue(key{k, name})
-		if v := verdictOf(o); v.Problem != 0 {
-			f.faultOf(ctx, key{k, name}, v)
-		}
-	}
+	k := &kind{Type: t, ruled: f.ruledBy(t), records: map[cache.ObjectName]*entry{}, expiring: map[uint8]int{}}
 	k.following, err = f.follow(ctx, need(f.options, t, k.ruled), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { put(obj, false) },
-		UpdateFunc: func(old, obj any) { put(obj, same(old.(metav1.Object), obj.(metav1.Object), keys)) },
-		DeleteFunc: func(obj any) {
-			if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
-				k.remove(name)
-			}
-		},
+		AddFunc:    func(obj any) { f.changed(ctx, k, nil, obj.(metav1.Object)) },
+		UpdateFunc: func(old, obj any) { f.changed(ctx, k, old.(metav1.Object), obj.(metav1.Object)) },
+		DeleteFunc: func(old any) { f.changed(ctx, k, old.(metav1.Object), nil) },
 	})
 	return k, err
 }

@@ -15,8 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
+	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
@@ -51,21 +54,33 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
-// nothing is a Following, and a handler that is never called.
-type nothing struct{}
-
-func (nothing) Stop()                  {}
-func (nothing) Status() (bool, string) { return true, "" }
+// nothing returns a Follow that calls no handler, since no API server answers.
+func nothing(t *testing.T) Follow {
+	t.Helper()
+	clients, clientsErr := informers.NewClients(&rest.Config{Host: "http://127.0.0.1:1"}, scheme.Scheme)
+	caches, cachesErr := informers.NewCaches(metrics.NewKubeRegistry())
+	if err := errors.Join(clientsErr, cachesErr); err != nil {
+		t.Fatal(err)
+	}
+	all, err := caches.New(informers.Config{}, clients, nil, clock.RealClock{}, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(all.Shutdown)
+	return func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
+		return all.For(Name).Follow(ctx, need, nil, handler)
+	}
+}
 
 func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 	followed := map[string]schema.GroupVersionResource{}
-	unfollowable := ""
-	follow := func(_ context.Context, need informers.Need, _ cache.ResourceEventHandler) (Following, error) {
+	unfollowable, nothing := "", nothing(t)
+	follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
 		if need.Resource.Resource == unfollowable {
 			return nil, errors.New("cannot be followed")
 		}
 		followed[need.Resource.Resource] = need.Resource
-		return nothing{}, nil
+		return nothing(ctx, need, handler)
 	}
 	cfg := NewConfig()
 	f := &follower{Controller: &Controller{cfg: cfg, options: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
@@ -102,9 +117,10 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	var followed []informers.Need
-	follow := func(_ context.Context, need informers.Need, _ cache.ResourceEventHandler) (Following, error) {
+	nothing := nothing(t)
+	follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
 		followed = append(followed, need)
-		return nothing{}, nil
+		return nothing(ctx, need, handler)
 	}
 	cfg := NewConfig()
 	f := &follower{Controller: &Controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, kinds: map[schema.GroupResource]*kind{}}}
@@ -114,6 +130,18 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 	f.apply(t.Context(), []policy.Type{preferred}, nil)
 	if len(followed) != 1 || followed[0].Resource != widgets.GroupVersionResource || followed[0].Digest == nil {
 		t.Errorf("followed are %v", followed)
+	}
+}
+
+// An object that goes while the cache is looked through gets no record, since no event would remove it.
+func TestWhatIsGoneIsNotRecorded(t *testing.T) {
+	following, err := nothing(t)(t.Context(), informers.Need{Resource: pods.GroupVersionResource, Form: informers.Metadata}, cache.ResourceEventHandlerFuncs{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &kind{following: following, records: map[cache.ObjectName]*entry{}}
+	if name := cache.NewObjectName("shop", "p"); k.find(name, time.Time{}) || k.records[name] != nil {
+		t.Error("it is recorded")
 	}
 }
 

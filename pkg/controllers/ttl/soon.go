@@ -1,0 +1,67 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
+)
+
+// horizon is how early an object gets a record and a timer. Earlier, it has neither: a cluster has tens of
+// thousands of objects that a rule deletes in days, and a record and a timer take twice the memory of an
+// object in the cache. A look through the caches, twice in this time, finds what comes nearer. After a step
+// of the clock, a deletion is at most this late.
+const horizon = time.Hour
+
+// soon reports whether an object is due within the horizon, or overdue.
+func soon(d *policy.Decision, now time.Time) bool { return d.Due(now.Add(horizon)) }
+
+// changed notes a change of an object of a type. old is nil for a new object, obj for one that is gone.
+func (c *Controller) changed(ctx context.Context, k *kind, old, obj metav1.Object) {
+	if old != nil {
+		k.count(old, -1)
+	}
+	if obj == nil {
+		k.put(cache.MetaObjectToName(old), nil)
+		return
+	}
+	k.count(obj, 1)
+	name, now := cache.MetaObjectToName(obj), c.clock.Now()
+	if old != nil && same(old, obj, c.options.Keys()) {
+		k.refresh(name, obj)
+		return
+	}
+	r := newEntry(obj, now)
+	if r.verdict.Problem != 0 {
+		c.faultOf(ctx, key{k, name}, r.verdict)
+	}
+	if d := c.decide(key{k, name}, r.obj, r.verdict, now); !soon(&d, now) {
+		k.put(name, nil)
+		return
+	}
+	k.put(name, r)
+	c.loop.Enqueue(key{k, name})
+}
+
+// lookAhead records and enqueues the objects that have come within the horizon.
+func (c *Controller) lookAhead() {
+	c.mu.Lock()
+	kinds := slices.Collect(maps.Values(c.kinds))
+	c.mu.Unlock()
+	for _, k := range kinds {
+		for obj := range k.following.All() {
+			name, now := cache.MetaObjectToName(obj), c.clock.Now()
+			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); soon(&d, now) && k.find(name, now) {
+				c.loop.Enqueue(key{k, name})
+			}
+		}
+	}
+}
