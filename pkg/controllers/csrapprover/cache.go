@@ -193,7 +193,7 @@ func (c *Controller) ofRequest(e controllers.Event[*informers.Object]) []key {
 }
 
 // ofNode maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name or
-// an address with it.
+// an address with it. It leaves out what no Node can mend.
 func (c *Controller) ofNode(e controllers.Event[*informers.Object]) (keys []key) {
 	if same(e) {
 		return nil
@@ -208,7 +208,11 @@ func (c *Controller) ofNode(e controllers.Event[*informers.Object]) (keys []key)
 	slices.Sort(concerned)
 	for _, name := range slices.Compact(concerned) {
 		node := c.hash(name)
-		c.requestsOf(node, pending, func(name string, _ request) { keys = append(keys, key{node, name}) })
+		c.requestsOf(node, pending, func(name string, _ request) {
+			if !c.memory.final(name) {
+				keys = append(keys, key{node, name})
+			}
+		})
 	}
 	return keys
 }

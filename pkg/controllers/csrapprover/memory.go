@@ -50,6 +50,13 @@ func (m *memory) wait(name string, problems []policy.Problem) bool {
 	return !waited || was.checks != now.checks
 }
 
+// final reports whether a request has failed a check for good: what it asks for never changes.
+func (m *memory) final(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waiting[name].checks&(1<<policy.NodeExists-2) != 0
+}
+
 // refused notes a refusal, and returns how many came before it.
 func (m *memory) refused(name string) (before uint8) {
 	m.mu.Lock()

@@ -71,6 +71,7 @@ func TestReconcile(t *testing.T) {
 				w.expect(nil, notTold+"r1 is not approved: check 3: ")
 				w.metric(1, "waiting_requests", "check", "3")
 				w.requests()
+				w.put(node("n1", "10.0.0.1", "10.0.0.2"))
 				w.Sleep(24 * time.Hour)
 				w.noRequests()
 				w.Delete(stranger)
